@@ -1,0 +1,133 @@
+"""What can go wrong, arranged by what the caller does next.
+
+```text
+OffloadError
+├── TryAgain             nothing was committed; the same call may succeed
+├── Conflict             another writer moved the root: re-read it and decide anew
+├── Fenced               a newer epoch owns the stream: stop, for good
+│   └── StreamDeleted    the stream was deleted: stop, or begin a new incarnation
+├── OutcomeUnknown       the store may or may not have applied it: read back before retrying
+├── NotOffloaded         no such stream, ledger, attempt or tier (is also a LookupError)
+│   └── NotFound         no such object in a store
+├── AlreadyExists        create-if-absent met an object; a store's answer, never a commit's verdict
+├── Diverged             source and tier tell different histories: a person must decide
+├── Denied               a person must grant something; trying again will not help
+├── NoSpace              a person must make room; trying again will not help
+├── Misuse               the call itself is wrong: an unknown scheme, a key that is no key
+├── UnsupportedFormat    written by a newer version: upgrade
+└── Corrupt              stored bytes break the format; carries what, where, expected, found
+```
+
+A class is added only where some caller would act differently on it. `Fenced` is no kind of
+`Conflict`, or the retry loop would swallow it. A backend translates its SDK's exceptions in one
+place and always chains them (`raise ... from exc`).
+"""
+
+from __future__ import annotations
+
+
+class OffloadError(Exception):
+    """Anything this framework raises on purpose. Its text is one line, fit for a person."""
+
+
+class TryAgain(OffloadError):
+    """The store, or the source, refuses for now. Nothing was committed; the same call may succeed."""
+
+
+class Conflict(OffloadError):
+    """Another writer moved the root and the change no longer fits. Load it and decide anew."""
+
+
+class Fenced(OffloadError):
+    """A newer epoch owns the stream. Stop for good, and delete nothing."""
+
+    def __init__(self, message: str, *, epoch: int | None = None) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+        """The epoch that took over, where it is known."""
+
+
+class StreamDeleted(Fenced):
+    """The stream was deleted under the caller; its tombstone stays."""
+
+
+class OutcomeUnknown(OffloadError):
+    """The store may or may not have applied the request. Read back before doing anything else."""
+
+
+class NotOffloaded(OffloadError, LookupError):
+    """What was asked for was never offloaded, or is gone: a tier, stream, ledger or attempt."""
+
+
+class NotFound(NotOffloaded):
+    """A store has no object under this key."""
+
+    def __init__(self, key: str, *, store: str = "") -> None:
+        super().__init__(f"{store or 'the store'} has no object {key!r}")
+        self.key = key
+
+
+class AlreadyExists(OffloadError):
+    """Create-if-absent found an object under the key. It may be the caller's own, its reply lost."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"object {key!r} exists")
+        self.key = key
+
+
+class Diverged(OffloadError):
+    """Source and tier tell different histories of a stream. Nothing was changed; a person must decide."""
+
+
+class Denied(OffloadError):
+    """Permission is missing, or the place is read-only. A person must change something."""
+
+
+class NoSpace(OffloadError):
+    """The store is full, or over its quota. A person must make room."""
+
+
+class Misuse(OffloadError, ValueError):
+    """The call is wrong whatever the state of the store: an unknown scheme, a malformed key or name."""
+
+
+class UnsupportedFormat(OffloadError):
+    """Written by a version of this format that this program does not know. Upgrade to read it."""
+
+
+class Corrupt(OffloadError):
+    """Stored bytes break their format.
+
+    `what` names the field or check, `where` the object or file, `position` the byte within it at
+    which the broken part begins; `expected` and `found` are as the check saw them. `stream` is
+    set where the reader knows it.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        where: str,
+        *,
+        expected: object,
+        found: object,
+        position: int = 0,
+        stream: str | None = None,
+    ) -> None:
+        super().__init__(f"{where} at byte {position}: {what}: expected {expected}, found {found}")
+        self.what = what
+        self.where = where
+        self.position = position
+        self.expected = expected
+        self.found = found
+        self.stream = stream
+
+    def within(self, where: str, *, offset: int = 0, stream: str | None = None) -> Corrupt:
+        """The same damage, named by someone who knows the object and how far into it the bytes began."""
+        return Corrupt(
+            self.what,
+            where,
+            expected=self.expected,
+            found=self.found,
+            position=self.position + offset,
+            stream=stream or self.stream,
+        )

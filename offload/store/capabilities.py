@@ -1,0 +1,45 @@
+"""What a store can do, declared as data and asserted both ways by the conformance suite.
+
+A capability that is declared must work; one that is declared absent must fail with the documented
+error. A number is a limit that the store really has, `None` that it has none we would meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """The declaration of one store."""
+
+    atomic_create: bool
+    """Create-if-absent has exactly one winner. Without it no manifest may be committed here."""
+
+    strong_listing: bool
+    """A listing shows every write and delete that returned before it began."""
+
+    multipart: bool
+    """`start_upload` works. Where absent it raises `Misuse`."""
+
+    part_size_bytes_min: int = 1
+    """The least size of a part, the last one excepted."""
+
+    part_size_bytes_max: int | None = None
+    parts_max: int | None = None
+
+    put_size_bytes_max: int | None = None
+    """The largest object that a single `put` takes."""
+
+    delete_batch_max: int | None = None
+    """How many keys one request deletes. `delete` itself takes any number."""
+
+    server_checksum: str | None = None
+    """The checksum that the store keeps of an object and compares on the way in, such as `crc32c`."""
+
+    durable: bool = True
+    """What a call has returned survives a power cut."""
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json` and reports."""
+        return asdict(self)

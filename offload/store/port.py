@@ -1,0 +1,169 @@
+"""The port to an object store: what a backend must do, and nothing that can be built from it.
+
+This is not a file system. Keys are whole names, objects are put whole and never changed, and the
+only conditional write is create-if-absent, because every store we know can do that one
+(ADR 2). Whatever is convenient on top of it belongs elsewhere, so that a backend stays small.
+
+Keys are non-empty strings of at most 1,024 bytes in UTF-8, parts separated by `/`; no part is
+empty, `.` or `..`, and no part begins with a dot. `check_key` is that rule; backends call it first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from offload.errors import Misuse
+from offload.store.capabilities import Capabilities
+
+KEY_SIZE_BYTES_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """The bytes of an object on their way into a store, window by window.
+
+    `windows` may be called again, for a retry, and then yields the same bytes: what stands behind
+    a key is fixed before the first request (commit-protocol, step 4). The windows together are
+    exactly `size_bytes` long, or the last one raises. None of them is empty.
+    """
+
+    size_bytes: int
+    windows: Callable[[], AsyncIterator[bytes]]
+
+    @classmethod
+    def of(cls, data: bytes) -> Body:
+        """A body that is already in memory."""
+
+        async def once() -> AsyncIterator[bytes]:
+            if data:
+                yield data
+
+        return cls(size_bytes=len(data), windows=once)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of bytes within an object: from `start`, at most `length` of them."""
+
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """The last `length` bytes of an object, or all of it where it is shorter."""
+
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One row of a listing."""
+
+    key: str
+    size_bytes: int
+
+
+class Upload(ABC):
+    """A multipart upload under way. Nothing is visible under its key until `complete` returns.
+
+    Part numbers begin at 1; parts may be put in any order and at the same time, each number once
+    or again with the same bytes. After `complete` or `abort` no further call is allowed.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def put_part(self, number: int, data: bytes) -> None:
+        """Store part `number`. Every part but the last has one common size."""
+
+    @abstractmethod
+    async def complete(self) -> None:
+        """Make the object visible, whole and durable, its parts in order of their numbers."""
+
+    @abstractmethod
+    async def abort(self) -> None:
+        """Forget the parts. Idempotent; also right after a failed `complete`."""
+
+
+class ObjectStore(ABC):
+    """What a backend must do. Every clause has a test of the same name in `offload_conformance`.
+
+    **Puts are whole.** A reader finds an object entire or not at all, also while it is replaced.
+    **Puts are durable.** When `put`, `create` or `complete` returns, a power cut does not undo it.
+    **Create is atomic.** Of any number of creates of one absent key, exactly one succeeds.
+    **Listing is strong.** A listing that starts after a write or delete returned shows its effect.
+    **Listing is ordered.** Keys ascend by their UTF-8 bytes.
+    **Ranges are exact.** A span is clipped at the object's end, never padded or shifted.
+    **Absence is an error.** Reading a key that is not there raises `NotFound`, never returns empty.
+    **Deletion is idempotent.** Deleting what is absent succeeds.
+    **Keys are checked.** A key that is no key raises `Misuse` and touches nothing.
+
+    Not promised: that a failed `put` left the key as it was (its bytes may land later); any order
+    among writes; that a request which raised `TryAgain` or `OutcomeUnknown` was not applied.
+    Every method may raise `TryAgain`, `OutcomeUnknown` (mutations), `Denied` or `NoSpace`.
+
+    A store belongs to one event loop; methods may be called at the same time.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where this store is, for messages. Carries no credentials."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this store can do, as data. The conformance suite asserts it both ways."""
+
+    @abstractmethod
+    async def put(self, key: str, body: Body) -> None:
+        """Store an object whole, replacing what was there. An error from `body` leaves nothing visible."""
+
+    @abstractmethod
+    async def create(self, key: str, data: bytes) -> None:
+        """Store a small object if the key is absent, in one request; else raise `AlreadyExists`.
+
+        Raises `AlreadyExists` also where an earlier request of the caller's own, its reply lost,
+        did land: read back before concluding anything.
+        """
+
+    @abstractmethod
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        """Read an object, or the part of it that `span` names; what lies beyond its end is left out.
+
+        A span that begins at or beyond the end reads as empty. Raises `NotFound`.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """Every object whose key begins with `prefix` and is greater than `after`, in order of keys.
+
+        Pages are fetched as the caller advances. Objects put or deleted meanwhile may or may not show.
+        """
+
+    @abstractmethod
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Remove these objects, any number of them. Not atomic: after an error some may be left."""
+
+    @abstractmethod
+    async def start_upload(self, key: str) -> Upload:
+        """Begin a multipart upload. Raises `Misuse` where `capabilities.multipart` is absent."""
+
+    async def aclose(self) -> None:
+        """Release connections and threads. Idempotent. Unfinished calls are the caller's to await."""
+
+
+def check_key(key: str) -> str:
+    """Return `key`, or raise `Misuse` where it breaks the rule at the head of this module."""
+    parts = key.split("/")
+    if any(not part or part.startswith(".") or "\0" in part for part in parts):
+        raise Misuse(f"{key!r} is not an object key: a part of it is empty or begins with a dot")
+    if len(key.encode("utf-8", "surrogatepass")) > KEY_SIZE_BYTES_MAX:
+        raise Misuse(f"{key[:40]!r}… is not an object key: longer than {KEY_SIZE_BYTES_MAX} bytes")
+    return key
