@@ -1,0 +1,40 @@
+"""Chunks: runs of consecutive records, written and checksummed as one, byte for byte those of osiris.
+
+`ChunkHeader` is one chunk's own account of itself; a `ChunkTable` is a run of chunks, found by `scan`,
+checked on the way in by `check_chunks` and on the way out by `check_stored`. What lies within a chunk
+is read by `entries`, `bloom` and `tracking`, and `chunk_writer` builds one.
+"""
+
+from offload.formats._chunk_header import (
+    CHUNK_HEADER,
+    CHUNK_MAGIC,
+    CHUNK_SIZE_BYTES_MAX,
+    FILTER_SIZE_BYTES_MAX,
+    FILTER_SIZE_BYTES_MIN,
+    ChunkHeader,
+    ChunkType,
+)
+from offload.formats._chunk_table import (
+    CHUNK_TABLE,
+    ChunkTable,
+    check_chunks,
+    check_stored,
+    scan,
+    scan_head,
+)
+
+__all__ = [
+    "CHUNK_HEADER",
+    "CHUNK_MAGIC",
+    "CHUNK_SIZE_BYTES_MAX",
+    "CHUNK_TABLE",
+    "FILTER_SIZE_BYTES_MAX",
+    "FILTER_SIZE_BYTES_MIN",
+    "ChunkHeader",
+    "ChunkTable",
+    "ChunkType",
+    "check_chunks",
+    "check_stored",
+    "scan",
+    "scan_head",
+]

@@ -1,0 +1,219 @@
+"""The entries of a chunk: its data section, parsed into messages and made from them.
+
+    simple entry   u32 length, top bit 0 | record
+    sub-batch      SUB_BATCH_HEADER, top bit 1 | compressed run of simple entries
+
+Record k of a chunk has offset `chunk offset + k`, counted through sub-batches. Invariants: the entries
+fill the data section exactly; there are as many entries, and as many records, as the header says; the
+entries of a sub-batch are simple, and fill its uncompressed size exactly.
+
+Reading is the hottest loop of the framework, so it is tried the simple way first, without a check on each
+record: a length that is wrong in whatever way sends the loop past the end, or leaves it short of it, and
+so cannot go unnoticed. Only then the entries are gone through with care.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from offload.errors import Corrupt, Misuse
+from offload.formats.chunk import ChunkHeader, ChunkType
+from offload.formats.codecs import SUB_BATCH_SIZE_BYTES_MAX, Codec, compress, decompress
+from offload.formats.layout import layout
+
+SUB_BATCH_HEADER: Final = layout(
+    "Sub-batch header",
+    ("kind", "B", "top bit 1, then the compression in 3 bits, then 4 bits of zero"),
+    ("records", "H", "number of records within"),
+    ("uncompressed_size_bytes", "I", "size of the simple entries before compression"),
+    ("size_bytes", "I", "size of what follows: the compressed entries"),
+)
+assert SUB_BATCH_HEADER.size_bytes == 11
+
+RECORD_SIZE_BYTES_MAX: Final = 2**31 - 1
+
+_LENGTH: Final = struct.Struct(">I")
+_SUB_BATCH_BIT: Final = 0x80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubBatch:
+    """Several records that a client sent, and the broker stored, as one compressed entry."""
+
+    codec: int
+    """Usually a `Codec`; a number without meaning is carried along and refused only when it is opened."""
+    records: int
+    uncompressed_size_bytes: int
+    payload: bytes
+
+    @classmethod
+    def of(cls, messages: Iterable[bytes], codec: Codec) -> SubBatch:
+        """Compress `messages` into one entry."""
+        bodies = list(messages)
+        data = encode_entries(bodies)
+        return cls(
+            codec=codec,
+            records=len(bodies),
+            uncompressed_size_bytes=len(data),
+            payload=compress(data, codec),
+        )
+
+    def encode(self) -> bytes:
+        """The entry as it stands in a data section. Raises `Misuse` when a number does not fit."""
+        if not (0 <= self.codec <= 7 and 1 <= self.records < 2**16):
+            raise Misuse(f"a sub-batch of {self.records} records with compression {self.codec}")
+        head = SUB_BATCH_HEADER.pack(
+            kind=_SUB_BATCH_BIT | self.codec << 4,
+            records=self.records,
+            uncompressed_size_bytes=self.uncompressed_size_bytes,
+            size_bytes=len(self.payload),
+        )
+        return head + self.payload
+
+    def messages(self, *, where: str, position: int) -> list[bytes]:
+        """The records within; `position` is that of the payload. Raises as `codecs.decompress` does."""
+        data = decompress(
+            self.payload, self.codec, size_bytes=self.uncompressed_size_bytes, where=where, position=position
+        )
+        bodies = _simple_records(data, self.records)
+        if bodies is None:
+            raise Corrupt(
+                "entries of a sub-batch",
+                where,
+                position=position,
+                expected=f"{self.records} simple entries that fill {len(data)} bytes",
+                found="entries that do not",
+            )
+        return bodies
+
+
+def messages(chunk: bytes | memoryview, *, where: str, position: int = 0) -> list[bytes]:
+    """The bodies of all records of one user chunk, in the order of their offsets.
+
+    `chunk` is one whole stored chunk that lies at `position` of `where`, and whose checksum was checked.
+    There are exactly as many bodies as the header has records. Raises `Corrupt` when an entry breaks the
+    format, `UnsupportedFormat` for an unknown compression, and `Misuse` for a tracking chunk: it has no
+    messages.
+    """
+    header, data = _data_section(chunk, where=where, position=position)
+    if header.type is not ChunkType.USER:
+        raise Misuse(f"{where} at byte {position}: a {header.type.name} chunk has no messages")
+    if header.entries == header.records:
+        bodies = _simple_records(data, header.entries)
+        if bodies is not None:
+            return bodies
+
+    bodies, total_size_bytes = [], 0
+    for at, entry in _entries(data, header, where=where, position=position + header.data_start):
+        if isinstance(entry, bytes):
+            bodies.append(entry)
+            continue
+        total_size_bytes += entry.uncompressed_size_bytes
+        if total_size_bytes > SUB_BATCH_SIZE_BYTES_MAX:
+            limit = f"at most {SUB_BATCH_SIZE_BYTES_MAX} in one chunk"
+            raise Corrupt("sub-batch size", where, position=at, expected=limit, found=total_size_bytes)
+        bodies += entry.messages(where=where, position=at + SUB_BATCH_HEADER.size_bytes)
+    return bodies
+
+
+def entries(chunk: bytes | memoryview, *, where: str, position: int = 0) -> list[bytes | SubBatch]:
+    """The entries of one chunk of any type, as they are stored: sub-batches stay compressed.
+
+    `chunk` and `position` are as for `messages`. What this returns is what `build_chunk` takes.
+    """
+    header, data = _data_section(chunk, where=where, position=position)
+    found = _entries(data, header, where=where, position=position + header.data_start)
+    return [entry for _, entry in found]
+
+
+def encode_entries(entries: Iterable[bytes | SubBatch]) -> bytes:
+    """A data section: a simple entry for each body, and each sub-batch as it is.
+
+    Raises `Misuse` for a body of 2 GiB or more.
+    """
+    length, parts = _LENGTH.pack, []
+    for entry in entries:
+        if isinstance(entry, SubBatch):
+            parts.append(entry.encode())
+        elif len(entry) <= RECORD_SIZE_BYTES_MAX:
+            parts += length(len(entry)), entry
+        else:
+            raise Misuse(f"a record of {len(entry)} bytes is too long: at most {RECORD_SIZE_BYTES_MAX}")
+    return b"".join(parts)
+
+
+def _data_section(chunk: bytes | memoryview, *, where: str, position: int) -> tuple[ChunkHeader, bytes]:
+    header = ChunkHeader.decode(chunk, where=where, origin=position)
+    if len(chunk) != header.size_bytes:
+        raise Corrupt("chunk size", where, position=position, expected=header.size_bytes, found=len(chunk))
+    return header, bytes(chunk[header.data_start : header.trailer_start])
+
+
+def _simple_records(data: bytes, count: int) -> list[bytes] | None:
+    """The `count` simple entries that fill `data`; nothing where it is not so.
+
+    Nothing is checked on the way, because a wrong length cannot be made good by later ones: the top
+    bit of a sub-batch alone leads past the end, whence no way leads back.
+    """
+    length_at = _LENGTH.unpack_from
+    bodies, at = [b""] * count, 0
+    try:
+        for index in range(count):
+            start = at + 4
+            at = start + length_at(data, at)[0]
+            bodies[index] = data[start:at]
+    except struct.error:
+        return None
+    return bodies if at == len(data) else None
+
+
+def _entries(
+    data: bytes, header: ChunkHeader, *, where: str, position: int
+) -> Iterator[tuple[int, bytes | SubBatch]]:
+    """Every entry with its position in `where`; raises where they end too early, too late or miscounted.
+
+    `position` is where the data section begins.
+    """
+    at = records = 0
+    for _ in range(header.entries):
+        start = at
+        is_sub_batch = data[at : at + 1] >= b"\x80"
+        body_start = at + (SUB_BATCH_HEADER.size_bytes if is_sub_batch else _LENGTH.size)
+        if body_start > len(data):
+            expected, found = f"{header.entries} entries", f"{len(data) - at} bytes left for one"
+            raise Corrupt("chunk entries", where, position=position + at, expected=expected, found=found)
+        if is_sub_batch:
+            head = SUB_BATCH_HEADER.unpack(data, at)
+            size_bytes, count = head["size_bytes"], head["records"]
+        else:
+            size_bytes, count = _LENGTH.unpack_from(data, at)[0], 1
+        at = body_start + size_bytes
+        if at > len(data):
+            limit = f"at most {len(data) - body_start}"
+            raise Corrupt("entry size", where, position=position + start, expected=limit, found=size_bytes)
+        payload = data[body_start:at]
+        records += count
+        yield (
+            position + start,
+            _sub_batch(head, payload, where, position + start) if is_sub_batch else payload,
+        )
+    if at != len(data):
+        raise Corrupt("data size", where, position=position + at, expected=at, found=len(data))
+    if records != header.records:
+        raise Corrupt("records", where, position=position, expected=header.records, found=records)
+
+
+def _sub_batch(head: dict[str, int], payload: bytes, where: str, position: int) -> SubBatch:
+    if head["kind"] & 0x0F or not head["records"]:
+        expected = "four zero bits, and a record or more"
+        found = f"kind {head['kind']:#04x}, {head['records']} records"
+        raise Corrupt("sub-batch header", where, position=position, expected=expected, found=found)
+    return SubBatch(
+        codec=head["kind"] >> 4 & 0b111,
+        records=head["records"],
+        uncompressed_size_bytes=head["uncompressed_size_bytes"],
+        payload=payload,
+    )
