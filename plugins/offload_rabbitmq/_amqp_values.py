@@ -1,0 +1,285 @@
+"""AMQP 1.0's type system (part 1 of the OASIS standard): one value from bytes to Python.
+
+What a value becomes:
+
+    null, boolean, all integers, float, double, string    None, bool, int, float, float, str
+    char, binary, uuid                                     str of one character, bytes, UUID
+    symbol                                                 Symbol, a str
+    timestamp                                              Timestamp, an int: milliseconds since 1970
+    decimal32, decimal64, decimal128                       Decimal (the encoding is binary integer decimal)
+    list, array                                            list
+    map                                                    dict
+    described value                                        Described
+
+Input may be hostile. Values nest at most `DEPTH_MAX` deep; every size is held against the bytes that
+enclose it, and every count against what so many bytes can hold, before anything is allocated. Elements of
+arrays may have no bytes at all: all of one record together are at most as many as the record has bytes.
+
+Refused though the standard has it: a map whose keys are equal in Python (1 and true), or cannot be
+keys at all (lists, maps).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, NoReturn
+from uuid import UUID
+
+from offload.errors import Corrupt
+
+DEPTH_MAX: Final = 32
+
+_DESCRIBED: Final = 0x00
+
+
+class Symbol(str):
+    """A name from some vocabulary, in ASCII; what AMQP calls a symbol."""
+
+    __slots__ = ()
+
+
+class Timestamp(int):
+    """Milliseconds since 1970, UTC. Any 64-bit number is possible, so it is no datetime."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A value with a descriptor that gives it a meaning of its own."""
+
+    descriptor: Any
+    value: Any
+
+
+class ValueReader:
+    """Reads values one after the other from `raw`; `at` is the byte that comes next.
+
+    Raises `Corrupt`, with `where` and the byte at which the broken value begins.
+    """
+
+    __slots__ = ("_depth", "_empty_elements_left", "_stop", "at", "raw", "where")
+
+    def __init__(self, raw: bytes, *, where: str) -> None:
+        self.raw = raw
+        self.where = where
+        self.at = 0
+        self._stop = len(raw)
+        self._depth = 0
+        self._empty_elements_left = len(raw)
+
+    def value(self) -> Any:
+        """The next value, whatever its type."""
+        start = self.at
+        code = self.byte()
+        if code != _DESCRIBED:
+            return self._constructed(code, start)
+        self._enter(start)
+        described = Described(self.value(), self.value())
+        self._depth -= 1
+        return described
+
+    def byte(self) -> int:
+        """The next byte: a constructor, or part of a descriptor."""
+        return self._bytes(1)[0]
+
+    def refuse(self, what: str, *, expected: object, found: object, position: int) -> NoReturn:
+        """Raise `Corrupt` for what begins at `position`."""
+        raise Corrupt(what, self.where, position=position, expected=expected, found=found)
+
+    def _bytes(self, size: int) -> bytes:
+        start, stop = self.at, self.at + size
+        if stop > self._stop:
+            expected = f"at most {self._stop - start} bytes"
+            self.refuse("AMQP value size", expected=expected, found=size, position=start)
+        self.at = stop
+        return self.raw[start:stop]
+
+    def _number(self, width: int) -> int:
+        return int.from_bytes(self._bytes(width), "big")
+
+    def _constructed(self, code: int, start: int) -> Any:
+        if code in _FIXED:
+            size, made_of = _FIXED[code]
+        elif code in _VARIABLE:
+            width, made_of = _VARIABLE[code]
+            size = self._number(width)
+        elif code in _COMPOUND:
+            width, made_by = _COMPOUND[code]
+            return self._compound(width, made_by, start)
+        else:
+            self.refuse("AMQP type", expected="a known constructor", found=f"{code:#04x}", position=start)
+        raw = self._bytes(size)
+        try:
+            return made_of(raw)
+        except (ValueError, OverflowError) as exc:
+            raise Corrupt(
+                "AMQP value", self.where, position=start, expected="a value of its type", found=exc
+            ) from exc
+
+    def _compound(self, width: int, made_by: Callable[[ValueReader, int, int], Any], start: int) -> Any:
+        """A list, map or array: its size and count checked, and its elements to fill it exactly."""
+        size = self._number(width)
+        stop = self.at + size
+        if size < width or stop > self._stop:
+            expected = f"{width} to {self._stop - self.at} bytes"
+            self.refuse("AMQP compound size", expected=expected, found=size, position=start)
+        self._enter(start)
+        outer, self._stop = self._stop, stop
+        value = made_by(self, self._number(width), start)
+        if self.at != stop:
+            self.refuse("AMQP compound end", expected=stop, found=self.at, position=start)
+        self._stop = outer
+        self._depth -= 1
+        return value
+
+    def _enter(self, start: int) -> None:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            self.refuse("AMQP nesting", expected=f"at most {DEPTH_MAX}", found="more", position=start)
+
+    def _list(self, count: int, start: int) -> list[Any]:
+        if count > self._stop - self.at:
+            expected = f"at most {self._stop - self.at}"
+            self.refuse("AMQP element count", expected=expected, found=count, position=start)
+        return [self.value() for _ in range(count)]
+
+    def _map(self, count: int, start: int) -> dict[Any, Any]:
+        flat = self._list(count, start)
+        if count % 2:
+            self.refuse("AMQP map", expected="a value for each key", found=count, position=start)
+        try:
+            pairs = dict(zip(flat[::2], flat[1::2], strict=True))
+        except TypeError as exc:
+            raise Corrupt("AMQP map key", self.where, position=start, expected="a scalar", found=exc) from exc
+        if len(pairs) != count // 2:
+            self.refuse("AMQP map keys", expected="distinct keys", found="a repeated one", position=start)
+        return pairs
+
+    def _array(self, count: int, start: int) -> list[Any]:
+        """Elements that share one constructor, which may be a described one."""
+        descriptors, code = [], self.byte()
+        while code == _DESCRIBED:
+            if len(descriptors) == DEPTH_MAX:
+                self.refuse("AMQP nesting", expected=f"at most {DEPTH_MAX}", found="more", position=start)
+            descriptors.append(self.value())
+            code = self.byte()
+        if code in _FIXED and _FIXED[code][0] == 0:
+            self._empty_elements_left -= count
+            possible = self._empty_elements_left >= 0
+        else:
+            possible = count <= self._stop - self.at
+        if not possible:
+            expected = "as many as there are bytes"
+            self.refuse("AMQP element count", expected=expected, found=count, position=start)
+        values = [self._constructed(code, self.at) for _ in range(count)]
+        for descriptor in reversed(descriptors):
+            values = [Described(descriptor, value) for value in values]
+        return values
+
+
+def _unsigned(raw: bytes) -> int:
+    return int.from_bytes(raw, "big")
+
+
+def _signed(raw: bytes) -> int:
+    return int.from_bytes(raw, "big", signed=True)
+
+
+def _boolean(raw: bytes) -> bool:
+    if raw not in (b"\0", b"\1"):
+        raise ValueError(f"boolean byte {raw.hex()}")
+    return raw == b"\1"
+
+
+def _character(raw: bytes) -> str:
+    return raw.decode("utf-32-be")
+
+
+def _symbol(raw: bytes) -> Symbol:
+    return Symbol(raw.decode("ascii"))
+
+
+def _decimal(exponent_bits: int, coefficient_bits: int, bias: int, digits: int) -> Callable[[bytes], Decimal]:
+    """A reader of IEEE 754 decimals whose coefficient is a binary integer.
+
+    After the sign come the exponent and the coefficient; or, when the two bits there are both set, the
+    exponent two bits later and a coefficient that begins with a hidden 100.
+    """
+    sign_bit = exponent_bits + coefficient_bits
+
+    def read(raw: bytes) -> Decimal:
+        bits = int.from_bytes(raw, "big")
+        sign = bits >> sign_bit
+        if bits >> sign_bit - 4 & 0b1111 == 0b1111:
+            special = "NaN" if bits >> sign_bit - 5 & 1 else "Infinity"
+            return Decimal(("-" if sign else "") + special)
+        hidden = bits >> sign_bit - 2 & 0b11 == 0b11
+        width = coefficient_bits - 2 if hidden else coefficient_bits
+        exponent = (bits >> width & (1 << exponent_bits) - 1) - bias
+        coefficient = bits & (1 << width) - 1 | (0b100 << width if hidden else 0)
+        if coefficient >= 10**digits:  # not canonical: the standard has it mean zero
+            coefficient = 0
+        return Decimal((sign, tuple(map(int, str(coefficient))), exponent))
+
+    return read
+
+
+def _ieee(code: str) -> Callable[[bytes], float]:
+    unpack = struct.Struct(code).unpack
+    return lambda raw: float(unpack(raw)[0])
+
+
+# constructor: number of bytes, and what they become
+_FIXED: Final[dict[int, tuple[int, Callable[[bytes], Any]]]] = {
+    0x40: (0, lambda _: None),
+    0x41: (0, lambda _: True),
+    0x42: (0, lambda _: False),
+    0x43: (0, lambda _: 0),
+    0x44: (0, lambda _: 0),
+    0x45: (0, lambda _: []),
+    0x50: (1, _unsigned),
+    0x51: (1, _signed),
+    0x52: (1, _unsigned),
+    0x53: (1, _unsigned),
+    0x54: (1, _signed),
+    0x55: (1, _signed),
+    0x56: (1, _boolean),
+    0x60: (2, _unsigned),
+    0x61: (2, _signed),
+    0x70: (4, _unsigned),
+    0x71: (4, _signed),
+    0x72: (4, _ieee(">f")),
+    0x73: (4, _character),
+    0x74: (4, _decimal(8, 23, 101, 7)),
+    0x80: (8, _unsigned),
+    0x81: (8, _signed),
+    0x82: (8, _ieee(">d")),
+    0x83: (8, lambda raw: Timestamp(_signed(raw))),
+    0x84: (8, _decimal(10, 53, 398, 16)),
+    0x94: (16, _decimal(14, 113, 6176, 34)),
+    0x98: (16, lambda raw: UUID(bytes=raw)),
+}
+
+# constructor: width of its length, and what the bytes become
+_VARIABLE: Final[dict[int, tuple[int, Callable[[bytes], Any]]]] = {
+    0xA0: (1, bytes),
+    0xA1: (1, bytes.decode),
+    0xA3: (1, _symbol),
+    0xB0: (4, bytes),
+    0xB1: (4, bytes.decode),
+    0xB3: (4, _symbol),
+}
+
+# constructor: width of its size and of its count, and what reads its elements
+_COMPOUND: Final[dict[int, tuple[int, Callable[[ValueReader, int, int], Any]]]] = {
+    0xC0: (1, ValueReader._list),
+    0xC1: (1, ValueReader._map),
+    0xD0: (4, ValueReader._list),
+    0xD1: (4, ValueReader._map),
+    0xE0: (1, ValueReader._array),
+    0xF0: (4, ValueReader._array),
+}

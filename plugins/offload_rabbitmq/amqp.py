@@ -1,0 +1,190 @@
+"""AMQP 1.0 messages: what RabbitMQ's own protocols and most stream clients put into a record.
+
+A record is the message's sections back to back, each `00`, a descriptor and one value. The broker does not
+enforce it: a stream client may store any bytes. So what is no AMQP message raises `Corrupt`, and the
+caller decides whether such a record is damage or is simply raw.
+
+Each section stands at most once, save for data and sequence sections, which may repeat; a body is of one
+kind. The order of the sections is not insisted on. Nothing may follow them.
+
+`data_bodies` is the hot way, for many records of which only the body is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from offload.errors import Corrupt
+from offload_rabbitmq._amqp_json import to_jsonable
+from offload_rabbitmq._amqp_values import Described, Symbol, Timestamp, ValueReader
+
+__all__ = ["AmqpMessage", "Described", "Symbol", "Timestamp", "data_bodies", "decode", "to_jsonable"]
+
+BodyKind = Literal["data", "sequence", "value", "none"]
+
+HEADER_NAMES: Final = ("durable", "priority", "ttl", "first_acquirer", "delivery_count")
+PROPERTY_NAMES: Final = (
+    "message_id",
+    "user_id",
+    "to",
+    "subject",
+    "reply_to",
+    "correlation_id",
+    "content_type",
+    "content_encoding",
+    "absolute_expiry_time",
+    "creation_time",
+    "group_id",
+    "group_sequence",
+    "reply_to_group_id",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmqpMessage:
+    """One message, section by section; a section that is absent is empty."""
+
+    body_kind: BodyKind
+    body: Any
+    """The data sections' bytes, joined; or the list of the sequences; or the value; or None."""
+    header: dict[str, Any] = field(default_factory=dict)
+    """By `HEADER_NAMES`; fields that are null or absent are left out."""
+    properties: dict[str, Any] = field(default_factory=dict)
+    """By `PROPERTY_NAMES`; fields that are null or absent are left out."""
+    application_properties: dict[Any, Any] = field(default_factory=dict)
+    delivery_annotations: dict[Any, Any] = field(default_factory=dict)
+    message_annotations: dict[Any, Any] = field(default_factory=dict)
+    footer: dict[Any, Any] = field(default_factory=dict)
+
+
+def decode(record: bytes, *, where: str = "record") -> AmqpMessage:
+    """The message in `record`. Raises `Corrupt`, with `where` and a position, for what is none."""
+    reader = ValueReader(record, where=where)
+    sections: dict[str, Any] = {}
+    bodies: list[Any] = []
+    body_kind: BodyKind = "none"
+    while reader.at < len(record) or not record:
+        start = reader.at
+        name = _section_name(reader)
+        value = reader.value()
+        if name in _BODY_TYPES:
+            body_kind = _next_body_kind(reader, name, body_kind, start)
+            bodies.append(_of_type(reader, value, _BODY_TYPES[name], name, start))
+        elif name in sections:
+            reader.refuse(f"AMQP {name}", expected="one such section", found="two", position=start)
+        elif name in _FIELD_NAMES:
+            sections[name] = _named(reader, value, name, start)
+        else:
+            sections[name] = _of_type(reader, value, dict, name, start)
+    return AmqpMessage(body_kind=body_kind, body=_body_of(body_kind, bodies), **sections)
+
+
+def data_bodies(records: Sequence[bytes], *, where: str = "chunk") -> list[bytes]:
+    """The body of each record as bytes: its data sections joined, or its string or binary value.
+
+    A message without a body has an empty one. Raises `Corrupt`, which names the first such record by
+    its place in `records`, for one that is no AMQP message or whose body is no bytes.
+    """
+    size_by_head = _SIZE_BY_HEAD.get
+    try:
+        return [
+            record[5:] if size_by_head(record[:5]) == len(record) else _data_body(record, where)
+            for record in records
+        ]
+    except Corrupt:
+        for index, record in enumerate(records):
+            _data_body(record, f"{where}, record {index}")
+        raise
+
+
+def _data_body(record: bytes, where: str) -> bytes:
+    if record[:4] == _LONG_DATA and len(record) == 8 + int.from_bytes(record[4:8], "big"):
+        return record[8:]
+    message = decode(record, where=where)
+    match message.body_kind, message.body:
+        case "none", _:
+            return b""
+        case "data" | "value", bytes(body):
+            return body
+        case "value", str(text):
+            return text.encode()
+    expected = "data, or a string or binary value"
+    raise Corrupt("AMQP body", where, expected=expected, found=f"another {message.body_kind}")
+
+
+def _section_name(reader: ValueReader) -> str:
+    """The name of the section whose descriptor comes next."""
+    start = reader.at
+    if reader.byte() != 0:
+        reader.refuse("AMQP section", expected="0x00", found=f"{reader.raw[start]:#04x}", position=start)
+    descriptor = reader.value()
+    name = _SECTIONS.get(descriptor) if isinstance(descriptor, int | Symbol) else None
+    if name is None:
+        expected = "the descriptor of a section"
+        reader.refuse("AMQP section", expected=expected, found=repr(descriptor)[:80], position=start)
+    return name
+
+
+def _next_body_kind(reader: ValueReader, name: BodyKind, before: BodyKind, start: int) -> BodyKind:
+    """What the body is, now that a section of kind `name` was met."""
+    if before not in ("none", name) or before == "value":
+        reader.refuse(
+            "AMQP body", expected="a body of one kind", found=f"{before} and {name}", position=start
+        )
+    return name
+
+
+def _body_of(body_kind: BodyKind, bodies: list[Any]) -> Any:
+    if body_kind == "data":
+        return b"".join(bodies)
+    if body_kind == "value":
+        return bodies[0]
+    return bodies or None
+
+
+def _of_type(reader: ValueReader, value: Any, wanted: type, name: str, start: int) -> Any:
+    if not isinstance(value, wanted):
+        expected, found = wanted.__name__, type(value).__name__
+        reader.refuse(f"AMQP {name}", expected=expected, found=found, position=start)
+    return value
+
+
+def _named(reader: ValueReader, value: Any, name: str, start: int) -> dict[str, Any]:
+    """The fields of a list by their names, without those that are null."""
+    fields, names = _of_type(reader, value, list, name, start), _FIELD_NAMES[name]
+    if len(fields) > len(names):
+        expected = f"at most {len(names)} fields"
+        reader.refuse(f"AMQP {name}", expected=expected, found=len(fields), position=start)
+    return {key: found for key, found in zip(names, fields, strict=False) if found is not None}
+
+
+_SECTIONS: Final = {
+    0x70: "header",
+    0x71: "delivery_annotations",
+    0x72: "message_annotations",
+    0x73: "properties",
+    0x74: "application_properties",
+    0x75: "data",
+    0x76: "sequence",
+    0x77: "value",
+    0x78: "footer",
+    "amqp:header:list": "header",
+    "amqp:delivery-annotations:map": "delivery_annotations",
+    "amqp:message-annotations:map": "message_annotations",
+    "amqp:properties:list": "properties",
+    "amqp:application-properties:map": "application_properties",
+    "amqp:data:binary": "data",
+    "amqp:amqp-sequence:list": "sequence",
+    "amqp:amqp-value:*": "value",
+    "amqp:footer:map": "footer",
+}
+"""The name of a section by its descriptor: its number or, as rare clients write it, its symbol."""
+
+_BODY_TYPES: Final[dict[str, type]] = {"data": bytes, "sequence": list, "value": object}
+_FIELD_NAMES: Final = {"header": HEADER_NAMES, "properties": PROPERTY_NAMES}
+
+_LONG_DATA: Final = b"\x00\x53\x75\xb0"
+_SIZE_BY_HEAD: Final = {b"\x00\x53\x75\xa0" + bytes((size,)): 5 + size for size in range(256)}
+"""How long a record is that is one short data section and nothing else, by its first five bytes."""
