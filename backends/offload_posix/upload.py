@@ -1,0 +1,90 @@
+"""A multipart upload into one staged file, each part written where it will stay.
+
+Part n begins at (n - 1) times the common size. That size is known as soon as part 1 or any two parts
+were seen, since the lower one of two is not the last. Until then a single part may be held in memory.
+So nothing is copied at the end, as it would be with one file per part.
+
+Invariant: what lies in the file at the end is exactly the parts, or `complete` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from offload.errors import Misuse
+from offload.store.port import Upload
+from offload_posix.failures import explained
+from offload_posix.pool import Pool
+from offload_posix.staging import Staged
+
+
+class PosixUpload(Upload):
+    """Parts on their way into `staged`; `publish` gives the file its name."""
+
+    __slots__ = ("_held", "_key", "_over", "_place", "_pool", "_publish", "_sizes", "_staged", "_written")
+
+    def __init__(
+        self, key: str, place: str, staged: Staged, pool: Pool, publish: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._key = key
+        self._place = place
+        self._staged = staged
+        self._pool = pool
+        self._publish = publish
+        self._sizes: dict[int, int] = {}
+        self._written: set[int] = set()
+        self._held: tuple[int, bytes] | None = None
+        self._over = False
+
+    async def put_part(self, number: int, data: bytes) -> None:
+        """Write the part, or hold it until its place is known."""
+        self._check_running()
+        if number < 1 or not data:
+            raise Misuse(f"part {number} of {self._key!r}: numbers begin at 1, and no part is empty")
+        self._note(number, len(data))
+        if number > 1 and len(self._sizes) == 1:
+            self._held = number, data
+            return
+        await self._write(number, data)
+        if self._held is not None:
+            await self._write(*self._held)  # twice at worst, where parts arrive together
+            self._held = None
+
+    async def complete(self) -> None:
+        """Check that no part is missing, and publish the file."""
+        self._check_running()
+        numbers = range(1, len(self._sizes) + 1)
+        if not self._sizes or self._written != set(numbers):
+            raise Misuse(f"the upload of {self._key!r} lacks a part: it has {sorted(self._written)}")
+        if any(self._sizes[number] != self._sizes[1] for number in numbers[:-1]):
+            raise Misuse(f"the parts of {self._key!r} differ in size, and not only the last")
+        await self._publish()
+        self._over = True
+
+    async def abort(self) -> None:
+        """Remove the staged file."""
+        self._over = True
+        self._held = None
+        await self._pool.finish(self._staged.discard)
+
+    def _note(self, number: int, size: int) -> None:
+        """Take down the size of a part, unless it cannot have its place."""
+        known = self._sizes.setdefault(number, size)
+        common = self._sizes[min(self._sizes)]
+        if known != size or max(self._sizes.values()) > common:
+            if known == size:
+                del self._sizes[number]
+            raise Misuse(
+                f"part {number} of {self._key!r} has {size} bytes: "
+                f"every part has one size, the last may be smaller, and a repeated one is the same"
+            )
+
+    async def _write(self, number: int, data: bytes) -> None:
+        at = (number - 1) * self._sizes[min(self._sizes)]
+        with explained("writing", self._place):
+            await self._pool.finish(self._staged.write, data, at)
+        self._written.add(number)
+
+    def _check_running(self) -> None:
+        if self._over:
+            raise Misuse(f"the upload of {self._key!r} is over")

@@ -1,0 +1,123 @@
+"""A store in memory, for tests: the whole contract, durability excepted, and nothing else.
+
+Several stores over one `objects` dict are several processes at one bucket. Every request gives
+way to other tasks once before it acts, so that writers really interleave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from offload.errors import AlreadyExists, Misuse, NotFound
+from offload.store.capabilities import Capabilities
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.store.spans import clip
+
+_CREATING: Final = threading.Lock()  # "absent?" and "store it" are one step, also between threads
+
+
+class MemoryStore(ObjectStore):
+    """Objects in `objects`, which may be shared and looked at; only `bytes` that never change are in it."""
+
+    __slots__ = ("_url", "objects")
+
+    def __init__(self, *, objects: dict[str, bytes] | None = None, name: str = "") -> None:
+        self.objects: dict[str, bytes] = {} if objects is None else objects
+        self._url = f"memory://{name}"
+
+    @property
+    def url(self) -> str:
+        """`memory://` and the name that was given."""
+        return self._url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything but durability."""
+        return Capabilities(atomic_create=True, strong_listing=True, multipart=True, durable=False)
+
+    async def put(self, key: str, body: Body) -> None:
+        """Gather the windows, then store them in one step."""
+        check_key(key)
+        data = b"".join([window async for window in body.windows()])
+        if len(data) != body.size_bytes:
+            raise Misuse(f"the body of {key!r} has {len(data)} bytes and announced {body.size_bytes}")
+        await asyncio.sleep(0)
+        self.objects[key] = data
+
+    async def create(self, key: str, data: bytes) -> None:
+        """Store `data` unless the key is taken."""
+        check_key(key)
+        await asyncio.sleep(0)
+        with _CREATING:
+            if key in self.objects:
+                raise AlreadyExists(key)
+            self.objects[key] = bytes(data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        """Read what `span` names."""
+        check_key(key)
+        await asyncio.sleep(0)
+        if key not in self.objects:
+            raise NotFound(key, store=self._url)
+        data = self.objects[key]
+        start, end = clip(span, len(data))
+        return data[start:end]
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """The keys as they were when the listing began, those deleted meanwhile left out."""
+        await asyncio.sleep(0)
+        # Code points sort as their UTF-8 bytes do.
+        for key in sorted(key for key in self.objects if key.startswith(prefix) and key > after):
+            data = self.objects.get(key)
+            if data is not None:
+                yield Listed(key, len(data))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Remove each key that is there."""
+        for key in keys:
+            check_key(key)
+        await asyncio.sleep(0)
+        for key in keys:
+            self.objects.pop(key, None)
+
+    async def start_upload(self, key: str) -> Upload:
+        """Begin an upload, whose parts wait outside `objects`."""
+        return _MemoryUpload(self, check_key(key))
+
+
+class _MemoryUpload(Upload):
+    __slots__ = ("_key", "_over", "_parts", "_store")
+
+    def __init__(self, store: MemoryStore, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._parts: dict[int, bytes] = {}
+        self._over = False
+
+    async def put_part(self, number: int, data: bytes) -> None:
+        self._check_running()
+        if number < 1:
+            raise Misuse(f"part {number} of {self._key!r}: numbers begin at 1")
+        self._parts[number] = bytes(data)
+
+    async def complete(self) -> None:
+        self._check_running()
+        numbers = sorted(self._parts)
+        if not numbers or numbers != [*range(1, len(numbers) + 1)]:
+            raise Misuse(f"the upload of {self._key!r} lacks a part: it has {numbers}")
+        sizes = [len(self._parts[number]) for number in numbers]
+        if any(size != sizes[0] for size in sizes[:-1]) or sizes[-1] > sizes[0]:
+            raise Misuse(f"the parts of {self._key!r} have different sizes: {sizes}")
+        await self._store.put(self._key, Body.of(b"".join(self._parts[number] for number in numbers)))
+        self._over = True
+
+    async def abort(self) -> None:
+        self._over = True
+        self._parts.clear()
+
+    def _check_running(self) -> None:
+        if self._over:
+            raise Misuse(f"the upload of {self._key!r} is over")

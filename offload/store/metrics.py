@@ -1,0 +1,99 @@
+"""Counting what a store is asked and how many bytes go either way.
+
+A request is one call of the port, whether it succeeds or not; bytes are counted as they pass, so
+a put that is sent twice counts twice. Stand it directly before the backend to count what is sent,
+or in front of the retries to count what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+from offload.store.wrap import StoreDecorator, UploadDecorator
+
+
+@dataclass(slots=True, kw_only=True)
+class StoreMetrics:
+    """Running totals. Plain numbers: read them at any time, subtract two readings for an interval."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    """Requests by operation: put, create, get, list, delete, start_upload, put_part, complete, abort."""
+
+    bytes_put: int = 0
+    """Every byte handed to the store, by put, create or part."""
+
+    bytes_got: int = 0
+    """Every byte that `get` returned."""
+
+
+class MeteredStore(StoreDecorator):
+    """Adds to `metrics`, which several stores may share within one event loop."""
+
+    __slots__ = ("metrics",)
+
+    def __init__(self, inner: ObjectStore, metrics: StoreMetrics | None = None) -> None:
+        super().__init__(inner)
+        self.metrics = metrics or StoreMetrics()
+
+    async def put(self, key: str, body: Body) -> None:
+        """Count the request, and each window as it is taken."""
+
+        async def counted() -> AsyncIterator[bytes]:
+            async for window in body.windows():
+                self.metrics.bytes_put += len(window)
+                yield window
+
+        self.metrics.requests["put"] += 1
+        await self.inner.put(key, Body(size_bytes=body.size_bytes, windows=counted))
+
+    async def create(self, key: str, data: bytes) -> None:
+        """Count the request and its bytes."""
+        self.metrics.requests["create"] += 1
+        self.metrics.bytes_put += len(data)
+        await self.inner.create(key, data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        """Count the request and the bytes of its answer."""
+        self.metrics.requests["get"] += 1
+        data = await self.inner.get(key, span)
+        self.metrics.bytes_got += len(data)
+        return data
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """Count one request, whatever the number of pages."""
+        self.metrics.requests["list"] += 1
+        return self.inner.list(prefix, after=after)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Count one request, whatever the number of keys."""
+        self.metrics.requests["delete"] += 1
+        await self.inner.delete(keys)
+
+    async def start_upload(self, key: str) -> Upload:
+        """Count the request; the upload counts its own."""
+        self.metrics.requests["start_upload"] += 1
+        return _MeteredUpload(await self.inner.start_upload(key), self.metrics)
+
+
+class _MeteredUpload(UploadDecorator):
+    __slots__ = ("_metrics",)
+
+    def __init__(self, inner: Upload, metrics: StoreMetrics) -> None:
+        super().__init__(inner)
+        self._metrics = metrics
+
+    async def put_part(self, number: int, data: bytes) -> None:
+        self._metrics.requests["put_part"] += 1
+        self._metrics.bytes_put += len(data)
+        await self.inner.put_part(number, data)
+
+    async def complete(self) -> None:
+        self._metrics.requests["complete"] += 1
+        await self.inner.complete()
+
+    async def abort(self) -> None:
+        self._metrics.requests["abort"] += 1
+        await self.inner.abort()
