@@ -102,20 +102,18 @@ class ValueReader:
         return int.from_bytes(self._bytes(width), "big")
 
     def _constructed(self, code: int, start: int) -> Any:
-        if code in _FIXED:
-            size, made_of = _FIXED[code]
-        elif code in _VARIABLE:
-            width, made_of = _VARIABLE[code]
-            size = self._number(width)
-        elif code in _COMPOUND:
+        scalar = _SCALARS.get(code)
+        if scalar is None:
+            if code not in _COMPOUND:
+                found = f"{code:#04x}"
+                self.refuse("AMQP type", expected="a known constructor", found=found, position=start)
             width, made_by = _COMPOUND[code]
             return self._compound(width, made_by, start)
-        else:
-            self.refuse("AMQP type", expected="a known constructor", found=f"{code:#04x}", position=start)
-        raw = self._bytes(size)
+        size, width, made_of = scalar
+        raw = self._bytes(self._number(width) if width else size)
         try:
             return made_of(raw)
-        except (ValueError, OverflowError) as exc:
+        except ValueError as exc:
             raise Corrupt(
                 "AMQP value", self.where, position=start, expected="a value of its type", found=exc
             ) from exc
@@ -161,13 +159,14 @@ class ValueReader:
 
     def _array(self, count: int, start: int) -> list[Any]:
         """Elements that share one constructor, which may be a described one."""
-        descriptors, code = [], self.byte()
+        descriptors: list[Any] = []
+        code = self.byte()
         while code == _DESCRIBED:
             if len(descriptors) == DEPTH_MAX:
                 self.refuse("AMQP nesting", expected=f"at most {DEPTH_MAX}", found="more", position=start)
             descriptors.append(self.value())
             code = self.byte()
-        if code in _FIXED and _FIXED[code][0] == 0:
+        if code in _WITHOUT_BYTES:
             self._empty_elements_left -= count
             possible = self._empty_elements_left >= 0
         else:
@@ -273,6 +272,13 @@ _VARIABLE: Final[dict[int, tuple[int, Callable[[bytes], Any]]]] = {
     0xB1: (4, bytes.decode),
     0xB3: (4, _symbol),
 }
+
+_SCALARS: Final = {code: (size, 0, made_of) for code, (size, made_of) in _FIXED.items()} | {
+    code: (0, width, made_of) for code, (width, made_of) in _VARIABLE.items()
+}
+"""Both as one table: number of bytes, or else width of the length before them; and what they become."""
+
+_WITHOUT_BYTES: Final = frozenset(code for code, (size, _) in _FIXED.items() if size == 0)
 
 # constructor: width of its size and of its count, and what reads its elements
 _COMPOUND: Final[dict[int, tuple[int, Callable[[ValueReader, int, int], Any]]]] = {

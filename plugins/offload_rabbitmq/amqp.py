@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from offload.errors import Corrupt
 from offload_rabbitmq._amqp_json import to_jsonable
@@ -70,7 +70,8 @@ def decode(record: bytes, *, where: str = "record") -> AmqpMessage:
         name = _section_name(reader)
         value = reader.value()
         if name in _BODY_TYPES:
-            body_kind = _next_body_kind(reader, name, body_kind, start)
+            _may_follow(reader, name, body_kind, start)
+            body_kind = cast("BodyKind", name)
             bodies.append(_of_type(reader, value, _BODY_TYPES[name], name, start))
         elif name in sections:
             reader.refuse(f"AMQP {name}", expected="one such section", found="two", position=start)
@@ -85,7 +86,8 @@ def data_bodies(records: Sequence[bytes], *, where: str = "chunk") -> list[bytes
     """The body of each record as bytes: its data sections joined, or its string or binary value.
 
     A message without a body has an empty one. Raises `Corrupt`, which names the first such record by
-    its place in `records`, for one that is no AMQP message or whose body is no bytes.
+    its place in `records`, for one that is no AMQP message or whose body is no bytes. Sections beside
+    a data section are stepped over: what is broken within them, `decode` finds and this does not.
     """
     size_by_head = _SIZE_BY_HEAD.get
     try:
@@ -100,8 +102,9 @@ def data_bodies(records: Sequence[bytes], *, where: str = "chunk") -> list[bytes
 
 
 def _data_body(record: bytes, where: str) -> bytes:
-    if record[:4] == _LONG_DATA and len(record) == 8 + int.from_bytes(record[4:8], "big"):
-        return record[8:]
+    stepped = _stepped_body(record)
+    if stepped is not None:
+        return stepped
     message = decode(record, where=where)
     match message.body_kind, message.body:
         case "none", _:
@@ -112,6 +115,31 @@ def _data_body(record: bytes, where: str) -> bytes:
             return text.encode()
     expected = "data, or a string or binary value"
     raise Corrupt("AMQP body", where, expected=expected, found=f"another {message.body_kind}")
+
+
+def _stepped_body(record: bytes) -> bytes | None:
+    """The body of a message with exactly one data section, by stepping from section to section.
+
+    Nothing where the record is anything else, or written in any way but the usual one.
+    """
+    body, at, size = None, 0, len(record)
+    try:
+        while at < size:
+            if record[at] != 0 or record[at + 1] != _SMALL_ULONG:
+                return None
+            section, code = record[at + 2], record[at + 3]
+            width = _STEP_WIDTHS[code]
+            start = at + 4 + width
+            at = start + int.from_bytes(record[at + 4 : start], "big")
+            if section == _DATA:
+                if body is not None or code not in _BINARIES:
+                    return None
+                body = record[start:at]
+            elif section not in _STEPPED_OVER or code in _BINARIES:
+                return None
+    except LookupError:  # cut short, or a constructor that no section usually has
+        return None
+    return body if at == size else None
 
 
 def _section_name(reader: ValueReader) -> str:
@@ -127,13 +155,12 @@ def _section_name(reader: ValueReader) -> str:
     return name
 
 
-def _next_body_kind(reader: ValueReader, name: BodyKind, before: BodyKind, start: int) -> BodyKind:
-    """What the body is, now that a section of kind `name` was met."""
+def _may_follow(reader: ValueReader, name: str, before: str, start: int) -> None:
+    """Refuse a body section of a kind that may not follow one of kind `before`."""
     if before not in ("none", name) or before == "value":
         reader.refuse(
             "AMQP body", expected="a body of one kind", found=f"{before} and {name}", position=start
         )
-    return name
 
 
 def _body_of(body_kind: BodyKind, bodies: list[Any]) -> Any:
@@ -185,6 +212,12 @@ _SECTIONS: Final = {
 _BODY_TYPES: Final[dict[str, type]] = {"data": bytes, "sequence": list, "value": object}
 _FIELD_NAMES: Final = {"header": HEADER_NAMES, "properties": PROPERTY_NAMES}
 
-_LONG_DATA: Final = b"\x00\x53\x75\xb0"
 _SIZE_BY_HEAD: Final = {b"\x00\x53\x75\xa0" + bytes((size,)): 5 + size for size in range(256)}
 """How long a record is that is one short data section and nothing else, by its first five bytes."""
+
+_SMALL_ULONG: Final = 0x53
+_DATA: Final = 0x75
+_STEPPED_OVER: Final = frozenset((0x70, 0x71, 0x72, 0x73, 0x74, 0x78))
+_BINARIES: Final = frozenset((0xA0, 0xB0))
+_STEP_WIDTHS: Final = {0x45: 0, 0xA0: 1, 0xC0: 1, 0xC1: 1, 0xB0: 4, 0xD0: 4, 0xD1: 4}
+"""Of a section's value, by its constructor: how wide the size is that stands before it."""
