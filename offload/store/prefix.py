@@ -14,7 +14,10 @@ from offload.store.wrap import StoreDecorator
 
 
 class PrefixStore(StoreDecorator):
-    """The objects of `inner` whose keys begin with `<prefix>/`. Errors name keys as the caller does."""
+    """The objects of `inner` whose keys begin with `<prefix>/`. Errors name keys as the caller does.
+
+    The prefix takes its share of the 1,024 bytes of a key.
+    """
 
     __slots__ = ("_below",)
 
@@ -25,7 +28,8 @@ class PrefixStore(StoreDecorator):
     @property
     def url(self) -> str:
         """The url of the store behind, and the prefix."""
-        return f"{self.inner.url.rstrip('/')}/{self._below[:-1]}"
+        outer = self.inner.url
+        return f"{outer}{'' if outer.endswith('/') else '/'}{self._below[:-1]}"
 
     async def put(self, key: str, body: Body) -> None:
         """Put below the prefix."""

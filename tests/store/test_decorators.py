@@ -1,0 +1,414 @@
+"""What each decorator adds to the contract, which all of them also keep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from random import Random
+
+import pytest
+from offload_conformance import Asynchronous, Run
+
+from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, TryAgain
+from offload.store.faults import Call, Fault, FaultyStore, Rule
+from offload.store.limit import LimitedStore
+from offload.store.memory import MemoryStore
+from offload.store.metrics import MeteredStore, StoreMetrics
+from offload.store.port import Body, ObjectStore
+from offload.store.prefix import PrefixStore
+from offload.store.retry import RetryingStore, RetryPolicy
+
+
+class World:
+    """A faulty store behind retries, with a clock that only moves when somebody sleeps."""
+
+    def __init__(self, *rules: Rule, chance: float = 0.0) -> None:
+        self.behind = MemoryStore()
+        self.objects = self.behind.objects
+        self.faulty = FaultyStore(self.behind, rules=rules)
+        self.pauses: list[float] = []
+        policy = RetryPolicy(attempts_max=4, deadline_seconds=10, pause_seconds_first=1, pause_seconds_max=3)
+        self.retrying = RetryingStore(
+            self.faulty, policy=policy, clock=self.now, sleep=self.sleep, random=lambda: chance
+        )
+
+    def now(self) -> float:
+        return sum(self.pauses)
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    def asked(self, operation: str) -> int:
+        return sum(call.operation == operation for call in self.faulty.calls)
+
+
+async def keys(store: ObjectStore, prefix: str = "", after: str = "") -> list[str]:
+    return [row.key async for row in store.list(prefix, after=after)]
+
+
+REPEATED: dict[str, Callable[[ObjectStore], object]] = {
+    "put": lambda store: store.put("key", Body.of(b"data")),
+    "get": lambda store: store.get("key"),
+    "delete": lambda store: store.delete(["key"]),
+    "list": lambda store: keys(store),
+    "start_upload": lambda store: store.start_upload("key"),
+}
+
+
+class TestRetryingStore(Asynchronous):
+    @pytest.mark.parametrize("operation", REPEATED)
+    def test_what_is_the_same_request_twice_is_repeated(self, run: Run, operation: str) -> None:
+        world = World(Rule(Fault.FAIL_BEFORE, operation, nth=1))
+        world.objects["key"] = b"data"
+
+        run(REPEATED[operation](world.retrying))  # type: ignore[arg-type]
+
+        assert world.asked(operation) == 2
+        assert len(world.pauses) == 1
+
+    def test_a_create_is_never_repeated(self, run: Run) -> None:
+        """Whether it landed is decided by listing; a repeat would only blur the answer."""
+        world = World(Rule(Fault.FAIL_BEFORE, "create", nth=1))
+
+        with pytest.raises(TryAgain):
+            run(world.retrying.create("key", b"data"))
+
+        assert world.asked("create") == 1
+
+    def test_an_unknown_outcome_is_not_repeated(self, run: Run) -> None:
+        world = World(Rule(Fault.LOSE_REPLY, "put", nth=1))
+
+        with pytest.raises(OutcomeUnknown):
+            run(world.retrying.put("key", Body.of(b"data")))
+
+        assert world.asked("put") == 1
+
+    def test_attempts_are_bounded_and_the_last_error_comes_through(self, run: Run) -> None:
+        world = World(Rule(Fault.FAIL_BEFORE, "get"))
+
+        with pytest.raises(TryAgain, match="on purpose"):
+            run(world.retrying.get("key"))
+
+        assert world.asked("get") == 4
+
+    @pytest.mark.parametrize(("chance", "pauses"), [(0.0, [0.5, 1, 1.5]), (1.0, [1, 2, 3])])
+    def test_pauses_double_up_to_a_bound_and_are_shortened_by_half_at_most(
+        self, run: Run, chance: float, pauses: list[float]
+    ) -> None:
+        world = World(Rule(Fault.FAIL_BEFORE), chance=chance)
+
+        with pytest.raises(TryAgain):
+            run(world.retrying.get("key"))
+
+        assert world.pauses == pauses
+
+    def test_no_attempt_begins_after_the_deadline(self, run: Run) -> None:
+        world = World(Rule(Fault.FAIL_BEFORE), chance=1.0)
+
+        async def slow(_operation: str, _key: str) -> None:
+            world.pauses.append(8)
+
+        world.faulty.before = slow
+        with pytest.raises(TryAgain):
+            run(world.retrying.get("key"))
+
+        assert world.asked("get") == 2  # at 0 s and at 9 s, not at 19 s
+
+    def test_a_put_sends_the_same_bytes_from_the_first_one(self, run: Run) -> None:
+        class Halfway(MemoryStore):
+            """Takes one window of the first put, and refuses."""
+
+            tried = False
+
+            async def put(self, key: str, body: Body) -> None:
+                if not self.tried:
+                    self.tried = True
+                    await anext(body.windows())
+                    raise TryAgain("halfway")
+                await super().put(key, body)
+
+        async def windows() -> AsyncIterator[bytes]:
+            yield b"first"
+            yield b"second"
+
+        store = Halfway()
+        run(RetryingStore(store, sleep=World().sleep).put("key", Body(size_bytes=11, windows=windows)))
+
+        assert store.objects == {"key": b"firstsecond"}
+
+    def test_a_listing_goes_on_after_the_last_key_it_gave(self, run: Run) -> None:
+        """Each break costs one attempt, progress renews them; no key comes twice or is missed."""
+        world = World(Rule(Fault.CUT, "list"))
+        world.objects.update({f"{n:02}": b"" for n in range(20)})
+
+        assert run(keys(world.retrying, after="02")) == [f"{n:02}" for n in range(3, 20)]
+
+    def test_parts_are_repeated_and_completion_is_not(self, run: Run) -> None:
+        world = World(Rule(Fault.FAIL_BEFORE, "put_part", nth=1), Rule(Fault.FAIL_BEFORE, "complete", nth=1))
+
+        async def scenario() -> None:
+            upload = await world.retrying.start_upload("key")
+            await upload.put_part(1, b"data")
+            with pytest.raises(TryAgain):
+                await upload.complete()
+
+        run(scenario())
+
+        assert world.asked("put_part") == 2
+        assert world.asked("complete") == 1
+
+
+class Slow(MemoryStore):
+    """Every request takes `seconds`, and the most at a time is noted."""
+
+    seconds = 0.0
+    running = 0
+    running_max = 0
+
+    async def get(self, key: str, span: object = None) -> bytes:
+        await self.dawdle()
+        return b""
+
+    async def put(self, key: str, body: Body) -> None:
+        await self.dawdle()
+
+    async def create(self, key: str, data: bytes) -> None:
+        await self.dawdle()
+
+    async def dawdle(self) -> None:
+        self.running += 1
+        self.running_max = max(self.running, self.running_max)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.running -= 1
+
+
+class TestLimitedStore(Asynchronous):
+    def test_no_more_requests_are_under_way_than_allowed(self, run: Run) -> None:
+        slow = Slow()
+        limited = LimitedStore(slow, requests_max=3)
+
+        async def scenario() -> None:
+            gets = [limited.get("key") for _ in range(10)]
+            puts = [limited.put("key", Body.of(b"")) for _ in range(10)]
+            await asyncio.gather(*gets, *puts)
+
+        run(scenario())
+
+        assert slow.running_max == 3
+
+    def test_an_overdue_read_may_be_tried_again_and_an_overdue_write_is_unknown(self, run: Run) -> None:
+        slow = Slow()
+        slow.seconds = 60
+        limited = LimitedStore(slow, requests_max=1, deadline_seconds=0.01)
+
+        with pytest.raises(TryAgain, match=r"get of 'key' .* longer than 0\.01 s"):
+            run(limited.get("key"))
+        with pytest.raises(OutcomeUnknown):
+            run(limited.put("key", Body.of(b"")))
+        with pytest.raises(OutcomeUnknown):
+            run(limited.create("key", b""))
+
+        assert slow.running == 0
+
+    def test_waiting_for_a_turn_does_not_use_up_the_deadline(self, run: Run) -> None:
+        slow = Slow()
+        slow.seconds = 0.15
+        limited = LimitedStore(slow, requests_max=1, deadline_seconds=0.5)
+
+        async def scenario() -> None:
+            await asyncio.gather(*(limited.get("key") for _ in range(4)))
+
+        run(scenario())
+
+    def test_a_consumer_that_stops_in_the_middle_of_a_listing_holds_up_nobody(self, run: Run) -> None:
+        limited = LimitedStore(MemoryStore(objects={"a": b"", "b": b""}), requests_max=1)
+
+        async def scenario() -> None:
+            async for row in limited.list(""):
+                assert await asyncio.wait_for(limited.get(row.key), 10) == b""
+
+        run(scenario())
+
+    def test_a_timeout_of_the_store_itself_is_passed_on(self, run: Run) -> None:
+        class TimesOut(MemoryStore):
+            async def get(self, key: str, span: object = None) -> bytes:
+                raise TimeoutError("its own")
+
+        with pytest.raises(TimeoutError, match="its own"):
+            run(LimitedStore(TimesOut(), requests_max=1, deadline_seconds=60).get("key"))
+
+
+class TestPrefixStore(Asynchronous):
+    def test_errors_name_the_key_that_the_caller_used(self, run: Run) -> None:
+        store = PrefixStore(MemoryStore(objects={"a/tier/there": b""}, name="x"), "a/tier")
+
+        with pytest.raises(NotFound) as absent:
+            run(store.get("key"))
+        with pytest.raises(AlreadyExists) as there:
+            run(store.create("there", b""))
+
+        assert (absent.value.key, there.value.key) == ("key", "there")
+        assert store.url == "memory://x/a/tier"
+
+    @pytest.mark.parametrize("prefix", ["", "/", "a/", "../a", ".a"])
+    def test_a_prefix_is_itself_a_key(self, prefix: str) -> None:
+        with pytest.raises(Misuse):
+            PrefixStore(MemoryStore(), prefix)
+
+
+class TestMeteredStore(Asynchronous):
+    def test_requests_and_bytes_are_counted_as_they_pass(self, run: Run) -> None:
+        """Every byte sent counts: parts and creates, refused ones and repeated ones too."""
+        faulty = FaultyStore(MemoryStore(), rules=[Rule(Fault.LOSE_REPLY, "put", nth=1)])
+        metered = MeteredStore(faulty, StoreMetrics())
+
+        async def scenario() -> None:
+            with pytest.raises(OutcomeUnknown):
+                await metered.put("key", Body.of(b"12345"))
+            await metered.put("key", Body.of(b"12345"))
+            await metered.create("created", b"123")
+            with pytest.raises(AlreadyExists):
+                await metered.create("created", b"123")
+            upload = await metered.start_upload("upload")
+            await upload.put_part(1, b"1234567")
+            await upload.complete()
+            await metered.get("created")
+            await keys(metered)
+            await metered.delete(["created", "upload"])
+
+        run(scenario())
+
+        once = dict.fromkeys(("start_upload", "put_part", "complete", "get", "list", "delete"), 1)
+        assert metered.metrics.requests == Counter(once | {"put": 2, "create": 2})
+        assert metered.metrics.bytes_put == 5 + 5 + 3 + 3 + 7
+        assert metered.metrics.bytes_got == 3
+
+
+class TestFaultyStore(Asynchronous):
+    @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.DENY])
+    def test_a_request_that_fails_before_is_not_applied(self, run: Run, fault: Fault) -> None:
+        store = FaultyStore(MemoryStore(), rules=[Rule(fault)])
+
+        for call in (store.put("key", Body.of(b"")), store.create("key", b""), store.delete(["key"])):
+            with pytest.raises(Denied if fault is Fault.DENY else TryAgain):
+                run(call)
+
+        assert run(keys(store.inner)) == []
+
+    def test_a_lost_reply_is_applied(self, run: Run) -> None:
+        store = FaultyStore(MemoryStore(), rules=[Rule(Fault.LOSE_REPLY)])
+
+        for call in (store.put("put", Body.of(b"")), store.create("created", b"")):
+            with pytest.raises(OutcomeUnknown):
+                run(call)
+
+        assert run(keys(store.inner)) == ["created", "put"]
+
+    def test_a_delayed_write_lands_when_it_is_told_to(self, run: Run) -> None:
+        """With the bytes it was sent with, over whatever is there by then."""
+        store = FaultyStore(MemoryStore(), rules=[Rule(Fault.DELAY, "put", nth=1)])
+
+        with pytest.raises(OutcomeUnknown):
+            run(store.put("key", Body.of(b"early")))
+        run(store.put("key", Body.of(b"late")))
+        assert store.late == (Call("put", "key"),)
+        assert run(store.get("key")) == b"late"
+
+        assert run(store.land()) == 1
+        assert run(store.get("key")) == b"early"
+        assert run(store.land()) == 0
+
+    def test_a_delayed_create_lands_only_if_the_key_is_still_free(self, run: Run) -> None:
+        store = FaultyStore(
+            MemoryStore(), rules=[Rule(Fault.DELAY, "create", "root.?", nth=n) for n in (1, 2)]
+        )
+
+        for key in ("root.1", "root.2"):
+            with pytest.raises(OutcomeUnknown):
+                run(store.create(key, b"late"))
+        run(store.create("root.1", b"first"))
+
+        assert run(store.land("root.1")) == 0
+        assert run(store.land()) == 1
+        assert run(store.get("root.1")) == b"first"
+        assert run(store.get("root.2")) == b"late"
+
+    def test_rules_choose_by_operation_key_and_count(self, run: Run) -> None:
+        store = FaultyStore(MemoryStore(), rules=[Rule(Fault.FAIL_BEFORE, "create", "*/root.*", nth=2)])
+
+        run(store.create("a/root.1", b""))
+        run(store.create("a/data.1", b""))
+        run(store.put("a/root.0", Body.of(b"")))
+        with pytest.raises(TryAgain):
+            run(store.create("b/root.2", b""))
+        run(store.create("b/root.2", b""))
+
+    def test_reads_come_back_cut_or_flipped(self, run: Run) -> None:
+        rules = [Rule(Fault.CUT, "get", nth=1), Rule(Fault.FLIP, "get", nth=2)]
+        store = FaultyStore(MemoryStore(objects={"key": b"12345"}), rules=rules)
+
+        assert run(store.get("key")) == b"12"
+        assert run(store.get("key")) == b"12245"
+        assert run(store.get("key")) == b"12345"
+
+    def test_hooks_stand_before_and_after_every_request(self, run: Run) -> None:
+        """A test crashes a writer there, or lets another one in between."""
+        store = FaultyStore(MemoryStore())
+
+        async def rival(operation: str, key: str) -> None:
+            if operation == "create":
+                await store.inner.create(key, b"rival")
+
+        async def crash(operation: str, _key: str) -> None:
+            if operation == "put":
+                raise KeyError("crash")
+
+        store.before, store.after = rival, crash
+        with pytest.raises(AlreadyExists):
+            run(store.create("root", b"mine"))
+        with pytest.raises(KeyError):
+            run(store.put("key", Body.of(b"")))
+
+        assert run(keys(store.inner)) == ["key", "root"]
+        assert store.calls == [("create", "root"), ("put", "key")]
+
+    def test_the_same_seed_gives_the_same_faults(self, run: Run) -> None:
+        def outcomes(seed: int) -> list[str]:
+            chances = {Fault.FAIL_BEFORE: 0.2, Fault.LOSE_REPLY: 0.2, Fault.DELAY: 0.2}
+            store = FaultyStore(MemoryStore(), chances=chances, random=Random(seed))
+            return [run(outcome(store, str(n))) for n in range(60)]
+
+        async def outcome(store: ObjectStore, key: str) -> str:
+            try:
+                await store.create(key, b"")
+            except (TryAgain, OutcomeUnknown) as error:
+                return type(error).__name__
+            return "created"
+
+        assert outcomes(1) == outcomes(1) != outcomes(2)
+        assert set(outcomes(1)) == {"created", "TryAgain", "OutcomeUnknown"}
+
+    def test_an_upload_fails_in_the_same_ways(self, run: Run) -> None:
+        rules = [Rule(Fault.FAIL_BEFORE, "put_part", nth=1), Rule(Fault.LOSE_REPLY, "complete")]
+        store = FaultyStore(MemoryStore(), rules=rules)
+
+        async def scenario() -> None:
+            upload = await store.start_upload("key")
+            with pytest.raises(TryAgain):
+                await upload.put_part(1, b"data")
+            await upload.put_part(1, b"data")
+            with pytest.raises(OutcomeUnknown):
+                await upload.complete()
+
+        run(scenario())
+
+        assert run(store.get("key")) == b"data"
+        assert [call.operation for call in store.calls[:4]] == [
+            "start_upload",
+            "put_part",
+            "put_part",
+            "complete",
+        ]

@@ -1,0 +1,69 @@
+"""The store in memory keeps the contract, and no decorator breaks it."""
+
+from __future__ import annotations
+
+import pytest
+from offload_conformance import StoreConformance
+
+from offload.store.faults import FaultyStore
+from offload.store.limit import LimitedStore
+from offload.store.memory import MemoryStore
+from offload.store.metrics import MeteredStore
+from offload.store.port import ObjectStore
+from offload.store.prefix import PrefixStore
+from offload.store.retry import RetryingStore
+from offload.store.wrap import StoreDecorator
+
+
+class TestMemoryStore(StoreConformance):
+    @pytest.fixture(autouse=True)
+    def place(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def open_store(self) -> ObjectStore:
+        return MemoryStore(objects=self.objects)
+
+    def keys_in_store(self) -> set[str]:
+        return set(self.objects)
+
+
+class TestPlainDecorator(TestMemoryStore):
+    def open_store(self) -> ObjectStore:
+        return StoreDecorator(super().open_store())
+
+
+class TestRetryingStore(TestMemoryStore):
+    def open_store(self) -> ObjectStore:
+        return RetryingStore(super().open_store())
+
+
+class TestLimitedStore(TestMemoryStore):
+    def open_store(self) -> ObjectStore:
+        return LimitedStore(super().open_store(), requests_max=3, deadline_seconds=30)
+
+
+class TestMeteredStore(TestMemoryStore):
+    def open_store(self) -> ObjectStore:
+        return MeteredStore(super().open_store())
+
+
+class TestFaultyStoreWithoutFaults(TestMemoryStore):
+    def open_store(self) -> ObjectStore:
+        return FaultyStore(super().open_store())
+
+
+class TestPrefixStore(TestMemoryStore):
+    key_size_bytes_max = 1024 - len("a/tier/")
+
+    @pytest.fixture(autouse=True)
+    def neighbours(self, place: None) -> None:
+        """Objects beside the prefix, which must stay unseen."""
+        self.objects |= {"b/other": b"", "a/x": b"", "a/tier-2/key": b"", "a/tie": b"", "a/tier.": b""}
+        self.beside = set(self.objects)
+
+    def open_store(self) -> ObjectStore:
+        return PrefixStore(super().open_store(), "a/tier")
+
+    def keys_in_store(self) -> set[str]:
+        assert self.beside <= set(self.objects)
+        return {key.removeprefix("a/tier/") for key in self.objects if key not in self.beside}

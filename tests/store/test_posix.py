@@ -1,0 +1,482 @@
+"""What a folder adds to the contract: links, walks, syncs, errno."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from offload_conformance import Asynchronous, Run
+from offload_posix import PosixStore
+from offload_posix.failures import failure
+from offload_posix.walk import walk
+
+from offload.errors import (
+    Denied,
+    Misuse,
+    NoSpace,
+    NotFound,
+    OffloadError,
+    OutcomeUnknown,
+    TryAgain,
+)
+from offload.store.port import Body
+
+
+class TestFolder(Asynchronous):
+    @pytest.fixture
+    def store(self, tmp_path: Path, run: Run) -> Iterator[PosixStore]:
+        store = PosixStore(root=tmp_path / "root", threads=2)
+        yield store
+        run(store.aclose())
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        return tmp_path / "root"
+
+    def test_reading_does_not_make_the_root(self, run: Run, store: PosixStore, root: Path) -> None:
+        with pytest.raises(NotFound):
+            run(store.get("key"))
+        assert run(listed(store)) == []
+        run(store.delete(["key"]))
+
+        assert not root.exists()
+
+    def test_a_root_removed_under_a_store_is_made_anew_by_the_next_try(
+        self, run: Run, store: PosixStore, root: Path
+    ) -> None:
+        run(store.put("a/key", Body.of(b"")))
+        root.rename(root.with_name("elsewhere"))
+
+        with pytest.raises(TryAgain):
+            run(store.put("a/key", Body.of(b"")))
+        run(store.put("a/key", Body.of(b"again")))
+
+        assert (root / "a/key").read_bytes() == b"again"
+
+    @pytest.mark.parametrize("kind", ["folder", "file"])
+    def test_no_link_leads_out_of_the_root(self, run: Run, store: PosixStore, root: Path, kind: str) -> None:
+        """Neither through a linked folder nor to a linked file, reading, listing, writing or deleting."""
+        outside = root.parent / "outside"
+        outside.mkdir()
+        secret = outside / "secret"
+        secret.write_bytes(b"secret")
+        root.mkdir()
+        link = root / "link"
+        link.symlink_to(outside if kind == "folder" else secret)
+        key = "link/secret" if kind == "folder" else "link"
+
+        with pytest.raises(NotFound):
+            run(store.get(key))
+        assert run(listed(store)) == run(listed(store, "link")) == run(listed(store, "link/")) == []
+        with pytest.raises(Misuse):
+            run(store.create(key, b"changed"))
+        if kind == "folder":
+            with pytest.raises(Misuse):
+                run(store.put(key, Body.of(b"changed")))
+            run(store.delete([key]))
+        else:
+            run(store.put(key, Body.of(b"changed")))
+            assert not link.is_symlink()
+
+        assert [path.name for path in outside.iterdir()] == ["secret"]
+        assert secret.read_bytes() == b"secret"
+
+    def test_a_staging_folder_that_is_a_link_is_refused(
+        self, run: Run, store: PosixStore, root: Path
+    ) -> None:
+        outside = root.parent / "outside"
+        outside.mkdir()
+        (outside / "file").touch()
+        root.mkdir()
+        (root / ".staging").symlink_to(outside)
+
+        with pytest.raises(Misuse):
+            run(store.put("key", Body.of(b"")))
+
+        assert [path.name for path in outside.iterdir()] == ["file"]
+
+    def test_the_root_itself_may_be_a_link(self, run: Run, store: PosixStore, root: Path) -> None:
+        root.with_name("real").mkdir()
+        root.symlink_to("real")
+
+        run(store.put("a/key", Body.of(b"data")))
+
+        assert run(store.get("a/key")) == b"data"
+        assert run(listed(store)) == ["a/key"]
+
+    def test_only_regular_files_are_objects(self, run: Run, store: PosixStore, root: Path) -> None:
+        """A pipe does not even hold a reader up; hidden names and names that are not text do not show."""
+        run(store.put("object", Body.of(b"")))
+        os.mkfifo(root / "pipe")
+        (root / ".hidden").touch()
+        (root / ".folder").mkdir()
+        (root / ".folder/key").touch()
+        Path(os.fsdecode(bytes(root) + b"/\xff")).touch()
+
+        with pytest.raises(NotFound):
+            run(asyncio.wait_for(store.get("pipe"), 10))
+        assert run(listed(store)) == ["object"]
+
+    def test_an_object_is_no_folder_and_a_folder_no_object(self, run: Run, store: PosixStore) -> None:
+        """The one thing a file system cannot do is refused in words, and changes nothing."""
+        run(store.put("a", Body.of(b"a")))
+        run(store.put("b/c", Body.of(b"c")))
+
+        for key in ("a/b", "b"):
+            with pytest.raises(Misuse, match=r"folder|no object"):
+                run(store.put(key, Body.of(b"new")))
+            with pytest.raises(Misuse, match=r"folder|no object"):
+                run(store.create(key, b"new"))
+            with pytest.raises(NotFound):
+                run(store.get(key))
+
+        assert run(listed(store)) == ["a", "b/c"]
+
+    @pytest.mark.parametrize("key", ["k" * 256, "é" * 128, "a/" + "k" * 256, "\udcff"], ids=ascii)
+    def test_a_key_that_is_no_path_is_misuse(self, run: Run, store: PosixStore, root: Path, key: str) -> None:
+        for call in (
+            store.put(key, Body.of(b"")),
+            store.create(key, b""),
+            store.get(key),
+            store.delete([key]),
+        ):
+            with pytest.raises(Misuse):
+                run(call)
+
+        assert not root.exists()
+
+    def test_a_closed_store_takes_no_calls(self, run: Run, tmp_path: Path) -> None:
+        store = PosixStore(root=tmp_path)
+        run(store.aclose())
+
+        with pytest.raises(Misuse):
+            run(store.get("key"))
+
+    def test_a_listing_opens_only_folders_that_can_hold_a_wanted_key(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for folder in "abcde":
+            for number in range(3):
+                run(store.put(f"x/{folder}/{number}", Body.of(b"")))
+        opened, asked = watch(monkeypatch, root)
+
+        rows = [row.key for row in walk(str(root), "x/", "x/c/1")]
+
+        assert rows == ["x/c/2", "x/d/0", "x/d/1", "x/d/2", "x/e/0", "x/e/1", "x/e/2"]
+        assert opened == ["x", "x/c", "x/d", "x/e"]
+        assert len(asked) == len(rows)
+
+    def test_a_listing_goes_only_as_far_as_it_is_followed(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for folder in "abcde":
+            run(store.put(f"{folder}/key", Body.of(b"")))
+        opened, asked = watch(monkeypatch, root)
+
+        rows = walk(str(root), "", "")
+        first = next(rows)
+
+        assert first.key == "a/key"
+        assert opened == [".", "a"]
+        assert len(asked) == 1
+
+    def test_a_listing_passes_over_what_vanishes(self, run: Run, store: PosixStore, root: Path) -> None:
+        for key in ("a/1", "b", "c/1", "d"):
+            run(store.put(key, Body.of(b"")))
+
+        rows = walk(str(root), "", "")
+        first = next(rows)
+        (root / "b").unlink()
+        (root / "c/1").unlink()
+        (root / "c").rmdir()
+
+        assert [first.key, *(row.key for row in rows)] == ["a/1", "d"]
+
+    def test_short_reads_and_writes_are_gone_on_with(
+        self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The system may move fewer bytes than asked; none is lost, doubled or shifted."""
+        pread, pwrite = os.pread, os.pwrite
+        monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 7), at))
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, bytes(data[:7]), at))
+        data = bytes(range(100))
+
+        run(store.put("key", Body.of(data)))
+
+        assert run(store.get("key")) == data
+
+    def test_a_write_overlaps_the_fetching_of_the_next_window(
+        self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two windows at most are alive: the one being written and the one being fetched."""
+        fetched = 0
+
+        async def windows() -> AsyncIterator[bytes]:
+            nonlocal fetched
+            for _ in range(5):
+                fetched += 1
+                yield b"window"
+
+        writes: list[int] = []
+        write_window = store._write_window
+
+        def slowly(*args: Any) -> None:
+            writes.append(fetched)
+            write_window(*args)
+
+        monkeypatch.setattr(store, "_write_window", slowly)
+        run(store.put("key", Body(size_bytes=30, windows=windows)))
+
+        assert len(writes) == 5
+        assert all(number <= seen <= number + 1 for number, seen in enumerate(writes, 1))
+
+    def test_a_failed_sync_before_the_name_commits_nothing(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is not repeated; the next try writes a new file."""
+        syncs = fail_syncs(monkeypatch, of_folders=False)
+
+        with pytest.raises(TryAgain) as caught:
+            run(store.put("put", Body.of(b"data")))
+        with pytest.raises(TryAgain):
+            run(store.create("created", b"data"))
+
+        assert isinstance(caught.value.__cause__, OSError)
+        assert len(syncs) == 2
+        assert run(listed(store)) == staged(root) == []
+
+    def test_a_failed_sync_of_the_folder_leaves_the_outcome_unknown(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The object is there, and may not survive a power cut; no success is reported."""
+        run(store.put("warm", Body.of(b"")))
+        fail_syncs(monkeypatch, of_folders=True)
+
+        with pytest.raises(OutcomeUnknown):
+            run(store.put("put", Body.of(b"data")))
+        with pytest.raises(OutcomeUnknown):
+            run(store.create("created", b"data"))
+        with pytest.raises(OutcomeUnknown):
+            run(store.delete(["warm"]))
+
+        assert run(listed(store)) == ["created", "put"]
+        assert staged(root) == []
+
+    def test_new_folders_are_synced_from_the_top_down_and_names_last(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a power cut leaves is never an object in a folder that has no name."""
+        synced: list[str] = []
+        fsync = os.fsync
+
+        def noted(fd: int) -> None:
+            synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), root))
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", noted)
+        run(store.put("a/b/key", Body.of(b"")))
+
+        *before, file, folder = [path for path in synced if path != ".."]
+        assert before == [".", ".", "a"]  # for .staging, a, b
+        assert file.startswith(".staging/")
+        assert folder == "a/b"
+
+    def test_a_create_whose_answer_the_file_server_lost_has_won(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The link is there, the call fails: the count of names decides, also against `EEXIST`."""
+        link = os.link
+        for key, number in (("a", errno.ETIMEDOUT), ("b", errno.EEXIST)):
+
+            def lost(*args: Any, number: int = number, **kwargs: Any) -> None:
+                link(*args, **kwargs)
+                raise OSError(number, os.strerror(number))
+
+            monkeypatch.setattr(os, "link", lost)
+            run(store.create(key, b"data"))
+
+        assert run(listed(store)) == ["a", "b"]
+        assert staged(root) == []
+
+    def test_an_upload_with_a_missing_part_is_not_completed(
+        self, run: Run, store: PosixStore, root: Path
+    ) -> None:
+        """Nor one whose sizes leave a hole; what was refused is not taken down as written."""
+
+        async def scenario(*parts: tuple[int, int]) -> None:
+            upload = await store.start_upload("key")
+            try:
+                for number, size in parts:
+                    await upload.put_part(number, bytes(size))
+                with pytest.raises(Misuse):
+                    await upload.complete()
+            finally:
+                await upload.abort()
+
+        run(scenario())
+        run(scenario((2, 10)))
+        run(scenario((1, 10), (3, 10)))
+        run(scenario((1, 10), (2, 5), (3, 5)))
+        with pytest.raises(Misuse):
+            run(scenario((1, 10), (2, 11)))
+        with pytest.raises(Misuse):
+            run(scenario((2, 10), (1, 9)))
+        assert run(listed(store)) == staged(root) == []
+
+    def test_a_part_that_failed_is_missing_until_it_is_put_again(
+        self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Held or not, a part counts once its bytes are in the file."""
+
+        async def scenario() -> None:
+            upload = await store.start_upload("key")
+            await upload.put_part(2, b"last")
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "pwrite", failing(errno.EIO))
+                with pytest.raises(TryAgain):
+                    await upload.put_part(1, b"first")
+            with pytest.raises(Misuse):
+                await upload.complete()
+            await upload.put_part(1, b"first")
+            await upload.complete()
+
+        run(scenario())
+
+        assert run(store.get("key")) == b"firstlast"
+
+    def test_locks_that_do_not_exist_hinder_nobody(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Leftovers stay then, as nobody can tell whose they are."""
+        (root / ".staging").mkdir(parents=True)
+        (root / ".staging/leftover").touch()
+        monkeypatch.setattr("fcntl.flock", failing(errno.EOPNOTSUPP))
+
+        run(store.put("key", Body.of(b"data")))
+
+        assert run(store.get("key")) == b"data"
+        assert staged(root) == ["leftover"]
+
+    def test_a_file_swept_before_it_was_locked_is_given_up_for_another(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A sweeper can come between the opening of a file and its lock: no byte goes into a lost file."""
+        import fcntl
+
+        flock = fcntl.flock
+        swept: list[str] = []
+
+        def late(fd: int, operation: int) -> None:
+            if not swept:
+                swept.extend(staged(root))
+                (root / ".staging" / swept[0]).unlink()
+            flock(fd, operation)
+
+        monkeypatch.setattr(fcntl, "flock", late)
+        run(store.put("key", Body.of(b"data")))
+
+        assert len(swept) == 1
+        assert run(store.get("key")) == b"data"
+
+
+def staged(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / ".staging").iterdir())
+
+
+async def listed(store: PosixStore, prefix: str = "") -> list[str]:
+    return [row.key async for row in store.list(prefix)]
+
+
+def failing(number: int) -> Any:
+    """A system call that fails with this errno."""
+
+    def call(*_args: object, **_kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def fail_syncs(monkeypatch: pytest.MonkeyPatch, *, of_folders: bool) -> list[int]:
+    """Let the sync of every folder, or of every file, fail; return those that did."""
+    fsync = os.fsync
+    failed: list[int] = []
+
+    def sync(fd: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{fd}") is of_folders:
+            failed.append(fd)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return failed
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, root: Path) -> tuple[list[str], list[str]]:
+    """The folders that are scanned and the paths that are asked for their size, from now on."""
+    scandir, stat = os.scandir, os.stat
+    opened: list[str] = []
+    asked: list[str] = []
+
+    def watched_scandir(folder: Any) -> Any:
+        opened.append(os.path.relpath(os.readlink(f"/proc/self/fd/{folder}"), root))
+        return scandir(folder)
+
+    def watched_stat(path: Any, **kwargs: Any) -> os.stat_result:
+        asked.append(path)
+        return stat(path, **kwargs)
+
+    monkeypatch.setattr(os, "scandir", watched_scandir)
+    monkeypatch.setattr(os, "stat", watched_stat)
+    return opened, asked
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.ENOSPC, NoSpace),
+        (errno.EDQUOT, NoSpace),
+        (errno.EACCES, Denied),
+        (errno.EPERM, Denied),
+        (errno.EROFS, Denied),
+        (errno.ENAMETOOLONG, Misuse),
+        (errno.EINVAL, Misuse),
+        (errno.EISDIR, Misuse),
+        (errno.ENOTDIR, Misuse),
+        (errno.ELOOP, Misuse),
+        (errno.EMFILE, TryAgain),
+        (errno.ENFILE, TryAgain),
+        (errno.EAGAIN, TryAgain),
+        (errno.ETIMEDOUT, TryAgain),
+        (errno.ESTALE, TryAgain),
+        (errno.ENOENT, TryAgain),
+        (errno.EIO, TryAgain),
+        (errno.EDOM, OffloadError),
+    ],
+    ids=lambda value: errno.errorcode.get(value) if isinstance(value, int) else value.__name__,
+)
+def test_an_errno_of_a_write_says_what_to_do_next(number: int, expected: type[OffloadError]) -> None:
+    raised = failure(OSError(number, os.strerror(number)), "writing", "/root/key")
+
+    assert type(raised) is expected
+    assert "/root/key" in str(raised)
+    assert "\n" not in str(raised)
+
+
+def test_an_errno_of_a_read_may_mean_something_else() -> None:
+    """Absence has many forms; and what cannot be read now will not be readable at once."""
+    absent = NotFound("key")
+
+    def reading(number: int) -> OffloadError:
+        return failure(OSError(number, os.strerror(number)), "reading", "/root/key", absent=absent)
+
+    assert {reading(number) for number in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)} == {
+        absent
+    }
+    assert type(reading(errno.EIO)) is OffloadError
+    assert type(reading(errno.ESTALE)) is TryAgain
+    assert type(reading(errno.EACCES)) is Denied
