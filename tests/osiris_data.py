@@ -54,3 +54,11 @@ def chunks(stream: str) -> list[bytes]:
         starts = [position for _, _, _, position, _ in index_of(segment)]
         found += [raw[start:stop] for start, stop in zip(starts, [*starts[1:], len(raw)], strict=True)]
     return found
+
+
+def filter_values_of(chunk_number: int) -> list[bytes | None]:
+    """The filter values of the 250 messages of a chunk of `filtered`, as the manifest's note has them."""
+    value = b"g%d" % (chunk_number % 8)
+    if chunk_number % 7 == 6:
+        return [None] * 250
+    return [None if chunk_number % 5 == 4 and i % 2 else value for i in range(250)]
