@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,37 @@ class TestFolder(Asynchronous):
 
         assert len(writes) == 5
         assert all(number <= seen <= number + 1 for number, seen in enumerate(writes, 1))
+
+    @pytest.mark.parametrize("call", ["pwrite", "rename"])
+    def test_a_cancelled_put_does_not_return_before_its_thread(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        """Its descriptor must not be closed, and so be given to another file, while a thread writes to it."""
+        blocked, released = threading.Event(), threading.Event()
+        real = getattr(os, call)
+
+        def block(*args: Any, **kwargs: Any) -> Any:
+            blocked.set()
+            assert released.wait(10)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, call, block)
+
+        async def scenario() -> None:
+            putting = asyncio.create_task(store.put("key", Body.of(b"data")))
+            await asyncio.to_thread(blocked.wait, 10)
+            for _ in range(2):  # a second cancellation is no way out either
+                putting.cancel()
+                await asyncio.wait([putting], timeout=0.05)
+                assert not putting.done()
+            released.set()
+            with pytest.raises(asyncio.CancelledError):
+                await putting
+
+        run(scenario())
+
+        assert staged(root) == []
+        assert run(listed(store)) == (["key"] if call == "rename" else [])
 
     def test_a_failed_sync_before_the_name_commits_nothing(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
