@@ -1,1 +1,1 @@
-"""ledger-offload."""
+"""The command line: one module per command. `main` is where a process enters."""

@@ -130,11 +130,8 @@ def _snappy(payload: bytes, _size_bytes: int) -> Iterator[bytes]:
         raise _StreamError("no snappy stream identifier")
     stream, at = snappy.StreamDecompressor(), len(_SNAPPY_HEAD)
     while at < len(payload):
-        size = int.from_bytes(payload[at + 1 : at + 4], "little")
-        stop = at + 4 + size
+        stop = at + 4 + int.from_bytes(payload[at + 1 : at + 4], "little")
         _must_end(stop <= len(payload))
-        if payload[at] in (0, 1) and size < 4:  # the engine takes a frame of data without a checksum
-            raise _StreamError("a frame without its checksum")
         yield bytes(stream.decompress(payload[at:stop]))
         at = stop
 

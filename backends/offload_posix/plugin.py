@@ -1,0 +1,19 @@
+"""What the POSIX backend declares. Imports nothing of the store itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offload.plugins import Backend, hookimpl
+from offload.store.capabilities import Capabilities
+
+
+@hookimpl
+def offload_backends() -> Sequence[Backend]:
+    """Folders, by `file://` URLs and plain paths."""
+    capabilities = Capabilities(atomic_create=True, strong_listing=True, multipart=True)
+    return [
+        Backend(
+            name="posix", target="offload_posix.url:open_url", schemes=("file",), capabilities=capabilities
+        )
+    ]

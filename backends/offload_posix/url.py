@@ -1,0 +1,22 @@
+"""From a `file://` URL, or a plain path, to a store.
+
+`file:///srv/tier` is absolute; `file://./tier`, `./tier` and `tier` are relative to the working
+folder. In a URL `%XX` is decoded; a plain path is taken as it is.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from offload.errors import Misuse
+from offload_posix.store import PosixStore
+
+
+def open_url(url: str) -> PosixStore:
+    """The store that a URL or path names. Raises `Misuse` where it names none."""
+    path = unquote(url[len("file://") :]) if url.lower().startswith("file://") else url
+    if path.startswith("localhost/"):
+        path = path.removeprefix("localhost")
+    if not path or "\0" in path:
+        raise Misuse(f"{url!r} names no folder")
+    return PosixStore(root=path)

@@ -1,0 +1,94 @@
+"""The application: its commands, plugins' among them, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated, Any
+
+import click
+import typer
+
+from offload.cli import demo, inspect, ls, plugins, read, sync, verify
+from offload.cli.output import print_error, print_note
+from offload.cli.state import State, Usage
+from offload.errors import Misuse, OffloadError
+from offload.plugins import Command, Plugins, conflict_text
+
+
+def build(state: State) -> typer.Typer:
+    """The application, with every command that a plugin adds."""
+    app = typer.Typer(
+        name="offload",
+        help="Move a broker's sealed log data to any object store, and read it back.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+    @app.callback()
+    def options(
+        context: typer.Context,
+        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the log.")] = False,
+    ) -> None:
+        """Move a broker's sealed log data to any object store, and read it back."""
+        context.obj = state
+        state.debug = debug
+        logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, stream=sys.stderr)
+
+    for name, command in (
+        ("demo", demo.demo),
+        ("sync", sync.sync),
+        ("ls", ls.ls),
+        ("inspect", inspect.inspect),
+        ("read", read.read),
+        ("verify", verify.verify),
+        ("plugins", plugins.plugins),
+    ):
+        app.command(name)(command)
+    _add_plugin_commands(app, state.plugins)
+    return app
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    state = State(plugins=Plugins.find())
+    try:
+        command = typer.main.get_command(build(state))
+        result: Any = command.main(args=arguments, prog_name="offload", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except (click.Abort, KeyboardInterrupt) as exc:
+        raise KeyboardInterrupt from exc
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except OffloadError as error:
+        if state.debug:
+            raise
+        print_error(error)
+        return 2 if isinstance(error, Usage) else 1
+    return result if isinstance(result, int) else 0
+
+
+def _add_plugin_commands(app: typer.Typer, found: Plugins) -> None:
+    for declared in found.of_kind("command"):
+        rivals = [found.conflicts[claim] for claim in declared.claims() if claim in found.conflicts]
+        if rivals:
+            print_note(conflict_text(f"command {declared.declaration.name!r}", rivals[0]))
+            continue
+        _add(app, declared.declaration)
+
+
+def _add(app: typer.Typer, declaration: Any) -> None:
+    assert isinstance(declaration, Command)
+    try:
+        target = declaration.load()
+    except Misuse as error:
+        print_note(str(error))
+        return
+    if isinstance(target, typer.Typer):
+        app.add_typer(target, name=declaration.name, help=declaration.help)
+    else:
+        app.command(declaration.name, help=declaration.help)(target)

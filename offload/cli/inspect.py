@@ -1,0 +1,112 @@
+"""`offload inspect`: what is committed of one stream, down to its fragments."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.tree import Tree
+
+from offload.cli.output import one_line, print_json, size_text, stdout
+from offload.cli.state import State, run_async
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Entry, Manifest, Running, decode_entries
+from offload.position import iso_of
+from offload.tier.sync import totals
+
+
+def inspect(
+    context: typer.Context,
+    tier: Annotated[str, typer.Argument(help="A folder, or a URL that a backend knows.")],
+    stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show totals, root, fragments and running attempts of STREAM."""
+    state: State = context.obj
+
+    async def main() -> Manifest:
+        async with state.tier(tier) as offloader:
+            return await offloader.load_manifest(stream)
+
+    manifest = run_async(main)
+    if json:
+        print_json(document(manifest), indent=2)
+    else:
+        stdout().print(_tree(manifest))
+
+
+def document(manifest: Manifest) -> dict[str, object]:
+    """The stream as `offload inspect --json` prints it."""
+    root = {
+        "object": StreamKeys(manifest.stream).root(manifest.version),
+        "version": manifest.version,
+        "state": manifest.state.name.lower(),
+        "incarnation": str(manifest.incarnation),
+        "writer": str(manifest.writer),
+        "epoch": manifest.epoch,
+        "source_epoch": manifest.source_epoch,
+        "committer": str(manifest.committer),
+        "commit_id": str(manifest.commit_id),
+        "parent_commit_id": str(manifest.parent_commit_id),
+    }
+    return {
+        **totals(manifest.stream, manifest),
+        "stored_bytes": manifest.stored_size_bytes,
+        "root": root,
+        "running": [_running(running) for running in manifest.running],
+        "fragment_list": [_fragment(manifest, entry) for entry in decode_entries(manifest.entries)],
+    }
+
+
+def _running(running: Running) -> dict[str, object]:
+    return {
+        "attempt": str(running.attempt),
+        "ledger_id": running.ledger_id,
+        "epoch": running.epoch,
+        "writer": str(running.writer),
+        "kind": running.kind.name.lower(),
+    }
+
+
+def _fragment(manifest: Manifest, entry: Entry) -> dict[str, object]:
+    return {
+        "object": StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt),
+        "first_offset": entry.first_offset,
+        "next_offset": entry.next_offset,
+        "records": entry.records,
+        "messages": entry.messages,
+        "bytes": entry.data_size_bytes,
+        "stored_bytes": entry.stored_size_bytes,
+        "first_timestamp": iso_of(entry.first_timestamp_ms),
+        "last_timestamp": iso_of(entry.last_timestamp_ms),
+        "ledger_id": entry.ledger_id,
+        "attempt": str(entry.attempt),
+        "crc32c": f"{entry.checksum:08x}",
+    }
+
+
+def _tree(manifest: Manifest) -> Tree:
+    covered = f"[{manifest.first_offset}, {manifest.next_offset})"
+    tree = Tree(
+        escape(
+            f"{one_line(manifest.stream)}  {manifest.messages} messages, {manifest.records} records in {covered}, "
+            f"{size_text(manifest.stored_size_bytes)}"
+        )
+    )
+    root = tree.add(f"root version {manifest.version}, epoch {manifest.epoch}, {manifest.state.name.lower()}")
+    root.add(f"writer {manifest.writer}")
+    root.add(f"incarnation {manifest.incarnation}")
+    running = tree.add(f"running attempts: {len(manifest.running)}")
+    for each in manifest.running:
+        running.add(f"{each.attempt}  ledger {each.ledger_id}, epoch {each.epoch}, {each.kind.name.lower()}")
+    fragments = tree.add(f"fragments: {manifest.fragments}, from {manifest.ledgers} ledgers")
+    for entry in decode_entries(manifest.entries):
+        fragments.add(
+            escape(
+                f"[{entry.first_offset}, {entry.next_offset})  {size_text(entry.stored_size_bytes)}  "
+                f"{iso_of(entry.first_timestamp_ms)} to {iso_of(entry.last_timestamp_ms)}  "
+                f"ledger {entry.ledger_id}, attempt {entry.attempt}"
+            )
+        )
+    return tree

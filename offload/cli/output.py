@@ -1,0 +1,81 @@
+"""What the commands share: consoles, lines, tables, and errors as one line each.
+
+Invariant: with `--json`, stdout carries JSON and nothing else; notes, progress and errors go to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from offload.errors import Corrupt, Fenced, OffloadError, StreamDeleted
+
+
+def stderr() -> Console:
+    """A console on stderr, for notes and progress."""
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def stdout() -> Console:
+    """A console on stdout, for people. Where no terminal is, lines are not cut or wrapped."""
+    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 400)
+
+
+def print_json(document: object, *, indent: int | None = None) -> None:
+    """One JSON document on stdout, and out of the buffer."""
+    sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_error(error: OffloadError) -> None:
+    """The error as one line on stderr: what, where, what to do."""
+    sys.stderr.write(f"offload: {error_line(error)}\n")
+
+
+def print_note(text: str) -> None:
+    """A line for people that is neither result nor error."""
+    sys.stderr.write(f"note: {one_line(text)}\n")
+
+
+def error_line(error: OffloadError) -> str:
+    """What went wrong, with the stream where it is known, and what to do about it."""
+    text = str(error)
+    if isinstance(error, Corrupt) and error.stream is not None:
+        text = f"stream {error.stream!r}: {text}"
+    if isinstance(error, Fenced) and not isinstance(error, StreamDeleted):
+        text = f"{text}; run again"
+    return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks or other control characters: names from outside may hold any."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for people."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on a terminal; elsewhere the same rows, separated by tabs."""
+    if not sys.stdout.isatty():
+        for row in (heads, *rows):
+            sys.stdout.write("\t".join(one_line(str(cell)) for cell in row) + "\n")
+        return
+    table = Table(box=None, header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="left" if head == heads[0] else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(one_line(str(cell))) for cell in row))
+    stdout().print(table)

@@ -1,0 +1,72 @@
+"""`offload plugins`: every plugin with what it declares, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import Annotated
+
+import typer
+
+from offload.cli.output import print_json, print_table
+from offload.cli.state import State
+from offload.plugins import Backend, Declared, Plugin, Plugins, conflict_text
+
+
+def plugins(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> int:
+    """List every plugin: distribution, version, what it declares, and why it could not be loaded."""
+    found: Plugins = context.obj.plugins
+    rows = [_described(plugin, found) for plugin in found.plugins]
+    conflicts = [conflict_text(claim, rivals) for claim, rivals in sorted(found.conflicts.items())]
+    if json:
+        print_json({"plugins": rows, "conflicts": conflicts}, indent=2)
+    else:
+        _show(rows, conflicts)
+    return 1 if conflicts else 0
+
+
+def _described(plugin: Plugin, found: Plugins) -> dict[str, object]:
+    mine = [declared for declared in found.declared if declared.plugin == plugin]
+    return {
+        "plugin": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "declares": [_declaration(declared) for declared in mine],
+        "error": plugin.error,
+    }
+
+
+def _declaration(declared: Declared) -> dict[str, object]:
+    declaration = declared.declaration
+    row: dict[str, object] = {
+        "kind": declared.kind,
+        "name": declaration.name,
+        "schemes": list(declaration.schemes),
+    }
+    if isinstance(declaration, Backend) and declaration.capabilities is not None:
+        row["capabilities"] = declaration.capabilities.as_dict()
+    return row
+
+
+def _show(rows: list[dict[str, object]], conflicts: list[str]) -> None:
+    table = []
+    for row in rows:
+        origin = (row["plugin"], row["distribution"], row["version"])
+        if row["error"] is not None:
+            table.append((*origin, "could not be loaded", row["error"], ""))
+        declares = row["declares"]
+        assert isinstance(declares, list)
+        for each in declares:
+            schemes = " ".join(f"{scheme}://" for scheme in each["schemes"])
+            can = each.get("capabilities", {})
+            capabilities = " ".join(
+                name if value is True else f"{name}={jsonlib.dumps(value)}"
+                for name, value in can.items()
+                if value not in (None, False)
+            )
+            table.append((*origin, f"{each['kind']} {each['name']}", schemes, capabilities))
+    print_table(("plugin", "distribution", "version", "declares", "schemes", "capabilities"), table)
+    for conflict in conflicts:
+        print(f"CONFLICT {conflict}")

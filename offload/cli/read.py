@@ -1,0 +1,162 @@
+"""`offload read`: a stream's messages, from any place in it, in three formats."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable
+from contextlib import aclosing
+from enum import Enum
+from json.encoder import encode_basestring
+from typing import Annotated, Any, Final
+
+import typer
+
+from offload.cli.output import print_note
+from offload.cli.state import State, position_of, run_async
+from offload.decoder import Decoded, Decoder
+from offload.position import AtOffset, Position, iso_of
+from offload.tier.reader import Messages, StreamReader
+
+OUTPUT_SIZE_BYTES: Final = 256 * 1024
+"""How much is gathered before it is written."""
+
+
+class Format(str, Enum):
+    """How a message is printed."""
+
+    JSONL = "jsonl"
+    BODY = "body"
+    RAW = "raw"
+
+
+def read(
+    context: typer.Context,
+    tier: Annotated[str, typer.Argument(help="A folder, or a URL that a backend knows.")],
+    stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="SPEC",
+            help="first, last, next, an offset, an ISO 8601 time (UTC unless it says otherwise), "
+            "or @ and milliseconds since 1970.",
+        ),
+    ] = "first",
+    limit: Annotated[int | None, typer.Option("--limit", min=0, help="At most so many messages.")] = None,
+    decode: Annotated[str, typer.Option("--decode", help="raw, or what a plugin can decode: amqp.")] = "raw",
+    format: Annotated[Format, typer.Option("--format", help="How each message is printed.")] = Format.JSONL,  # noqa: A002 - the option's own name
+) -> None:
+    """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them."""
+    state: State = context.obj
+    position = position_of(start)
+    render = renderer(format, _decoder(state, decode))
+    run_async(lambda: _read(state, tier, stream, position, limit, render))
+
+
+async def _read(
+    state: State,
+    tier: str,
+    stream: str,
+    position: Position,
+    limit: int | None,
+    render: Callable[[Messages], bytes],
+) -> None:
+    async with state.tier(tier) as offloader:
+        reader = await StreamReader.open(offloader, stream)
+        offset = await reader.offset_of(position)
+        if isinstance(position, AtOffset) and position.offset < offset:
+            print_note(f"offset {position.offset} is below the first; reading starts at offset {offset}")
+        if limit == 0:
+            return
+        output, left = _Output(), limit
+        try:
+            async with aclosing(reader.messages(offset)) as batches:
+                async for batch in batches:
+                    if left is not None and len(batch.bodies) >= left:
+                        output.write(render(Messages(batch.offset, batch.timestamp_ms, batch.bodies[:left])))
+                        break
+                    output.write(render(batch))
+                    left = None if left is None else left - len(batch.bodies)
+        finally:
+            output.flush()  # what stands before a damaged chunk is sound, and is printed
+
+
+class _Output:
+    """stdout in large pieces."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def write(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size >= OUTPUT_SIZE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        sys.stdout.buffer.write(b"".join(self._pieces))
+        sys.stdout.buffer.flush()
+        self._pieces, self._size = [], 0
+
+
+def _decoder(state: State, name: str) -> Decoder | None:
+    return None if name == "raw" else state.decoder(name)
+
+
+def renderer(format: Format, decoder: Decoder | None) -> Callable[[Messages], bytes]:  # noqa: A002 - as above
+    """The function that prints the messages of one chunk."""
+    match format:
+        case Format.RAW:
+            return _raw
+        case Format.BODY:
+            bodies_of = decoder.bodies if decoder is not None else list
+            return lambda batch: b"\n".join([*bodies_of(batch.bodies), b""])
+        case Format.JSONL if decoder is not None:
+            decode, tails = decoder.decode, _Tails()
+            return lambda batch: _jsonl(batch, [(d.value, tails.of(d)) for d in decode(batch.bodies)])
+        case Format.JSONL:
+            return lambda batch: _jsonl(batch, [(body, "}\n") for body in batch.bodies])
+
+
+def _raw(batch: Messages) -> bytes:
+    return b"".join([piece for body in batch.bodies for piece in (len(body).to_bytes(4, "big"), body)])
+
+
+def _jsonl(batch: Messages, values: list[tuple[Any, str]]) -> bytes:
+    """One line per message: the head and its timestamp are made once per chunk."""
+    middle = f',"timestamp":"{iso_of(batch.timestamp_ms)}","value":'
+    lines = [
+        f'{{"offset":{offset}{middle}{_value(value)}{tail}'
+        for offset, (value, tail) in enumerate(values, start=batch.offset)
+    ]
+    return "".join(lines).encode()
+
+
+def _value(value: Any) -> str:
+    """A JSON value: bytes are text where they are UTF-8, and base64 with a key that says so elsewhere."""
+    if isinstance(value, bytes):
+        try:
+            return encode_basestring(value.decode())
+        except UnicodeDecodeError:
+            return f'"{base64.b64encode(value).decode()}","encoding":"base64"'
+    if isinstance(value, str):
+        return encode_basestring(value)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class _Tails:
+    """What follows the value in a line. Nearly all messages share one object of empty sections."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, str] = (None, "")
+
+    def of(self, decoded: Decoded) -> str:
+        sections, tail = self._last
+        if decoded.sections is not sections:
+            text = json.dumps(decoded.sections, ensure_ascii=False, separators=(",", ":"))
+            tail = f",{text[1:]}\n"
+            self._last = (decoded.sections, tail)
+        return tail

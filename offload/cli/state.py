@@ -1,0 +1,71 @@
+"""What a command finds around it: the plugins, the debug switch, and how arguments become objects.
+
+What the arguments alone show to be wrong raises `Usage`, which ends with exit code 2; everything
+else that fails ends with 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from offload.decoder import Decoder
+from offload.errors import Misuse
+from offload.events import Event
+from offload.offloader import LedgerOffloader
+from offload.plugins import Plugins
+from offload.position import Position, parse_position
+from offload.source import Source
+from offload.tier.opening import open_source, open_tier
+
+T = TypeVar("T")
+
+
+class Usage(Misuse):
+    """An argument is wrong, whatever the state of the world."""
+
+
+@dataclass(slots=True)
+class State:
+    """Of one process."""
+
+    plugins: Plugins
+    debug: bool = False
+
+    def tier(self, url: str, *, emit: Callable[[Event], None] | None = None) -> LedgerOffloader:
+        """The tier that an argument names. Must be called on the event loop."""
+        with _usage():
+            return open_tier(url, plugins=self.plugins, emit=emit)
+
+    def source(self, url: str) -> Source:
+        """The source that an argument names."""
+        with _usage():
+            return open_source(url, plugins=self.plugins)
+
+    def decoder(self, name: str) -> Decoder:
+        """The decoder that an argument names."""
+        with _usage():
+            decoder: Decoder = self.plugins.by_name("decoder", name).load()()
+        return decoder
+
+
+def position_of(text: str) -> Position:
+    """The place that a SPEC names."""
+    with _usage():
+        return parse_position(text)
+
+
+def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a command's asynchronous part; Ctrl-C cancels it cleanly and is raised again."""
+    return asyncio.run(main())
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    try:
+        yield
+    except Misuse as exc:
+        raise Usage(str(exc)) from exc

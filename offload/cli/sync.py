@@ -1,0 +1,105 @@
+"""`offload sync`: bring a tier up to date with a broker's local data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+from offload.cli.output import print_error, print_json, print_note, size_text, stderr
+from offload.cli.state import State, run_async
+from offload.events import Event, FragmentUploaded
+from offload.tier.sync import StreamReport
+from offload.tier.sync import sync as sync_all
+
+
+def sync(
+    context: typer.Context,
+    source: Annotated[
+        str, typer.Argument(help="The broker's data, for example rabbitmq:///var/lib/…/stream")
+    ],
+    tier: Annotated[str, typer.Argument(help="Where it goes: a folder, or a URL that a backend knows.")],
+    stream: Annotated[
+        list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
+) -> int:
+    """Copy what is new from SOURCE to TIER. Running it again copies only what came since."""
+    state: State = context.obj
+
+    async def main() -> bool:
+        good = True
+        with _progress() as advance:
+            opened = state.source(source)
+            async with state.tier(tier, emit=_listener(state, advance)) as offloader:
+                reports = sync_all(opened, offloader, only=stream or [], extra_metadata=_metadata())
+                async for report in reports:
+                    _show(report, json=json)
+                    good &= report.error is None
+            for note in opened.notes:
+                print_note(note)
+        return good
+
+    return 0 if run_async(main) else 1
+
+
+def _metadata() -> dict[str, str]:
+    return {"written_by": f"ledger-offload {version('ledger-offload')}"}
+
+
+def _show(report: StreamReport, *, json: bool) -> None:
+    if json:
+        print_json(report.as_json())
+    elif report.error is None and report.manifest is not None:
+        committed = report.manifest
+        print(
+            f"{report.stream}: {committed.messages} messages in offsets "
+            f"[{committed.first_offset}, {committed.next_offset}), version {committed.version}; "
+            + (f"uploaded {size_text(report.uploaded_bytes)}" if report.uploaded_bytes else "nothing new")
+        )
+    elif report.error is None:
+        print(f"{report.stream}: empty, nothing to copy")
+    if report.error is not None:
+        print_error(report.error)
+
+
+def _listener(state: State, advance: Callable[[int, str], None]) -> Callable[[Event], None]:
+    def listen(event: Event) -> None:
+        if isinstance(event, FragmentUploaded):
+            advance(event.entry.stored_size_bytes, event.stream)
+        state.plugins.emit(event)
+
+    return listen
+
+
+def _progress() -> AbstractContextManager[Callable[[int, str], None]]:
+    """Where stderr is a terminal, a live line of what was uploaded; elsewhere silence."""
+    console = stderr()
+    if not console.is_terminal:
+        return nullcontext(lambda size_bytes, stream: None)
+    return _Bar(console)
+
+
+class _Bar(AbstractContextManager[Callable[[int, str], None]]):
+    def __init__(self, console: object) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"))
+        self._progress = Progress(
+            *columns, TransferSpeedColumn(), TimeElapsedColumn(), console=stderr(), transient=True
+        )
+        self._task = self._progress.add_task("uploading", total=None, size="0 B")
+
+    def __enter__(self) -> Callable[[int, str], None]:
+        self._progress.start()
+        return self._advance
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._progress.stop()
+
+    def _advance(self, size_bytes: int, stream: str) -> None:
+        self._progress.advance(self._task, size_bytes)
+        done = self._progress.tasks[0].completed
+        self._progress.update(self._task, description=f"uploading {stream}", size=size_text(int(done)))

@@ -1,0 +1,39 @@
+"""What happens inside, told to whoever listens: plugins by the `offload_event` hook, progress bars.
+
+Events are told after the fact, on the event loop; a listener must return at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offload.errors import Corrupt
+from offload.formats.manifest import Entry, Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Anything that is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentUploaded(Event):
+    """A fragment is durable. It is not committed yet."""
+
+    stream: str
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestCommitted(Event):
+    """A change was accepted."""
+
+    manifest: Manifest
+    change: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamageFound(Event):
+    """Stored bytes, or a source's, break their format."""
+
+    damage: Corrupt

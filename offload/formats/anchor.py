@@ -1,0 +1,75 @@
+"""Anchors: small texts that say what a prefix is, to programs and to people who open the bucket.
+
+```text
+ledger-offload tier 1
+{"branching_factor":1024}
+crc32c 7a1b5c2e
+```
+
+A first line of kind and version, one line of JSON with sorted keys and no spaces, and the CRC-32C
+of both lines. Invariant: an anchor has one spelling only. What decodes must encode to the very
+same bytes, so no bit of it can change unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Self
+
+from offload.errors import Corrupt
+from offload.formats.checksums import crc32c
+from offload.formats.fragment import check_version
+
+VERSION: Final = 1
+_HEAD: Final = re.compile(rb"ledger-offload (tier|stream) ([0-9]{1,9})\n")
+
+TIER_FIELDS: Final = (("branching_factor", "int", "how many entries of one kind a group takes"),)
+STREAM_FIELDS: Final = (("stream", "str", "the stream's true name"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Anchor:
+    kind: ClassVar[str]
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def encode(self) -> bytes:
+        """The anchor's bytes."""
+        text = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
+        lines = f"ledger-offload {self.kind} {VERSION}\n{text}\n".encode()
+        return lines + b"crc32c %08x\n" % crc32c(lines)
+
+    @classmethod
+    def decode(cls, raw: bytes, *, where: str) -> Self:
+        """Undo `encode`. Raises `Corrupt` where any bit is off, `UnsupportedFormat` for another version."""
+        head = _HEAD.match(raw)
+        if head is None or head[1].decode() != cls.kind:
+            raise Corrupt("anchor", where, expected=f"ledger-offload {cls.kind}", found=raw[:40])
+        check_version(f"{cls.kind} anchor", int(head[2]), VERSION, where)
+        try:
+            anchor = cls(**json.loads(raw.split(b"\n")[1]))
+            same = anchor.encode() == raw
+        except (ValueError, TypeError, IndexError) as exc:
+            raise Corrupt("anchor", where, expected="one line of JSON", found=str(exc)) from exc
+        if not same:
+            raise Corrupt("anchor", where, expected=anchor.encode(), found=raw)
+        return anchor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierAnchor(_Anchor):
+    """Says that a prefix is a tier, and what every stream on it has in common."""
+
+    kind: ClassVar[str] = "tier"
+    branching_factor: int = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamAnchor(_Anchor):
+    """Says which stream a prefix holds, since an escaped name may have been cut."""
+
+    kind: ClassVar[str] = "stream"
+    stream: str

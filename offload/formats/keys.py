@@ -1,0 +1,101 @@
+"""The names of objects on a tier. Sorting by name is sorting by offset, or by version.
+
+```text
+tier.anchor                                                    what this place is
+<stream, escaped>/stream.anchor                                what this prefix is
+<stream, escaped>/data/<first offset>.<attempt>.fragment       a fragment
+<stream, escaped>/metadata/root.<version>.manifest             a root
+```
+
+Numbers have 20 decimal digits. A stream's name is escaped for good and in one way: its bytes
+outside `A-Za-z0-9_-` become `%XX`; where that is longer than 200 bytes, it is cut to 134 and
+followed by `%s` (which no escaped byte reads) and the name's SHA-256 in hex. The escaped name
+holds no dot and no slash, so no stream's name reaches outside its own prefix or meets an anchor.
+Two names of one escape would need a collision of SHA-256; the anchor holds the true name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from offload.errors import Misuse
+
+TIER_ANCHOR: Final = "tier.anchor"
+ESCAPED_SIZE_BYTES_MAX: Final = 200
+STREAM_SIZE_BYTES_MAX: Final = 4096
+_PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_FRAGMENT: Final = re.compile(r"data/([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.fragment")
+_ROOT: Final = re.compile(r"metadata/root\.([0-9]{20})\.manifest")
+_ESCAPED: Final = re.compile(r"[A-Za-z0-9_%-]+")
+
+
+def escape(stream: str) -> str:
+    """A stream's name as the first part of its keys."""
+    try:
+        raw = stream.encode()
+    except UnicodeEncodeError as exc:
+        raise Misuse(f"{stream!r} is no stream name: it is not valid Unicode") from exc
+    if not 0 < len(raw) <= STREAM_SIZE_BYTES_MAX:
+        raise Misuse(f"a stream name has 1 to {STREAM_SIZE_BYTES_MAX} bytes, not {len(raw)}")
+    text = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
+    if len(text) <= ESCAPED_SIZE_BYTES_MAX:
+        return text
+    return f"{text[:134]}%s{hashlib.sha256(raw).hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamKeys:
+    """The keys of one stream."""
+
+    stream: str
+
+    @property
+    def prefix(self) -> str:
+        """What all keys of the stream begin with, its slash included."""
+        return escape(self.stream) + "/"
+
+    @property
+    def anchor(self) -> str:
+        """The object that holds the stream's true name."""
+        return self.prefix + "stream.anchor"
+
+    @property
+    def data(self) -> str:
+        """What the keys of all fragments begin with."""
+        return self.prefix + "data/"
+
+    @property
+    def roots(self) -> str:
+        """What the keys of all roots begin with."""
+        return self.prefix + "metadata/root."
+
+    def fragment(self, first_offset: int, attempt: UUID) -> str:
+        """The key of a fragment."""
+        return f"{self.data}{first_offset:020d}.{attempt}.fragment"
+
+    def root(self, version: int) -> str:
+        """The key of a root."""
+        return f"{self.roots}{version:020d}.manifest"
+
+    def before_fragments_of(self, offset: int) -> str:
+        """A key that stands before every fragment that begins at or after `offset`, and behind all others."""
+        return f"{self.data}{offset:020d}."
+
+    def parse_fragment(self, key: str) -> tuple[int, UUID] | None:
+        """First offset and attempt, or None where the key is no fragment's of this stream."""
+        match = _FRAGMENT.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        return (int(match[1]), UUID(match[2])) if match else None
+
+    def parse_root(self, key: str) -> int | None:
+        """The version, or None where the key is no root's of this stream."""
+        match = _ROOT.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        return int(match[1]) if match else None
+
+
+def looks_escaped(part: str) -> bool:
+    """Whether the first part of a key could be a stream's escaped name."""
+    return bool(_ESCAPED.fullmatch(part))

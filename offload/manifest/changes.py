@@ -1,0 +1,230 @@
+"""The changes that a commit can make to a manifest, as pure functions of the manifest they meet.
+
+Each change says how it is applied, which precondition it has, and how a manifest shows that it is
+in already. That last question decides a commit whose reply was lost: by content, never by the
+reply (docs/commit-protocol.md, step 1).
+
+Invariant: `apply` raises, or returns a manifest that keeps every invariant of `formats.manifest`.
+Who may commit is decided here too: every change but a claim is refused unless its author's writer
+holds the stream.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import numpy as np
+
+from offload.errors import Conflict, Fenced, Misuse, StreamDeleted
+from offload.formats.manifest import AttemptKind, Entry, Manifest, Running, State, encode_entries
+
+
+class Change(ABC):
+    """One change of a manifest."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def apply(self, base: Manifest | None) -> Manifest:
+        """The manifest with the change in it; version and commit ids are still those of `base`.
+
+        Raises `Fenced`, `StreamDeleted` or `Conflict` where the precondition does not hold.
+        """
+
+    @abstractmethod
+    def is_in(self, manifest: Manifest) -> bool:
+        """Whether `manifest` shows that the change was committed."""
+
+    def check_author(self, base: Manifest | None) -> None:
+        """Raise `Fenced` or `StreamDeleted` where the change's author may not commit on `base`.
+
+        Asked before `is_in`: a writer that was fenced stops, even if its last commit landed.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim(Change):
+    """Take the stream: from now on it is `writer`'s, under a higher epoch.
+
+    `first_offset` and `incarnation` are used where the stream is born, or born again after a
+    deletion. `source_epoch` is the broker's own leader epoch, where it has one; a lower one than
+    recorded is refused with `Fenced`.
+    """
+
+    stream: str
+    writer: UUID
+    incarnation: UUID
+    first_offset: int
+    source_epoch: int = 0
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        if base is None:
+            return self._born(version=0, epoch=1, parent=UUID(int=0))
+        if self.source_epoch < base.source_epoch and self.source_epoch:
+            raise Fenced(
+                f"stream {self.stream!r}: the source's leader epoch {self.source_epoch} is behind "
+                f"{base.source_epoch}, which committed already",
+                epoch=base.epoch,
+            )
+        if base.state is State.DELETED:
+            return self._born(version=base.version, epoch=base.epoch + 1, parent=base.commit_id)
+        source_epoch = max(base.source_epoch, self.source_epoch)
+        return replace(
+            base, writer=self.writer, epoch=base.epoch + 1, source_epoch=source_epoch, state=State.LIVE
+        )
+
+    def is_in(self, manifest: Manifest) -> bool:
+        """See `Change.is_in`."""
+        return manifest.writer == self.writer
+
+    def _born(self, *, version: int, epoch: int, parent: UUID) -> Manifest:
+        return Manifest(
+            stream=self.stream,
+            version=version,
+            incarnation=self.incarnation,
+            writer=self.writer,
+            epoch=epoch,
+            source_epoch=self.source_epoch,
+            committer=self.writer,
+            commit_id=parent,
+            first_offset=self.first_offset,
+            next_offset=self.first_offset,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfWriter(Change):
+    """A change that only the stream's present writer may make."""
+
+    writer: UUID
+
+    def check_author(self, base: Manifest | None) -> None:
+        """See `Change.check_author`."""
+        self._owned(base)
+
+    def _owned(self, base: Manifest | None) -> Manifest:
+        if base is None:
+            raise Misuse("a stream must be claimed before anything else is committed to it")
+        if base.state is State.DELETED:
+            raise StreamDeleted(f"stream {base.stream!r} was deleted in epoch {base.epoch}", epoch=base.epoch)
+        if base.writer != self.writer:
+            raise Fenced(
+                f"stream {base.stream!r}: another writer (epoch {base.epoch}) took over", epoch=base.epoch
+            )
+        return base
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare(_OfWriter):
+    """Announce attempts, each a fresh UUID and its ledger, before the first of their uploads."""
+
+    attempts: Sequence[tuple[UUID, int]]
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        base = self._owned(base)
+        announced = tuple(
+            Running(attempt=attempt, ledger_id=ledger_id, epoch=base.epoch, writer=self.writer)
+            for attempt, ledger_id in self.attempts
+        )
+        return replace(base, running=base.running + announced)
+
+    def is_in(self, manifest: Manifest) -> bool:
+        """See `Change.is_in`."""
+        return all(manifest.runs(attempt) for attempt, _ in self.attempts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append(_OfWriter):
+    """Name fragments that were uploaded, and drop the attempts that are finished with them."""
+
+    entries: Sequence[Entry]
+    finished: frozenset[UUID] = frozenset()
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        base = self._owned(base)
+        for entry in self.entries:
+            if not base.runs(entry.attempt):
+                raise Conflict(f"stream {base.stream!r}: attempt {entry.attempt} does not run any more")
+        appended = append_entries(base, self.entries)
+        return replace(appended, running=tuple(r for r in base.running if r.attempt not in self.finished))
+
+    def is_in(self, manifest: Manifest) -> bool:
+        """See `Change.is_in`."""
+        return not self.entries or manifest.next_offset >= self.entries[-1].next_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolve(_OfWriter):
+    """Settle what earlier writers left: adopt these fragments, and condemn all their attempts for ever.
+
+    Attempts of jobs stay, and so do the writer's own.
+    """
+
+    adopted: Sequence[Entry]
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        base = self._owned(base)
+        for entry in self.adopted:
+            if not base.runs(entry.attempt):
+                raise Conflict(f"stream {base.stream!r}: attempt {entry.attempt} does not run any more")
+        appended = append_entries(base, self.adopted)
+        return replace(appended, running=tuple(r for r in base.running if not self.settles(r)))
+
+    def is_in(self, manifest: Manifest) -> bool:
+        """See `Change.is_in`."""
+        reached = not self.adopted or manifest.next_offset >= self.adopted[-1].next_offset
+        return reached and not any(self.settles(running) for running in manifest.running)
+
+    def settles(self, running: Running) -> bool:
+        """Whether this attempt is one of those that the change drops."""
+        return running.writer != self.writer and running.kind is AttemptKind.STREAM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort(Change):
+    """Drop running attempts. What they uploaded is condemned: no later commit can name it.
+
+    Anyone may do this, also a guest that does not hold the stream: the append of an attempt that
+    lives after all is refused, and nothing breaks.
+    """
+
+    attempts: frozenset[UUID]
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        if base is None:
+            raise Misuse("a stream that was never committed runs no attempts")
+        if base.state is State.DELETED:
+            raise StreamDeleted(f"stream {base.stream!r} was deleted in epoch {base.epoch}", epoch=base.epoch)
+        return replace(base, running=tuple(r for r in base.running if r.attempt not in self.attempts))
+
+    def is_in(self, manifest: Manifest) -> bool:
+        """See `Change.is_in`."""
+        return not any(manifest.runs(attempt) for attempt in self.attempts)
+
+
+def append_entries(base: Manifest, entries: Sequence[Entry]) -> Manifest:
+    """`base` with these entries behind its own. Raises `Conflict` unless they begin exactly at its end."""
+    if not entries:
+        return base
+    if entries[0].first_offset != base.next_offset:
+        raise Conflict(
+            f"stream {base.stream!r}: offset {entries[0].first_offset} does not continue {base.next_offset}"
+        )
+    rows = encode_entries(list(entries))
+    return replace(
+        base,
+        next_offset=entries[-1].next_offset,
+        messages=base.messages + int(rows["messages"].sum()),
+        data_size_bytes=base.data_size_bytes + int(rows["data_size_bytes"].sum()),
+        stored_size_bytes=base.stored_size_bytes + int(rows["stored_size_bytes"].sum()),
+        # Not np.concatenate: it would turn big-endian records into native ones.
+        entries=np.frombuffer(base.entries.tobytes() + rows.tobytes(), base.entries.dtype),
+    )

@@ -1,0 +1,253 @@
+"""Committing: how version n+1 of a stream's manifest comes to be, and how one knows that it did.
+
+The root is a sequence of numbered objects that are never changed. Committing version n+1 *is*
+creating `root.<n+1>.manifest` if absent. Three ideas carry the protocol:
+
+1. The newest root *by listing* is the truth. It is never deleted, so numbers never start again.
+2. A number below the newest may be created again by a sleeper, once the sweep has taken the old
+   one: a zombie. No decision rests on one, and so a create that succeeded is not yet a commit.
+3. A create that found the name taken is not yet a loss: the reply to our own may have been lost.
+
+Therefore every create, whatever came of it, is followed by a listing, and the listing decides:
+
+    highest is          and                         then
+    n+1                 it is ours                  accepted
+    n                   -                           not landed yet: the same bytes are sent again
+    nothing, or < n     -                           roots were lost: stop, create nothing
+    anything else       load it: fenced, deleted    stop
+                        the change is in            done
+                        the change still fits       once more, on top of it
+                        it does not                 Conflict
+
+    stopped             left behind                 cured by
+    before the create   nothing                     -
+    during the create   a root, or none             the next claim: it goes on from whatever is newest
+    after the create    a committed root            nothing to cure
+
+Invariant: of two commits on one parent, one succeeds, and the loser knows before it acts on it.
+Rejected: a pointer object; probing for n+1 with GET; trusting the reply of the create; numbers
+remembered from before (docs/adr/0002-numbered-roots.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final, NoReturn
+from uuid import UUID
+
+from offload.env import Env
+from offload.errors import (
+    AlreadyExists,
+    Corrupt,
+    Denied,
+    NoSpace,
+    NotFound,
+    OffloadError,
+    OutcomeUnknown,
+    TryAgain,
+)
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Manifest
+from offload.manifest.changes import Change
+from offload.store.port import ObjectStore
+
+
+class Step(Enum):
+    """The moments of a commit at which a test may stop the process."""
+
+    BEFORE_CREATE = auto()
+    AFTER_CREATE = auto()
+    AFTER_LISTING = auto()
+    IN_DOUBT = auto()
+    ACCEPTED = auto()
+
+
+def nobody(step: Step) -> None:
+    """The witness of real life: sees nothing."""
+
+
+class _Reply(Enum):
+    CREATED = auto()
+    EXISTS = auto()
+    UNKNOWN = auto()
+
+
+class _NotLanded(Enum):
+    NOT_LANDED = auto()
+
+
+_NOT_LANDED: Final = _NotLanded.NOT_LANDED
+
+REQUESTS_MAX: Final = 8
+"""How often a root is sent, or a load begun again, before the outcome is called unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootLog:
+    """The root sequence of one stream: loading its newest member, and adding the next."""
+
+    store: ObjectStore
+    stream: str
+    env: Env
+    witness: Callable[[Step], None] = nobody
+
+    @property
+    def keys(self) -> StreamKeys:
+        """The keys of the stream."""
+        return StreamKeys(self.stream)
+
+    async def load_newest(self, *, known: int = 0) -> Manifest | None:
+        """The truth: the newest root by listing, or None where none is listed.
+
+        `known` is a version that the caller has seen; the listing begins there. What was read is
+        confirmed to be still the newest by a second listing, so no zombie is ever believed.
+        Raises `TryAgain` where roots move on faster than they can be read.
+        """
+        for attempt in range(REQUESTS_MAX):
+            highest = await self._highest(after=max(known - 1, 0))
+            if highest is None:
+                return self._lost(known) if known else None
+            try:
+                manifest = await self._read(highest)
+            except NotFound:  # swept between listing and reading: a newer one stands
+                continue
+            if await self._highest(after=highest) is None:
+                return manifest
+            await self.env.sleep(self.env.backoff_seconds(attempt))
+        raise TryAgain(f"stream {self.stream!r}: its manifest changes faster than it can be read; run again")
+
+    async def commit(self, change: Change, *, base: Manifest | None, committer: UUID) -> Manifest:
+        """Apply `change` on `base`, or on what turned out to be newer, and return the accepted manifest.
+
+        Raises as `LedgerOffloader.commit_manifest` promises.
+        """
+        for attempt in range(REQUESTS_MAX):
+            proposal = self._propose(change, base, committer)
+            newest = await self._settle(proposal)
+            if newest is None:
+                self.witness(Step.ACCEPTED)
+                return proposal
+            self.witness(Step.IN_DOUBT)
+            change.check_author(newest)
+            if change.is_in(newest):
+                return newest
+            base = newest
+            await self.env.sleep(self.env.backoff_seconds(attempt))
+        raise TryAgain(f"stream {self.stream!r}: other writers commit faster than this one; run again")
+
+    def _propose(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
+        changed = change.apply(base)
+        proposal = replace(
+            changed,
+            version=changed.version + 1,
+            committer=committer,
+            commit_id=self.env.uuid(),
+            parent_commit_id=changed.commit_id,
+        )
+        proposal.check(self.keys.root(proposal.version))
+        return proposal
+
+    async def _settle(self, proposal: Manifest) -> Manifest | None:
+        """Create the proposal and find out what came of it: None is accepted, else the newest root."""
+        key, raw = self.keys.root(proposal.version), proposal.encode()
+        for attempt in range(REQUESTS_MAX):
+            # 1. One create, always of the same bytes: whichever of them lands, it is the same root.
+            self.witness(Step.BEFORE_CREATE)
+            reply, refusal = await self._create(key, raw)
+            self.witness(Step.AFTER_CREATE)
+
+            # 2. The listing decides, whatever the reply was.
+            try:
+                verdict = await self._look(proposal, reply)
+            except TryAgain as exc:
+                raise OutcomeUnknown(
+                    f"{key}: sent, but the store could not be asked what came of it"
+                ) from exc
+            self.witness(Step.AFTER_LISTING)
+            if verdict is not _NOT_LANDED:
+                return verdict
+
+            # 3. Not landed, perhaps not yet.
+            if refusal is not None:
+                raise refusal
+            await self.env.sleep(self.env.backoff_seconds(attempt))
+        raise OutcomeUnknown(f"{key}: the store did not say in time whether it was committed; run again")
+
+    async def _create(self, key: str, raw: bytes) -> tuple[_Reply, OffloadError | None]:
+        try:
+            await self.store.create(key, raw)
+        except AlreadyExists:
+            return _Reply.EXISTS, None
+        except (Denied, NoSpace) as refusal:
+            return _Reply.UNKNOWN, refusal
+        except (TryAgain, OutcomeUnknown):
+            return _Reply.UNKNOWN, None
+        return _Reply.CREATED, None
+
+    async def _look(self, proposal: Manifest, reply: _Reply) -> Manifest | None | _NotLanded:
+        """What a listing says of a proposal that was sent: None is accepted, a manifest is doubt."""
+        version = proposal.version
+        if reply is _Reply.CREATED:
+            # Only what lies beyond our own matters: anything there makes a zombie of it.
+            highest = await self._highest(after=version) or version
+        else:
+            highest = await self._highest(after=max(version - 2, 0)) or 0
+        if highest < version - 1:
+            self._lost(version - 1, found=highest or None)
+        if highest == version - 1:
+            return _NOT_LANDED
+        if highest == version and (reply is _Reply.CREATED or await self._is_ours(proposal)):
+            return None
+        return await self._newest_after_doubt(version)
+
+    async def _is_ours(self, proposal: Manifest) -> bool:
+        try:
+            found = await self._read(proposal.version)
+        except NotFound:  # superseded and swept meanwhile
+            return False
+        return found.commit_id == proposal.commit_id
+
+    async def _newest_after_doubt(self, version: int) -> Manifest:
+        newest = await self.load_newest(known=version)
+        if newest is None:
+            raise OutcomeUnknown(f"stream {self.stream!r}: root {version} was listed and is gone")
+        return newest
+
+    async def _highest(self, *, after: int) -> int | None:
+        """The highest version beyond `after` that a listing shows, or None."""
+        highest = None
+        async for listed in self.store.list(self.keys.roots, after=self.keys.root(after)):
+            version = self.keys.parse_root(listed.key)
+            highest = highest if version is None else version
+        return highest
+
+    async def _read(self, version: int) -> Manifest:
+        """The root of this version, checked to be what its name says."""
+        key = self.keys.root(version)
+        return decode_root(await self.store.get(key), self.stream, version, where=key)
+
+    def _lost(self, known: int, *, found: int | None = None) -> NoReturn:
+        raise Corrupt(
+            "root sequence",
+            self.keys.roots,
+            stream=self.stream,
+            expected=f"version {known} or newer",
+            found=found,
+        )
+
+
+def decode_root(raw: bytes, stream: str, version: int, *, where: str) -> Manifest:
+    """A root, checked to be the one that its key names. Raises `Corrupt` otherwise."""
+    try:
+        manifest = Manifest.decode(raw, where=where)
+    except Corrupt as exc:
+        raise exc.within(where, stream=stream) from exc
+    for what, expected, found in (
+        ("stream", stream, manifest.stream),
+        ("version", version, manifest.version),
+    ):
+        if expected != found:
+            raise Corrupt(f"root {what}", where, stream=stream, expected=expected, found=found)
+    return manifest

@@ -1,0 +1,281 @@
+"""The contract between the framework and a backend, and the few types that cross it.
+
+A backend is written in one of two ways. The easy one: implement the `ObjectStore` port, and
+`ObjectStoreOffloader` makes an offloader of it. The full one: implement `LedgerOffloader` itself,
+for a database or an archive service.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+from uuid import UUID
+
+import numpy as np
+
+from offload.errors import Misuse
+from offload.formats.chunk import ChunkTable
+from offload.formats.manifest import Entry, Manifest
+from offload.manifest.changes import Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try at offloading a ledger. Attempts never share an object, whatever ledger they copy."""
+
+    stream: str
+    ledger_id: int
+    uid: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What an attempt made durable: the entries that a commit may now append, in order of offsets."""
+
+    attempt: Attempt
+    entries: Sequence[Entry]
+
+    @property
+    def next_offset(self) -> int:
+        """First offset that the attempt did not copy."""
+        return self.entries[-1].next_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """A complete fragment that no root names yet, found by `LedgerOffloader.uploads`."""
+
+    entry: Entry
+    last_chunk_offset: int
+    last_chunk_checksum: int
+    """CRC-32 of the whole last stored chunk, to be compared with the source's."""
+
+
+class ReadHandle(ABC):
+    """A snapshot [first_offset, next_offset) of one ledger, sealed or still open.
+
+    **Snapshots do not move.** The range, the table and the bytes behind it are the same at every call.
+    **Chunks are whole.** The range begins and ends with a chunk.
+
+    Handles of a source promise no checks: the offloader checks every byte that it takes from them.
+    Handles of a tier promise that `read` returns only chunks whose checksums hold, and raises
+    `Corrupt` otherwise.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def ledger_id(self) -> int:
+        """The ledger."""
+
+    @property
+    @abstractmethod
+    def first_offset(self) -> int:
+        """Offset of the first record."""
+
+    @property
+    @abstractmethod
+    def next_offset(self) -> int:
+        """First offset after the last record."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The file or object, for messages."""
+
+    @abstractmethod
+    async def table(self) -> ChunkTable:
+        """One row per chunk of the range, in order. `position` is the handle's own and means nothing else."""
+
+    @abstractmethod
+    async def read(self, rows: ChunkTable) -> bytes:
+        """The stored chunks of `rows`, a slice of the table, back to back.
+
+        Raises `Corrupt` where bytes are missing, `TryAgain` where the source is gone for now.
+        """
+
+    async def aclose(self) -> None:
+        """Release files and connections. Idempotent."""
+
+    async def __aenter__(self) -> Self:
+        """Close on the way out."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+class LedgerOffloader(ABC):
+    """Copies ledgers into a store and reads them back, and keeps each stream's manifest.
+
+    Every clause below has a test of the same name in `offload_conformance`.
+
+    **Attempts are disjoint.** No two attempts share an object, so a crashed attempt is garbage,
+    never a hazard.
+    **Prepared before uploaded.** `offload` refuses an attempt that its manifest does not run, with
+    `Conflict`, before the first byte is stored.
+    **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it.
+    **Fragments are whole.** A reader sees a fragment entire or not at all.
+    **Reads are verbatim.** What is read back is, chunk for chunk, the bytes that were offloaded.
+    **Absence is an error.** Reading what was never committed raises `NotOffloaded`, never `None`.
+    **Deletion is idempotent.** Deleting an absent attempt succeeds.
+    **Deletion spares the committed.** Deleting an attempt that the manifest names raises `Conflict`
+    and removes nothing.
+    **Commits are atomic.** A change is in the manifest entire or not at all.
+    **History is linear.** Of two commits on one parent exactly one succeeds; the other is applied
+    to the newer manifest if it still fits, and raises `Conflict` otherwise.
+    **Claims fence.** After a claim is accepted, commits of every earlier writer raise `Fenced`.
+    **Commits are idempotent.** Committing a change that is in already returns the newest manifest.
+
+    Not promised: any order among fragments on their way to the store; that a failed `offload` left
+    nothing behind (call `delete_offloaded`, or leave it to the next writer). Every method may
+    raise `TryAgain`, `Denied` or `NoSpace`; what that leaves behind stands with the method.
+
+    An offloader belongs to one event loop; its methods may be called at the same time. `Blocking`
+    serves threads.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where the tier is, for messages. Carries no credentials."""
+
+    @property
+    @abstractmethod
+    def put_size_bytes(self) -> int:
+        """How many bytes this instance has stored so far, metadata and failed requests included."""
+
+    @abstractmethod
+    async def open(self, *, create: bool = False) -> None:
+        """Make sure that the place is a tier; with `create`, make it one where it is empty.
+
+        Raises `NotOffloaded` where it is none (and, with `create`, holds something else).
+        """
+
+    @abstractmethod
+    async def streams(self) -> list[str]:
+        """The streams that were ever begun here, in order of names.
+
+        Of one that was deleted, or whose first commit never came, `load_manifest` raises
+        `NotOffloaded`. So does this method where the place is no tier.
+        """
+
+    @abstractmethod
+    async def load_manifest(self, stream: str) -> Manifest:
+        """The newest committed manifest. Raises `NotOffloaded` where nothing was ever committed."""
+
+    @abstractmethod
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        """Apply `change` to the newest manifest and return the one that holds it.
+
+        `base` is the newest that the caller knows, None where the stream has none. Returning means
+        that no later failure undoes the change. Raises `Fenced` where another writer holds the
+        stream, `Conflict` where the change no longer fits, `OutcomeUnknown` where the store did not
+        tell in time whether it is in: load the manifest, then decide.
+        """
+
+    @abstractmethod
+    async def offload(
+        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
+    ) -> Receipt:
+        """Copy every chunk of `handle`, checked, and return once all of it is durable.
+
+        `manifest` is the accepted one in which `attempt` runs. `extra_metadata` is for people who
+        inspect the store; it is never read back. Raises `Corrupt` at a chunk that does not hold;
+        after any error a part of the attempt may be present, and the attempt must not be used again.
+        """
+
+    @abstractmethod
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        """A handle on what `manifest` (the newest, where None) names of `attempt`.
+
+        `only` narrows it to the fragments that hold some of these offsets, so that no more than
+        their indexes are fetched. Raises `NotOffloaded` where the manifest names nothing of it.
+        """
+
+    @abstractmethod
+    async def uploads(self, manifest: Manifest) -> list[Upload]:
+        """Complete fragments that continue `manifest` exactly and that its writer may adopt.
+
+        One chain from `next_offset` on, of attempts that run in `manifest` for another writer and
+        for no job. A backend that keeps none of an unfinished attempt returns an empty list.
+        """
+
+    @abstractmethod
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        """Remove every object of `attempt`, including those of an unfinished one.
+
+        Drops the attempt from the running list first, by a commit, so that no commit can ever name
+        what is removed. Raises `Conflict` where the manifest names the attempt.
+        """
+
+    async def aclose(self) -> None:
+        """Release what the offloader holds. Idempotent."""
+
+    async def __aenter__(self) -> Self:
+        """Close on the way out."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+def rows_from(table: ChunkTable, first_offset: int) -> ChunkTable:
+    """The rows of chunks that begin at or after `first_offset`, which must be a chunk's own offset."""
+    row = int(np.searchsorted(table["offset"], first_offset))
+    if row == len(table) or int(table["offset"][row]) != first_offset:
+        raise Misuse(f"no chunk begins at offset {first_offset}")
+    return table[row:]
+
+
+class CutHandle(ReadHandle):
+    """A part of another handle's snapshot, from one chunk's offset to another's."""
+
+    __slots__ = ("_first_offset", "_next_offset", "_whole")
+
+    def __init__(self, whole: ReadHandle, *, first_offset: int, next_offset: int) -> None:
+        self._whole, self._first_offset, self._next_offset = whole, first_offset, next_offset
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger."""
+        return self._whole.ledger_id
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first record of the part."""
+        return self._first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """First offset after the part."""
+        return self._next_offset
+
+    @property
+    def where(self) -> str:
+        """The file or object, for messages."""
+        return self._whole.where
+
+    async def table(self) -> ChunkTable:
+        """The rows of the part. Raises `Misuse` where it does not begin and end with a chunk."""
+        table = rows_from(await self._whole.table(), self._first_offset)
+        rows = table[: int(np.searchsorted(table["offset"], self._next_offset))]
+        if int(rows["offset"][-1]) + int(rows["records"][-1]) != self._next_offset:
+            raise Misuse(f"no chunk of {self.where} ends at offset {self._next_offset}")
+        return rows
+
+    async def read(self, rows: ChunkTable) -> bytes:
+        """As the whole handle reads them."""
+        return await self._whole.read(rows)
+
+    async def aclose(self) -> None:
+        """The whole handle is its owner's to close."""

@@ -1,0 +1,52 @@
+"""Finding what a crash left: complete fragments that the manifest does not name yet.
+
+Invariants (docs/commit-protocol.md, step "resolve"): only fragments of attempts that run in the
+manifest, for another writer and for no job, are offered; they continue `next_offset` in one chain
+without hole; each was read whole and every checksum of it held. Whoever adopts them compares the
+last chunk with the source first, and commits under the writer that the manifest names.
+"""
+
+from __future__ import annotations
+
+from offload.errors import Corrupt, NotFound, UnsupportedFormat
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import AttemptKind, Manifest
+from offload.offloader import Upload
+from offload.store.port import ObjectStore
+from offload.tier.fragment_check import check_fragment
+from offload.tier.fragment_writer import entry_of
+
+
+async def find_uploads(store: ObjectStore, manifest: Manifest) -> list[Upload]:
+    """See `LedgerOffloader.uploads`. A fragment that does not hold is left out; it is no one's yet."""
+    keys = StreamKeys(manifest.stream)
+    left = {
+        r.attempt for r in manifest.running if r.writer != manifest.writer and r.kind is AttemptKind.STREAM
+    }
+    found: list[Upload] = []
+    if not left:
+        return found
+    next_offset = manifest.next_offset
+    async for listed in store.list(keys.data, after=keys.before_fragments_of(next_offset)):
+        parsed = keys.parse_fragment(listed.key)
+        if parsed is None or parsed[0] != next_offset or parsed[1] not in left:
+            continue
+        upload = await _complete(store, listed.key, listed.size_bytes, manifest)
+        if upload is not None:
+            found.append(upload)
+            next_offset = upload.entry.next_offset
+    return found
+
+
+async def _complete(store: ObjectStore, key: str, size_bytes: int, manifest: Manifest) -> Upload | None:
+    try:
+        checked = await check_fragment(store, key, size_bytes=size_bytes)
+    except (Corrupt, NotFound, UnsupportedFormat):
+        return None
+    if checked.tail.stream != manifest.stream or checked.tail.trailer.incarnation != manifest.incarnation:
+        return None
+    return Upload(
+        entry=entry_of(checked.tail.trailer, checked.checksum),
+        last_chunk_offset=int(checked.tail.index["offset"][-1]),
+        last_chunk_checksum=int(checked.tail.index["checksum"][-1]),
+    )

@@ -1,0 +1,196 @@
+"""Reading fragments: their tails, and their chunks, checked before anyone sees them.
+
+Invariant: no byte leaves this module that its checksum does not vouch for; and what was read is
+what the manifest's entry named, so two objects swapped under each other's keys are found out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.errors import Corrupt, Misuse, NotFound
+from offload.formats.chunk import ChunkTable, check_stored
+from offload.formats.fragment import HEADER, FragmentTail, FragmentTrailer, stream_digest
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Entry, Manifest
+from offload.offloader import ReadHandle
+from offload.store.port import ObjectStore, Span
+
+INLINE_SIZE_BYTES_MAX: Final = 256 * 1024
+"""Up to here a window is checked on the event loop: handing it to a thread would cost more."""
+
+
+async def load_tail(store: ObjectStore, manifest: Manifest, entry: Entry) -> FragmentTail:
+    """Index, description and trailer of a committed fragment, by one exact range.
+
+    Raises `Corrupt` where they break the format or are not what the entry names, or where the
+    object is gone while the manifest names it.
+    """
+    key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
+    start = HEADER.size_bytes + entry.data_size_bytes
+    try:
+        raw = await store.get(key, Span(start, entry.stored_size_bytes - start))
+        if len(raw) != entry.stored_size_bytes - start:
+            raise Corrupt("object size", key, expected=entry.stored_size_bytes, found=start + len(raw))
+        tail = FragmentTail.decode(raw, where=key, size_bytes=entry.stored_size_bytes)
+        check_entry(tail.trailer, manifest, entry, where=key)
+    except NotFound as exc:
+        raise Corrupt("object", key, stream=manifest.stream, expected="present", found="absent") from exc
+    except Corrupt as exc:
+        raise exc.within(key, stream=manifest.stream) from exc
+    return tail
+
+
+def check_entry(trailer: FragmentTrailer, manifest: Manifest, entry: Entry, *, where: str) -> None:
+    """Raise `Corrupt` unless the object that says `trailer` of itself is the one that `entry` names."""
+    claims = (
+        ("stream", stream_digest(manifest.stream).hex(), trailer.stream_digest.hex()),
+        ("incarnation", manifest.incarnation, trailer.incarnation),
+        ("attempt", entry.attempt, trailer.attempt),
+        ("ledger", entry.ledger_id, trailer.ledger_id),
+        ("first offset", entry.first_offset, trailer.first_offset),
+        ("next offset", entry.next_offset, trailer.next_offset),
+        ("messages", entry.messages, trailer.messages),
+        ("first timestamp", entry.first_timestamp_ms, trailer.first_timestamp_ms),
+        ("last timestamp", entry.last_timestamp_ms, trailer.last_timestamp_ms),
+        ("object size", entry.stored_size_bytes, trailer.size_bytes),
+    )
+    for what, expected, found in claims:
+        if expected != found:
+            raise Corrupt(what, where, expected=expected, found=found, position=trailer.index_start)
+
+
+class FragmentHandle(ReadHandle):
+    """One committed fragment as a snapshot of its ledger."""
+
+    __slots__ = ("_checksums", "_entry", "_key", "_store", "_stream", "_table")
+
+    def __init__(self, store: ObjectStore, manifest: Manifest, entry: Entry, tail: FragmentTail) -> None:
+        self._store, self._stream, self._entry = store, manifest.stream, entry
+        self._key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
+        self._table = tail.table()
+        self._checksums = tail.index["checksum"].astype(np.uint32)
+
+    @classmethod
+    async def open(cls, store: ObjectStore, manifest: Manifest, entry: Entry) -> FragmentHandle:
+        """Fetch the fragment's index, by one request."""
+        return cls(store, manifest, entry, await load_tail(store, manifest, entry))
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger."""
+        return self._entry.ledger_id
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the fragment's first record."""
+        return self._entry.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """First offset after the fragment."""
+        return self._entry.next_offset
+
+    @property
+    def where(self) -> str:
+        """The object's key."""
+        return self._key
+
+    async def table(self) -> ChunkTable:
+        """The fragment's chunks; `position` is the byte within the object."""
+        return self._table
+
+    async def read(self, rows: ChunkTable) -> bytes:
+        """These chunks, by one request, each checked against the index."""
+        start, size = int(rows["position"][0]), int(rows["size_bytes"].sum())
+        try:
+            raw = await self._store.get(self._key, Span(start, size))
+        except NotFound as exc:
+            raise Corrupt(
+                "object", self._key, stream=self._stream, expected="present", found="absent"
+            ) from exc
+        if len(raw) <= INLINE_SIZE_BYTES_MAX:
+            self._check(raw, rows, start)
+        else:
+            await asyncio.to_thread(self._check, raw, rows, start)
+        return raw
+
+    def _check(self, raw: bytes, rows: ChunkTable, start: int) -> None:
+        first = int(np.searchsorted(self._table["offset"], rows["offset"][0]))
+        checksums: npt.NDArray[np.uint32] = self._checksums[first : first + len(rows)]
+        try:
+            check_stored(raw, rows, checksums, window_position=start, where=self._key)
+        except Corrupt as exc:
+            raise exc.within(self._key, stream=self._stream) from exc
+
+
+class LedgerHandle(ReadHandle):
+    """Fragments of one ledger that follow each other, as one snapshot.
+
+    A row's `position` is its place in the objects laid end to end.
+    """
+
+    __slots__ = ("_parts", "_starts", "_where")
+
+    def __init__(self, parts: Sequence[FragmentHandle], sizes_bytes: Sequence[int], *, where: str) -> None:
+        self._parts, self._where = parts, where
+        self._starts = np.concatenate(([0], np.cumsum(np.array(sizes_bytes[:-1], np.uint64)))).astype(
+            np.uint64
+        )
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger."""
+        return self._parts[0].ledger_id
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first record of the first part."""
+        return self._parts[0].first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """First offset after the last part."""
+        return self._parts[-1].next_offset
+
+    @property
+    def where(self) -> str:
+        """The attempt."""
+        return self._where
+
+    async def table(self) -> ChunkTable:
+        """The chunks of all parts."""
+        tables = []
+        for part, start in zip(self._parts, self._starts, strict=True):
+            table = (await part.table()).copy()
+            table["position"] += start
+            tables.append(table)
+        return np.concatenate(tables)
+
+    async def read(self, rows: ChunkTable) -> bytes:
+        """These chunks, by one request per object that they touch."""
+        part_of_row = np.searchsorted(self._starts, rows["position"], side="right") - 1
+        pieces = []
+        for number in np.unique(part_of_row):
+            own = rows[part_of_row == number].copy()
+            own["position"] -= self._starts[number]
+            pieces.append(await self._parts[int(number)].read(own))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def only_entries(manifest: Manifest, attempt: bytes, only: range | None) -> list[Entry]:
+    """The entries of one attempt, in order; where `only` is given, those that hold some of its offsets."""
+    entries = manifest.entries
+    mine = entries["attempt"] == np.void(attempt)
+    if only is not None:
+        if only.step != 1:
+            raise Misuse("offsets are narrowed by a range of step 1")
+        mine &= (entries["first_offset"] < only.stop) & (
+            entries["first_offset"] + entries["records"] > only.start
+        )
+    return [manifest.entry(int(row)) for row in np.flatnonzero(mine)]

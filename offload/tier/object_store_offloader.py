@@ -1,0 +1,282 @@
+"""`ObjectStoreOffloader`: the contract on top of any `ObjectStore`. The bucket is the whole truth.
+
+What is where: `formats` holds the bytes, `manifest.commit` the protocol, `tier.fragments` and
+`tier.fragment_writer` the data path, `tier.adoption` the finding of what a crash left. This room
+only puts them together, and bounds how many uploads run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from offload.env import Env
+from offload.errors import AlreadyExists, Conflict, Corrupt, NotFound, NotOffloaded
+from offload.events import Event, FragmentUploaded, ManifestCommitted
+from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
+from offload.formats.manifest import Manifest, State
+from offload.manifest.changes import Abort, Change, Claim
+from offload.manifest.commit import RootLog, Step, nobody
+from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt, Upload
+from offload.store.metrics import MeteredStore
+from offload.store.port import ObjectStore
+from offload.tier.adoption import find_uploads
+from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, cut
+from offload.tier.fragments import FragmentHandle, LedgerHandle, only_entries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierOptions:
+    """How an offloader works. The defaults suit a local disk as well as a distant bucket."""
+
+    fragment_size_bytes: int = 64 * 1024 * 1024
+    """A fragment ends behind the chunk that brings it to this many chunk bytes."""
+
+    uploads_max: int = 4
+    """How many fragments are on their way at once, over all ledgers."""
+
+
+class ObjectStoreOffloader(LedgerOffloader):
+    """Every clause of `LedgerOffloader`, for a backend that implements the `ObjectStore` port.
+
+    `store` is used as given; wrap it in retries and limits first (`open_store` does). The
+    offloader owns it and closes it.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        env: Env | None = None,
+        options: TierOptions | None = None,
+        emit: Callable[[Event], None] = lambda event: None,
+        witness: Callable[[Step], None] = nobody,
+    ) -> None:
+        self._store: Final = MeteredStore(store)
+        self._env: Final = env or Env()
+        self._options: Final = options or TierOptions()
+        self._emit = emit
+        self._witness = witness
+        self._uploads = asyncio.Semaphore(self._options.uploads_max)
+        self._anchor: TierAnchor | None = None
+
+    @property
+    def url(self) -> str:
+        """See `LedgerOffloader.url`."""
+        return self._store.url
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store beneath, for tools that look at objects: `verify`, the sweep, people."""
+        return self._store
+
+    @property
+    def put_size_bytes(self) -> int:
+        """See `LedgerOffloader.put_size_bytes`."""
+        return self._store.metrics.bytes_put
+
+    async def open(self, *, create: bool = False) -> None:
+        """See `LedgerOffloader.open`."""
+        if self._anchor is not None:
+            return
+        try:
+            self._anchor = await self._load_anchor()
+        except NotFound as exc:
+            if not create:
+                raise NotOffloaded(
+                    f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one"
+                ) from exc
+            await self._create_tier()
+
+    async def streams(self) -> list[str]:
+        """See `LedgerOffloader.streams`."""
+        await self.open()
+        names = [await self._name_of(part) for part in await self._top_parts()]
+        return sorted(name for name in names if name is not None)
+
+    async def load_manifest(self, stream: str) -> Manifest:
+        """See `LedgerOffloader.load_manifest`."""
+        await self.open()
+        keys = StreamKeys(stream)
+        manifest = await self._log(stream).load_newest()
+        if manifest is None or manifest.state is State.DELETED:
+            raise NotOffloaded(f"{self.url} has no stream {stream!r}; `offload ls` shows which it has")
+        if manifest.state is State.REBUILDING:
+            raise NotOffloaded(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
+        try:
+            raw = await self._store.get(keys.anchor)
+        except NotFound as exc:
+            raise Corrupt("anchor", keys.anchor, stream=stream, expected="present", found="absent") from exc
+        check_stream_anchor(raw, keys)
+        return manifest
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        """See `LedgerOffloader.commit_manifest`."""
+        await self.open(create=isinstance(change, Claim))
+        if base is None and isinstance(change, Claim):
+            await self._create_stream_anchor(StreamKeys(stream))
+        manifest = await self._log(stream).commit(change, base=base, committer=committer)
+        self._emit(ManifestCommitted(manifest=manifest, change=type(change).__name__.lower()))
+        return manifest
+
+    async def offload(
+        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
+    ) -> Receipt:
+        """See `LedgerOffloader.offload`."""
+        if not manifest.runs(attempt.uid):
+            raise Conflict(f"attempt {attempt.uid} of stream {attempt.stream!r} was not prepared")
+        options = self._options
+        writers = [
+            FragmentWriter(
+                handle=handle, rows=rows, attempt=attempt, manifest=manifest, metadata=extra_metadata
+            )
+            for rows in cut(
+                await handle.table(), size_bytes=options.fragment_size_bytes, count_max=INDEX_COUNT_MAX
+            )
+        ]
+        await self._upload_all(writers, StreamKeys(attempt.stream))
+        return Receipt(attempt=attempt, entries=[writer.entry for writer in writers if writer.entry])
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        """See `LedgerOffloader.read_offloaded`."""
+        manifest = manifest or await self.load_manifest(attempt.stream)
+        entries = only_entries(manifest, attempt.uid.bytes, only)
+        if not entries:
+            raise NotOffloaded(f"stream {attempt.stream!r} names nothing of attempt {attempt.uid}")
+        parts = [await FragmentHandle.open(self._store, manifest, entry) for entry in entries]
+        if len(parts) == 1:
+            return parts[0]
+        return LedgerHandle(parts, [entry.stored_size_bytes for entry in entries], where=str(attempt.uid))
+
+    async def uploads(self, manifest: Manifest) -> list[Upload]:
+        """See `LedgerOffloader.uploads`."""
+        return await find_uploads(self._store, manifest)
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        """See `LedgerOffloader.delete_offloaded`."""
+        await self.open()
+        log = self._log(attempt.stream)
+        manifest = await log.load_newest()
+        if manifest is not None and manifest.runs(attempt.uid):
+            change = Abort(attempts=frozenset({attempt.uid}))
+            await log.commit(change, base=manifest, committer=self._env.uuid())
+        # Listed first, judged afterwards by the newest root: what is condemned then stays so for ever.
+        keys = StreamKeys(attempt.stream)
+        condemned = [key async for key in self._keys_of(keys, attempt.uid)]
+        manifest = await log.load_newest()
+        if manifest is not None and (manifest.names(attempt.uid) or manifest.runs(attempt.uid)):
+            raise Conflict(f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first")
+        await self._store.delete(condemned)
+
+    async def aclose(self) -> None:
+        """See `LedgerOffloader.aclose`."""
+        await self._store.aclose()
+
+    def _log(self, stream: str) -> RootLog:
+        return RootLog(store=self._store, stream=stream, env=self._env, witness=self._witness)
+
+    async def _upload_all(self, writers: list[FragmentWriter], keys: StreamKeys) -> None:
+        """Upload every fragment; at the first error cancel the rest, wait for them, and raise it alone."""
+        pending = iter(writers)
+
+        async def work() -> None:
+            for writer in pending:
+                async with self._uploads:
+                    await self._store.put(
+                        keys.fragment(writer.first_offset, writer.attempt.uid), writer.body()
+                    )
+                assert writer.entry is not None
+                self._emit(FragmentUploaded(stream=keys.stream, entry=writer.entry))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._options.uploads_max, len(writers))):
+                    group.create_task(work())
+        except* Exception as errors:
+            raise _first(errors) from None
+
+    async def _load_anchor(self) -> TierAnchor:
+        return TierAnchor.decode(await self._store.get(TIER_ANCHOR), where=TIER_ANCHOR)
+
+    async def _create_tier(self) -> None:
+        """Make an empty place a tier. Of several that do so at once all succeed, with one anchor."""
+        async with aclosing(self._listed("")) as listing:
+            stranger = await anext(listing, None)
+        if stranger is None:
+            try:
+                await self._store.create(TIER_ANCHOR, TierAnchor().encode())
+            except AlreadyExists:  # a rival's, or our own whose reply was lost
+                pass
+        try:
+            self._anchor = await self._load_anchor()
+        except NotFound as exc:
+            message = f"{self.url} is no tier and not empty: it holds {stranger!r}; name an empty place"
+            raise NotOffloaded(message) from exc
+
+    async def _create_stream_anchor(self, keys: StreamKeys) -> None:
+        try:
+            await self._store.create(keys.anchor, StreamAnchor(stream=keys.stream).encode())
+        except AlreadyExists:
+            check_stream_anchor(await self._store.get(keys.anchor), keys)
+
+    async def _top_parts(self) -> list[str]:
+        """The first parts of all keys, by skipping from one to the next: one small request each."""
+        parts: list[str] = []
+        after = ""
+        while True:
+            async with aclosing(self._listed(after)) as listing:
+                key = await anext(listing, None)
+            if key is None:
+                return [part for part in parts if looks_escaped(part)]
+            part, slash, _ = key.partition("/")
+            parts.append(part if slash else "")
+            after = f"{part}/\U0010ffff" if slash else key  # behind everything below this part
+
+    async def _name_of(self, part: str) -> str | None:
+        """The true name of the stream under this part, or None where no stream was begun there."""
+        try:
+            raw = await self._store.get(f"{part}/stream.anchor")
+        except NotFound:
+            return None
+        where = f"{part}/stream.anchor"
+        keys = StreamKeys(StreamAnchor.decode(raw, where=where).stream)
+        if keys.anchor != where:
+            raise Corrupt("anchor", where, stream=keys.stream, expected=keys.anchor, found=where)
+        return keys.stream
+
+    async def _listed(self, after: str) -> AsyncGenerator[str, None]:
+        async for listed in self._store.list("", after=after):
+            yield listed.key
+
+    async def _keys_of(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[str]:
+        async for listed in self._store.list(keys.data):
+            parsed = keys.parse_fragment(listed.key)
+            if parsed is not None and parsed[1] == attempt:
+                yield listed.key
+
+
+def check_stream_anchor(raw: bytes, keys: StreamKeys) -> None:
+    """Raise `Corrupt` unless this anchor names the stream whose prefix it stands in."""
+    try:
+        found = StreamAnchor.decode(raw, where=keys.anchor).stream
+    except Corrupt as exc:
+        raise exc.within(keys.anchor, stream=keys.stream) from exc
+    if found != keys.stream:
+        raise Corrupt("anchor", keys.anchor, stream=keys.stream, expected=keys.stream, found=found)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group: the rest are cancellations or its likes."""
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first

@@ -1,0 +1,81 @@
+"""From a URL to a tier or a source: which plugin serves it, and what stands before its store.
+
+A path without a scheme is a folder. Whatever else a URL says is the plugin's to read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from offload.env import Env
+from offload.errors import Misuse
+from offload.events import Event
+from offload.offloader import LedgerOffloader
+from offload.plugins import Backend, Plugins
+from offload.source import Source
+from offload.store.limit import LimitedStore
+from offload.store.port import ObjectStore
+from offload.store.retry import RetryingStore
+from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+
+FILE_SCHEME: Final = "file"
+REQUESTS_MAX: Final = 32
+"""Requests in flight on one store, whoever asks."""
+
+DEADLINE_SECONDS: Final = 600.0
+"""Of one request. Long, because a put is one request and disks can be slow; a hang still ends."""
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a URL in lower case; a plain path has that of files."""
+    match = _SCHEME.match(url)
+    return match[1].lower() if match else FILE_SCHEME
+
+
+def open_tier(
+    url: str,
+    *,
+    plugins: Plugins,
+    options: TierOptions | None = None,
+    env: Env | None = None,
+    emit: Callable[[Event], None] | None = None,
+) -> LedgerOffloader:
+    """The offloader behind a tier's URL. Touches nothing: its `open` finds out whether a tier is there.
+
+    Raises `Misuse` for a scheme that no plugin serves, or an URL that its plugin refuses.
+    """
+    backend = plugins.by_scheme("backend", scheme_of(url))
+    opened = backend.load()(url)
+    if isinstance(opened, LedgerOffloader):
+        return opened
+    env = env or Env()
+    return ObjectStoreOffloader(guarded(opened, env), env=env, options=options, emit=emit or plugins.emit)
+
+
+def open_store(url: str, *, plugins: Plugins) -> ObjectStore:
+    """The bare store behind a URL: no retries, no limits. Raises `Misuse` where there is none."""
+    backend = plugins.by_scheme("backend", scheme_of(url))
+    assert isinstance(backend, Backend)
+    if backend.kind != "store":
+        raise Misuse(f"backend {backend.name!r} is no object store")
+    store: ObjectStore = backend.load()(url)
+    return store
+
+
+def open_source(url: str, *, plugins: Plugins) -> Source:
+    """The source behind a URL. Raises `Misuse` for a scheme that no plugin serves."""
+    if _SCHEME.match(url) is None:
+        known = ", ".join(f"{s}://" for d in plugins.of_kind("source") for s in d.declaration.schemes)
+        raise Misuse(f"{url!r} names no source: begin it with one of {known}")
+    source: Source = plugins.by_scheme("source", scheme_of(url)).load()(url)
+    return source
+
+
+def guarded(store: ObjectStore, env: Env) -> ObjectStore:
+    """A store with deadlines, a bound on requests in flight, and bounded retries, in this order."""
+    limited = LimitedStore(store, requests_max=REQUESTS_MAX, deadline_seconds=DEADLINE_SECONDS)
+    return RetryingStore(limited, clock=env.monotonic, sleep=env.sleep, random=env.random)

@@ -1,0 +1,269 @@
+"""Bringing a tier up to date with a source: what is new is copied, everything else is left alone.
+
+Invariants: a stream with nothing new is not touched, not even claimed; nothing is appended to a
+history that the source does not continue; what stands before a damaged chunk is committed, and
+nothing behind it; one stream's trouble never stops another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from offload.env import Env
+from offload.errors import Corrupt, Diverged, NotOffloaded, OffloadError
+from offload.formats.chunk import ChunkHeader
+from offload.formats.manifest import Manifest
+from offload.offloader import Attempt, CutHandle, LedgerOffloader, ReadHandle, Upload
+from offload.source import Snapshot, Source, SourceStream
+from offload.tier.fragment_writer import check_source, first_damage
+from offload.tier.stream_writer import StreamWriter
+
+LEDGERS_AT_ONCE: Final = 64
+CHUNKS_AT_ONCE: Final = 500_000
+"""How many ledgers are announced in one commit, and how many rows of their tables are held at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamReport:
+    """What a sync did for one stream, and what of it is committed now."""
+
+    stream: str
+    manifest: Manifest | None
+    """The newest committed; None where nothing is."""
+
+    uploaded_bytes: int
+    error: OffloadError | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """One line of `offload sync --json`. All but `uploaded_bytes` speaks of the whole stream."""
+        committed = totals(self.stream, self.manifest)
+        failed = {} if self.error is None else {"error": str(self.error)}
+        return {**committed, "uploaded_bytes": self.uploaded_bytes, **failed}
+
+
+def totals(stream: str, manifest: Manifest | None) -> dict[str, object]:
+    """What is committed of a stream, as `sync` and `ls` print it."""
+    names = ("ledgers", "fragments", "records", "messages", "first_offset", "next_offset", "version")
+    numbers = {name: getattr(manifest, name) if manifest else 0 for name in names}
+    return {"stream": stream, **numbers, "bytes": manifest.data_size_bytes if manifest else 0}
+
+
+async def sync(
+    source: Source,
+    offloader: LedgerOffloader,
+    *,
+    only: Sequence[str] = (),
+    extra_metadata: Mapping[str, str] | None = None,
+    env: Env | None = None,
+) -> AsyncIterator[StreamReport]:
+    """Sync every stream of `source`, or those named in `only`, one report each.
+
+    A stream that fails is reported with its error, and the next one goes on. Raises `NotOffloaded`
+    where a named stream is not in the source.
+    """
+    streams = [await source.stream(name) for name in only] or await source.streams()
+    for stream in streams:
+        yield await sync_stream(stream, offloader, extra_metadata=extra_metadata or {}, env=env or Env())
+
+
+async def sync_stream(
+    stream: SourceStream, offloader: LedgerOffloader, *, extra_metadata: Mapping[str, str], env: Env
+) -> StreamReport:
+    """Sync one stream. Errors of the framework are reported, not raised."""
+    before = offloader.put_size_bytes
+    error = None
+    try:
+        async with await stream.snapshot() as snapshot:
+            await _Copy(stream.name, snapshot, offloader, extra_metadata, env).run()
+    except OffloadError as exc:
+        error = exc
+    manifest = None
+    try:
+        manifest = await newest(offloader, stream.name)
+    except OffloadError as exc:
+        error = error or exc
+    uploaded = offloader.put_size_bytes - before
+    return StreamReport(stream=stream.name, manifest=manifest, uploaded_bytes=uploaded, error=error)
+
+
+async def newest(offloader: LedgerOffloader, stream: str) -> Manifest | None:
+    """The newest manifest, or None where the stream, or the whole tier, is not there yet."""
+    try:
+        return await offloader.load_manifest(stream)
+    except NotOffloaded:
+        return None
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One sync of one stream."""
+
+    stream: str
+    snapshot: Snapshot
+    offloader: LedgerOffloader
+    extra_metadata: Mapping[str, str]
+    env: Env
+
+    async def run(self) -> None:
+        """Copy what is new. Raises what stopped it; what was committed before stays."""
+        manifest = await newest(self.offloader, self.stream)
+        if manifest is not None:
+            await check_same_history(self.offloader, manifest, self.snapshot)
+        start = self.snapshot.first_offset if manifest is None else manifest.next_offset
+        if start < self.snapshot.next_offset:
+            await self._check_first_chunk(start)
+            await self._append(await self._claim(manifest))
+        if self.snapshot.damage is not None:
+            raise self.snapshot.damage
+
+    async def _check_first_chunk(self, start: int) -> None:
+        """Find damage at the very place where copying begins before the stream is claimed for nothing."""
+        first = (await self._batch(start))[0]
+        rows = (await first.table())[:1]
+        try:
+            check_source(await first.read(rows), rows, where=first.where)
+        except Corrupt as damage:
+            raise _named(damage, self.stream, start) from damage
+
+    async def _claim(self, manifest: Manifest | None) -> StreamWriter:
+        writer = await StreamWriter.claim(
+            self.offloader,
+            self.stream,
+            base=manifest,
+            first_offset=self.snapshot.first_offset,
+            source_epoch=self.snapshot.epoch,
+            agree=self._agrees,
+            env=self.env,
+        )
+        if manifest is None or writer.manifest.next_offset != manifest.next_offset:
+            await check_same_history(self.offloader, writer.manifest, self.snapshot)
+        return writer
+
+    async def _append(self, writer: StreamWriter) -> None:
+        while writer.manifest.next_offset < self.snapshot.next_offset:
+            batch = await self._batch(writer.manifest.next_offset)
+            try:
+                await writer.offload(batch, extra_metadata=self.extra_metadata)
+            except Corrupt:
+                await self._append_up_to_damage(writer)
+                raise
+            for ledger in batch:
+                await ledger.aclose()
+
+    async def _append_up_to_damage(self, writer: StreamWriter) -> None:
+        """Commit what stands before the damaged chunk, and raise what names it.
+
+        Returns where the damage is not there any more: then it never was in the source's files.
+        """
+        ledger = (await self._batch(writer.manifest.next_offset))[0]
+        found = await first_damage(ledger)
+        if found is None:
+            return
+        offset, damage = found
+        if offset > ledger.first_offset:
+            sound = CutHandle(ledger, first_offset=ledger.first_offset, next_offset=offset)
+            await writer.offload([sound], extra_metadata=self.extra_metadata)
+        raise _named(damage, self.stream, offset) from damage
+
+    async def _batch(self, start: int) -> list[ReadHandle]:
+        """The next ledgers to copy, from offset `start` on; a broken one ends the batch, or is raised."""
+        batch: list[ReadHandle] = []
+        chunks = 0
+        for ledger in self.snapshot.ledgers:
+            if ledger.next_offset <= start:
+                continue
+            handle = ledger
+            if ledger.first_offset < start:
+                handle = CutHandle(ledger, first_offset=start, next_offset=ledger.next_offset)
+            try:
+                chunks += len(await handle.table())
+            except Corrupt:
+                if not batch:
+                    raise
+                return batch
+            batch.append(handle)
+            if len(batch) == LEDGERS_AT_ONCE or chunks >= CHUNKS_AT_ONCE:
+                break
+        return batch
+
+    async def _agrees(self, upload: Upload) -> bool:
+        """Whether the source still stands behind a fragment that an earlier writer left."""
+        if upload.last_chunk_offset < self.snapshot.first_offset:
+            return True  # the source has let go of it; nobody can say otherwise
+        return await _checksum_at(self.snapshot, upload.last_chunk_offset) == upload.last_chunk_checksum
+
+
+async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, snapshot: Snapshot) -> None:
+    """Raise `Diverged` unless the source continues what is committed.
+
+    The last committed chunk must be the source's chunk at that offset: same id, leader epoch and
+    CRC; and the source must neither end before it nor begin behind it.
+    """
+    stream, end = manifest.stream, manifest.next_offset
+    if snapshot.first_offset > end:
+        gap = f"{snapshot.first_offset}, but offset {end} is the next to be copied: there is a gap"
+        raise Diverged(f"stream {stream!r}: the source begins at offset {gap}")
+    if snapshot.next_offset < end:
+        raise Diverged(
+            f"stream {stream!r}: the source ends at offset {snapshot.next_offset}, "
+            f"but the tier holds it up to {end}"
+        )
+    if not manifest.fragments or snapshot.first_offset == end:
+        return
+    committed = await last_chunk(offloader, manifest)
+    offset = committed.offset
+    if offset < snapshot.first_offset:
+        raise Diverged(
+            f"stream {stream!r}: the source begins within the tier's last chunk, which is at offset {offset}"
+        )
+    raw = await snapshot.chunk_at(offset)
+    found = None if raw is None else ChunkHeader.decode(raw, where=f"chunk at offset {offset}")
+    if found is None or (found.epoch, found.crc) != (committed.epoch, committed.crc):
+        theirs = (
+            "no chunk begins there" if found is None else f"leader epoch {found.epoch}, CRC {found.crc:08x}"
+        )
+        raise Diverged(
+            f"stream {stream!r}: source and tier part at or before offset {offset}: the tier's chunk has "
+            f"leader epoch {committed.epoch}, CRC {committed.crc:08x}; in the source: {theirs}"
+        )
+
+
+async def last_chunk(offloader: LedgerOffloader, manifest: Manifest) -> ChunkHeader:
+    """The header of the last committed chunk, read and checked."""
+    entry = manifest.entry(-1 % manifest.fragments)
+    attempt = Attempt(stream=manifest.stream, ledger_id=entry.ledger_id, uid=entry.attempt)
+    only = range(entry.first_offset, entry.next_offset)
+    async with await offloader.read_offloaded(attempt, manifest=manifest, only=only) as handle:
+        rows = (await handle.table())[-1:]
+        return ChunkHeader.decode(await handle.read(rows), where=handle.where)
+
+
+async def _checksum_at(snapshot: Snapshot, offset: int) -> int | None:
+    """CRC-32 of the source's whole stored chunk at `offset`; None where there is no sound one."""
+    for ledger in snapshot.ledgers:
+        if ledger.first_offset <= offset < ledger.next_offset:
+            try:
+                table = await ledger.table()
+                rows = table[table["offset"] == offset]
+                return (
+                    int(check_source(await ledger.read(rows), rows, where=ledger.where)[0])
+                    if len(rows)
+                    else None
+                )
+            except Corrupt:
+                return None
+    return None
+
+
+def _named(damage: Corrupt, stream: str, offset: int) -> Corrupt:
+    """The damage, with the chunk's offset in its text."""
+    return Corrupt(
+        f"damaged chunk at offset {offset}: {damage.what}",
+        damage.where,
+        expected=damage.expected,
+        found=damage.found,
+        position=damage.position,
+        stream=stream,
+    )

@@ -1,0 +1,26 @@
+"""What the RabbitMQ plugin declares. Imports nothing of the source itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offload.plugins import DecoderType, SourceType, hookimpl
+
+
+@hookimpl
+def offload_sources() -> Sequence[SourceType]:
+    """Streams as RabbitMQ keeps them on disk."""
+    return [
+        SourceType(
+            name="rabbitmq",
+            target="offload_rabbitmq.source:open_url",
+            schemes=("rabbitmq",),
+            sample="offload_rabbitmq.samples:sample_url",
+        )
+    ]
+
+
+@hookimpl
+def offload_decoders() -> Sequence[DecoderType]:
+    """AMQP 1.0, which is what RabbitMQ's own clients store."""
+    return [DecoderType(name="amqp", target="offload_rabbitmq.decoder:AmqpDecoder")]
