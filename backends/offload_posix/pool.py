@@ -50,9 +50,21 @@ class Pool:
         if self._closed:
             raise Misuse("this store was closed")
         if self._executor is None or self._process != os.getpid():
+            _let_malloc_keep_buffers()
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="offload-posix")
             self._process = os.getpid()
         return self._executor
+
+
+def _let_malloc_keep_buffers() -> None:
+    """Spare the page faults of a fresh mapping for every buffer that a thread reads into.
+
+    glibc maps a large block and unmaps it when freed, until it has seen a block of that size freed:
+    from then on it keeps up to twice as much per arena. Showing it one of just under 32 MiB, the largest
+    it learns from, more than doubles the rate of reads in several threads. The block is never touched,
+    so it costs two system calls; other allocators take no notice.
+    """
+    bytes(31 << 20)
 
 
 async def settle(future: asyncio.Future[Any]) -> None:
