@@ -296,6 +296,7 @@ NO_MESSAGES = {
     "a map whose key is a list": VALUE + compound(0xC1, [b"\x45", b"\x40"]),
     "a list longer than its size": VALUE + b"\xc0\x02\x02\x40\x40",
     "a list shorter than its size": VALUE + b"\xc0\x03\x01\x40\x40",
+    "an inner list shorter than its size": VALUE + b"\xc0\x06\x02\xc0\x03\x01\x40\x40",
     "a list larger than the record": VALUE + b"\xc0\x40\x01\x40",
     "an inner list larger than the outer": VALUE + b"\xc0\x04\x01\xc0\x02\x01\x40",
     "a list of size nothing": VALUE + b"\xc0\0",
@@ -326,6 +327,12 @@ def test_what_is_no_message_is_corrupt_quickly_and_in_little_memory(record: byte
     assert caught.value.where == "record 5"
     assert 0 <= caught.value.position <= len(record)
     assert peak < 2**20
+
+
+@pytest.mark.parametrize("record", NO_MESSAGES.values(), ids=NO_MESSAGES.keys())
+def test_what_is_no_message_has_no_body_either(record: bytes) -> None:
+    with pytest.raises(Corrupt, match="chunk 7, record 0"):
+        data_bodies([record], where="chunk 7")
 
 
 def test_elements_without_bytes_do_not_multiply() -> None:
