@@ -84,7 +84,11 @@ class ValueReader:
 
     def byte(self) -> int:
         """The next byte: a constructor, or part of a descriptor."""
-        return self._bytes(1)[0]
+        at = self.at
+        if at >= self._stop:
+            self.refuse("AMQP value size", expected="a byte more", found="the end", position=at)
+        self.at = at + 1
+        return self.raw[at]
 
     def refuse(self, what: str, *, expected: object, found: object, position: int) -> NoReturn:
         """Raise `Corrupt` for what begins at `position`."""
@@ -99,7 +103,7 @@ class ValueReader:
         return self.raw[start:stop]
 
     def _number(self, width: int) -> int:
-        return int.from_bytes(self._bytes(width), "big")
+        return self.byte() if width == 1 else int.from_bytes(self._bytes(width), "big")
 
     def _constructed(self, code: int, start: int) -> Any:
         scalar = _SCALARS.get(code)
