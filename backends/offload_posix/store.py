@@ -28,22 +28,19 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Final
 
-from offload.errors import AlreadyExists, Corrupt, Misuse, NotFound, OutcomeUnknown
+from offload.errors import AlreadyExists, Misuse, NotFound, OutcomeUnknown
 from offload.store.capabilities import Capabilities
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
-from offload.store.spans import clip
 from offload_posix.failures import explained, failure
 from offload_posix.folders import Folders, open_folder
 from offload_posix.pool import Pool, settle
+from offload_posix.reading import read
 from offload_posix.staging import FOLDER, Staged, sweep
 from offload_posix.upload import PosixUpload
 from offload_posix.walk import walk
 
 PART_SIZE_BYTES_MAX: Final = 255  # of one part of a key: a file name, on every file system we met
 PAGE_ROWS: Final = 256
-
-# Never a link, and never waiting for somebody at the other end of a pipe.
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class PosixStore(ObjectStore):
@@ -126,8 +123,6 @@ class PosixStore(ObjectStore):
         """Let the threads go. Calls made afterwards raise `Misuse`."""
         self._pool.close()
 
-    # What follows down to `_page` blocks, and runs in the pool; `_write` alone is its conductor.
-
     async def _write(self, staged: Staged, body: Body, key: str) -> None:
         """Hand window after window to the pool, at most one being written and one fetched."""
         at = 0
@@ -139,6 +134,8 @@ class PosixStore(ObjectStore):
                     await asyncio.shield(writing)
                 writing = self._pool.submit(self._write_window, staged, window, at, key)
                 at += len(window)
+                if at > body.size_bytes:
+                    break  # rather than fill the disk with it
             if writing is not None:
                 await asyncio.shield(writing)
         finally:
@@ -147,7 +144,9 @@ class PosixStore(ObjectStore):
             if isinstance(windows, AsyncGenerator):
                 await windows.aclose()
         if at != body.size_bytes:
-            raise Misuse(f"the body of {key!r} has {at} bytes and announced {body.size_bytes}")
+            raise Misuse(f"the body of {key!r} announced {body.size_bytes} bytes and yielded {at}")
+
+    # What follows blocks, and runs in the pool.
 
     def _write_window(self, staged: Staged, window: bytes, at: int, key: str) -> None:
         with explained("writing", f"{self._root}/{key}"):
@@ -209,19 +208,7 @@ class PosixStore(ObjectStore):
     def _read(self, parts: Sequence[str], span: Span | Suffix | None) -> bytes:
         absent = NotFound("/".join(parts), store=self.url)
         with explained("reading", self._path(parts), absent=absent):
-            folder = open_folder(self._root, parts[:-1])
-            try:
-                fd = os.open(parts[-1], _READ, dir_fd=folder)
-            finally:
-                os.close(folder)
-            try:
-                status = os.fstat(fd)
-                if not stat.S_ISREG(status.st_mode):
-                    raise absent
-                start, stop = clip(span, status.st_size)
-                return _read_all(fd, start, stop, where=self._path(parts))
-            finally:
-                os.close(fd)
+            return read(self._root, parts, span, absent=absent)
 
     def _unlink(self, folder_parts: Sequence[str], names: Sequence[str]) -> None:
         try:
@@ -256,22 +243,6 @@ def _parts(key: str) -> tuple[str, ...]:
     if max(sizes) > PART_SIZE_BYTES_MAX:
         raise Misuse(f"{key[:40]!r}… is too long: a part of it has more than {PART_SIZE_BYTES_MAX} bytes")
     return parts
-
-
-def _read_all(fd: int, start: int, stop: int, *, where: str) -> bytes:
-    """The bytes from `start` to `stop`, which the file has; a read may come back with fewer."""
-    data = os.pread(fd, stop - start, start)
-    if len(data) == stop - start:
-        return data
-    pieces = [data]
-    at = start + len(data)
-    while at < stop:
-        piece = os.pread(fd, stop - at, at)
-        if not piece:
-            raise Corrupt("size of the file while it is read", where, expected=stop, found=at, position=at)
-        pieces.append(piece)
-        at += len(piece)
-    return b"".join(pieces)
 
 
 def _unlink_object(folder: int, name: str) -> None:
