@@ -1,4 +1,4 @@
-"""ledger-offload: a broker's sealed log data moves to any object store, and reads back as if it had never left.
+"""ledger-offload: sealed log data moves to any object store, and reads back as if it had never left.
 
 Embedders begin with `open_tier`, `StreamWriter` and `StreamReader`; authors of backends with
 `ObjectStore` or `LedgerOffloader`; authors of sources with `Source`. `Blocking` serves threads.

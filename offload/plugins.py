@@ -204,7 +204,7 @@ class Plugins:
         for caller in self.manager.hook.offload_event.get_hookimpls():
             try:
                 caller.function(event=event)
-            except Exception:
+            except Exception:  # noqa: BLE001 - a listener may do anything; the work goes on
                 _log.exception("plugin %s failed on %s", caller.plugin_name, type(event).__name__)
 
     def _one(self, kind: str, wanted: str, found: list[Declared]) -> Declaration:

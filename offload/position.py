@@ -6,7 +6,7 @@
 | `last` | the last chunk that holds messages |
 | `next` | behind the last record |
 | a number | that offset |
-| ISO 8601, or `@` and milliseconds since the Unix epoch | the first chunk with that timestamp or a later one |
+| ISO 8601, or `@` and milliseconds since 1970 | the first chunk with that timestamp or a later one |
 """
 
 from __future__ import annotations

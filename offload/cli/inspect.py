@@ -90,7 +90,7 @@ def _tree(manifest: Manifest) -> Tree:
     covered = f"[{manifest.first_offset}, {manifest.next_offset})"
     tree = Tree(
         escape(
-            f"{one_line(manifest.stream)}  {manifest.messages} messages, {manifest.records} records in {covered}, "
+            f"{one_line(manifest.stream)}  {manifest.messages} messages in offsets {covered}, "
             f"{size_text(manifest.stored_size_bytes)}"
         )
     )

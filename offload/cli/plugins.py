@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from offload.cli.output import print_json, print_table
-from offload.cli.state import State
 from offload.plugins import Backend, Declared, Plugin, Plugins, conflict_text
 
 

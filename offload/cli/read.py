@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
-from enum import Enum
+from enum import StrEnum
 from json.encoder import encode_basestring
 from typing import Annotated, Any, Final
 
@@ -23,7 +23,7 @@ OUTPUT_SIZE_BYTES: Final = 256 * 1024
 """How much is gathered before it is written."""
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """How a message is printed."""
 
     JSONL = "jsonl"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final, Self
 
 from offload.errors import Corrupt
@@ -34,7 +34,7 @@ class _Anchor:
     kind: ClassVar[str]
 
     def _fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
     def encode(self) -> bytes:
         """The anchor's bytes."""

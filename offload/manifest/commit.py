@@ -186,7 +186,7 @@ class RootLog:
             return _Reply.UNKNOWN, None
         return _Reply.CREATED, None
 
-    async def _look(self, proposal: Manifest, reply: _Reply) -> Manifest | None | _NotLanded:
+    async def _look(self, proposal: Manifest, reply: _Reply) -> Manifest | _NotLanded | None:
         """What a listing says of a proposal that was sent: None is accepted, a manifest is doubt."""
         version = proposal.version
         if reply is _Reply.CREATED:

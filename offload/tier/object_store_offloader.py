@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -201,7 +201,7 @@ class ObjectStoreOffloader(LedgerOffloader):
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._options.uploads_max, len(writers))):
                     group.create_task(work())
-        except* Exception as errors:
+        except* Exception as errors:  # noqa: BLE001 - the group is taken apart, nothing is swallowed
             raise _first(errors) from None
 
     async def _load_anchor(self) -> TierAnchor:
@@ -212,10 +212,8 @@ class ObjectStoreOffloader(LedgerOffloader):
         async with aclosing(self._listed("")) as listing:
             stranger = await anext(listing, None)
         if stranger is None:
-            try:
+            with suppress(AlreadyExists):  # a rival's, or our own whose reply was lost
                 await self._store.create(TIER_ANCHOR, TierAnchor().encode())
-            except AlreadyExists:  # a rival's, or our own whose reply was lost
-                pass
         try:
             self._anchor = await self._load_anchor()
         except NotFound as exc:

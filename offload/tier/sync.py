@@ -20,7 +20,7 @@ from offload.source import Snapshot, Source, SourceStream
 from offload.tier.fragment_writer import check_source, first_damage
 from offload.tier.stream_writer import StreamWriter
 
-LEDGERS_AT_ONCE: Final = 64
+LEDGERS_AT_ONCE: Final = 16
 CHUNKS_AT_ONCE: Final = 500_000
 """How many ledgers are announced in one commit, and how many rows of their tables are held at once."""
 

@@ -1,0 +1,43 @@
+# Two commands for a fresh machine that has Python 3.11+ (with pip and venv) and make:
+#   make demo    the main job on a small real sample
+#   make test    every test
+# Both make the virtual environment .venv first, with the versions of constraints.txt.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint types check bench campaign clean
+
+demo: $(READY)
+	$(BIN)/offload demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+check: lint types test
+
+# 2 GiB beside cp and cat; needs some 8 GiB of disk and a few minutes.
+bench: $(READY)
+	$(BIN)/python benchmarks/throughput.py
+
+# The state machines for a long time, and kill -9 at many moments.
+campaign: $(READY)
+	OFFLOAD_CAMPAIGN=1 $(BIN)/python -m pytest tests/protocol tests/store tests/cli -q
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
