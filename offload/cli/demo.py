@@ -82,9 +82,7 @@ class _Demo:
         manifest = await offloader.load_manifest(stream)
         covered = f"[{manifest.first_offset}, {manifest.next_offset})"
         size = size_text(manifest.stored_size_bytes)
-        print(
-            f"   {stream}: {manifest.messages} messages, offsets {covered}, {manifest.fragments} fragment, {size}"
-        )
+        print(f"   {stream}: {manifest.messages} messages in offsets {covered}, {size}")
         return manifest
 
     async def _read(self, offloader: LedgerOffloader, stream: str, manifest: Manifest) -> None:

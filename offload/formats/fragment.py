@@ -256,7 +256,7 @@ def check_version(what: str, found: int, known: int, where: str) -> None:
     """Refuse a version that this program does not know, saying which way out there is."""
     if found != known:
         raise UnsupportedFormat(
-            f"{where}: {what} format version {found}, but this program reads version {known}; upgrade to read it"
+            f"{where}: {what} format version {found}; this program reads {known}: upgrade it"
         )
 
 
