@@ -1,0 +1,83 @@
+"""A segment as a ledger: its table from the index, its bytes by one positioned read per window.
+
+Opened for reading alone, and not before the first read: a stream may have more segments than a
+process may have open files. A closed ledger opens its file again when it is asked to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+
+from offload.formats.chunk import ChunkTable
+from offload.offloader import ReadHandle
+from offload_rabbitmq.files import open_file, read_at, shown
+from offload_rabbitmq.pair import Pair
+
+
+class SegmentLedger(ReadHandle):
+    """A snapshot of one segment, sealed or still open. Its id is the offset of its first chunk.
+
+    `load` gives the table. For a sealed segment it reads the index, and raises `Corrupt` where the
+    pair does not fit together: then nothing of this ledger can be read, and everything before it.
+    """
+
+    __slots__ = ("_descriptor", "_load", "_next_offset", "_opening", "_pair")
+
+    def __init__(self, pair: Pair, *, next_offset: int, load: Callable[[], ChunkTable]) -> None:
+        self._pair, self._next_offset, self._load = pair, next_offset, load
+        self._descriptor: int | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def ledger_id(self) -> int:
+        """The offset of the first chunk, which names the files too."""
+        return self._pair.offset
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first record."""
+        return self._pair.offset
+
+    @property
+    def next_offset(self) -> int:
+        """First offset after the last record."""
+        return self._next_offset
+
+    @property
+    def where(self) -> str:
+        """The segment file."""
+        return shown(self._pair.segment)
+
+    async def table(self) -> ChunkTable:
+        """One row per chunk; `position` is the chunk's byte in the segment file."""
+        return await asyncio.to_thread(self._load)
+
+    async def read(self, rows: ChunkTable) -> bytes:
+        """The bytes from the first row's position to the end of the last row: one read, in a thread.
+
+        Fewer where the file ends before. Raises `TryAgain` where the broker has deleted it.
+        """
+        if not len(rows):
+            return b""
+        start = int(rows["position"][0])
+        stop = int(rows["position"][-1]) + int(rows["size_bytes"][-1])
+        return await asyncio.to_thread(self._read, start, stop - start)
+
+    async def aclose(self) -> None:
+        """Close the file, if it was opened. No read may be under way."""
+        with self._opening:
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _read(self, start: int, size_bytes: int) -> bytes:
+        return read_at(self._open(), start, size_bytes, path=self._pair.segment)
+
+    def _open(self) -> int:
+        with self._opening:
+            if self._descriptor is None:
+                self._descriptor = open_file(self._pair.segment)
+            return self._descriptor
