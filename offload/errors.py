@@ -31,7 +31,10 @@ class OffloadError(Exception):
 
 
 class TryAgain(OffloadError):
-    """The store, or the source, refuses for now. Nothing was committed; the same call may succeed."""
+    """The store, or the source, refuses for now. No change was committed; the same call may succeed.
+
+    From a store's mutation it does not say that nothing was applied: whoever must know reads back.
+    """
 
 
 class Conflict(OffloadError):

@@ -69,7 +69,7 @@ class SourceType(Declaration):
     """A broker's local data. The target is called with the URL and returns a `Source`."""
 
     sample: str = ""
-    """`module:function` that returns the URL of a small source shipped with the plugin, for the demo."""
+    """`module:function` that returns the path of a small source shipped with the plugin, for the demo."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,16 @@ import logging
 import sys
 from typing import Annotated, Any
 
-import click
 import typer
 
 from offload.cli import demo, inspect, ls, plugins, read, sync, verify
 from offload.cli.output import print_error, print_note
-from offload.cli.state import State, Usage
+from offload.cli.state import State, Usage, guarded
 from offload.errors import Misuse, OffloadError
 from offload.plugins import Command, Plugins, conflict_text
+
+# What the library raises for a wrong argument: the base of its `BadParameter`, which it does not export.
+_ArgumentError: Any = typer.BadParameter.__mro__[2]
 
 
 def build(state: State) -> typer.Typer:
@@ -46,7 +48,7 @@ def build(state: State) -> typer.Typer:
         ("verify", verify.verify),
         ("plugins", plugins.plugins),
     ):
-        app.command(name)(command)
+        app.command(name)(guarded(command))
     _add_plugin_commands(app, state.plugins)
     return app
 
@@ -57,19 +59,17 @@ def run(arguments: list[str]) -> int:
     try:
         command = typer.main.get_command(build(state))
         result: Any = command.main(args=arguments, prog_name="offload", standalone_mode=False)
-    except click.exceptions.Exit as done:
+    except typer.Exit as done:
         return done.exit_code
-    except (click.Abort, KeyboardInterrupt) as exc:
-        raise KeyboardInterrupt from exc
-    except click.ClickException as exc:
-        exc.show()
-        return exc.exit_code
+    except _ArgumentError as error:
+        error.show()
+        return error.exit_code
     except OffloadError as error:
         if state.debug:
             raise
         print_error(error)
         return 2 if isinstance(error, Usage) else 1
-    return result if isinstance(result, int) else 0
+    return int(result or 0)
 
 
 def _add_plugin_commands(app: typer.Typer, found: Plugins) -> None:
@@ -91,4 +91,4 @@ def _add(app: typer.Typer, declaration: Any) -> None:
     if isinstance(target, typer.Typer):
         app.add_typer(target, name=declaration.name, help=declaration.help)
     else:
-        app.command(declaration.name, help=declaration.help)(target)
+        app.command(declaration.name, help=declaration.help)(guarded(target))

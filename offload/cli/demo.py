@@ -59,7 +59,7 @@ class _Demo:
         for declared in self._state.plugins.of_kind("source"):
             declaration = declared.declaration
             if isinstance(declaration, SourceType) and declaration.sample:
-                return str(declaration.load(declaration.sample)())
+                return f"{declaration.schemes[0]}://{declaration.load(declaration.sample)()}"
         raise NotOffloaded("no source plugin ships a sample; `offload plugins` shows which are installed")
 
     def _say(self, text: str) -> None:

@@ -8,25 +8,31 @@ error is one line on stderr, never a traceback unless `--debug` is given.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
 def main() -> None:
     """Run the command line and end the process."""
     try:
-        code = _run(sys.argv[1:])
-        sys.stdout.flush()
+        from offload.cli.app import run  # here, so that Ctrl-C during imports ends as it does later
+        from offload.cli.state import ClosedPipe, Interrupted
     except KeyboardInterrupt:
-        print("stopped; what is committed is safe, run again to go on", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:
-        # Whoever read us has enough. Python flushes stdout once more at exit; let that go nowhere.
+        sys.exit(_stopped())
+    try:
+        code = run(sys.argv[1:])
+    except (Interrupted, KeyboardInterrupt):
+        code = _stopped()
+    except ClosedPipe:
+        # Python flushes stdout once more at exit; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # the work is done and said; only the interpreter's end is left
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
-    from offload.cli.app import run  # so that Ctrl-C during imports ends as it does later
-
-    return run(arguments)
+def _stopped() -> int:
+    print("offload: stopped; what is committed is safe, run again to go on", file=sys.stderr)
+    return 130

@@ -7,9 +7,11 @@ else that fails ends with 1.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar
 
 from offload.decoder import Decoder
@@ -61,6 +63,31 @@ def position_of(text: str) -> Position:
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a command's asynchronous part; Ctrl-C cancels it cleanly and is raised again."""
     return asyncio.run(main())
+
+
+class Interrupted(BaseException):
+    """Ctrl-C, carried past the command-line library, which would make an exit code of its own of it."""
+
+
+class ClosedPipe(BaseException):
+    """Whoever read stdout has gone, carried past the command-line library as well."""
+
+
+def guarded(command: Callable[..., T]) -> Callable[..., T]:
+    """A command whose end by Ctrl-C or a closed pipe is decided by `main` alone."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> T:
+        try:
+            result = command(*args, **kwargs)
+            sys.stdout.flush()
+        except KeyboardInterrupt as exc:
+            raise Interrupted from exc
+        except BrokenPipeError as exc:
+            raise ClosedPipe from exc
+        return result
+
+    return run
 
 
 @contextmanager

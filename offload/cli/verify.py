@@ -44,7 +44,7 @@ def _show(report: VerifyReport) -> None:
     for damage in report.damages:
         print(f"DAMAGE {error_line(damage)}")
     for row in report.unreferenced:
-        print(f"unreferenced {row.object}: {row.reason}")
+        print(f"unreferenced {row.key}: {row.reason}")
     verdict = f"{len(report.damages)} damaged" if report.damages else "all of them sound"
     print(f"{report.streams} streams, {report.objects} objects, {size_text(report.bytes)}: {verdict}")
 

@@ -102,6 +102,10 @@ class ObjectStore(ABC):
     **Deletion is idempotent.** Deleting what is absent succeeds.
     **Keys are checked.** A key that is no key raises `Misuse` and touches nothing.
 
+    `Misuse` is also raised for a span that is negative, a body whose windows are not `size_bytes` long,
+    and a key that the store cannot hold beside those it has (a file system has no `a` beside `a/b`;
+    no key of this framework is another's folder). A prefix that begins no key lists nothing.
+
     Not promised: that a failed `put` left the key as it was (its bytes may land later); any order
     among writes; that a request which raised `TryAgain` or `OutcomeUnknown` was not applied.
     Every method may raise `TryAgain`, `OutcomeUnknown` (mutations), `Denied` or `NoSpace`.
@@ -164,6 +168,10 @@ def check_key(key: str) -> str:
     parts = key.split("/")
     if any(not part or part.startswith(".") or "\0" in part for part in parts):
         raise Misuse(f"{key!r} is not an object key: a part of it is empty or begins with a dot")
-    if len(key.encode("utf-8", "surrogatepass")) > KEY_SIZE_BYTES_MAX:
+    try:
+        size_bytes = len(key.encode())
+    except UnicodeEncodeError as exc:
+        raise Misuse(f"{key!r} is not an object key: it is not valid Unicode") from exc
+    if size_bytes > KEY_SIZE_BYTES_MAX:
         raise Misuse(f"{key[:40]!r}… is not an object key: longer than {KEY_SIZE_BYTES_MAX} bytes")
     return key

@@ -15,7 +15,7 @@ def offload_sources() -> Sequence[SourceType]:
             name="rabbitmq",
             target="offload_rabbitmq.source:open_url",
             schemes=("rabbitmq",),
-            sample="offload_rabbitmq.samples:sample_url",
+            sample="offload_rabbitmq.samples:sample_path",
         )
     ]
 
