@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
+from osiris_data import INDEX_HEAD, INDEX_RECORD, SEGMENT_HEAD
+
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_writer import build_chunk
-from osiris_data import INDEX_HEAD, INDEX_RECORD, SEGMENT_HEAD
 
 TIMESTAMP_MS = 1_700_000_000_000
 

@@ -48,14 +48,8 @@ def _read(pair: Pair, next_offset: int) -> ChunkTable:
         check_heads(pair, raw, segment)
         records = _whole_records(pair, raw)
         last = _last_header(pair, records, segment)
-    if last.next_offset != next_offset:
-        raise Corrupt(
-            "last record of the index",
-            shown(pair.index),
-            position=record_position(len(records) - 1),
-            expected=f"a chunk up to offset {next_offset}, where the next segment begins",
-            found=f"the chunk at offset {last.offset}, which ends at offset {last.next_offset}",
-        )
+        size_bytes = os.fstat(segment).st_size
+    _check_end(pair, records, last, next_offset=next_offset, size_bytes=size_bytes)
     return chunk_table(records, last=last, first_offset=pair.offset, where=shown(pair.index))
 
 
@@ -75,23 +69,36 @@ def _whole_records(pair: Pair, raw: bytes) -> IndexRecords:
 
 
 def _last_header(pair: Pair, records: IndexRecords, segment: int) -> ChunkHeader:
-    """The last chunk's header: the one its record describes, of a chunk that ends with the segment."""
+    """The last chunk's header, which must be the one that its record describes."""
     size_bytes, start = os.fstat(segment).st_size, int(records["position"][-1])
     if start + CHUNK_HEADER.size_bytes > size_bytes:
-        raise Corrupt(
-            "last record of the index",
-            shown(pair.index),
-            position=record_position(len(records) - 1),
-            expected=f"a chunk within the {size_bytes} bytes of the segment",
-            found=f"one at byte {start}",
-        )
+        expected = f"a chunk within the {size_bytes} bytes of the segment"
+        raise _at_the_end(pair, records, expected, f"one at byte {start}")
     header = header_at(pair, segment, start)
-    if not describes(records[-1], header) or start + header.size_bytes != size_bytes:
+    if not describes(records[-1], header):
+        raise _at_the_end(pair, records, f"the chunk at byte {start}, offset {header.offset}", records[-1])
+    return header
+
+
+def _check_end(
+    pair: Pair, records: IndexRecords, last: ChunkHeader, *, next_offset: int, size_bytes: int
+) -> None:
+    """The last chunk must end where the next pair begins in offsets, and where the segment ends in bytes."""
+    if last.next_offset != next_offset:
+        expected = f"a chunk up to offset {next_offset}, where the next segment begins"
+        found = f"the chunk at offset {last.offset}, which ends at offset {last.next_offset}"
+        raise _at_the_end(pair, records, expected, found)
+    start = int(records["position"][-1])
+    if start + last.size_bytes != size_bytes:
         raise Corrupt(
-            "last chunk of the segment",
+            "last chunk of a sealed segment",
             shown(pair.segment),
             position=start,
-            expected=f"as in the index, offset {records['offset'][-1]} and {size_bytes - start} bytes",
-            found=f"offset {header.offset} and {header.size_bytes} bytes",
+            expected=f"{last.size_bytes} bytes, as its header says",
+            found=f"{size_bytes - start} bytes up to the end of the file",
         )
-    return header
+
+
+def _at_the_end(pair: Pair, records: IndexRecords, expected: object, found: object) -> Corrupt:
+    at = record_position(len(records) - 1)
+    return Corrupt("last record of the index", shown(pair.index), position=at, expected=expected, found=found)

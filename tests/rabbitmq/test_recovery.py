@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from offload_rabbitmq import recovery
+from offload_rabbitmq.recovery import Recovered, recover
 from osiris_data import DATA, INDEX_HEAD, MANIFEST, SEGMENT_HEAD, TORN
 from osiris_writer import simple_chunks, write_stream
 
-from offload.errors import Corrupt, OffloadError, TryAgain
-from offload_rabbitmq import recovery
-from offload_rabbitmq.recovery import Recovered, recover
+from offload.errors import Corrupt, OffloadError, TryAgain, UnsupportedFormat
 
 KEPT_BY_OSIRIS = {case: MANIFEST["torn"]["cases"][case]["after_osiris_recovery"] for case in TORN}
 
@@ -170,6 +170,26 @@ def test_segments_without_any_index_are_an_empty_stream_with_damage(tmp_path: Pa
 
     assert (recovered.sealed, recovered.first_offset, recovered.next_offset) == ([], 0, 0)
     assert recovered.damage is not None
+
+
+def test_a_newest_chunk_that_claims_4_gib_is_dropped(tmp_path: Path) -> None:
+    folder = three_pairs(tmp_path)
+    segment, index = pair(folder, 2)
+    raw = bytearray(segment.read_bytes())
+    position = int.from_bytes(index.read_bytes()[-5:-1], "big")
+    raw[position + 36 : position + 40] = b"\xff\xff\xf0\x00"
+    segment.write_bytes(raw)
+
+    assert recover(folder, stream="odd").next_offset == 27
+
+
+def test_a_newest_pair_of_another_version_is_refused(tmp_path: Path) -> None:
+    folder = three_pairs(tmp_path)
+    _, index = pair(folder, 2)
+    index.write_bytes(b"OSII\0\0\0\2" + index.read_bytes()[8:])
+
+    with pytest.raises(UnsupportedFormat):
+        recover(folder, stream="newer")
 
 
 def test_disorder_in_the_newest_index_ends_the_stream_before_that_pair(tmp_path: Path) -> None:

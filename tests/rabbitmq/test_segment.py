@@ -1,0 +1,280 @@
+"""Segments and indexes: their bytes, and what a sealed pair must be to be believed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from offload_rabbitmq import pair as pair_module
+from offload_rabbitmq import segment as format_module
+from offload_rabbitmq.pair import Pair, parse_name
+from offload_rabbitmq.sealed import Sealed, sealed_table
+from osiris_data import INDEX_HEAD, INDEX_RECORD, SEGMENT_HEAD, STREAMS, chunks_in, index_of, segments
+from osiris_writer import simple_chunks, write_stream
+
+from offload.errors import Corrupt, OffloadError, TryAgain, UnsupportedFormat
+from offload.formats.chunk import scan
+
+Change = Callable[[bytearray], object]
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Sealed:
+    """Four chunks of three records, and one more in the pair that follows."""
+    write_stream(tmp_path, simple_chunks(5), segment_chunks=4)
+    return Sealed(Pair(tmp_path, 0), 12)
+
+
+def edit(file: Path, change: Change) -> None:
+    raw = bytearray(file.read_bytes())
+    change(raw)
+    file.write_bytes(raw)
+
+
+def put(at: int, new: bytes) -> Change:
+    def change(raw: bytearray) -> None:
+        start = at % len(raw)
+        raw[start : start + len(new)] = new
+
+    return change
+
+
+def damage_of(sealed: Sealed) -> Corrupt:
+    with pytest.raises(Corrupt) as caught:
+        sealed_table(sealed, stream="orders")
+    assert caught.value.stream == "orders"
+    return caught.value
+
+
+def test_layouts_are_those_of_osiris() -> None:
+    record = format_module.INDEX_RECORD.pack(
+        offset=0x0102, timestamp_ms=-2, epoch=3, position=0x04050607, type=2
+    )
+
+    assert format_module.INDEX_HEADER.pack(magic=b"OSII", version=1).hex() == "4f53494900000001"
+    assert format_module.SEGMENT_HEADER.pack(magic=b"OSIL", version=1).hex() == "4f53494c00000001"
+    assert record.hex() == "0000000000000102fffffffffffffffe00000000000000030405060702"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("00000000000000003669.index", (3669, "index")),
+        ("18446744073709551615.segment", (2**64 - 1, "segment")),
+        ("18446744073709551616.segment", None),
+        ("3669.segment", None),
+        ("00000000000000003669.segment.bak", None),
+        ("٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٣٦٦٩.index", None),
+    ],
+)
+def test_only_names_of_twenty_digits_are_a_streams_files(name: str, expected: object) -> None:
+    assert parse_name(name) == expected
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_sealed_table_is_what_a_scan_of_the_segment_finds(stream: str) -> None:
+    files = segments(stream)
+    for file, following in pairwise(files):
+        found = sealed_table(Sealed(Pair(file.parent, int(file.stem)), int(following.stem)), stream=stream)
+
+        assert (found == scan(chunks_in(file), first_position=8, where=stream)).all()
+
+
+def test_the_writer_of_these_tests_writes_what_osiris_writes(tmp_path: Path) -> None:
+    real = segments("filtered")
+    raw = [file.read_bytes() for file in real]
+    cuts = [[record[3] for record in index_of(file)] for file in real]
+    chunks = (
+        data[start:stop]
+        for data, starts in zip(raw, cuts, strict=True)
+        for start, stop in zip(starts, [*starts[1:], len(data)], strict=True)
+    )
+
+    next_offset = write_stream(tmp_path, chunks, segment_chunks=25)
+
+    assert next_offset == 20000
+    for file in real:
+        for original in (file, file.with_suffix(".index")):
+            assert (tmp_path / original.name).read_bytes() == original.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["index", "segment"])
+def test_another_magic_is_damage(sealed: Sealed, kind: str) -> None:
+    file: Path = getattr(sealed.pair, kind)
+    edit(file, put(0, b"OSIX"))
+
+    damage = damage_of(sealed)
+
+    assert (damage.where, damage.position, damage.found) == (str(file), 0, b"OSIX")
+
+
+@pytest.mark.parametrize("kind", ["index", "segment"])
+def test_another_version_is_refused_by_both_numbers(sealed: Sealed, kind: str) -> None:
+    edit(getattr(sealed.pair, kind), put(4, b"\0\0\0\2"))
+
+    with pytest.raises(UnsupportedFormat, match="has version 2; this program reads version 1"):
+        sealed_table(sealed, stream="orders")
+
+
+@pytest.mark.parametrize("kind", ["index", "segment"])
+@pytest.mark.parametrize("size_bytes", [0, 5, 8])
+def test_a_sealed_file_without_content_is_damage(sealed: Sealed, kind: str, size_bytes: int) -> None:
+    os.truncate(getattr(sealed.pair, kind), size_bytes)
+
+    damage_of(sealed)
+
+
+def test_an_index_that_lacks_its_last_record_is_told_by_where_it_ends(sealed: Sealed) -> None:
+    os.truncate(sealed.pair.index, 8 + 3 * 29)
+
+    damage = damage_of(sealed)
+
+    assert (damage.where, damage.position) == (str(sealed.pair.index), 8 + 2 * 29)
+    assert damage.expected == "a chunk up to offset 12, where the next segment begins"
+    assert damage.found == "the chunk at offset 6, which ends at offset 9"
+
+
+def test_an_index_that_ends_in_half_a_record_is_damage_at_that_record(sealed: Sealed) -> None:
+    os.truncate(sealed.pair.index, 8 + 4 * 29 - 1)
+
+    damage = damage_of(sealed)
+
+    assert (damage.where, damage.position) == (str(sealed.pair.index), 8 + 3 * 29)
+
+
+def test_a_hole_before_the_next_segment_is_damage_of_the_one_before_it(sealed: Sealed) -> None:
+    damage = damage_of(Sealed(sealed.pair, 15))
+
+    assert damage.expected == "a chunk up to offset 15, where the next segment begins"
+    assert damage.found == "the chunk at offset 9, which ends at offset 12"
+
+
+def test_a_position_beyond_the_segment_is_damage_of_the_index(sealed: Sealed) -> None:
+    edit(sealed.pair.index, put(-5, b"\xff\xff\xff\xff"))
+
+    damage = damage_of(sealed)
+
+    assert (damage.where, damage.position) == (str(sealed.pair.index), 8 + 3 * 29)
+    assert damage.found == f"one at byte {2**32 - 1}"
+
+
+def test_a_header_that_claims_4_gib_is_told_and_nothing_is_allocated_for_it(sealed: Sealed) -> None:
+    position = index_of(sealed.pair.segment)[-1][3]
+    edit(sealed.pair.segment, put(position + 36, (4 * GIB - 4096).to_bytes(4, "big")))
+
+    damage = damage_of(sealed)
+
+    assert (damage.where, damage.position) == (str(sealed.pair.segment), position)
+    assert str(4 * GIB - 4096 + 48) in str(damage.expected)
+
+
+def test_bytes_behind_the_last_chunk_of_a_sealed_segment_are_damage(sealed: Sealed) -> None:
+    edit(sealed.pair.segment, lambda raw: raw.extend(b"more"))
+
+    assert damage_of(sealed).where == str(sealed.pair.segment)
+
+
+def test_a_last_record_of_another_chunk_is_damage(sealed: Sealed) -> None:
+    edit(sealed.pair.index, put(-1, b"\1"))  # its type
+
+    assert damage_of(sealed).position == 8 + 3 * 29
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param((0, 0, 1, 100, 0), id="an offset that does not ascend"),
+        pytest.param((4, 0, 1, 8, 0), id="a position that does not ascend"),
+        pytest.param((4, 0, 1, 20, 0), id="a chunk smaller than a header"),
+        pytest.param((4, 0, 1, 10**6, 0), id="a position behind the next"),
+        pytest.param((2**63, 0, 1, 100, 0), id="an offset behind the next"),
+        pytest.param((4, 0, 1, 100, 3), id="an unknown type"),
+    ],
+)
+def test_an_index_record_out_of_order_is_damage(
+    sealed: Sealed, record: tuple[int, int, int, int, int]
+) -> None:
+    edit(sealed.pair.index, put(8 + 29, INDEX_RECORD.pack(*record)))
+
+    damage = damage_of(sealed)
+
+    assert damage.where == str(sealed.pair.index)
+    assert damage.position in {8, 8 + 29}
+
+
+def test_a_first_chunk_elsewhere_than_its_name_says_is_damage(sealed: Sealed) -> None:
+    for kind in ("segment", "index"):
+        os.rename(getattr(sealed.pair, kind), sealed.pair.folder / f"{1:020}.{kind}")
+
+    damage = damage_of(Sealed(Pair(sealed.pair.folder, 1), 12))
+
+    assert (damage.expected, damage.position) == ("offset 1, byte 8", 8)
+
+
+def test_an_index_too_large_for_a_broker_is_not_read(sealed: Sealed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_module, "INDEX_SIZE_BYTES_MAX", 100)
+
+    assert damage_of(sealed).found == 8 + 4 * 29
+
+
+def test_a_segment_that_is_no_file_is_damage(sealed: Sealed) -> None:
+    """A pipe, to which nobody writes, must not keep a reader waiting."""
+    sealed.pair.segment.unlink()
+    os.mkfifo(sealed.pair.segment)
+
+    assert damage_of(sealed).expected == "a regular file"
+
+
+@pytest.mark.parametrize("kind", ["index", "segment"])
+def test_a_pair_that_retention_took_may_be_tried_again(sealed: Sealed, kind: str) -> None:
+    getattr(sealed.pair, kind).unlink()
+
+    with pytest.raises(TryAgain):
+        sealed_table(sealed, stream="orders")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    flips=st.lists(st.tuples(st.integers(0, 500), st.integers(1, 255)), max_size=3),
+    index_cut=st.none() | st.integers(0, 8 + 4 * 29),
+    segment_cut=st.none() | st.integers(0, 400),
+)
+def test_any_bytes_give_a_table_that_tiles_the_segment_or_an_error_of_ours(
+    tmp_path_factory: pytest.TempPathFactory,
+    flips: list[tuple[int, int]],
+    index_cut: int | None,
+    segment_cut: int | None,
+) -> None:
+    folder = tmp_path_factory.mktemp("odd")
+    write_stream(folder, simple_chunks(5), segment_chunks=4)
+    pair = Pair(folder, 0)
+    for file, size_bytes in ((pair.index, index_cut), (pair.segment, segment_cut)):
+        for at, bits in flips:
+            edit(file, lambda raw, at=at, bits=bits: raw.__setitem__(at % len(raw), bits))
+        if size_bytes is not None:
+            edit(file, lambda raw, size_bytes=size_bytes: raw.__delitem__(slice(size_bytes, None)))
+
+    try:
+        rows = sealed_table(Sealed(pair, 12), stream="odd")
+    except OffloadError:
+        return
+
+    ends = rows["position"] + rows["size_bytes"]
+    assert (int(rows["position"][0]), int(ends[-1])) == (8, pair.segment.stat().st_size)
+    assert (ends[:-1] == rows["position"][1:]).all()
+    assert int((rows["records"].astype(np.uint64)).sum()) == 12
+
+
+def test_heads_are_those_of_the_real_files() -> None:
+    for file in segments("tiny"):
+        format_module.check_segment_head(file.read_bytes()[:8], where="tiny")
+        format_module.check_index_head(file.with_suffix(".index").read_bytes()[:8], where="tiny")
+    assert (SEGMENT_HEAD[:4], INDEX_HEAD[:4]) == (format_module.SEGMENT_MAGIC, format_module.INDEX_MAGIC)

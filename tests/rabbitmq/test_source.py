@@ -1,0 +1,323 @@
+"""A broker's folder as a source: which streams it has, and reading them while the broker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from offload_rabbitmq import RabbitmqSource, open_url, sample_path
+from offload_rabbitmq import sealed as sealed_module
+from osiris_data import DATA, chunks
+from osiris_writer import append_chunks, simple_chunks, write_stream
+
+from offload.errors import Corrupt, Denied, Misuse, NotOffloaded, TryAgain
+from offload.formats.chunk import check_chunks
+from offload.source import Snapshot
+
+
+def source_of(path: Path) -> RabbitmqSource:
+    return open_url(f"rabbitmq://{path}")
+
+
+def names_in(path: Path) -> tuple[list[str], list[str]]:
+    """The streams at a path, and the notes on it."""
+    source = source_of(path)
+    streams = asyncio.run(source.streams())
+    return [stream.name for stream in streams], list(source.notes)
+
+
+def with_snapshot(folder: Path, use: Callable[[Snapshot], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        (stream,) = await source_of(folder).streams()
+        async with await stream.snapshot() as snapshot:
+            return await use(snapshot)
+
+    return asyncio.run(run())
+
+
+async def range_of(snapshot: Snapshot) -> tuple[int, int]:
+    return snapshot.first_offset, snapshot.next_offset
+
+
+def test_a_folder_of_streams_gives_them_in_order_of_names() -> None:
+    names, notes = names_in(DATA)
+
+    assert names == ["batches", "filtered", "tiny"]
+    assert notes == [f"passed over: {DATA / 'torn'} holds no segments"]
+
+
+def test_a_streams_own_folder_is_a_source_of_that_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DATA / "tiny")
+
+    assert names_in(DATA / "tiny") == (["tiny"], [])
+    assert names_in(Path(".")) == (["tiny"], [])
+
+
+def test_the_path_is_taken_as_it_stands(tmp_path: Path) -> None:
+    folder = tmp_path / "100%41?x#y z"
+    write_stream(folder / "orders", simple_chunks(1))
+
+    assert names_in(folder) == (["orders"], [])
+    assert source_of(folder).url == f"rabbitmq://{folder}"
+
+
+def test_a_linked_folder_is_a_stream_named_after_the_link(tmp_path: Path) -> None:
+    write_stream(tmp_path / "elsewhere" / "data", simple_chunks(1))
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "streams" / "orders").symlink_to(tmp_path / "elsewhere" / "data")
+
+    assert names_in(tmp_path / "streams") == (["orders"], [])
+
+
+def test_plain_files_and_dead_links_are_nobodys_business(tmp_path: Path) -> None:
+    write_stream(tmp_path / "orders", simple_chunks(1))
+    (tmp_path / "README").write_text("hello")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+
+    assert names_in(tmp_path) == (["orders"], [])
+
+
+def test_a_name_that_is_not_utf_8_is_passed_over_with_a_note(tmp_path: Path) -> None:
+    write_stream(tmp_path / "orders", simple_chunks(1))
+    os.rename(tmp_path / "orders", os.fsencode(tmp_path) + b"/b\xff")
+    write_stream(tmp_path / "orders", simple_chunks(1))
+
+    names, notes = names_in(tmp_path)
+
+    assert names == ["orders"]
+    assert notes == [f"passed over: {tmp_path}/b\\xff has no name that is UTF-8"]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.write_text("hello"), "is not a folder"),
+        (lambda path: path.mkdir(), "holds no stream"),
+        (lambda path: (path / "sub").mkdir(parents=True), "holds no stream"),
+    ],
+)
+def test_a_place_without_streams_is_told_in_one_line(
+    tmp_path: Path, make: Callable[[Path], object], why: str
+) -> None:
+    place = tmp_path / "place"
+    make(place)
+
+    with pytest.raises(NotOffloaded) as caught:
+        asyncio.run(source_of(place).streams())
+
+    assert str(caught.value) == f"rabbitmq://{place} {why}"
+
+
+@pytest.mark.parametrize("url", ["rabbitmq://", "rabbitmq:/data", "/data", "s3://bucket", "rabbitmq://a\0b"])
+def test_another_url_is_misuse(url: str) -> None:
+    with pytest.raises(Misuse):
+        open_url(url)
+
+
+def test_a_folder_that_may_not_be_listed_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, to whom nothing is forbidden; so the refusal is made up."""
+
+    def refuse(path: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+    with pytest.raises(Denied, match="Permission denied"):
+        asyncio.run(source_of(tmp_path).streams())
+
+
+def test_an_unknown_stream_is_not_offloaded() -> None:
+    with pytest.raises(NotOffloaded, match="no stream 'unknown'"):
+        asyncio.run(source_of(DATA).stream("unknown"))
+
+
+def test_the_sample_is_a_source() -> None:
+    assert names_in(sample_path()) == (["tiny"], [])
+
+
+@pytest.mark.parametrize("stream", ["tiny", "batches", "filtered"])
+def test_ledgers_hold_every_chunk_as_it_was_written(stream: str) -> None:
+    async def read_all(snapshot: Snapshot) -> list[bytes]:
+        found = []
+        for ledger in snapshot.ledgers:
+            table = await ledger.table()
+            assert (ledger.first_offset, ledger.ledger_id) == (table["offset"][0], table["offset"][0])
+            for start in range(0, len(table), 7):
+                rows = table[start : start + 7]
+                window = await ledger.read(rows)
+                check_chunks(window, rows, window_position=int(rows["position"][0]), where=ledger.where)
+                found.append(window)
+        return found
+
+    assert b"".join(with_snapshot(DATA / stream, read_all)) == b"".join(chunks(stream))
+
+
+def test_ledgers_touch_and_cover_the_snapshot() -> None:
+    async def ranges(snapshot: Snapshot) -> list[tuple[int, int]]:
+        assert await range_of(snapshot) == (0, 20000)
+        assert snapshot.epoch == 4
+        return [(ledger.first_offset, ledger.next_offset) for ledger in snapshot.ledgers]
+
+    assert with_snapshot(DATA / "filtered", ranges) == [
+        (0, 6250),
+        (6250, 12500),
+        (12500, 18750),
+        (18750, 20000),
+    ]
+
+
+def test_a_snapshot_does_not_move_with_the_broker(tmp_path: Path) -> None:
+    first, second = list(simple_chunks(2)), list(simple_chunks(3, first_offset=6))
+    write_stream(tmp_path, first)
+
+    async def append_meanwhile(snapshot: Snapshot) -> bytes:
+        append_chunks(tmp_path, second)
+        (ledger,) = snapshot.ledgers
+        assert await range_of(snapshot) == (0, 6)
+        return await ledger.read(await ledger.table())
+
+    assert with_snapshot(tmp_path, append_meanwhile) == b"".join(first)
+    assert with_snapshot(tmp_path, range_of) == (0, 15)
+
+
+@pytest.mark.parametrize("whole_size_bytes", [0, 10, 60, 100])
+def test_a_chunk_in_the_middle_of_its_write_is_not_in_the_snapshot(
+    tmp_path: Path, whole_size_bytes: int
+) -> None:
+    write_stream(tmp_path, simple_chunks(2))
+    (chunk,) = simple_chunks(1, first_offset=6)
+    with (tmp_path / f"{0:020}.segment").open("ab") as segment:
+        segment.write(chunk[:whole_size_bytes])
+
+    assert with_snapshot(tmp_path, range_of) == (0, 6)
+
+
+def test_a_segment_that_retention_took_may_be_tried_again(tmp_path: Path) -> None:
+    write_stream(tmp_path, simple_chunks(4), segment_chunks=2)
+
+    async def read_too_late(snapshot: Snapshot) -> None:
+        ledger = snapshot.ledgers[0]
+        table = await ledger.table()
+        (tmp_path / f"{0:020}.segment").unlink()
+        await ledger.read(table)
+
+    with pytest.raises(TryAgain, match="the broker removed it meanwhile"):
+        with_snapshot(tmp_path, read_too_late)
+
+
+def test_a_segment_that_is_open_outlives_retention(tmp_path: Path) -> None:
+    write_stream(tmp_path, simple_chunks(4), segment_chunks=2)
+
+    async def read_again(snapshot: Snapshot) -> bytes:
+        ledger = snapshot.ledgers[0]
+        table = await ledger.table()
+        await ledger.read(table[:1])
+        (tmp_path / f"{0:020}.segment").unlink()
+        return await ledger.read(table)
+
+    assert with_snapshot(tmp_path, read_again) == b"".join(simple_chunks(2))
+
+
+def test_a_deleted_stream_may_be_tried_again(tmp_path: Path) -> None:
+    write_stream(tmp_path / "orders", simple_chunks(1))
+
+    async def look_too_late() -> None:
+        (stream,) = await source_of(tmp_path).streams()
+        for file in (tmp_path / "orders").iterdir():
+            file.unlink()
+        await stream.snapshot()
+
+    with pytest.raises(TryAgain, match="holds no stream any more"):
+        asyncio.run(look_too_late())
+
+
+def test_a_read_gives_what_is_there_of_a_segment_cut_short(tmp_path: Path) -> None:
+    write_stream(tmp_path, simple_chunks(4), segment_chunks=2)
+
+    async def read_cut(snapshot: Snapshot) -> bytes:
+        ledger = snapshot.ledgers[0]
+        table = await ledger.table()
+        os.truncate(tmp_path / f"{0:020}.segment", 100)
+        return await ledger.read(table)
+
+    assert with_snapshot(tmp_path, read_cut) == b"".join(simple_chunks(2))[: 100 - 8]
+
+
+def test_a_window_is_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_stream(tmp_path, simple_chunks(9))
+    reads: list[tuple[int, int]] = []
+    pread = os.pread
+
+    async def read_counted(snapshot: Snapshot) -> None:
+        (ledger,) = snapshot.ledgers
+        table = await ledger.table()
+        monkeypatch.setattr(os, "pread", lambda *args: reads.append(args[1:]) or pread(*args))
+        await ledger.read(table[2:5])
+        start = int(table["position"][2])
+        assert reads == [(int(table["position"][5]) - start, start)]
+
+    with_snapshot(tmp_path, read_counted)
+
+
+def test_a_snapshot_reads_no_index_of_a_sealed_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that looking every few seconds costs the same, however long the stream is."""
+    write_stream(tmp_path, simple_chunks(40), segment_chunks=2)
+    read: list[int] = []
+    read_index = sealed_module.read_index
+    monkeypatch.setattr(
+        sealed_module, "read_index", lambda pair: read.append(pair.offset) or read_index(pair)
+    )
+
+    async def look(snapshot: Snapshot) -> None:
+        assert len(snapshot.ledgers) == 20
+        assert read == []
+        await snapshot.ledgers[3].table()
+        await snapshot.ledgers[3].table()
+        assert read == [18]
+
+    with_snapshot(tmp_path, look)
+
+
+def test_damage_of_a_sealed_segment_is_its_ledgers_and_leaves_the_others(tmp_path: Path) -> None:
+    write_stream(tmp_path, simple_chunks(6), segment_chunks=2)
+    os.truncate(tmp_path / f"{6:020}.index", 8 + 29)
+
+    async def look(snapshot: Snapshot) -> None:
+        assert await range_of(snapshot) == (0, 18)
+        assert snapshot.damage is None
+        first, second, third = snapshot.ledgers
+        assert len(await first.table()) == len(await third.table()) == 2
+        with pytest.raises(Corrupt) as caught:
+            await second.table()
+        assert caught.value.stream == tmp_path.name
+
+    with_snapshot(tmp_path, look)
+
+
+def test_files_are_open_from_the_first_read_until_the_ledger_is_closed(tmp_path: Path) -> None:
+    write_stream(tmp_path, simple_chunks(6), segment_chunks=2)
+
+    def open_files() -> int:
+        links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        return sum(os.readlink(link).startswith(str(tmp_path)) for link in links if os.path.lexists(link))
+
+    async def count(snapshot: Snapshot) -> list[int]:
+        counts = [open_files()]
+        for ledger in snapshot.ledgers:
+            await ledger.read(await ledger.table())
+            counts.append(open_files())
+        await snapshot.ledgers[0].aclose()
+        await snapshot.ledgers[0].aclose()
+        counts.append(open_files())
+        await snapshot.ledgers[0].read(await snapshot.ledgers[0].table())
+        return counts
+
+    assert with_snapshot(tmp_path, count) == [0, 1, 2, 3, 2]
+    assert open_files() == 0
