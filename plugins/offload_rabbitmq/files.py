@@ -73,15 +73,12 @@ def opened(path: Path) -> Iterator[int]:
 def read_at(descriptor: int, position: int, size_bytes: int, *, path: Path) -> bytes:
     """The bytes from `position` on: as many as asked for, or fewer where the file ends before.
 
-    One system call where the size is not extreme. Memory is taken for what is there alone if the
-    caller has compared `size_bytes` with the file's size, which is its duty.
+    One system call, unless the size is extreme or the file ends early. The caller has compared the size
+    with the file's own, or bounded it.
     """
+    parts, at, stop = [], position, position + size_bytes
     with explained("read", path):
-        data = os.pread(descriptor, min(size_bytes, READ_SIZE_BYTES_MAX), position)
-        if len(data) == size_bytes or not data:
-            return data
-        parts = [data]
-        while data and (rest := size_bytes - sum(map(len, parts))):
-            data = os.pread(descriptor, min(rest, READ_SIZE_BYTES_MAX), position + size_bytes - rest)
-            parts.append(data)
+        while at < stop and (part := os.pread(descriptor, min(stop - at, READ_SIZE_BYTES_MAX), at)):
+            parts.append(part)
+            at += len(part)
     return b"".join(parts)

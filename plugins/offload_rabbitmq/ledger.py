@@ -21,7 +21,7 @@ class SegmentLedger(ReadHandle):
     """A snapshot of one segment, sealed or still open. Its id is the offset of its first chunk.
 
     `load` gives the table. For a sealed segment it reads the index, and raises `Corrupt` where the
-    pair does not fit together: then nothing of this ledger can be read, and everything before it.
+    pair does not fit together: then nothing of this ledger can be read. The ledgers before it still can.
     """
 
     __slots__ = ("_descriptor", "_load", "_next_offset", "_opening", "_pair")

@@ -76,7 +76,8 @@ def _last_header(pair: Pair, records: IndexRecords, segment: int) -> ChunkHeader
         raise _at_the_end(pair, records, expected, f"one at byte {start}")
     header = header_at(pair, segment, start)
     if not describes(records[-1], header):
-        raise _at_the_end(pair, records, f"the chunk at byte {start}, offset {header.offset}", records[-1])
+        expected = f"that of the chunk at byte {start}, which has offset {header.offset}"
+        raise _at_the_end(pair, records, expected, f"one of offset {records['offset'][-1]} that differs")
     return header
 
 
