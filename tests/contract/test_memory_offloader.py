@@ -1,0 +1,42 @@
+"""A tier in memory keeps the offloader's contract, in large fragments and in small ones."""
+
+from __future__ import annotations
+
+import pytest
+from offload_conformance import OffloaderConformance
+
+from offload.offloader import LedgerOffloader
+from offload.store.memory import MemoryStore
+from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+
+
+class TestMemoryOffloader(OffloaderConformance):
+    @pytest.fixture(autouse=True)
+    def place(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def open_offloader(self) -> LedgerOffloader:
+        return ObjectStoreOffloader(MemoryStore(objects=self.objects))
+
+    def keys_in_store(self) -> set[str]:
+        return set(self.objects)
+
+
+class TestSmallFragments(TestMemoryOffloader):
+    """A ledger becomes many objects, of which only one is on its way at a time."""
+
+    def open_offloader(self) -> LedgerOffloader:
+        options = TierOptions(fragment_size_bytes=200, uploads_max=1)
+        return ObjectStoreOffloader(MemoryStore(objects=self.objects), options=options)
+
+    tiny_chunks = 300
+
+
+class TestSeveralUploadsAtOnce(TestMemoryOffloader):
+    """A ledger becomes a few objects that are on their way together."""
+
+    def open_offloader(self) -> LedgerOffloader:
+        options = TierOptions(fragment_size_bytes=500, uploads_max=3)
+        return ObjectStoreOffloader(MemoryStore(objects=self.objects), options=options)
+
+    tiny_chunks = 300

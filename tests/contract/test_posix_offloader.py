@@ -1,0 +1,27 @@
+"""A tier in a folder keeps the offloader's contract, opened by its URL as users open it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from offload_conformance import OffloaderConformance
+
+from offload.offloader import LedgerOffloader
+from offload.plugins import Plugins
+from offload.tier.opening import open_tier
+
+PLUGINS = Plugins.find()
+
+
+class TestPosixOffloader(OffloaderConformance):
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path: Path) -> None:
+        self.root = tmp_path / "tier"
+
+    def open_offloader(self) -> LedgerOffloader:
+        return open_tier(f"file://{self.root}", plugins=PLUGINS)
+
+    def keys_in_store(self) -> set[str]:
+        files = (path for path in self.root.rglob("*") if path.is_file())
+        return {path.relative_to(self.root).as_posix() for path in files}
