@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> int:
     state = State(plugins=Plugins.find())
     try:
         command = typer.main.get_command(build(state))
-        result: Any = command.main(args=arguments, prog_name="offload", standalone_mode=False)
+        code: int | None = command.main(args=arguments, prog_name="offload", standalone_mode=False)
     except typer.Exit as done:
         return done.exit_code
     except _ArgumentError as error:
@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> int:
             raise
         print_error(error)
         return 2 if isinstance(error, Usage) else 1
-    return int(result or 0)
+    return code or 0
 
 
 def _add_plugin_commands(app: typer.Typer, found: Plugins) -> None:
