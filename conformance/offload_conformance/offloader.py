@@ -313,6 +313,7 @@ class OffloaderConformance(Asynchronous, ABC):
         """Clause "entire or not at all": whoever loads meanwhile sees all of three ledgers, or none."""
         [a, b, c] = (ledger_of(10, first_offset=start) for start in (0, 10, 20))
         attempts = run(writer.prepare([0, 10, 20]))
+        parent = writer.manifest
         seen: set[tuple[int, int]] = set()
 
         async def scenario() -> None:
@@ -331,6 +332,7 @@ class OffloaderConformance(Asynchronous, ABC):
         assert seen <= {(0, 3), (30, 0)}
         manifest = run(other.load_manifest("orders"))
         assert (manifest.next_offset, len(manifest.running)) == (30, 0)
+        assert manifest.parent_commit_id == parent.commit_id, "one change is one commit"
 
     def test_commits_are_atomic_when_refused(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
