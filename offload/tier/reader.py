@@ -25,7 +25,10 @@ from offload.position import AtOffset, AtTime, Place, Position
 from offload.source import chunk_holding
 from offload.tier.fragment_writer import windows_of
 
-WINDOW_SIZE_BYTES: Final = 1024 * 1024
+WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
+FIRST_WINDOW_SIZE_BYTES: Final = 256 * 1024
+"""The first window is small, so that a reader of one message fetches little and has it soon."""
+
 IN_FLIGHT: Final = 4
 
 
@@ -189,6 +192,10 @@ class WindowStream:
         table = await handle.table()
         start = chunk_holding(table, self._offset)
         rows = table[int(np.searchsorted(table["offset"], start)) :]
+        if len(self._handles) == 1:
+            first = next(windows_of(rows, size_bytes=FIRST_WINDOW_SIZE_BYTES))
+            self._planned.append((handle, first))
+            rows = rows[len(first) :]
         self._planned.extend((handle, window) for window in windows_of(rows, size_bytes=WINDOW_SIZE_BYTES))
         return True
 
