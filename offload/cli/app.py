@@ -59,17 +59,17 @@ def run(arguments: list[str]) -> int:
     try:
         command = typer.main.get_command(build(state))
         code: int | None = command.main(args=arguments, prog_name="offload", standalone_mode=False)
+        return code or 0
     except typer.Exit as done:
         return done.exit_code
     except _ArgumentError as error:
         error.show()
-        return error.exit_code
+        return int(error.exit_code)
     except OffloadError as error:
         if state.debug:
             raise
         print_error(error)
         return 2 if isinstance(error, Usage) else 1
-    return code or 0
 
 
 def _add_plugin_commands(app: typer.Typer, found: Plugins) -> None:

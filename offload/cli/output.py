@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from offload.errors import Corrupt, Fenced, OffloadError, StreamDeleted
+from offload.errors import Corrupt, OffloadError
 
 
 def stderr() -> Console:
@@ -47,8 +47,6 @@ def error_line(error: OffloadError) -> str:
     text = str(error)
     if isinstance(error, Corrupt) and error.stream is not None:
         text = f"stream {error.stream!r}: {text}"
-    if isinstance(error, Fenced) and not isinstance(error, StreamDeleted):
-        text = f"{text}; run again"
     return one_line(text)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
-from offload.cli.output import print_error, print_json, print_note, size_text, stderr
+from offload.cli.output import one_line, print_error, print_json, print_note, size_text, stderr
 from offload.cli.state import State, run_async
 from offload.events import Event, FragmentUploaded
 from offload.tier.sync import StreamReport
@@ -57,12 +57,12 @@ def _show(report: StreamReport, *, json: bool) -> None:
     elif report.error is None and report.manifest is not None:
         committed = report.manifest
         print(
-            f"{report.stream}: {committed.messages} messages in offsets "
+            f"{one_line(report.stream)}: {committed.messages} messages in offsets "
             f"[{committed.first_offset}, {committed.next_offset}), version {committed.version}; "
             + (f"uploaded {size_text(report.uploaded_bytes)}" if report.uploaded_bytes else "nothing new")
         )
     elif report.error is None:
-        print(f"{report.stream}: empty, nothing to copy")
+        print(f"{one_line(report.stream)}: empty, nothing to copy")
     if report.error is not None:
         print_error(report.error)
 

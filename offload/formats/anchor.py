@@ -23,6 +23,9 @@ from offload.formats.checksums import crc32c
 from offload.formats.fragment import check_version
 
 VERSION: Final = 1
+ANCHOR_SIZE_BYTES_MAX: Final = 64 * 1024
+"""More is never read: an anchor that is longer does not decode."""
+
 _HEAD: Final = re.compile(rb"ledger-offload (tier|stream) ([0-9]{1,9})\n")
 
 TIER_FIELDS: Final = (("branching_factor", "int", "how many entries of one kind a group takes"),)

@@ -113,7 +113,8 @@ class _OfWriter(Change):
             raise StreamDeleted(f"stream {base.stream!r} was deleted in epoch {base.epoch}", epoch=base.epoch)
         if base.writer != self.writer:
             raise Fenced(
-                f"stream {base.stream!r}: another writer (epoch {base.epoch}) took over", epoch=base.epoch
+                f"stream {base.stream!r}: another writer (epoch {base.epoch}) took over; run again",
+                epoch=base.epoch,
             )
         return base
 

@@ -1,10 +1,11 @@
 """Asking again where the store said `TryAgain`, a bounded number of times and not for ever.
 
 Only what is the same request the second time is repeated: reads, listings (which go on after the
-last key they gave), deletes, and puts, whose bytes are fixed before the first try. `create` is
-passed through once: whether an earlier try landed is for the commit protocol to find out by
-listing, and a repeat would only turn its answer into `AlreadyExists`. `OutcomeUnknown` is never
-repeated here, and neither is `complete`, whose upload may be gone because it succeeded.
+last key they gave), deletes, and puts, whose bytes are fixed before the first try; for these two an
+outcome that nobody knows is as good a reason as `TryAgain`. `create` is passed through once: whether
+an earlier try landed is for the commit protocol to find out by listing, and a repeat would only turn
+its answer into `AlreadyExists`. `complete` is not repeated: its upload may be gone because it
+succeeded.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import random as randomness
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from offload.errors import TryAgain
+from offload.errors import OffloadError, OutcomeUnknown, TryAgain
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 T = TypeVar("T")
+_AGAIN_OR_UNKNOWN: Final = (TryAgain, OutcomeUnknown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class RetryPolicy:
 
 
 class RetryingStore(StoreDecorator):
-    """Repeats what the module head allows. When patience ends, the last `TryAgain` is raised as it came."""
+    """Repeats what the module head allows. When patience ends, the last error is raised as it came."""
 
     __slots__ = ("_clock", "_policy", "_random", "_sleep")
 
@@ -61,16 +63,16 @@ class RetryingStore(StoreDecorator):
         self._random = random
 
     async def put(self, key: str, body: Body) -> None:
-        """Put, again from the first byte where told to; the body then yields the same bytes."""
-        await self.retry(lambda: self.inner.put(key, body))
+        """Put, again from the first byte where told to, or where nobody knows: the bytes are the same."""
+        await self.retry(lambda: self.inner.put(key, body), on=_AGAIN_OR_UNKNOWN)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         """Read, again where told to."""
         return await self.retry(lambda: self.inner.get(key, span))
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete, again where told to; what is gone already counts as deleted."""
-        await self.retry(lambda: self.inner.delete(keys))
+        """Delete, again where told to, or where nobody knows; what is gone already counts as deleted."""
+        await self.retry(lambda: self.inner.delete(keys), on=_AGAIN_OR_UNKNOWN)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List, going on after the last key that was given. Progress renews the patience."""
@@ -91,13 +93,15 @@ class RetryingStore(StoreDecorator):
         """Begin an upload whose parts are repeated where told to. A begun one may be left behind, unseen."""
         return _RetryingUpload(await self.retry(lambda: self.inner.start_upload(key)), self)
 
-    async def retry(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Make `request` until it answers, or raises anything but `TryAgain`, or patience ends."""
+    async def retry(
+        self, request: Callable[[], Awaitable[T]], *, on: tuple[type[OffloadError], ...] = (TryAgain,)
+    ) -> T:
+        """Make `request` until it answers, or raises anything but errors of `on`, or patience ends."""
         patience = self._patience()
         while True:
             try:
                 return await request()
-            except TryAgain:
+            except on:
                 if not await patience.pause():
                     raise
 

@@ -185,12 +185,12 @@ class LedgerHandle(ReadHandle):
 
 def only_entries(manifest: Manifest, attempt: bytes, only: range | None) -> list[Entry]:
     """The entries of one attempt, in order; where `only` is given, those that hold some of its offsets."""
-    entries = manifest.entries
-    mine = entries["attempt"] == np.void(attempt)
+    start, stop = 0, manifest.fragments
     if only is not None:
         if only.step != 1:
             raise Misuse("offsets are narrowed by a range of step 1")
-        mine &= (entries["first_offset"] < only.stop) & (
-            entries["first_offset"] + entries["records"] > only.start
-        )
-    return [manifest.entry(int(row)) for row in np.flatnonzero(mine)]
+        begins = manifest.entries["first_offset"]
+        start = max(int(np.searchsorted(begins, np.uint64(only.start), side="right")) - 1, 0)
+        stop = int(np.searchsorted(begins, np.uint64(only.stop)))
+    mine = manifest.entries["attempt"][start:stop] == np.void(attempt)
+    return [manifest.entry(start + int(row)) for row in np.flatnonzero(mine)]

@@ -17,14 +17,14 @@ from uuid import UUID
 from offload.env import Env
 from offload.errors import AlreadyExists, Conflict, Corrupt, NotFound, NotOffloaded
 from offload.events import Event, FragmentUploaded, ManifestCommitted
-from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
 from offload.formats.manifest import Manifest, State
 from offload.manifest.changes import Abort, Change, Claim
 from offload.manifest.commit import RootLog, Step, nobody
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt, Upload
 from offload.store.metrics import MeteredStore
-from offload.store.port import ObjectStore
+from offload.store.port import ObjectStore, Span
 from offload.tier.adoption import find_uploads
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, cut
 from offload.tier.fragments import FragmentHandle, LedgerHandle, only_entries
@@ -109,7 +109,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         if manifest.state is State.REBUILDING:
             raise NotOffloaded(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
         try:
-            raw = await self._store.get(keys.anchor)
+            raw = await get_anchor(self._store, keys.anchor)
         except NotFound as exc:
             raise Corrupt("anchor", keys.anchor, stream=stream, expected="present", found="absent") from exc
         check_stream_anchor(raw, keys)
@@ -205,7 +205,7 @@ class ObjectStoreOffloader(LedgerOffloader):
             raise _first(errors) from None
 
     async def _load_anchor(self) -> TierAnchor:
-        return TierAnchor.decode(await self._store.get(TIER_ANCHOR), where=TIER_ANCHOR)
+        return TierAnchor.decode(await get_anchor(self._store, TIER_ANCHOR), where=TIER_ANCHOR)
 
     async def _create_tier(self) -> None:
         """Make an empty place a tier. Of several that do so at once all succeed, with one anchor."""
@@ -224,7 +224,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         try:
             await self._store.create(keys.anchor, StreamAnchor(stream=keys.stream).encode())
         except AlreadyExists:
-            check_stream_anchor(await self._store.get(keys.anchor), keys)
+            check_stream_anchor(await get_anchor(self._store, keys.anchor), keys)
 
     async def _top_parts(self) -> list[str]:
         """The first parts of all keys, by skipping from one to the next: one small request each."""
@@ -242,7 +242,7 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def _name_of(self, part: str) -> str | None:
         """The true name of the stream under this part, or None where no stream was begun there."""
         try:
-            raw = await self._store.get(f"{part}/stream.anchor")
+            raw = await get_anchor(self._store, f"{part}/stream.anchor")
         except NotFound:
             return None
         where = f"{part}/stream.anchor"
@@ -260,6 +260,11 @@ class ObjectStoreOffloader(LedgerOffloader):
             parsed = keys.parse_fragment(listed.key)
             if parsed is not None and parsed[1] == attempt:
                 yield listed.key
+
+
+async def get_anchor(store: ObjectStore, key: str) -> bytes:
+    """The bytes of an anchor, and of anything larger only so much that it cannot be one."""
+    return await store.get(key, Span(0, ANCHOR_SIZE_BYTES_MAX + 1))
 
 
 def check_stream_anchor(raw: bytes, keys: StreamKeys) -> None:

@@ -114,6 +114,8 @@ class StreamWriter:
         soon as all before them are. Raises the first error in order of offsets; what came before it
         is committed then, and the attempts behind it are dropped.
         """
+        if not handles:
+            return
         attempts = await self.prepare([handle.ledger_id for handle in handles])
         tasks = [
             asyncio.ensure_future(self._upload(handle, attempt, extra_metadata or {}))

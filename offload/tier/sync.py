@@ -8,6 +8,7 @@ nothing behind it; one stream's trouble never stops another.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,17 +74,14 @@ async def sync_stream(
 ) -> StreamReport:
     """Sync one stream. Errors of the framework are reported, not raised."""
     before = offloader.put_size_bytes
-    error = None
+    error, manifest = None, None
     try:
         async with await stream.snapshot() as snapshot:
-            await _Copy(stream.name, snapshot, offloader, extra_metadata, env).run()
+            manifest = await _Copy(stream.name, snapshot, offloader, extra_metadata, env).run()
     except OffloadError as exc:
         error = exc
-    manifest = None
-    try:
-        manifest = await newest(offloader, stream.name)
-    except OffloadError as exc:
-        error = error or exc
+        with suppress(OffloadError):  # the first error is the one to report
+            manifest = await newest(offloader, stream.name)
     uploaded = offloader.put_size_bytes - before
     return StreamReport(stream=stream.name, manifest=manifest, uploaded_bytes=uploaded, error=error)
 
@@ -106,17 +104,18 @@ class _Copy:
     extra_metadata: Mapping[str, str]
     env: Env
 
-    async def run(self) -> None:
-        """Copy what is new. Raises what stopped it; what was committed before stays."""
+    async def run(self) -> Manifest | None:
+        """Copy what is new; return the newest manifest. Raises what stopped it; what is committed stays."""
         manifest = await newest(self.offloader, self.stream)
         if manifest is not None:
             await check_same_history(self.offloader, manifest, self.snapshot)
         start = self.snapshot.first_offset if manifest is None else manifest.next_offset
         if start < self.snapshot.next_offset:
             await self._check_first_chunk(start)
-            await self._append(await self._claim(manifest))
+            manifest = await self._append(await self._claim(manifest))
         if self.snapshot.damage is not None:
             raise self.snapshot.damage
+        return manifest
 
     async def _check_first_chunk(self, start: int) -> None:
         """Find damage at the very place where copying begins before the stream is claimed for nothing."""
@@ -141,7 +140,7 @@ class _Copy:
             await check_same_history(self.offloader, writer.manifest, self.snapshot)
         return writer
 
-    async def _append(self, writer: StreamWriter) -> None:
+    async def _append(self, writer: StreamWriter) -> Manifest:
         while writer.manifest.next_offset < self.snapshot.next_offset:
             batch = await self._batch(writer.manifest.next_offset)
             try:
@@ -151,6 +150,7 @@ class _Copy:
                 raise
             for ledger in batch:
                 await ledger.aclose()
+        return writer.manifest
 
     async def _append_up_to_damage(self, writer: StreamWriter) -> None:
         """Commit what stands before the damaged chunk, and raise what names it.
@@ -232,7 +232,7 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
 
 async def last_chunk(offloader: LedgerOffloader, manifest: Manifest) -> ChunkHeader:
     """The header of the last committed chunk, read and checked."""
-    entry = manifest.entry(-1 % manifest.fragments)
+    entry = manifest.entry(manifest.fragments - 1)
     attempt = Attempt(stream=manifest.stream, ledger_id=entry.ledger_id, uid=entry.attempt)
     only = range(entry.first_offset, entry.next_offset)
     async with await offloader.read_offloaded(attempt, manifest=manifest, only=only) as handle:
