@@ -192,5 +192,7 @@ def only_entries(manifest: Manifest, attempt: bytes, only: range | None) -> list
         begins = manifest.entries["first_offset"]
         start = max(int(np.searchsorted(begins, np.uint64(only.start), side="right")) - 1, 0)
         stop = int(np.searchsorted(begins, np.uint64(only.stop)))
+        if start < stop and manifest.entry(start).next_offset <= only.start:
+            start += 1  # behind the last entry, where no search sees that it ends too early
     mine = manifest.entries["attempt"][start:stop] == np.void(attempt)
     return [manifest.entry(start + int(row)) for row in np.flatnonzero(mine)]
