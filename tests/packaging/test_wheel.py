@@ -1,0 +1,104 @@
+"""The wheel, built and installed where nothing else is: what a user gets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source distribution of this checkout."""
+    folder = tmp_path_factory.mktemp("dist")
+    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    return next(built.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of a fresh virtual environment that holds the wheel and what it says it needs."""
+    folder = tmp_path_factory.mktemp("clean")
+    _run(sys.executable, "-m", "venv", str(folder))
+    python = folder / "bin" / "python"
+    _run(str(python), "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel))
+    return folder / "bin"
+
+
+def test_the_wheel_takes_no_generic_names(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.partition("/")[0] for name in archive.namelist()}
+
+    packages = {top for top in tops if not top.endswith(".dist-info")}
+
+    assert packages == {"offload", "offload_posix", "offload_rabbitmq", "offload_conformance"}
+
+
+def test_the_wheel_passes_the_checks_of_its_field(wheel: Path) -> None:
+    _run(sys.executable, "-m", "check_wheel_contents", "--config", str(ROOT / "pyproject.toml"), str(wheel))
+
+
+def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
+    """Also the sample data and the markers of typed packages: hatchling leaves out what git ignores."""
+    folders = {"offload": ROOT, "offload_posix": ROOT / "backends", "offload_rabbitmq": ROOT / "plugins"}
+    folders["offload_conformance"] = ROOT / "conformance"
+    wanted = {
+        path.relative_to(base).as_posix()
+        for name, base in folders.items()
+        for path in (base / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+    with zipfile.ZipFile(wheel) as archive:
+        found = set(archive.namelist())
+
+    assert wanted <= found
+    assert any(name.endswith(".segment") for name in wanted)
+
+
+def test_the_source_distribution_can_run_the_tests(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {"README.md", "Makefile", "constraints.txt", "tests/data/osiris/MANIFEST.json"} <= names
+
+
+def test_the_demo_runs_from_the_wheel(clean: Path, tmp_path: Path) -> None:
+    said = _run(str(clean / "offload"), "demo", cwd=tmp_path)
+
+    assert "committed" in said
+    assert "0 damaged" in said
+    assert "found:" in said
+
+
+@pytest.mark.parametrize("module", ["offload", "offload_posix", "offload_rabbitmq"])
+def test_every_package_imports_from_the_wheel(clean: Path, tmp_path: Path, module: str) -> None:
+    found = _run(str(clean / "python"), "-c", f"import {module}; print({module}.__file__)", cwd=tmp_path)
+
+    assert Path(found.strip()).is_relative_to(clean.parent)
+
+
+def test_the_conformance_suite_needs_its_extra_and_says_so(clean: Path, tmp_path: Path) -> None:
+    argv = [str(clean / "python"), "-c", "import offload_conformance"]
+
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert "pytest" in done.stderr
+
+
+def _run(*argv: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
