@@ -207,7 +207,9 @@ class RootLog:
             found = await self._read(proposal.version)
         except NotFound:  # superseded and swept meanwhile
             return False
-        return found.commit_id == proposal.commit_id
+        # What was read is what was listed only while nothing newer stands: a create of ours that was
+        # under way may have landed as a zombie in between.
+        return found.commit_id == proposal.commit_id and await self._highest(after=proposal.version) is None
 
     async def _newest_after_doubt(self, version: int) -> Manifest:
         newest = await self.load_newest(known=version)
