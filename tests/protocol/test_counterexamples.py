@@ -1,0 +1,454 @@
+"""Every counterexample of the commit protocol, replayed; and each again with its rule taken out.
+
+A replay is one interleaving, told in its docstring; in it every invariant holds. The last test runs
+each replay against a mutant of the code that lacks the rule, and demands the very harm that the
+protocol's text predicts: so a replay that passes is known to be able to fail.
+
+Not replayed, because the step does not exist yet: group keys (2.8), rebuild (2.9), retention by
+guests (2.10), and the grace of readers (section 3). The sweep is the tests' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final
+
+import pytest
+from protocol_mutants import MUTANTS
+from protocol_sweep import Sweep
+from protocol_world import KEYS, STREAM, Process, World
+
+from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.formats.manifest import State
+from offload.manifest.changes import Abort
+from offload.store.faults import Fault
+from offload.store.wrap import StoreDecorator
+
+
+class ResendingClient(StoreDecorator):
+    """A client library that sends a create again when it hears no answer, as SDKs do."""
+
+    async def create(self, key: str, data: bytes) -> None:
+        """At most twice."""
+        try:
+            await self.inner.create(key, data)
+        except OutcomeUnknown:
+            await self.inner.create(key, data)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World() as world:
+        yield world
+
+
+def outcome(world: World, job: Coroutine[Any, Any, Any]) -> OffloadError | None:
+    """What the job raised. The harm is looked for first, the class of the error afterwards."""
+    try:
+        world.run(job)
+    except OffloadError as error:
+        return error
+    return None
+
+
+def end_of(process: Process) -> OffloadError | None:
+    """What a stalled job raised when it went on to its end."""
+    try:
+        process.finish()
+    except OffloadError as error:
+        return error
+    return None
+
+
+def holder_with_upload(world: World) -> tuple[Process, Any]:
+    """A writer with one attempt announced (root 2) and uploaded, and not committed."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    attempt = world.run(w0.prepare(world.ledger(0, 2)))
+    return w0, world.run(w0.upload(world.ledger(0, 2), attempt))
+
+
+def test_a_load_is_not_deceived_by_a_zombie(world: World) -> None:
+    """2.0. A sweeper lists newest = 2 and stalls; root 3 names F; root 2 is swept; a stalled claimant
+    creates it again, on root 1 and not knowing F; the sweeper reads it.
+    """
+    w0, w1 = world.process("w0"), world.process("w1")
+    world.run(w0.claim())
+    w1.start(w1.claim_on(world.newest())).run_to("create", "*/root.*")
+    attempt = world.run(w0.prepare(world.ledger(0, 2)))
+    receipt = world.run(w0.upload(world.ledger(0, 2), attempt))
+    stalled = Sweep(world.process("sweeper"))
+    world.run(stalled.list_data())
+    stalled.process.start(stalled.load_root()).run_to("get", "*/root.*2.manifest")
+    world.run(w0.append(receipt))
+    world.run(Sweep(world.process("another")).run())
+    assert world.roots == [3]
+    w1.step()
+    assert world.roots == [2, 3]
+
+    stalled.process.finish()
+    world.run(stalled.decide())
+    world.run(stalled.delete())
+
+    world.check()
+    assert stalled.root is not None
+    assert stalled.root.version == 3
+
+
+def test_a_reader_finds_the_newest_root_across_a_gap(world: World) -> None:
+    """2.0, probing. A reader knows root 1; 2 to 4 are committed and 3 is swept."""
+    w0 = world.process("w0")
+    reader = world.process("reader")
+    world.run(w0.claim())
+    for first in (0, 2, 4):
+        world.run(w0.prepare(world.ledger(first, first + 2)))
+    del world.objects[KEYS.root(3)]
+
+    found = world.run(reader.log.load_newest(known=1))
+
+    assert found.version == 4
+
+
+def test_a_create_that_succeeded_is_not_yet_a_commit(world: World) -> None:
+    """2.1.4. A claimant stalls with root 1 in hand; 2 and 3 are committed, root 2 is swept; its create of
+    root 2 succeeds. It must not believe itself the owner by that.
+    """
+    w0, w1 = world.process("w0"), world.process("w1")
+    world.run(w0.claim())
+    w1.start(w1.claim_on(world.newest())).run_to("create", "*/root.*")
+    world.run(w0.offload(world.ledger(0, 2)))
+    world.run(Sweep(world.process("sweeper")).run())
+
+    w1.finish()
+
+    world.check()
+    assert w1.holder.manifest.version == 4
+    assert world.judge.zombies == 1
+    assert isinstance(outcome(world, w0.offload(world.ledger(2, 4))), Fenced)
+
+
+def test_finding_ones_own_root_below_the_newest_is_no_proof(world: World) -> None:
+    """2.1.4. The same interleaving, the reply lost: under the number stands the claimant's own zombie."""
+    w0, w1 = world.process("w0"), world.process("w1")
+    world.run(w0.claim())
+    w1.start(w1.claim_on(world.newest())).run_to("create", "*/root.*")
+    world.run(w0.offload(world.ledger(0, 2)))
+    world.run(Sweep(world.process("sweeper")).run())
+    w1.step(Fault.LOSE_REPLY)
+
+    w1.finish()
+
+    world.check()
+    assert w1.holder.manifest.version == 4
+
+
+def test_ones_own_root_is_confirmed_to_be_the_one_that_was_listed(world: World) -> None:
+    """2.1.3 with 2.0. A claimant's create of root 2 is under way; root 2 of another is listed; 3 is
+    committed and 2 swept; only now the create lands, and the claimant reads its own root 2.
+    """
+    w0, w1 = world.process("w0"), world.process("w1")
+    world.run(w0.claim())
+    w1.start(w1.claim_on(world.newest())).run_to("create", "*/root.*")
+    w1.step(Fault.DELAY)
+    attempt = world.run(w0.prepare(world.ledger(0, 2)))
+    w1.run_to("get", "*/root.*2.manifest")
+    world.run(w0.append(world.run(w0.upload(world.ledger(0, 2), attempt))))
+    world.run(Sweep(world.process("sweeper")).run())
+    assert world.run(w1.store.land()) == 1
+
+    w1.finish()
+
+    world.check()
+    assert w1.holder.manifest.version == 4
+
+
+def test_a_name_that_is_taken_is_not_yet_a_loss(world: World) -> None:
+    """2.1.5. The create lands, its reply is lost, the client library sends it again: `exists`."""
+    w0 = world.process("w0", wrap=ResendingClient)
+    w0.start(w0.claim()).run_to("create", "*/root.*")
+    w0.step(Fault.LOSE_REPLY)
+
+    w0.finish()
+
+    world.check()
+    assert w0.holder.manifest.version == 1
+    assert world.roots == [1]
+
+
+def test_nothing_is_created_where_roots_were_lost(world: World) -> None:
+    """2.1.3. All roots vanish while a create is lost on its way: stop, and create nothing."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    w0.start(w0.prepare(world.ledger(0, 2))).run_to("create", "*/root.*")
+    world.objects.lose_roots()
+    w0.step(Fault.FAIL_BEFORE)
+
+    error = end_of(w0)
+
+    assert world.roots == []
+    assert isinstance(error, Corrupt)
+
+
+def test_doubt_is_decided_by_content(world: World) -> None:
+    """2.1.3. An append lands and its reply is lost; a guest commits on top; the append is in, and done."""
+    w0, guest = world.process("w0"), world.process("guest")
+    world.run(w0.claim())
+    attempt = world.run(w0.prepare(world.ledger(0, 2)))
+    other = world.run(w0.prepare(world.ledger(2, 4)))
+    receipt = world.run(w0.upload(world.ledger(0, 2), attempt))
+    w0.start(w0.append(receipt)).run_to("create", "*/root.*")
+    w0.step(Fault.LOSE_REPLY)
+    abort = Abort(attempts=frozenset({other.uid}))
+    world.run(guest.offloader.commit_manifest(STREAM, abort, base=world.newest(), committer=guest.env.uuid()))
+
+    w0.finish()
+
+    world.check()
+    assert w0.holder.manifest.version == 5
+    assert world.root.next_offset == 2
+
+
+def test_two_writers_of_one_broker_epoch_do_not_both_hold_the_stream(world: World) -> None:
+    """2.2. Two processes claim with the same broker epoch; the first goes on."""
+    w0, w1 = world.process("w0"), world.process("w1")
+    world.run(w0.claim(source_epoch=7))
+    world.run(w1.claim(source_epoch=7))
+
+    error = outcome(world, w0.offload(world.ledger(0, 2)))
+
+    world.check()
+    assert isinstance(error, Fenced)
+
+
+def test_a_claim_of_an_older_broker_epoch_is_fenced(world: World) -> None:
+    """2.2. A broker's old leader wakes up and claims; the new one must go on undisturbed."""
+    w0, w1 = world.process("w0"), world.process("w1")
+    world.run(w0.claim(source_epoch=7))
+
+    error = outcome(world, w1.claim(source_epoch=6))
+    world.run(w0.offload(world.ledger(0, 2)))
+
+    world.check()
+    assert isinstance(error, Fenced)
+
+
+def test_what_is_uploaded_is_announced_before(world: World) -> None:
+    """2.3. F is uploaded; a sweeper lists it, reads the root, decides and stalls; the append names F; the
+    sweeper deletes what it condemned.
+    """
+    w0, sweep = world.process("w0"), Sweep(world.process("sweeper"))
+    world.run(w0.claim())
+    w0.start(w0.offload(world.ledger(0, 2))).run_to("put")
+    w0.step()
+    for phase in (sweep.list_data, sweep.load_root, sweep.decide):
+        world.run(phase())
+
+    w0.finish()
+    world.run(sweep.delete())
+
+    world.check()
+    assert world.root.next_offset == 2
+
+
+def test_another_cut_never_goes_under_the_same_key(world: World) -> None:
+    """2.4. The put of [0, 2) times out; the snapshot grows and [0, 4) is put and committed; then the first
+    put lands.
+    """
+    w0 = world.process("w0", chunks_per_fragment=2)
+    world.run(w0.claim())
+    w0.start(w0.offload(world.ledger(0, 2))).run_to("put")
+    w0.step(Fault.DELAY)
+    assert isinstance(end_of(w0), OutcomeUnknown)
+    world.run(w0.offload(world.ledger(0, 4)))
+
+    assert world.run(w0.store.land()) == 1
+
+    world.check()
+    assert world.root.next_offset == 4
+    assert len(world.root.entries) == 1
+
+
+def test_an_attempt_that_does_not_run_is_not_appended(world: World) -> None:
+    """2.5. Another process drops the attempt, condemns F and stalls before it deletes; the append comes."""
+    w0, receipt = holder_with_upload(world)
+    other = world.process("other")
+    other.start(other.offloader.delete_offloaded(receipt.attempt)).run_to("delete")
+
+    error = outcome(world, w0.append(receipt))
+    other.finish()
+
+    world.check()
+    assert isinstance(error, Conflict)
+    assert world.fragments == set()
+
+
+def test_only_running_attempts_are_adopted(world: World) -> None:
+    """2.6. w0 drops its attempt; a sweeper condemns F and stalls; w1 claims and resolves; the sweeper
+    deletes F. A second attempt, left running, makes w1 look for uploads.
+    """
+    w0, receipt = holder_with_upload(world)
+    w1, sweep = world.process("w1"), Sweep(world.process("sweeper"))
+    world.run(w0.prepare(world.ledger(2, 4)))
+    world.run(w0.holder.abort([receipt.attempt]))
+    for phase in (sweep.list_data, sweep.load_root, sweep.decide):
+        world.run(phase())
+
+    world.run(w1.claim())
+    world.run(sweep.delete())
+
+    world.check()
+    assert world.root.next_offset == 0
+    assert world.root.running == frozenset()
+
+
+def test_only_what_holds_is_adopted(world: World) -> None:
+    """2.6. A fragment that a crash left has a bit turned over in one chunk: it is left out, and condemned."""
+    holder_with_upload(world)
+    w1 = world.process("w1")
+    [key] = world.fragments
+    damaged = bytearray(world.objects[key])
+    damaged[70] ^= 1
+    dict.__setitem__(world.objects, key, bytes(damaged))
+
+    world.run(w1.claim())
+
+    world.check()
+    assert world.root.next_offset == 0
+    assert world.root.running == frozenset()
+
+
+def test_a_fenced_writer_deletes_nothing(world: World) -> None:
+    """2.7. The append won, its reply is in doubt, another claims: the writer sees `Fenced`, and stops."""
+    w0, w1 = world.process("w0"), world.process("w1")
+    world.run(w0.claim())
+    w0.start(w0.offload(world.ledger(0, 2))).run_to("create", "*/root.*", times=2)
+    w0.step(Fault.LOSE_REPLY)
+    world.run(w1.claim())
+    before = dict(world.objects)
+
+    error = end_of(w0)
+
+    world.check()
+    assert isinstance(error, Fenced)
+    assert dict(world.objects) == before
+
+
+def test_deleting_what_is_committed_is_refused(world: World) -> None:
+    """2.7. A writer whose append landed unheard cleans up after itself."""
+    w0, receipt = holder_with_upload(world)
+    world.run(w0.append(receipt))
+
+    error = outcome(world, w0.offloader.delete_offloaded(receipt.attempt))
+
+    world.check()
+    assert isinstance(error, Conflict)
+
+
+def test_a_late_create_does_not_bring_a_deleted_stream_back(world: World) -> None:
+    """2.7. A commit on the live stream is under way; the stream is deleted and swept; then it lands."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    world.run(w0.offload(world.ledger(0, 2)))
+    w0.start(w0.prepare(world.ledger(2, 4))).run_to("create", "*/root.*")
+    w0.step(Fault.DELAY)
+    world.tombstone()
+    world.run(Sweep(world.process("sweeper")).run())
+
+    world.run(w0.store.land())
+
+    assert world.fragments == set()
+    assert world.newest().state is State.DELETED
+    assert isinstance(end_of(w0), StreamDeleted)
+    world.check()
+
+
+def test_a_sweep_spares_what_appeared_after_its_listing(world: World) -> None:
+    """2.8. Between the sweep's first phase and its second, a fragment is announced, uploaded, committed."""
+    w0, sweep = world.process("w0"), Sweep(world.process("sweeper"))
+    world.run(w0.claim())
+    first, *rest = sweep.phases()
+    world.run(first())
+    world.run(w0.offload(world.ledger(0, 2)))
+
+    for phase in rest:
+        world.run(phase())
+
+    world.check()
+    assert len(world.fragments) == 1
+
+
+def test_a_sweep_spares_running_attempts_however_long_it_stalls(world: World) -> None:
+    """2.8. The sweep decides and stalls; the commit comes between; the sweep deletes."""
+    w0, receipt = holder_with_upload(world)
+    sweep = Sweep(world.process("sweeper"))
+    for phase in (sweep.list_data, sweep.load_root, sweep.decide):
+        world.run(phase())
+    world.run(w0.append(receipt))
+
+    world.run(sweep.delete())
+
+    world.check()
+    assert len(world.fragments) == 1
+
+
+def test_a_sweep_spares_what_a_new_epoch_may_still_adopt(world: World) -> None:
+    """2.8. w1 has claimed and not resolved yet; a sweep decides by that root and stalls; w1 adopts F."""
+    holder_with_upload(world)
+    w1, sweep = world.process("w1"), Sweep(world.process("sweeper"))
+    w1.start(w1.claim()).run_to("list", "*/data/")
+    for phase in (sweep.list_data, sweep.load_root, sweep.decide):
+        world.run(phase())
+    w1.finish()
+
+    world.run(sweep.delete())
+
+    world.check()
+    assert world.root.next_offset == 2
+
+
+HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
+    "unconfirmed load": (test_a_load_is_not_deceived_by_a_zombie, "which is absent"),
+    "probing": (test_a_reader_finds_the_newest_root_across_a_gap, "assert 2 == 4"),
+    "success is accepted": (test_a_create_that_succeeded_is_not_yet_a_commit, "is committed: it is not"),
+    "own id is accepted": (
+        test_finding_ones_own_root_below_the_newest_is_no_proof,
+        "is committed: it is not",
+    ),
+    "own id unconfirmed": (
+        test_ones_own_root_is_confirmed_to_be_the_one_that_was_listed,
+        "is committed: it is not",
+    ),
+    "exists is loss": (test_a_name_that_is_taken_is_not_yet_a_loss, "the name was taken"),
+    "lost roots are created again": (test_nothing_is_created_where_roots_were_lost, r"\[2\] == \[\]"),
+    "doubt is not decided by content": (test_doubt_is_decided_by_content, "does not run any more"),
+    "fence by epoch only": (
+        test_two_writers_of_one_broker_epoch_do_not_both_hold_the_stream,
+        "without a higher epoch",
+    ),
+    "source epoch may fall": (test_a_claim_of_an_older_broker_epoch_is_fenced, "another writer"),
+    "upload first": (test_what_is_uploaded_is_announced_before, "condemned before"),
+    "same key for another cut": (test_another_cut_never_goes_under_the_same_key, "replaced by other bytes"),
+    "append without running": (test_an_attempt_that_does_not_run_is_not_appended, "condemned before"),
+    "adopt any": (test_only_running_attempts_are_adopted, "condemned before"),
+    "adopt unchecked": (test_only_what_holds_is_adopted, "the source's bytes"),
+    "fenced deletes": (test_a_fenced_writer_deletes_nothing, "which is absent"),
+    "delete without a commit": (test_deleting_what_is_committed_is_refused, "which is absent"),
+    "purge": (test_a_late_create_does_not_bring_a_deleted_stream_back, "State.LIVE"),
+    "root first": (test_a_sweep_spares_what_appeared_after_its_listing, "which is absent"),
+    "sweep what is unnamed": (
+        test_a_sweep_spares_running_attempts_however_long_it_stalls,
+        "which is absent",
+    ),
+    "sweep by epoch": (test_a_sweep_spares_what_a_new_epoch_may_still_adopt, "which is absent"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_without_its_rule_a_replay_shows_the_harm(
+    name: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay, harm = HARM[name]
+    MUTANTS[name].take_out(monkeypatch)
+
+    with pytest.raises((AssertionError, OffloadError), match=harm):
+        replay(world)

@@ -1,0 +1,285 @@
+"""Mutants: the rules of the commit protocol, each with a way to take it out.
+
+A test that never failed proves little. So every rule is removed by monkeypatching, alone, and the
+replay of its counterexample must then fail, with the harm that the protocol's text predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import pytest
+from protocol_sweep import Sweep
+
+from offload.errors import Conflict, Fenced, NotFound
+from offload.formats.checksums import crc32c
+from offload.formats.fragment import TRAILER, FragmentTrailer
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Manifest, Running
+from offload.manifest import changes, commit
+from offload.manifest.changes import Append, Claim, Prepare, Resolve, append_entries
+from offload.manifest.commit import RootLog
+from offload.offloader import Attempt, ReadHandle, Upload
+from offload.tier import adoption, object_store_offloader
+from offload.tier.fragment_writer import entry_of
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.stream_writer import StreamWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A rule taken out. `clause` is the rule's place in the protocol's text."""
+
+    clause: str
+    rule: str
+    take_out: Callable[[pytest.MonkeyPatch], None]
+
+
+async def _load_unconfirmed(self: RootLog, *, known: int = 0) -> Manifest | None:
+    while (highest := await self._highest(after=max(known - 1, 0))) is not None:
+        try:
+            return await self._read(highest)
+        except NotFound:
+            continue
+    return None
+
+
+async def _load_probing(self: RootLog, *, known: int = 0) -> Manifest | None:
+    if not known:
+        return await _load_unconfirmed(self)
+    while True:
+        try:
+            await self._read(known + 1)
+        except NotFound:
+            return await self._read(known)
+        known += 1
+
+
+async def _trust_success(self: RootLog, proposal: Manifest, reply: Any) -> Any:
+    if reply is commit._Reply.CREATED:
+        return None
+    return await _LOOK(self, proposal, reply)
+
+
+async def _trust_own_id(self: RootLog, proposal: Manifest, reply: Any) -> Any:
+    if reply is not commit._Reply.CREATED and await _own_id_unconfirmed(self, proposal):
+        return None
+    return await _LOOK(self, proposal, reply)
+
+
+async def _own_id_unconfirmed(self: RootLog, proposal: Manifest) -> bool:
+    try:
+        return (await self._read(proposal.version)).commit_id == proposal.commit_id
+    except NotFound:
+        return False
+
+
+async def _exists_is_loss(self: RootLog, proposal: Manifest, reply: Any) -> Any:
+    if reply is commit._Reply.EXISTS:
+        raise Conflict("the name was taken")
+    return await _LOOK(self, proposal, reply)
+
+
+async def _lost_is_not_landed(self: RootLog, proposal: Manifest, reply: Any) -> Any:
+    if await self._highest(after=0) is None:
+        return commit._NOT_LANDED
+    return await _LOOK(self, proposal, reply)
+
+
+def _claim_by_broker_epoch(self: Claim, base: Manifest | None) -> Manifest:
+    changed = _CLAIM(self, base)
+    return replace(changed, epoch=max(base.epoch if base else 0, self.source_epoch))
+
+
+def _claim_any_source_epoch(self: Claim, base: Manifest | None) -> Manifest:
+    return _CLAIM(replace(self, source_epoch=max(self.source_epoch, base.source_epoch if base else 0)), base)
+
+
+def _owned_by_anyone(self: Any, base: Manifest) -> Manifest:
+    return base
+
+
+def _append_without_running(self: Append, base: Manifest) -> Manifest:
+    appended = append_entries(self._owned(base), self.entries)
+    return replace(appended, running=tuple(r for r in base.running if r.attempt not in self.finished))
+
+
+def _resolve_without_running(self: Resolve, base: Manifest) -> Manifest:
+    appended = append_entries(self._owned(base), self.adopted)
+    return replace(appended, running=tuple(r for r in base.running if not self.settles(r)))
+
+
+def _never_in(self: Any, manifest: Manifest) -> bool:
+    return False
+
+
+async def _adopt_any(store: Any, manifest: Manifest) -> list[Upload]:
+    keys = StreamKeys(manifest.stream)
+    found: list[Upload] = []
+    next_offset = manifest.next_offset
+    async for listed in store.list(keys.data):
+        parsed = keys.parse_fragment(listed.key)
+        if parsed is not None and parsed[0] == next_offset:
+            upload = await adoption._complete(store, listed.key, listed.size_bytes, manifest)
+            if upload is not None:
+                found.append(upload)
+                next_offset = upload.entry.next_offset
+    return found
+
+
+async def _adopt_unchecked(store: Any, key: str, size_bytes: int, manifest: Manifest) -> Upload:
+    raw = await store.get(key)
+    trailer = FragmentTrailer.decode(raw[-TRAILER.size_bytes :], where=key)
+    return Upload(entry=entry_of(trailer, crc32c(raw)), last_chunk_offset=0, last_chunk_checksum=0)
+
+
+async def _prepare_same_key(self: StreamWriter, ledger_ids: Sequence[int]) -> list[Attempt]:
+    stream = self.manifest.stream
+    attempts = [
+        Attempt(stream=stream, ledger_id=i, uid=uuid5(NAMESPACE_URL, f"{stream}/{i}")) for i in ledger_ids
+    ]
+    await self._commit(Prepare(writer=self.writer, attempts=[(a.uid, a.ledger_id) for a in attempts]))
+    return attempts
+
+
+async def _offload_upload_first(
+    self: StreamWriter, handles: Sequence[ReadHandle], *, extra_metadata: Mapping[str, str] | None = None
+) -> None:
+    uids = [self.env.uuid() for _ in handles]
+    stream = self.manifest.stream
+    receipts = []
+    for handle, uid in zip(handles, uids, strict=True):
+        attempt = Attempt(stream=stream, ledger_id=handle.ledger_id, uid=uid)
+        running = Running(attempt=uid, ledger_id=0, epoch=0, writer=self.writer)
+        seeming = replace(self.manifest, running=(running,))
+        receipts.append(
+            await self.offloader.offload(
+                handle, attempt, manifest=seeming, extra_metadata=extra_metadata or {}
+            )
+        )
+    await self._commit(Prepare(writer=self.writer, attempts=[(uid, 0) for uid in uids]))
+    await self.append(receipts)
+
+
+async def _offload_fenced_deletes(self: StreamWriter, handles: Sequence[ReadHandle], **options: Any) -> None:
+    try:
+        await _OFFLOAD(self, handles, **options)
+    except Fenced:
+        mine = [r.attempt for r in self.manifest.running if r.writer == self.writer]
+        for uid in mine:
+            await _delete_at_once(self.offloader, Attempt(stream=self.manifest.stream, ledger_id=0, uid=uid))
+        raise
+
+
+async def _delete_at_once(self: Any, attempt: Attempt) -> None:
+    keys = StreamKeys(attempt.stream)
+    await self.store.delete([key async for key in self._keys_of(keys, attempt.uid)])
+
+
+def _sweep_root_first(self: Sweep) -> Any:
+    return self.load_root, self.list_data, self.decide, self.delete
+
+
+def _sweep_unnamed(self: Sweep, root: Manifest, key: str, first_offset: int, attempt: UUID) -> bool:
+    return not root.names(attempt)
+
+
+def _sweep_by_epoch(self: Sweep, root: Manifest, key: str, first_offset: int, attempt: UUID) -> bool:
+    raw = self.process.world.objects[key]
+    epoch = FragmentTrailer.decode(raw[-TRAILER.size_bytes :], where=key).epoch
+    return not root.names(attempt) and epoch < root.epoch
+
+
+def _purge(self: Sweep, key: str, newest: int) -> bool:
+    return True
+
+
+_LOOK, _CLAIM, _OFFLOAD = RootLog._look, Claim.apply, StreamWriter.offload
+
+
+def _set(*changes_: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    def take_out(patch: pytest.MonkeyPatch) -> None:
+        for owner, name, value in changes_:
+            patch.setattr(owner, name, value)
+
+    return take_out
+
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    "unconfirmed load": Mutant(
+        "2.0", "a load is confirmed by a second listing", _set((RootLog, "load_newest", _load_unconfirmed))
+    ),
+    "probing": Mutant(
+        "2.0", "the newest root is found by listing", _set((RootLog, "load_newest", _load_probing))
+    ),
+    "success is accepted": Mutant(
+        "2.1.4", "a success reply alone is never success", _set((RootLog, "_look", _trust_success))
+    ),
+    "own id is accepted": Mutant(
+        "2.1.4", "one's own id under the number is no proof", _set((RootLog, "_look", _trust_own_id))
+    ),
+    "own id unconfirmed": Mutant(
+        "2.1.3", "what was read is what was listed", _set((RootLog, "_is_ours", _own_id_unconfirmed))
+    ),
+    "exists is loss": Mutant(
+        "2.1.5", "`exists` is never loss without looking", _set((RootLog, "_look", _exists_is_loss))
+    ),
+    "lost roots are created again": Mutant(
+        "2.1.3", "where roots were lost, nothing is created", _set((RootLog, "_look", _lost_is_not_landed))
+    ),
+    "doubt is not decided by content": Mutant(
+        "2.1.3", "a change that is in is done", _set((Append, "is_in", _never_in))
+    ),
+    "fence by epoch only": Mutant(
+        "2.2",
+        "the writer is compared, not the broker's epoch alone",
+        _set((Claim, "apply", _claim_by_broker_epoch), (changes._OfWriter, "_owned", _owned_by_anyone)),
+    ),
+    "source epoch may fall": Mutant(
+        "2.2", "a lower source epoch is fenced", _set((Claim, "apply", _claim_any_source_epoch))
+    ),
+    "upload first": Mutant(
+        "2.3",
+        "uploads begin after the prepare is accepted",
+        _set((StreamWriter, "offload", _offload_upload_first)),
+    ),
+    "same key for another cut": Mutant(
+        "2.4", "a new cut is a new attempt", _set((StreamWriter, "prepare", _prepare_same_key))
+    ),
+    "append without running": Mutant(
+        "2.5", "only running attempts are appended", _set((Append, "apply", _append_without_running))
+    ),
+    "adopt any": Mutant(
+        "2.6",
+        "only running attempts are adopted",
+        _set(
+            (object_store_offloader, "find_uploads", _adopt_any), (Resolve, "apply", _resolve_without_running)
+        ),
+    ),
+    "adopt unchecked": Mutant(
+        "2.6", "only what holds is adopted", _set((adoption, "_complete", _adopt_unchecked))
+    ),
+    "fenced deletes": Mutant(
+        "2.7", "a fenced writer deletes nothing", _set((StreamWriter, "offload", _offload_fenced_deletes))
+    ),
+    "delete without a commit": Mutant(
+        "2.7",
+        "deleting commits first, and judges",
+        _set((ObjectStoreOffloader, "delete_offloaded", _delete_at_once)),
+    ),
+    "purge": Mutant(
+        "2.7", "the newest root, tombstone included, is never deleted", _set((Sweep, "goes", _purge))
+    ),
+    "root first": Mutant(
+        "2.8", "the sweep lists before it loads", _set((Sweep, "phases", _sweep_root_first))
+    ),
+    "sweep what is unnamed": Mutant(
+        "2.8", "the sweep spares running attempts", _set((Sweep, "condemns", _sweep_unnamed))
+    ),
+    "sweep by epoch": Mutant(
+        "2.8", "an older epoch condemns nothing", _set((Sweep, "condemns", _sweep_by_epoch))
+    ),
+}

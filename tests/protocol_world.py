@@ -1,0 +1,431 @@
+"""A world for the commit protocol: one bucket, any number of processes, and a judge over all of it.
+
+    world = World()
+    w0 = world.process("w0")
+    world.run(w0.claim())                  # free: runs to its end
+    w0.start(w0.prepare(world.ledger(0, 4)))
+    w0.run_to("create", "*/root.*")        # stalled before that request; others may run
+    w0.step(Fault.LOSE_REPLY)              # one request, with a fault
+    attempt = w0.finish()                  # the rest, and its result or error
+    world.check()                          # every invariant held at every moment so far
+
+A process is a store with faults, an environment with seeded names and a clock that only sleeping
+moves, and an offloader over both. Nothing waits and no thread is started: the same calls give the
+same history. Everything a test does goes through public methods of the code under test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache
+from random import Random
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from uuid import UUID
+
+from protocol_judge import Judge, Objects, Root
+
+from offload.env import Env
+from offload.events import Event, ManifestCommitted
+from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.chunk import ChunkTable, scan
+from offload.formats.chunk_writer import build_chunk
+from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.formats.manifest import NO_ENTRIES, NOBODY, Manifest, State
+from offload.manifest.commit import RootLog, Step
+from offload.offloader import Attempt, ReadHandle, Receipt
+from offload.store.faults import Call, Fault, FaultyStore, Rule
+from offload.store.memory import MemoryStore
+from offload.store.port import ObjectStore
+from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+from offload.tier.stream_writer import StreamWriter
+
+T = TypeVar("T")
+STREAM: Final = "orders"
+KEYS: Final = StreamKeys(STREAM)
+CHUNK_RECORDS: Final = 2
+SETTLE_ROUNDS_MAX: Final = 10_000
+
+
+class Crash(BaseException):
+    """The process is gone. No program catches this."""
+
+
+@cache
+def chunk(offset: int) -> bytes:
+    """The source's chunk that begins at this offset: the same for every writer."""
+    records = [b"record %d of orders" % (offset + i) for i in range(CHUNK_RECORDS)]
+    return build_chunk(records, offset=offset, timestamp_ms=1_700_000_000_000 + offset, epoch=1)
+
+
+def source(first_offset: int, next_offset: int) -> bytes:
+    """The source's bytes of a range of offsets that begins and ends with a chunk."""
+    return b"".join(map(chunk, range(first_offset, next_offset, CHUNK_RECORDS)))
+
+
+class Ledger(ReadHandle):
+    """A ledger of generated chunks."""
+
+    def __init__(self, first_offset: int, next_offset: int, *, raw: bytes | None = None) -> None:
+        self._range = first_offset, next_offset
+        self._raw = source(first_offset, next_offset) if raw is None else raw
+        self._table = scan(self._raw, where=self.where)
+
+    @property
+    def ledger_id(self) -> int:
+        return self._range[0]
+
+    @property
+    def first_offset(self) -> int:
+        return self._range[0]
+
+    @property
+    def next_offset(self) -> int:
+        return self._range[1]
+
+    @property
+    def where(self) -> str:
+        return f"ledger of [{self._range[0]}, {self._range[1]})"
+
+    async def table(self) -> ChunkTable:
+        return self._table
+
+    async def read(self, rows: ChunkTable) -> bytes:
+        start = int(rows["position"][0])
+        return self._raw[start : start + int(rows["size_bytes"].sum())]
+
+
+class Process:
+    """One process at the bucket. Made by `World.process`."""
+
+    def __init__(
+        self, world: World, name: str, *, wrap: Callable[[ObjectStore], ObjectStore], chunks_per_fragment: int
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.random = Random(f"{world.seed}/{name}")
+        self.store = FaultyStore(
+            MemoryStore(objects=world.objects, name=name), before=self._before, after=self._after
+        )
+        self.env = Env(
+            uuid=lambda: UUID(int=self.random.getrandbits(128), version=4),
+            monotonic=lambda: self.clock,
+            sleep=self._sleep,
+            random=self.random.random,
+        )
+        self.offloader = ObjectStoreOffloader(
+            wrap(self.store),
+            env=self.env,
+            options=TierOptions(
+                fragment_size_bytes=(chunks_per_fragment - 1) * len(chunk(0)) + 1, uploads_max=1
+            ),
+            emit=self._emit,
+            witness=self._witness,
+        )
+        self.clock = 0.0
+        self.writer: StreamWriter | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.parked: Call | None = None
+        """The request before which the process stalls."""
+        self.dead = False
+        self.crash_at: Step | None = None
+        self.crash_before: int | None = None
+        self.crash_after: int | None = None
+        self.steps: list[Step] = []
+        self._gate: asyncio.Event | None = None
+        self._gated = False
+
+    @property
+    def log(self) -> RootLog:
+        """The stream's roots as this process sees them."""
+        return RootLog(store=self.store, stream=STREAM, env=self.env)
+
+    @property
+    def holder(self) -> StreamWriter:
+        """The writer that this process believes to be."""
+        assert self.writer is not None, f"{self.name} never claimed"
+        return self.writer
+
+    # What a process does. Each is a coroutine, to be run free or stepped.
+
+    async def claim(self, *, first_offset: int = 0, source_epoch: int = 0) -> StreamWriter:
+        """Load the newest root, claim on it, resolve."""
+        base = await self.log.load_newest()
+        return await self.claim_on(base, first_offset=first_offset, source_epoch=source_epoch)
+
+    async def claim_on(
+        self, base: Manifest | None, *, first_offset: int = 0, source_epoch: int = 0
+    ) -> StreamWriter:
+        """Claim on a manifest that was loaded some time ago, and resolve."""
+        self.writer = await StreamWriter.claim(
+            self.offloader,
+            STREAM,
+            base=base,
+            first_offset=first_offset,
+            source_epoch=source_epoch,
+            env=self.env,
+        )
+        return self.writer
+
+    async def prepare(self, ledger: Ledger) -> Attempt:
+        """Announce an attempt for the ledger."""
+        [attempt] = await self.holder.prepare([ledger.ledger_id])
+        return attempt
+
+    async def upload(self, ledger: Ledger, attempt: Attempt) -> Receipt:
+        """Copy the ledger."""
+        return await self.offloader.offload(ledger, attempt, manifest=self.holder.manifest, extra_metadata={})
+
+    async def append(self, *receipts: Receipt) -> None:
+        """Commit what was copied."""
+        await self.holder.append(receipts)
+
+    async def offload(self, *ledgers: Ledger) -> None:
+        """Prepare, copy and commit: the whole run."""
+        await self.holder.offload(ledgers)
+
+    async def claim_and_offload(self, *ledgers: Ledger) -> None:
+        """Claim, then copy and commit what of these ledgers is not committed yet."""
+        await self.claim()
+        left = [ledger for ledger in ledgers if ledger.next_offset > self.holder.manifest.next_offset]
+        if left and left[0].first_offset < self.holder.manifest.next_offset:
+            left[0] = Ledger(self.holder.manifest.next_offset, left[0].next_offset)
+        if left:
+            await self.offload(*left)
+
+    # Stepping: a started job stalls before each of its requests until it is told to go on.
+
+    def start(self, job: Coroutine[Any, Any, Any]) -> Self:
+        """Begin a job, and stall it before its first request."""
+        assert self.task is None or self.task.done(), f"{self.name} is busy"
+        self._gated = True
+        self.task = self.world.loop.create_task(self._living(job))
+        self._settle()
+        return self
+
+    def step(self, fault: Fault | None = None) -> None:
+        """Let the stalled request happen, with a fault or without, up to the next one or the end."""
+        assert self._gate is not None, f"{self.name} does not stall"
+        rule = Rule(fault, nth=1) if fault else None
+        if rule:
+            self.store.rules.insert(0, rule)
+        self._open()
+        self._settle()
+        if rule:
+            self.store.rules.remove(rule)
+
+    def run_to(self, operation: str, key: str = "*", *, times: int = 1) -> Self:
+        """Go on until the job stalls before such a request (the n-th from here), which did not happen yet."""
+        while True:
+            assert self.parked is not None, f"{self.name} ended before {operation} of {key}"
+            if fnmatchcase(self.parked.operation, operation) and fnmatchcase(self.parked.key, key):
+                times -= 1
+                if not times:
+                    return self
+            self.step()
+
+    def finish(self) -> Any:
+        """Go on to the end; the job's result or error."""
+        assert self.task is not None
+        self._gated = False
+        if self._gate is not None:
+            self._open()
+        return self.world.run_task(self.task)
+
+    def crash(self) -> None:
+        """End the process where it stands. Requests that are under way may still land."""
+        self.dead = True
+        if self._gate is not None:
+            self._open()
+        if self.task is not None and not self.task.done():
+            self._settle()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a started job has not ended."""
+        return self.task is not None and not self.task.done()
+
+    def _open(self) -> None:
+        assert self._gate is not None
+        self._gate.set()
+        self._gate = self.parked = None
+
+    def _settle(self) -> None:
+        async def settled() -> None:
+            assert self.task is not None
+            for _ in range(SETTLE_ROUNDS_MAX):
+                if self.task.done() or self._gate is not None:
+                    return
+                await asyncio.sleep(0)
+            raise AssertionError(f"{self.name} neither asks the store nor ends")
+
+        self.world.loop.run_until_complete(settled())
+
+    async def _living(self, job: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await job
+        except BaseExceptionGroup as group:
+            if group.subgroup(Crash) is None:
+                raise
+            raise Crash from None
+
+    async def _before(self, operation: str, key: str) -> None:
+        self._die_if(self.dead)
+        if self._gated:
+            self.parked = Call(operation, key)
+            self._gate = gate = asyncio.Event()
+            await gate.wait()
+            self._die_if(self.dead)
+        self._die_if(len(self.store.calls) == self.crash_before)
+        if operation == "put":
+            self.world.judge.sent(key, self.name)
+
+    async def _after(self, _operation: str, _key: str) -> None:
+        self._die_if(self.dead or len(self.store.calls) == self.crash_after)
+
+    def _witness(self, step: Step) -> None:
+        self.steps.append(step)
+        self._die_if(self.dead or step is self.crash_at)
+
+    def _die_if(self, condition: bool) -> None:
+        if condition:
+            self.dead = True
+            raise Crash
+
+    def _emit(self, event: Event) -> None:
+        if isinstance(event, ManifestCommitted):
+            self.world.judge.told(event.manifest, self.name)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.clock += seconds
+        await asyncio.sleep(0)
+
+
+class World:
+    """See the module's head."""
+
+    def __init__(self, seed: int = 0, *, empty: bool = False) -> None:
+        self.seed = seed
+        self.judge = Judge(source)
+        self.objects = Objects(self.judge)
+        self.processes: list[Process] = []
+        self._runner = asyncio.Runner()
+        self.loop = self._runner.get_loop()
+        self.loop.set_default_executor(_Inline())
+        if not empty:
+            self.objects[TIER_ANCHOR] = TierAnchor().encode()
+            self.objects[KEYS.anchor] = StreamAnchor(stream=STREAM).encode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            process.dead = True
+        self._runner.close()
+        for process in self.processes:
+            if process.task is not None and not process.task.cancelled():
+                process.task.exception()  # seen, so that nobody warns of it
+
+    def process(
+        self,
+        name: str,
+        *,
+        wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
+        opened: bool = True,
+        chunks_per_fragment: int = 1,
+    ) -> Process:
+        """A new process. Opened, it has seen the tier's anchor already."""
+        process = Process(self, name, wrap=wrap, chunks_per_fragment=chunks_per_fragment)
+        self.processes.append(process)
+        if opened:
+            self.run(process.offloader.open())
+            process.store.calls.clear()
+        return process
+
+    def ledger(self, first_offset: int, next_offset: int) -> Ledger:
+        """A ledger of the source."""
+        return Ledger(first_offset, next_offset)
+
+    def run(self, job: Coroutine[Any, Any, T]) -> T:
+        """Run a job to its end."""
+        return self.run_task(self.loop.create_task(_ungrouped(job)))
+
+    def run_task(self, task: asyncio.Task[T]) -> T:
+        """Run until the task ends; its result or error."""
+        return self.loop.run_until_complete(task)
+
+    @property
+    def root(self) -> Root:
+        """The newest root, as the judge reads it."""
+        assert self.judge.root is not None
+        return self.judge.root
+
+    @property
+    def fragments(self) -> set[str]:
+        """The keys of all fragments that exist."""
+        return {key for key in self.objects if key.startswith(KEYS.data)}
+
+    @property
+    def roots(self) -> list[int]:
+        """The numbers of all roots that exist, in order."""
+        numbers = map(KEYS.parse_root, self.objects)
+        return sorted(number for number in numbers if number is not None)
+
+    def newest(self) -> Manifest:
+        """The newest root, decoded by the code under test, for tests that make one by hand."""
+        key = KEYS.root(self.roots[-1])
+        return Manifest.decode(self.objects[key], where=key)
+
+    def tombstone(self) -> Manifest:
+        """Delete the stream by hand (2.7), as a later release will do by a commit."""
+        base = self.newest()
+        tomb = replace(
+            base,
+            version=base.version + 1,
+            state=State.DELETED,
+            writer=NOBODY,
+            epoch=base.epoch + 1,
+            committer=UUID(int=99),
+            commit_id=UUID(int=base.version),
+            parent_commit_id=base.commit_id,
+            first_offset=base.next_offset,
+            messages=0,
+            data_size_bytes=0,
+            stored_size_bytes=0,
+            running=(),
+            entries=NO_ENTRIES,
+        )
+        self.objects[KEYS.root(tomb.version)] = tomb.encode()
+        return tomb
+
+    def check(self) -> None:
+        """Raise an `AssertionError` where any invariant was broken at any moment so far."""
+        assert not self.judge.violations, self.judge.violations[0]
+
+
+async def _ungrouped(job: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await job
+    except BaseExceptionGroup as group:
+        if group.subgroup(Crash) is None:
+            raise
+        raise Crash from None
+
+
+class _Inline(ThreadPoolExecutor):
+    """Runs what is submitted at once, in the caller's thread: nothing depends on a scheduler."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as exc:  # noqa: BLE001 - handed to whoever waits, as an executor does
+            future.set_exception(exc)
+        return future
