@@ -61,10 +61,10 @@ async def sync(
 ) -> AsyncIterator[StreamReport]:
     """Sync every stream of `source`, or those named in `only`, one report each.
 
-    A stream that fails is reported with its error, and the next one goes on. Raises `NotOffloaded`
-    where a named stream is not in the source.
+    A stream that fails is reported with its error, and the next one goes on. One that is named twice
+    is synced once. Raises `NotOffloaded` where a named stream is not in the source.
     """
-    streams = [await source.stream(name) for name in only] or await source.streams()
+    streams = [await source.stream(name) for name in dict.fromkeys(only)] or await source.streams()
     for stream in streams:
         yield await sync_stream(stream, offloader, extra_metadata=extra_metadata or {}, env=env or Env())
 
