@@ -1,0 +1,69 @@
+"""Write docs/format.md from docs/format.template and the layout tables of the code.
+
+    python docs/make_format.py
+
+The template holds the prose. `{{layout MODULE:NAME}}` becomes the table of a layout, `{{fields
+MODULE:NAME}}` that of an anchor's fields, `{{example NAME}}` bytes or names that the code itself makes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape
+
+HERE: Final = Path(__file__).parent
+PAGE: Final = HERE / "format.md"
+NOTE: Final = "<!-- Made by docs/make_format.py from docs/format.template; edit those. -->"
+ATTEMPT: Final = UUID("7f1d3c52-8a0e-4b6f-9c1d-2e3f4a5b6c7d")
+
+
+def page() -> str:
+    """The whole of docs/format.md."""
+    template = (HERE / "format.template").read_text(encoding="utf-8")
+    return f"{NOTE}\n\n" + re.sub(r"\{\{(\w+) ([\w.:]+)\}\}", _filled, template)
+
+
+def _filled(match: re.Match[str]) -> str:
+    kind, name = match.groups()
+    if kind == "example":
+        return EXAMPLES[name]
+    value = _attribute(name)
+    return str(value.table()) if kind == "layout" else _fields(value)
+
+
+def _attribute(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _fields(rows: tuple[tuple[str, str, str], ...]) -> str:
+    lines = ["| field | type | meaning |", "|---|---|---|"]
+    return "\n".join(lines + [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in rows])
+
+
+def _keys() -> str:
+    keys = StreamKeys("orders")
+    return "\n".join((TIER_ANCHOR, keys.anchor, keys.fragment(1234, ATTEMPT), keys.root(17)))
+
+
+def _escapes() -> str:
+    names = ("orders", "a.b/c", "größe", "x" * 300)
+    rows = [f"| `{name if len(name) < 100 else '300 times x'}` | `{escape(name)}` |" for name in names]
+    return "\n".join(("| stream | escaped |", "|---|---|", *rows))
+
+
+EXAMPLES: Final = {
+    "keys": _keys(),
+    "escapes": _escapes(),
+    "tier_anchor": TierAnchor().encode().decode().rstrip("\n"),
+    "stream_anchor": StreamAnchor(stream="orders").encode().decode().rstrip("\n"),
+}
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
