@@ -51,11 +51,11 @@ def document(manifest: Manifest) -> dict[str, object]:
         "parent_commit_id": str(manifest.parent_commit_id),
     }
     return {
-        **totals(manifest.stream, manifest),
-        "stored_bytes": manifest.stored_size_bytes,
+        "stream": manifest.stream,
+        "totals": totals(manifest.stream, manifest) | {"stored_bytes": manifest.stored_size_bytes},
         "root": root,
-        "running": [_running(running) for running in manifest.running],
-        "fragment_list": [_fragment(manifest, entry) for entry in decode_entries(manifest.entries)],
+        "fragments": [_fragment(manifest, entry) for entry in decode_entries(manifest.entries)],
+        "attempts": [_running(running) for running in manifest.running],
     }
 
 

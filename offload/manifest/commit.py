@@ -113,7 +113,7 @@ class RootLog:
                 manifest = await self._read(highest)
             except NotFound:  # swept between listing and reading: a newer one stands
                 continue
-            if await self._highest(after=highest) is None:
+            if await self._highest(after=highest - 1) == highest:
                 return manifest
             await self.env.sleep(self.env.backoff_seconds(attempt))
         raise TryAgain(f"stream {self.stream!r}: its manifest changes faster than it can be read; run again")

@@ -32,7 +32,7 @@ async def find_uploads(store: ObjectStore, manifest: Manifest) -> list[Upload]:
         if parsed is None or parsed[0] != next_offset or parsed[1] not in left:
             continue
         upload = await _complete(store, listed.key, listed.size_bytes, manifest)
-        if upload is not None:
+        if upload is not None and upload.entry.ledger_id == left[upload.entry.attempt]:
             found.append(upload)
             next_offset = upload.entry.next_offset
     return found
