@@ -7,7 +7,8 @@ period: grace serves readers, never safety.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 from uuid import UUID
 
 from protocol_world import KEYS, Process
@@ -24,7 +25,7 @@ class Sweep:
         self.root: Manifest | None = None
         self.condemned: list[str] = []
 
-    def phases(self) -> Sequence[Callable[[], Awaitable[None]]]:
+    def phases(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """The phases, in the order that 2.8 gives."""
         return self.list_data, self.load_root, self.decide, self.delete
 

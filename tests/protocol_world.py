@@ -274,7 +274,9 @@ class Process:
             raise Crash from None
 
     async def _before(self, operation: str, key: str) -> None:
-        self._die_if(self.dead)
+        # The store calls `after` only where it did not refuse, so a refusal is not heard here.
+        unheard = self.crash_after is not None and len(self.store.calls) > self.crash_after
+        self._die_if(self.dead or unheard)
         if self._gated:
             self.parked = Call(operation, key)
             self._gate = gate = asyncio.Event()

@@ -21,7 +21,9 @@ async def find_uploads(store: ObjectStore, manifest: Manifest) -> list[Upload]:
     """See `LedgerOffloader.uploads`. A fragment that does not hold is left out; it is no one's yet."""
     keys = StreamKeys(manifest.stream)
     left = {
-        r.attempt for r in manifest.running if r.writer != manifest.writer and r.kind is AttemptKind.STREAM
+        running.attempt: running.ledger_id
+        for running in manifest.running
+        if running.writer != manifest.writer and running.kind is AttemptKind.STREAM
     }
     found: list[Upload] = []
     if not left:

@@ -322,7 +322,7 @@ BEHIND = list(simple_chunks(2, first_offset=30))
 OTHER_HISTORIES = {
     "epoch": ([*BEFORE[:9], chunk(27, epoch=2), *BEHIND], "offset 27"),
     "bytes": (
-        [*BEFORE[:9], chunk(27, records=[b"message 27", b"message 28", b"other"]), *BEHIND],
+        [*BEFORE[:9], chunk(27, records=[b"another"] * 3), *BEHIND],
         "offset 27",
     ),
     "boundaries": ([*BEFORE[:8], chunk(24, records=bodies_at(24, 6)), *BEHIND], "offset 27"),

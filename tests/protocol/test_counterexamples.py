@@ -106,6 +106,7 @@ def test_a_reader_finds_the_newest_root_across_a_gap(world: World) -> None:
 
     found = world.run(reader.log.load_newest(known=1))
 
+    assert found is not None
     assert found.version == 4
 
 
