@@ -2,40 +2,49 @@
 
 Embedders begin with `open_tier`, `StreamWriter` and `StreamReader`; authors of backends with
 `ObjectStore` or `LedgerOffloader`; authors of sources with `Source`. `Blocking` serves threads.
+
+Public names are imported when they are first used: an entry-point module that needs one hook pays
+for nothing else, and the command line can answer Ctrl-C before the libraries are loaded.
 """
 
-from offload.blocking import Blocking
-from offload.env import Env
-from offload.errors import (
-    AlreadyExists,
-    Conflict,
-    Corrupt,
-    Denied,
-    Diverged,
-    Fenced,
-    Misuse,
-    NoSpace,
-    NotFound,
-    NotOffloaded,
-    OffloadError,
-    OutcomeUnknown,
-    StreamDeleted,
-    TryAgain,
-    UnsupportedFormat,
-)
-from offload.formats.manifest import Entry, Manifest
-from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
-from offload.plugins import Plugins, hookimpl
-from offload.position import AtOffset, AtTime, Place, Position, parse_position
-from offload.source import Snapshot, Source, SourceStream
-from offload.store.capabilities import Capabilities
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
-from offload.tier.opening import open_source, open_tier
-from offload.tier.reader import Messages, StreamReader
-from offload.tier.stream_writer import StreamWriter
-from offload.tier.sync import StreamReport, sync
-from offload.tier.verify import VerifyReport, verify
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from offload.blocking import Blocking
+    from offload.env import Env
+    from offload.errors import (
+        AlreadyExists,
+        Conflict,
+        Corrupt,
+        Denied,
+        Diverged,
+        Fenced,
+        Misuse,
+        NoSpace,
+        NotFound,
+        NotOffloaded,
+        OffloadError,
+        OutcomeUnknown,
+        StreamDeleted,
+        TryAgain,
+        UnsupportedFormat,
+    )
+    from offload.formats.manifest import Entry, Manifest
+    from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
+    from offload.plugins import Plugins, hookimpl
+    from offload.position import AtOffset, AtTime, Place, Position, parse_position
+    from offload.source import Snapshot, Source, SourceStream
+    from offload.store.capabilities import Capabilities
+    from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+    from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+    from offload.tier.opening import open_source, open_tier
+    from offload.tier.reader import Messages, StreamReader
+    from offload.tier.stream_writer import StreamWriter
+    from offload.tier.sync import StreamReport, sync
+    from offload.tier.verify import VerifyReport, verify
 
 __all__ = [
     "AlreadyExists",
@@ -90,3 +99,69 @@ __all__ = [
     "sync",
     "verify",
 ]
+
+_HOMES = {
+    "AlreadyExists": "offload.errors",
+    "AtOffset": "offload.position",
+    "AtTime": "offload.position",
+    "Attempt": "offload.offloader",
+    "Blocking": "offload.blocking",
+    "Body": "offload.store.port",
+    "Capabilities": "offload.store.capabilities",
+    "Conflict": "offload.errors",
+    "Corrupt": "offload.errors",
+    "Denied": "offload.errors",
+    "Diverged": "offload.errors",
+    "Entry": "offload.formats.manifest",
+    "Env": "offload.env",
+    "Fenced": "offload.errors",
+    "LedgerOffloader": "offload.offloader",
+    "Listed": "offload.store.port",
+    "Manifest": "offload.formats.manifest",
+    "Messages": "offload.tier.reader",
+    "Misuse": "offload.errors",
+    "NoSpace": "offload.errors",
+    "NotFound": "offload.errors",
+    "NotOffloaded": "offload.errors",
+    "ObjectStore": "offload.store.port",
+    "ObjectStoreOffloader": "offload.tier.object_store_offloader",
+    "OffloadError": "offload.errors",
+    "OutcomeUnknown": "offload.errors",
+    "Place": "offload.position",
+    "Plugins": "offload.plugins",
+    "Position": "offload.position",
+    "ReadHandle": "offload.offloader",
+    "Receipt": "offload.offloader",
+    "Snapshot": "offload.source",
+    "Source": "offload.source",
+    "SourceStream": "offload.source",
+    "Span": "offload.store.port",
+    "StreamDeleted": "offload.errors",
+    "StreamReader": "offload.tier.reader",
+    "StreamReport": "offload.tier.sync",
+    "StreamWriter": "offload.tier.stream_writer",
+    "Suffix": "offload.store.port",
+    "TierOptions": "offload.tier.object_store_offloader",
+    "TryAgain": "offload.errors",
+    "UnsupportedFormat": "offload.errors",
+    "Upload": "offload.store.port",
+    "VerifyReport": "offload.tier.verify",
+    "hookimpl": "offload.plugins",
+    "open_source": "offload.tier.opening",
+    "open_tier": "offload.tier.opening",
+    "parse_position": "offload.position",
+    "sync": "offload.tier.sync",
+    "verify": "offload.tier.verify",
+}
+"""Where each public name lives; a test holds it against the imports above."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

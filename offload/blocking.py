@@ -50,16 +50,31 @@ class Blocking:
         return self._offloader
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the facade's event loop and wait for it. Ctrl-C cancels it."""
-        if os.getpid() != self._pid:
+        """Run a coroutine on the facade's event loop and wait for it.
+
+        Ctrl-C cancels it, and comes through when it has ended, its cleaning up included.
+        """
+        if os.getpid() != self._pid or self._loop.is_closed():
             coroutine.close()
-            raise Misuse("a blocking tier does not survive a fork; open a new one in the new process")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            reason = "was closed" if os.getpid() == self._pid else "does not survive a fork"
+            raise Misuse(f"a blocking tier {reason}; open a new one")
+        tasks: list[asyncio.Task[T]] = []
+        ended = threading.Event()
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(coroutine))
+            tasks[0].add_done_callback(lambda task: ended.set())
+
+        self._loop.call_soon_threadsafe(begin)
         try:
-            return future.result()
+            ended.wait()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            ended.wait()
+            if not tasks[0].cancelled():
+                tasks[0].exception()  # looked at, so that nobody logs it: the interrupt is what counts
             raise
+        return tasks[0].result()
 
     def streams(self) -> list[str]:
         """See `LedgerOffloader.streams`."""
@@ -91,10 +106,10 @@ class Blocking:
     def close(self) -> None:
         """Close the tier and end the thread. Idempotent."""
         if self._thread.is_alive() and os.getpid() == self._pid:
-            self.run(self._offloader.aclose())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            try:
+                self.run(self._offloader.aclose())
+            finally:
+                self._end()
 
     def __enter__(self) -> Self:
         """Close on the way out."""
@@ -112,7 +127,16 @@ class Blocking:
         async def made() -> LedgerOffloader:
             return make()
 
-        self._offloader = self.run(made())
+        try:
+            self._offloader = self.run(made())
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 async def _next(batches: Any) -> Messages | None:

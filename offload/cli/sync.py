@@ -78,14 +78,11 @@ def _listener(state: State, advance: Callable[[int, str], None]) -> Callable[[Ev
 
 def _progress() -> AbstractContextManager[Callable[[int, str], None]]:
     """Where stderr is a terminal, a live line of what was uploaded; elsewhere silence."""
-    console = stderr()
-    if not console.is_terminal:
-        return nullcontext(lambda size_bytes, stream: None)
-    return _Bar(console)
+    return _Bar() if stderr().is_terminal else nullcontext(lambda size_bytes, stream: None)
 
 
 class _Bar(AbstractContextManager[Callable[[int, str], None]]):
-    def __init__(self, console: object) -> None:
+    def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"))
         self._progress = Progress(
             *columns, TransferSpeedColumn(), TimeElapsedColumn(), console=stderr(), transient=True
