@@ -22,17 +22,8 @@ PROGRAM: Final = (sys.executable, "-W", "error", "-c", "from offload.cli.main im
 """The program as a command that another process can run."""
 
 STREAM_TOTALS: Final = frozenset(
-    {
-        "stream",
-        "ledgers",
-        "fragments",
-        "records",
-        "messages",
-        "bytes",
-        "first_offset",
-        "next_offset",
-        "version",
-    }
+    {"stream", "ledgers", "fragments", "records", "messages", "bytes"}
+    | {"first_offset", "next_offset", "version"}
 )
 """What `sync` and `ls` say of a stream."""
 
