@@ -1,0 +1,217 @@
+"""The blocking facade: any thread may use it, nothing hangs, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from offload_conformance import Sample, ledger_of
+from offload_conformance.ledgers import tiny_chunks
+
+from offload import Blocking, Misuse, NotOffloaded, StreamWriter
+from offload.offloader import LedgerOffloader
+from offload.store.memory import MemoryStore
+from offload.store.port import Span, Suffix
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+
+
+def threads_of_facades() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "offload"]
+
+
+async def fill(offloader: LedgerOffloader, sample: Sample) -> None:
+    writer = await StreamWriter.claim(offloader, "orders")
+    await writer.offload(sample.ledgers(3))
+
+
+@pytest.fixture
+def sample() -> Sample:
+    return tiny_chunks(300)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def tier(store: MemoryStore, sample: Sample) -> Iterator[Blocking]:
+    with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier:
+        tier.run(fill(tier.offloader, sample))
+        yield tier
+
+
+def bodies(tier: Blocking) -> list[bytes]:
+    return [body for batch in tier.read("orders") for body in batch.bodies]
+
+
+def test_it_does_what_the_offloader_does(tier: Blocking, sample: Sample) -> None:
+    assert tier.streams() == ["orders"]
+    assert tier.load_manifest("orders").next_offset == sample.next_offset
+    assert bodies(tier) == [body for _, _, body in sample.messages]
+    with pytest.raises(NotOffloaded):
+        tier.load_manifest("bills")
+
+
+def test_several_threads_share_one(tier: Blocking, sample: Sample) -> None:
+    def work(number: int) -> list[bytes]:
+        assert tier.load_manifest("orders").next_offset == sample.next_offset
+        return bodies(tier)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(work, range(16)))
+
+    assert found == [[body for _, _, body in sample.messages]] * 16
+
+
+def test_threads_write_at_the_same_time(store: MemoryStore) -> None:
+    """One stream each, through one facade."""
+    with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier:
+        tier.run(tier.offloader.open(create=True))
+
+        def work(stream: str) -> int:
+            writer = tier.run(StreamWriter.claim(tier.offloader, stream))
+            tier.run(writer.offload([ledger_of(10)]))
+            return tier.load_manifest(stream).next_offset
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(work, "abcd")) == [10] * 4
+
+
+def test_closing_ends_the_thread(store: MemoryStore) -> None:
+    tier = Blocking.around(lambda: ObjectStoreOffloader(store))
+    assert len(threads_of_facades()) == 1
+
+    tier.close()
+    tier.close()
+
+    assert threads_of_facades() == []
+
+
+def test_nothing_runs_after_closing(store: MemoryStore) -> None:
+    tier = Blocking.around(lambda: ObjectStoreOffloader(store))
+    tier.close()
+
+    with pytest.raises(Misuse, match="closed"):
+        tier.streams()
+
+
+def test_a_tier_that_cannot_be_opened_leaves_no_thread() -> None:
+    with pytest.raises(Misuse, match="no plugin knows"):
+        Blocking("nowhere://at/all")
+
+    assert threads_of_facades() == []
+
+
+def test_an_offloader_that_fails_to_close_leaves_no_thread() -> None:
+    class Stuck(MemoryStore):
+        async def aclose(self) -> None:
+            raise OSError("stuck")
+
+    tier = Blocking.around(lambda: ObjectStoreOffloader(Stuck()))
+
+    with pytest.raises(OSError, match="stuck"):
+        tier.close()
+
+    assert threads_of_facades() == []
+
+
+def test_ctrl_c_cancels_what_runs_and_nothing_else(tier: Blocking, sample: Sample) -> None:
+    """The call is over when the interrupt comes through, its cleaning up included; the facade lives."""
+    seen = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            seen.append("cleaned up")
+
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        tier.run(slow())
+    timer.join()
+
+    assert seen == ["cleaned up"]
+    assert bodies(tier) == [body for _, _, body in sample.messages]
+
+
+def test_ctrl_c_while_reading_comes_through_alone(store: MemoryStore, sample: Sample) -> None:
+    """A reader has requests in flight that take a moment to cancel; the interrupt is what is raised."""
+
+    class Slow(MemoryStore):
+        slow = False
+
+        async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+            try:
+                await asyncio.sleep(60 if self.slow else 0)
+            finally:
+                await asyncio.sleep(0.02)
+            return await super().get(key, span)
+
+    slow = Slow(objects=store.objects)
+    with Blocking.around(lambda: ObjectStoreOffloader(slow)) as tier:
+        tier.run(fill(tier.offloader, sample))
+        reading = tier.read("orders")
+        next(reading)
+        slow.slow = True
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            list(reading)
+        timer.join()
+
+
+def test_a_reader_that_is_dropped_halfway_is_closed(tier: Blocking) -> None:
+    reading = tier.read("orders")
+    next(reading)
+
+    reading.close()
+
+    async def others() -> int:
+        return len(asyncio.all_tasks()) - 1
+
+    assert tier.run(others()) == 0
+
+
+def test_a_fork_is_refused_instead_of_hanging() -> None:
+    """In the child every call raises `Misuse` at once, closing does nothing, and the parent goes on."""
+    script = """
+        import os, sys
+        from offload import Blocking, Misuse
+        from offload.store.memory import MemoryStore
+        from offload.tier.object_store_offloader import ObjectStoreOffloader
+
+        with Blocking.around(lambda: ObjectStoreOffloader(MemoryStore())) as tier:
+            tier.run(tier.offloader.open(create=True))
+            child = os.fork()
+            if not child:
+                try:
+                    tier.streams()
+                except Misuse as refusal:
+                    tier.close()
+                    os._exit("fork" not in str(refusal))
+                os._exit(2)
+            _, status = os.waitpid(child, 0)
+            assert tier.streams() == []
+        sys.exit(os.waitstatus_to_exitcode(status))
+    """
+    ignored = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")  # of forking with threads
+    done = subprocess.run(
+        [sys.executable, *ignored, "-c", textwrap.dedent(script)],
+        timeout=30,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
