@@ -10,7 +10,7 @@ import typer
 
 from offload.cli import demo, inspect, ls, plugins, read, sync, verify
 from offload.cli.output import print_error, print_note
-from offload.cli.state import State, Usage, guarded
+from offload.cli.state import ClosedPipe, State, Usage, guarded
 from offload.errors import Misuse, OffloadError
 from offload.plugins import Command, Plugins, conflict_text
 
@@ -62,6 +62,10 @@ def run(arguments: list[str]) -> int:
         return code or 0
     except typer.Exit as done:
         return done.exit_code
+    except SystemExit as stopped:
+        if isinstance(stopped.__context__, BrokenPipeError):  # of the help, which no command of ours prints
+            raise ClosedPipe from stopped
+        raise
     except _ArgumentError as error:
         error.show()
         return int(error.exit_code)

@@ -23,7 +23,13 @@ def stderr() -> Console:
 
 def stdout() -> Console:
     """A console on stdout, for people. Where no terminal is, lines are not cut or wrapped."""
-    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 400)
+    return _Stdout(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 400)
+
+
+class _Stdout(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise the error on, where the library would end the process with an exit code of its own."""
+        raise
 
 
 def print_json(document: object, *, indent: int | None = None) -> None:
