@@ -24,13 +24,20 @@ def main() -> None:
     except (Interrupted, KeyboardInterrupt):
         code = _stopped()
     except ClosedPipe:
-        # Python flushes stdout once more at exit; let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    _let_go_of_stdout()
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # the work is done and said; only the interpreter's end is left
     sys.exit(code)
+
+
+def _let_go_of_stdout() -> None:
+    """Python flushes stdout once more at exit; where that cannot succeed, it goes nowhere."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stopped() -> int:

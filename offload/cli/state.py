@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from offload.decoder import Decoder
-from offload.errors import Misuse
+from offload.errors import Misuse, OffloadError
 from offload.events import Event
 from offload.offloader import LedgerOffloader
 from offload.plugins import Plugins
@@ -85,6 +85,8 @@ def guarded(command: Callable[..., T]) -> Callable[..., T]:
             raise Interrupted from exc
         except BrokenPipeError as exc:
             raise ClosedPipe from exc
+        except OSError as exc:  # stores and sources raise errors of ours: this is the output's
+            raise OffloadError(f"the operating system refuses: {exc.strerror or exc}") from exc
         return result
 
     return run
