@@ -1,0 +1,419 @@
+"""`offload read`: from any place, in any format, exactly the messages that are there."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import PROGRAM, bodies, finish, formula, offload, read, start, sync
+from osiris_data import DATA, MANIFEST, STREAMS, body_of, index_of, segments
+from osiris_writer import TIMESTAMP_MS, simple_chunks, write_stream
+
+from offload import AtOffset, AtTime, Plugins, StreamReader, open_tier
+from offload.formats.chunk_writer import build_chunk
+
+LOOKUPS = {stream: MANIFEST["streams"][stream]["lookups_by_osiris_1_10_3"] for stream in STREAMS}
+INDEX = {stream: [row for segment in segments(stream) for row in index_of(segment)] for stream in STREAMS}
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tier with the real streams. Tests only look at it."""
+    folder = tmp_path_factory.mktemp("read") / "tier"
+    sync(DATA, folder)
+    return folder
+
+
+def lines(tier: Path, stream: str, *options: object) -> list[dict[str, Any]]:
+    return read(tier, stream, *options).objects
+
+
+def offsets(tier: Path, stream: str, *options: object) -> list[int]:
+    return [line["offset"] for line in lines(tier, stream, *options)]
+
+
+def message_offsets(stream: str) -> list[int]:
+    """The offsets that hold messages: all but those of tracking records, each a chunk of one record."""
+    tracking = {row[0] for row in INDEX[stream] if row[4] != 0}
+    return [offset for offset in range(MANIFEST["streams"][stream]["next_offset"]) if offset not in tracking]
+
+
+def iso(timestamp_ms: int, zone: timezone = UTC) -> str:
+    moment = datetime.fromtimestamp(timestamp_ms // 1000, zone) + timedelta(milliseconds=timestamp_ms % 1000)
+    return moment.isoformat(timespec="milliseconds")
+
+
+class TestOffsets:
+    @pytest.mark.parametrize("stream", STREAMS)
+    def test_every_message_has_the_offset_it_had_at_the_broker(self, tier: Path, stream: str) -> None:
+        assert offsets(tier, stream) == message_offsets(stream)
+
+    def test_first_is_the_default(self, tier: Path) -> None:
+        assert read(tier, "tiny").stdout == read(tier, "tiny", "--from", "first").stdout
+
+    @pytest.mark.parametrize("offset", range(11))
+    def test_an_offset_is_the_first_delivered(self, tier: Path, offset: int) -> None:
+        assert offsets(tier, "tiny", "--from", offset) == list(range(offset, 10))
+
+    def test_from_within_a_sub_batch(self, tier: Path) -> None:
+        """The chunk at 1 holds 100-message sub-batches; a reader of 57 gets 57, not the sub-batch."""
+        assert offsets(tier, "batches", "--from", 57, "--limit", 3) == [57, 58, 59]
+
+    def test_within_tracking_records_the_next_message_is_served(self, tier: Path) -> None:
+        messages = set(message_offsets("batches"))
+        gaps = [row[0] for row in INDEX["batches"] if row[0] not in messages]
+        assert len(gaps) == 31
+
+        for gap in gaps:
+            following = [offset for offset in range(gap, 12271) if offset in messages][:1]
+            ran = offload("read", tier, "batches", "--from", gap, "--limit", 1)
+            assert [line["offset"] for line in ran.objects] == following
+            assert (ran.code, ran.stderr) == (0, "")
+
+    def test_below_the_first_reading_starts_there_with_a_note(self, tmp_path: Path) -> None:
+        write_stream(tmp_path / "orders", simple_chunks(3, first_offset=100))
+        sync(tmp_path / "orders", tmp_path / "tier")
+
+        ran = read(tmp_path / "tier", "orders", "--from", 5)
+
+        assert [line["offset"] for line in ran.objects] == list(range(100, 109))
+        assert ran.error == "note: offset 5 is below the first; reading starts at offset 100"
+
+    def test_at_the_end_there_is_nothing_and_that_is_fine(self, tier: Path) -> None:
+        ran = offload("read", tier, "tiny", "--from", 10)
+
+        assert (ran.code, ran.stdout, ran.stderr) == (0, b"", "")
+
+    @pytest.mark.parametrize("offset", [11, 1010, 2**64 - 1])
+    def test_beyond_the_end_is_an_error(self, tier: Path, offset: int) -> None:
+        ran = offload("read", tier, "tiny", "--from", offset)
+
+        assert (ran.code, ran.stdout) == (1, b"")
+        assert ran.error == f"offload: stream 'tiny' has offsets [0, 10); {offset} is beyond"
+
+    @pytest.mark.parametrize("stream", STREAMS)
+    def test_last_is_the_last_chunk_that_holds_messages(self, tier: Path, stream: str) -> None:
+        last = LOOKUPS[stream]["special"]["last"]
+
+        assert offsets(tier, stream, "--from", "last") == [
+            offset for offset in message_offsets(stream) if offset >= last
+        ]
+
+    @pytest.mark.parametrize("stream", STREAMS)
+    def test_next_is_nothing_and_that_is_fine(self, tier: Path, stream: str) -> None:
+        ran = offload("read", tier, stream, "--from", "next")
+
+        assert (ran.code, ran.stdout, ran.stderr) == (0, b"", "")
+
+
+class TestTimes:
+    @pytest.mark.parametrize("stream", STREAMS)
+    def test_every_chunks_time_starts_at_the_first_chunk_that_has_it(self, tier: Path, stream: str) -> None:
+        messages = message_offsets(stream)
+        for timestamp_ms in sorted({row[1] for row in INDEX[stream]}):
+            begin = next(row[0] for row in INDEX[stream] if row[1] >= timestamp_ms)
+            following = [offset for offset in messages if offset >= begin][:1]
+
+            assert offsets(tier, stream, "--from", f"@{timestamp_ms}", "--limit", 1) == following
+
+    def test_a_millisecond_later_is_the_next_chunk(self, tier: Path) -> None:
+        assert offsets(tier, "filtered", "--from", f"@{TIMESTAMP_MS}", "--limit", 1) == [0]
+        assert offsets(tier, "filtered", "--from", f"@{TIMESTAMP_MS + 1}", "--limit", 1) == [250]
+
+    def test_a_time_is_utc_unless_it_says_otherwise(
+        self, tier: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        at = TIMESTAMP_MS + 30_000
+        plain = iso(at).removesuffix("+00:00")
+        elsewhere = iso(at, timezone(timedelta(hours=-5, minutes=-30)))
+
+        for text in (plain, plain + "Z", plain + "+00:00", elsewhere, plain.replace("T", " "), f"@{at}"):
+            assert offsets(tier, "filtered", "--from", text, "--limit", 1) == [7500], text
+
+    def test_a_date_alone_is_its_first_moment(self, tier: Path) -> None:
+        assert offsets(tier, "filtered", "--from", "2023-11-14", "--limit", 1) == [0]
+        assert offsets(tier, "filtered", "--from", "2023-11-15", "--limit", 1) == []
+
+    def test_finer_than_a_millisecond_rounds_up(self, tier: Path) -> None:
+        assert offsets(tier, "filtered", "--from", "2023-11-14T22:13:20.000000Z", "--limit", 1) == [0]
+        assert offsets(tier, "filtered", "--from", "2023-11-14T22:13:20.000001Z", "--limit", 1) == [250]
+
+    @pytest.mark.parametrize("text", ["0001-01-01", "@0", "@-5", "1970-01-01T00:00:00+14:00"])
+    def test_earlier_than_all_is_the_first(self, tier: Path, text: str) -> None:
+        ran = read(tier, "tiny", "--from", text, "--limit", 1)
+
+        assert [line["offset"] for line in ran.objects] == [0]
+        assert ran.stderr == ""
+
+    @pytest.mark.parametrize("text", ["9999-12-31T23:59:59.999Z", "@999999999999999999", "2099-01-01"])
+    def test_later_than_all_is_nothing_and_that_is_fine(self, tier: Path, text: str) -> None:
+        ran = offload("read", tier, "tiny", "--from", text)
+
+        assert (ran.code, ran.stdout, ran.stderr) == (0, b"", "")
+
+    def test_of_equal_times_across_two_segments_the_earlier_chunk_is_found(self, tmp_path: Path) -> None:
+        times = [1000, 2000, 3000, 3000, 3000, 4000]
+        write_stream(tmp_path / "orders", simple_chunks(6, timestamps_ms=times), segment_chunks=3)
+        sync(tmp_path / "orders", tmp_path / "tier")
+
+        assert offsets(tmp_path / "tier", "orders", "--from", "@3000", "--limit", 1) == [6]
+        assert offsets(tmp_path / "tier", "orders", "--from", "@2001", "--limit", 1) == [6]
+
+
+class TestLookupsOfOsiris:
+    """Where a reader of osiris itself attaches, by offset and by time; the tier serves the same chunk."""
+
+    @pytest.mark.parametrize("stream", STREAMS)
+    def test_by_offset_and_by_time(self, tier: Path, stream: str) -> None:
+        end = MANIFEST["streams"][stream]["next_offset"]
+        specs = [
+            (AtOffset(int(text)), chunk)
+            for text, chunk in LOOKUPS[stream]["offset"].items()
+            if int(text) <= end  # osiris clamps what lies beyond; here it is an error, tested above
+        ]
+        specs += [(AtTime(int(text)), chunk) for text, chunk in LOOKUPS[stream]["timestamp_ms"].items()]
+        assert len(specs) > 50
+
+        assert asyncio.run(self._chunks(tier, stream, [spec for spec, _ in specs])) == [c for _, c in specs]
+
+    async def _chunks(self, tier: Path, stream: str, specs: list[Any]) -> list[int]:
+        """The first chunk that is fetched for each spec; `next_offset` where none is."""
+        found = []
+        async with open_tier(str(tier), plugins=Plugins.find()) as offloader:
+            reader = await StreamReader.open(offloader, stream)
+            for spec in specs:
+                windows = reader.windows(await reader.offset_of(spec))
+                window = await anext(windows, None)
+                await windows.aclose()
+                found.append(reader.manifest.next_offset if window is None else int(window.rows["offset"][0]))
+        return found
+
+
+class TestLimit:
+    @pytest.mark.parametrize("limit", [0, 1, 2, 249, 250, 251, 12240, 99999])
+    def test_it_counts_messages_and_nothing_else(self, tier: Path, limit: int) -> None:
+        found = offsets(tier, "batches", "--limit", limit)
+
+        assert found == message_offsets("batches")[:limit]
+
+    def test_from_a_place_on(self, tier: Path) -> None:
+        assert offsets(tier, "filtered", "--from", 249, "--limit", 3) == [249, 250, 251]
+
+    def test_none_of_a_stream_that_is_not_there_is_still_an_error(self, tier: Path) -> None:
+        assert offload("read", tier, "orders", "--limit", 0).code == 1
+
+
+class TestFormats:
+    def test_jsonl_has_these_keys_in_this_order(self, tier: Path) -> None:
+        plain = lines(tier, "filtered", "--limit", 1)[0]
+        decoded = lines(tier, "filtered", "--limit", 1, "--decode", "amqp")[0]
+
+        assert list(plain) == ["offset", "timestamp", "value", "encoding"]  # a raw AMQP record is no text
+        sections = ["properties", "application_properties", "annotations"]
+        assert list(decoded) == ["offset", "timestamp", "value", *sections]
+
+    @pytest.mark.parametrize("stream", STREAMS)
+    def test_jsonl_says_when_in_utc_with_milliseconds(self, tier: Path, stream: str) -> None:
+        times = {row[0]: row[1] for row in INDEX[stream]}
+
+        for line in lines(tier, stream):
+            if line["offset"] in times:
+                assert line["timestamp"] == iso(times[line["offset"]]).replace("+00:00", "Z")
+
+    @pytest.mark.parametrize("stream", STREAMS)
+    def test_jsonl_and_amqp_give_every_body_as_text(self, tier: Path, stream: str) -> None:
+        found = [line["value"].encode() for line in lines(tier, stream, "--decode", "amqp")]
+
+        assert found == formula(MANIFEST["streams"][stream]["messages"])
+
+    def test_jsonl_of_raw_records_is_base64_of_their_bytes(self, tier: Path) -> None:
+        records = lengths_and_bytes(read(tier, "batches", "--format", "raw").stdout)
+
+        found = lines(tier, "batches")
+
+        assert {line["encoding"] for line in found} == {"base64"}
+        assert [base64.b64decode(line["value"], validate=True) for line in found] == records
+        assert all(record.endswith(body_of(i)) for i, record in enumerate(records))
+
+    @pytest.mark.parametrize("stream", STREAMS)
+    def test_raw_is_a_length_and_the_bytes_whatever_is_decoded(self, tier: Path, stream: str) -> None:
+        records = lengths_and_bytes(read(tier, stream, "--format", "raw").stdout)
+
+        assert len(records) == MANIFEST["streams"][stream]["messages"]
+        assert all(record.endswith(body_of(i)) for i, record in enumerate(records))
+
+    def test_body_of_raw_records_is_their_bytes_and_a_newline(self, tier: Path) -> None:
+        records = lengths_and_bytes(read(tier, "tiny", "--format", "raw").stdout)
+
+        assert read(tier, "tiny", "--format", "body").stdout == b"".join(record + b"\n" for record in records)
+
+    def test_tiny_has_properties_application_properties_and_annotations(self, tier: Path) -> None:
+        for i, line in enumerate(lines(tier, "tiny", "--decode", "amqp")):
+            assert line["properties"]["message_id"] == f"m{i}"
+            assert line["properties"]["content_type"] == "application/json"
+            assert line["properties"]["creation_time"] == iso(1_700_000_000_000 + i * 1000).replace(
+                "+00:00", "Z"
+            )
+            assert line["application_properties"] == {"n": i, "s": f"v{i}"}
+            assert line["annotations"]["x-routing-key"] == "tiny"
+
+
+def lengths_and_bytes(raw: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(raw):
+        size = int.from_bytes(raw[at : at + 4], "big")
+        found.append(raw[at + 4 : at + 4 + size])
+        assert len(found[-1]) == size
+        at += 4 + size
+    return found
+
+
+def amqp_value(encoded: bytes) -> bytes:
+    """A message that is one amqp-value section."""
+    return b"\x00Sw" + encoded
+
+
+RECORDS: dict[str, tuple[bytes, bytes, Any]] = {  # the record, its `body`, its `value` in jsonl
+    "text": (b"plain text", b"plain text", "plain text"),
+    "empty": (b"", b"", ""),
+    "two lines": (b'a\nb\x00"\\', b'a\nb\x00"\\', 'a\nb\x00"\\'),
+    "beyond ascii": ("grüße 😀\u2028".encode(), "grüße 😀\u2028".encode(), "grüße 😀\u2028"),
+    "no text": (b"\xff\xfe\x00", b"\xff\xfe\x00", b"\xff\xfe\x00"),
+    "data": (b"\x00Su\xa0\x03abc", b"abc", "abc"),
+    "data that is no text": (b"\x00Su\xa0\x02\xff\x00", b"\xff\x00", b"\xff\x00"),
+    "two data sections": (b"\x00Su\xa0\x02ab\x00Su\xa0\x01c", b"abc", "abc"),
+    "long data": (b"\x00Su\xb0\x00\x00\x01\x00" + b"x" * 256, b"x" * 256, "x" * 256),
+    "value string": (amqp_value(b"\xa1\x04gr\xc3\xbc"), "grü".encode(), "grü"),
+    "value binary": (amqp_value(b"\xa0\x02\xff\x00"), b"\xff\x00", b"\xff\x00"),
+    "value map": (amqp_value(b"\xc1\x06\x02\xa1\x01kT\x07"), b'{"k":7}', {"k": 7}),
+    "value list": (amqp_value(b"\xc0\x04\x02T\x01A"), b"[1,true]", [1, True]),
+    "value null": (amqp_value(b"\x40"), b"null", None),
+    "cut short": (b"\x00Su\xa0\x09abc", b"\x00Su\xa0\x09abc", b"\x00Su\xa0\x09abc"),
+}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tier with one chunk of every kind of record."""
+    folder = tmp_path_factory.mktemp("mixed")
+    records = [record for record, _, _ in RECORDS.values()]
+    write_stream(folder / "mixed", [build_chunk(records, offset=0, timestamp_ms=1, epoch=1)])
+    sync(folder / "mixed", folder / "tier")
+    return folder / "tier"
+
+
+class TestEveryKindOfRecord:
+    def test_raw_bytes_are_what_was_published(self, mixed: Path) -> None:
+        found = lengths_and_bytes(read(mixed, "mixed", "--format", "raw", "--decode", "amqp").stdout)
+
+        assert found == [record for record, _, _ in RECORDS.values()]
+
+    def test_bodies_are_data_strings_binaries_or_json_and_raw_stays_raw(self, mixed: Path) -> None:
+        found = read(mixed, "mixed", "--format", "body", "--decode", "amqp").stdout
+
+        assert found == b"".join(body + b"\n" for _, body, _ in RECORDS.values())
+
+    def test_jsonl_gives_text_json_or_base64(self, mixed: Path) -> None:
+        for line, (name, (_, _, value)) in zip(
+            lines(mixed, "mixed", "--decode", "amqp"), RECORDS.items(), strict=True
+        ):
+            if isinstance(value, bytes):
+                assert line["encoding"] == "base64", name
+                assert base64.b64decode(line["value"], validate=True) == value, name
+            else:
+                assert line["value"] == value, name
+                assert "encoding" not in line, name
+
+    def test_jsonl_without_decoding_gives_the_record(self, mixed: Path) -> None:
+        for line, (record, _, _) in zip(lines(mixed, "mixed"), RECORDS.values(), strict=True):
+            value = line["value"]
+            found = base64.b64decode(value) if line.get("encoding") == "base64" else value.encode()
+            assert found == record
+
+    def test_a_message_is_one_line_whatever_is_in_it(self, mixed: Path) -> None:
+        for options in ((), ("--decode", "amqp")):
+            raw = read(mixed, "mixed", *options).stdout
+            assert raw.count(b"\n") == len(RECORDS)
+            assert all(json.loads(line) for line in raw.split(b"\n")[:-1])
+
+    def test_every_kind_alone_is_as_it_is_among_others(self, tmp_path: Path) -> None:
+        """A chunk of one kind takes other ways through the decoder than a mixed one."""
+        kinds = list(RECORDS.values())
+        chunks = [
+            build_chunk([record] * 2, offset=2 * i, timestamp_ms=1, epoch=1)
+            for i, (record, _, _) in enumerate(kinds)
+        ]
+        write_stream(tmp_path / "alone", chunks)
+        sync(tmp_path / "alone", tmp_path / "tier")
+
+        found = read(tmp_path / "tier", "alone", "--format", "body", "--decode", "amqp").stdout
+
+        assert found == b"".join((body + b"\n") * 2 for _, body, _ in kinds)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tier with one stream of some 30 MB: far more than a pipe takes at once."""
+    folder = tmp_path_factory.mktemp("large")
+    records = [b"\x00Su\xb0\x00\x00\x04\x00" + b"%01024d" % i for i in range(200)]
+    chunks = (build_chunk(records, offset=200 * i, timestamp_ms=i, epoch=1) for i in range(150))
+    write_stream(folder / "large", chunks)
+    sync(folder / "large", folder / "tier")
+    return folder / "tier"
+
+
+class TestClosedPipes:
+    @pytest.mark.parametrize("options", [[], ["--format", "body", "--decode", "amqp"], ["--format", "raw"]])
+    def test_whoever_reads_may_go(self, large: Path, options: list[str]) -> None:
+        process = start("read", large, "large", *options)
+        assert process.stdout is not None
+        assert len(process.stdout.read(1000)) == 1000
+        process.stdout.close()
+        process.stdout = None
+
+        ran = finish(process)
+
+        assert (ran.code, ran.stderr) == (0, "")
+
+    def test_head_in_a_shell(self, large: Path) -> None:
+        script = '"$@" | head -1; echo ${PIPESTATUS[0]}'
+        ran = subprocess.run(
+            ["bash", "-c", script, "bash", *PROGRAM, "read", large, "large", "--limit", "20000"],
+            capture_output=True,
+            check=True,
+        )
+
+        line, code, rest = ran.stdout.split(b"\n")
+        assert json.loads(line)["offset"] == 0
+        assert (code, rest, ran.stderr) == (b"0", b"", b"")
+
+    @pytest.mark.parametrize("command", [["ls"], ["inspect", "large"], ["verify"], ["--help"]])
+    def test_a_pipe_closed_before_the_first_byte(self, large: Path, command: list[str]) -> None:
+        reading, writing = os.pipe()
+        os.close(reading)
+
+        process = start(command[0], large, *command[1:], stdout=writing)
+        os.close(writing)
+        ran = finish(process)
+
+        assert (ran.code, ran.stderr) == (0, "")
+
+    def test_a_full_disk_behind_stdout_is_an_error_of_one_line(self, large: Path) -> None:
+        with Path("/dev/full").open("wb") as full:
+            ran = finish(start("read", large, "large", stdout=full))
+
+        assert ran.code == 1
+        assert "No space left" in ran.error
+
+
+class TestWholeAndInOrder:
+    def test_a_large_stream_comes_back_byte_for_byte(self, large: Path) -> None:
+        assert bodies(large, "large") == [b"%01024d" % i for i in range(200)] * 150
