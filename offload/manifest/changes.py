@@ -51,7 +51,7 @@ class Claim(Change):
 
     `first_offset` and `incarnation` are used where the stream is born, or born again after a
     deletion. `source_epoch` is the broker's own leader epoch, where it has one; a lower one than
-    recorded is refused with `Fenced`.
+    recorded is refused with `Fenced`. A stream that is being rebuilt is refused with `Conflict`.
     """
 
     stream: str
@@ -70,9 +70,12 @@ class Claim(Change):
                 f"{base.source_epoch}, which committed already",
                 epoch=base.epoch,
             )
-        if base.state is State.DELETED:
-            return self._born(version=base.version, epoch=base.epoch + 1, parent=base.commit_id)
+        if base.state is State.REBUILDING:  # it names nothing yet: made live, a sweep would take all data
+            raise Conflict(f"stream {base.stream!r} is being rebuilt; wait until the rebuild is done")
         source_epoch = max(base.source_epoch, self.source_epoch)
+        if base.state is State.DELETED:
+            born = self._born(version=base.version, epoch=base.epoch + 1, parent=base.commit_id)
+            return replace(born, source_epoch=source_epoch)
         return replace(
             base, writer=self.writer, epoch=base.epoch + 1, source_epoch=source_epoch, state=State.LIVE
         )
