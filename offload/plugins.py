@@ -254,7 +254,10 @@ def _ask(manager: pluggy.PluginManager, plugin: object, hook: str) -> Iterator[D
     """What this one plugin answers; asking all at once would let one failure hide the others."""
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         if implementation.plugin is plugin:
-            yield from implementation.function()
+            for declaration in implementation.function():
+                if not isinstance(declaration, Declaration):
+                    raise TypeError(f"{hook} answers with {declaration!r}, which is no declaration")
+                yield declaration
 
 
 def _distribution(point: EntryPoint) -> str:
