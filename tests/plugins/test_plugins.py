@@ -1,0 +1,406 @@
+"""Plugins: found by entry points, each for itself; what one gets wrong never costs another.
+
+`World` is a folder of installed distributions: small modules, each with the metadata that pip would
+have written beside it. Other processes have it on their path; this one loads its entry points.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+import pytest
+
+from offload.errors import Corrupt, Misuse
+from offload.events import DamageFound
+from offload.plugins import Backend, Plugins
+from offload.tier.opening import open_tier
+
+BACKEND = """
+    from offload.plugins import Backend, hookimpl
+
+    @hookimpl
+    def offload_backends():
+        return [Backend(name="{name}", target="{module}:open_url", schemes=("{scheme}",))]
+
+    def open_url(url):
+        from offload.store.memory import MemoryStore
+        return MemoryStore(name="{module}")
+"""
+
+EVENT = DamageFound(damage=Corrupt("test", "nowhere", expected=1, found=2))
+
+
+class World:
+    """Distributions that are installed in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.distributions: list[str] = []
+
+    def install(self, distribution: str, source: str, *, version: str = "1.0") -> None:
+        """A distribution with one module of almost its name, which is its entry point."""
+        module = distribution.replace("-", "_")
+        (self.folder / f"{module}.py").write_text(textwrap.dedent(source))
+        info = self.folder / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[offload]\n{distribution} = {module}\n")
+        self.distributions.append(distribution)
+
+    def install_backend(self, distribution: str, *, name: str, scheme: str) -> None:
+        """A distribution that declares one backend, whose stores are called after its module."""
+        module = distribution.replace("-", "_")
+        self.install(distribution, BACKEND.format(name=name, module=module, scheme=scheme))
+
+    def points(self) -> list[EntryPoint]:
+        """The entry points of these distributions."""
+        return [point for point in entry_points(group="offload") if point.name in self.distributions]
+
+    def find(self) -> Plugins:
+        """These plugins and no others."""
+        return Plugins.find(self.points())
+
+    def offload(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command line, in a process that finds these plugins and the built-in ones."""
+        return self.python("from offload.cli.main import main; main()", *arguments)
+
+    def python(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A script in a process that finds these plugins and the built-in ones."""
+        return subprocess.run(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *arguments],
+            env={**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield World(tmp_path)
+    for name in set(sys.modules) - before:  # the next test has modules of the same names
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+# A plugin that fails harms no other
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import no_such_sdk", "ModuleNotFoundError: No module named 'no_such_sdk'"),
+        ("this is no Python", "SyntaxError: invalid syntax"),
+        ("raise SystemExit('wrong licence')", "SystemExit: wrong licence"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        (
+            "from offload.plugins import hookimpl\n@hookimpl\ndef offload_backends():\n    return [1 / 0]",
+            "ZeroDivisionError: division by zero",
+        ),
+        (
+            "from offload.plugins import hookimpl\n@hookimpl\ndef offload_backends(url):\n    return []",
+            "PluginValidationError: ",
+        ),
+        (
+            "from offload.plugins import hookimpl\n@hookimpl\ndef offload_backends():\n    return ['s3']",
+            "TypeError: ",
+        ),
+    ],
+    ids=["ImportError", "SyntaxError", "SystemExit", "AnyError", "in its hook", "wrong hook", "wrong answer"],
+)
+def test_a_broken_plugin_harms_no_other(world: World, source: str, reason: str) -> None:
+    world.install("a-broken", source)
+    world.install_backend("b-good", name="good", scheme="good")
+
+    found = world.find()
+
+    broken, good = found.plugins
+    assert (broken.name, broken.distribution, broken.version) == ("a-broken", "a-broken", "1.0")
+    assert broken.error is not None
+    assert broken.error.startswith(reason)
+    assert good.error is None
+    assert [declared.declaration.name for declared in found.declared] == ["good"]
+    assert open_tier("good://", plugins=found).url == "memory://b_good"
+
+
+def test_a_broken_plugin_is_listed_with_its_reason(world: World) -> None:
+    world.install("broken", "import no_such_sdk", version="2.3")
+
+    listed, for_people = world.offload("plugins", "--json"), world.offload("plugins")
+
+    assert listed.returncode == for_people.returncode == 0
+    [row] = [row for row in json.loads(listed.stdout)["plugins"] if row["plugin"] == "broken"]
+    assert row["error"] == "ModuleNotFoundError: No module named 'no_such_sdk'"
+    [line] = [line for line in for_people.stdout.splitlines() if line.startswith("broken")]
+    assert line.split("\t")[:5] == ["broken", "broken", "2.3", "could not be loaded", row["error"]]
+
+
+def test_ctrl_c_while_a_plugin_loads_is_ctrl_c(world: World) -> None:
+    world.install("slow", "raise KeyboardInterrupt")
+
+    with pytest.raises(KeyboardInterrupt):
+        world.find()
+    assert world.offload("plugins").returncode == 130
+
+
+def test_one_distribution_may_lack_its_code(world: World) -> None:
+    """A declaration whose target cannot be imported is an error where it is used, not before."""
+    declaration = "[Backend(name='far', target='no_such_sdk.store:open', schemes=('far',))]"
+    world.install(
+        "far",
+        "from offload.plugins import Backend, hookimpl\n"
+        f"@hookimpl\ndef offload_backends():\n    return {declaration}",
+    )
+    found = world.find()
+
+    with pytest.raises(Misuse, match="'far' cannot be used: No module named 'no_such_sdk'"):
+        open_tier("far://place", plugins=found)
+
+
+# Two plugins that claim one thing
+
+
+def test_one_scheme_claimed_twice_is_an_error_that_names_both(world: World) -> None:
+    world.install_backend("ours", name="ours", scheme="s3")
+    world.install_backend("theirs", name="theirs", scheme="s3")
+    world.install_backend("other", name="other", scheme="gs")
+    found = world.find()
+
+    with pytest.raises(Misuse) as caught:
+        open_tier("s3://bucket", plugins=found)
+
+    assert "backend scheme 's3'" in str(caught.value)
+    assert "ours 1.0" in str(caught.value)
+    assert "theirs 1.0" in str(caught.value)
+    assert open_tier("gs://bucket", plugins=found).url == "memory://other"
+
+
+def test_one_name_claimed_twice_is_an_error_that_names_both(world: World) -> None:
+    world.install_backend("ours", name="s3", scheme="ours")
+    world.install_backend("theirs", name="s3", scheme="theirs")
+    found = world.find()
+
+    for use in (lambda: found.by_name("backend", "s3"), lambda: found.by_scheme("backend", "ours")):
+        with pytest.raises(Misuse, match=r"'s3' is declared by ours 1.0 .* and theirs 1.0"):
+            use()
+
+
+def test_a_conflict_is_printed_and_ends_with_1(world: World) -> None:
+    world.install_backend("ours", name="ours", scheme="file")
+
+    listed, for_people = world.offload("plugins", "--json"), world.offload("plugins")
+
+    assert listed.returncode == for_people.returncode == 1
+    [conflict] = json.loads(listed.stdout)["conflicts"]
+    assert conflict.startswith("backend scheme 'file' is declared by ")
+    assert f"CONFLICT {conflict}" in for_people.stdout.splitlines()
+    for named in ("ours 1.0", "ledger-offload"):
+        assert named in conflict
+
+
+def test_names_of_different_kinds_are_no_conflict(world: World) -> None:
+    """A broker may be called as its decoder is."""
+    world.install_backend("ours", name="amqp", scheme="rabbitmq")
+
+    assert world.offload("plugins").returncode == 0
+
+
+# What is not known
+
+
+def test_an_unknown_scheme_is_told_what_is_known(world: World) -> None:
+    world.install("broken", "import no_such_sdk")
+    world.install_backend("good", name="good", scheme="gs")
+
+    with pytest.raises(Misuse) as caught:
+        open_tier("s3://bucket", plugins=world.find())
+
+    text = str(caught.value)
+    assert "no plugin knows the backend 's3'; known: good, gs; plugin 'broken' of broken 1.0" in text
+    assert text.endswith("did not load: ModuleNotFoundError: No module named 'no_such_sdk'")
+
+
+def test_without_any_plugin_that_is_said() -> None:
+    with pytest.raises(Misuse, match="known: none"):
+        open_tier("s3://bucket", plugins=Plugins())
+
+
+# Discovery imports no SDK
+
+
+def imported_by_finding(world: World) -> set[str]:
+    """The modules that a process has after it found every plugin."""
+    done = world.python("""
+        import json, sys
+        from offload.plugins import Plugins
+        assert Plugins.find().declared
+        print(json.dumps([*sys.modules]))
+    """)
+    assert done.stderr == ""
+    return set(json.loads(done.stdout))
+
+
+def test_finding_plugins_imports_no_targets(world: World) -> None:
+    world.install(
+        "light",
+        "from offload.plugins import Backend, hookimpl\n"
+        "@hookimpl\ndef offload_backends():\n    return [Backend(name='light', target='heavy:open')]",
+    )
+    (world.folder / "heavy.py").write_text("import xml.dom.minidom\n")
+
+    imported = imported_by_finding(world)
+
+    assert {"light", "offload_posix.plugin", "offload_rabbitmq.plugin"} <= imported
+    assert not imported & {"heavy", "xml.dom.minidom"}
+
+
+@pytest.mark.xfail(reason="the packages' own __init__ imports the store and the source before plugin.py")
+def test_finding_plugins_imports_no_store_and_no_source(world: World) -> None:
+    imported = imported_by_finding(world)
+
+    assert not imported & {"offload_posix.store", "offload_rabbitmq.source"}
+
+
+def test_a_declaration_is_imported_when_it_is_used(world: World) -> None:
+    world.install_backend("mine", name="mine", scheme="mine")
+    found = world.find()
+
+    backend = found.by_scheme("backend", "mine")
+
+    assert isinstance(backend, Backend)
+    assert backend.load()("mine://x").url == "memory://mine"
+
+
+# Events
+
+LISTENER = """
+    from offload.plugins import hookimpl
+    heard = []
+
+    @hookimpl
+    def offload_event(event):
+        heard.append(event)
+        {then}
+"""
+
+
+def test_events_reach_every_listener_though_one_fails(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.install("a-listener", LISTENER.format(then="return None"))
+    world.install("b-listener", LISTENER.format(then="raise ZeroDivisionError"))
+    world.install("c-listener", LISTENER.format(then="return None"))
+    found = world.find()
+
+    with caplog.at_level(logging.ERROR):
+        found.emit(EVENT)
+
+    assert [sys.modules[f"{x}_listener"].heard for x in "abc"] == [[EVENT]] * 3
+    [record] = caplog.records
+    assert "b-listener" in record.getMessage()
+    assert "DamageFound" in record.getMessage()
+    assert record.exc_info is not None
+
+
+# Commands, layouts and decoders
+
+COMMANDS = """
+    import typer
+    from offload.plugins import Command, DecoderType, LayoutType, hookimpl
+
+    @hookimpl
+    def offload_commands():
+        return [
+            Command(name="shout", target="extras:shout", help="Say it loudly."),
+            Command(name="tools", target="extras:app", help="More than one thing."),
+            Command(name="gone", target="no_such_sdk:app", help="Never seen."),
+        ]
+
+    @hookimpl
+    def offload_layouts():
+        return [LayoutType(name="legacy", target="extras:layout")]
+
+    @hookimpl
+    def offload_decoders():
+        return [DecoderType(name="csv", target="extras:decoder")]
+
+    layout, decoder = object(), object()
+    app = typer.Typer()
+
+    @app.command()
+    def first():
+        print("first of two")
+
+    @app.command()
+    def second():
+        print("second of two")
+
+    def shout(text: str) -> int:
+        print(text.upper())
+        return 3
+"""
+
+
+def test_commands_of_plugins_appear_and_run(world: World) -> None:
+    """A plain function, and a whole application; one that cannot be imported is noted and left out."""
+    world.install("extras", COMMANDS)
+
+    shown, shouted = world.offload("--help"), world.offload("shout", "hello")
+    first, helped = world.offload("tools", "first"), world.offload("tools", "--help")
+
+    for words in (("shout", "Say it loudly."), ("tools", "More than one thing.")):
+        assert [line for line in shown.stdout.splitlines() if line.split(maxsplit=1) == [*words]]
+    assert "Never seen" not in shown.stdout
+    assert "'gone' cannot be used: No module named 'no_such_sdk'" in shown.stderr
+    assert (shouted.stdout, shouted.returncode) == ("HELLO\n", 3)
+    assert (first.stdout, first.returncode) == ("first of two\n", 0)
+    assert "second" in helped.stdout
+
+
+def test_a_command_claimed_twice_is_left_out_and_said(world: World) -> None:
+    world.install("extras", COMMANDS)
+    world.install(
+        "rival",
+        "from offload.plugins import Command, hookimpl\n"
+        "@hookimpl\ndef offload_commands():\n    return [Command(name='shout', target='rival:x')]",
+    )
+
+    shown = world.offload("--help")
+
+    assert "Say it loudly" not in shown.stdout
+    assert "extras 1.0" in shown.stderr
+    assert "rival 1.0" in shown.stderr
+    assert "More than one thing." in shown.stdout
+
+
+@pytest.mark.xfail(reason="the command line registers plugins' commands last, and the last one wins")
+def test_a_command_cannot_replace_a_built_in_one(world: World) -> None:
+    world.install(
+        "usurper",
+        "from offload.plugins import Command, hookimpl\n"
+        "@hookimpl\ndef offload_commands():\n    return [Command(name='plugins', target='usurper:run')]\n"
+        "def run():\n    print('mine now')",
+    )
+
+    done = world.offload("plugins")
+
+    assert "mine now" not in done.stdout
+    assert "usurper" in done.stdout
+
+
+def test_layouts_and_decoders_are_declared(world: World) -> None:
+    world.install("extras", COMMANDS)
+    found = world.find()
+
+    module = sys.modules["extras"]
+    assert found.by_name("layout", "legacy").load() is module.layout
+    assert found.by_name("decoder", "csv").load() is module.decoder
