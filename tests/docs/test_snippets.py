@@ -1,0 +1,105 @@
+"""What the documents show, runs: Python blocks as they stand, console blocks with the output beneath them.
+
+In a console block every line that begins with `$ ` is a command, and the lines behind it are its output on
+stdout and stderr together. `...` stands for any text within a line, and alone for any number of lines. The
+blocks of one page run in one folder, in order, as a reader would type them; each Python block stands alone.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """The blocks of a page in this language, each with the number of its first line."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, match.start(2)) + 1, match[2])
+        for match in BLOCK.finditer(text)
+        if match[1] == language
+    ]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+PYTHON = [
+    pytest.param(page, line, code, id=f"{named(page)}:{line}")
+    for page in PAGES
+    for line, code in blocks(page, "python")
+]
+CONSOLES = [pytest.param(page, id=named(page)) for page in PAGES if blocks(page, "console")]
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A working folder that looks like a clone as far as the documents use it."""
+    for name in ("tests", "plugins", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("page", "line", "code"), PYTHON)
+def test_python_blocks_run(clone, page, line, code):
+    where = f"{named(page)}:{line}"
+    exec(compile("\n" * (line - 1) + code, where, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("page", CONSOLES)
+def test_console_blocks_print_what_they_show(clone, page):
+    for line, block in blocks(page, "console"):
+        for command, expected in commands_of(block):
+            found = run(command, clone)
+            assert re.fullmatch(pattern(expected), found), (
+                f"{named(page)}:{line}: $ {command}\nshown:\n{expected}\nprinted:\n{found}"
+            )
+
+
+def test_the_readme_shows_the_main_commands():
+    shown = {command.split()[1] for _, block in blocks(ROOT / "README.md", "console")
+             for command, _ in commands_of(block) if command.startswith("offload")}  # fmt: skip
+
+    assert {"demo", "sync", "ls", "inspect", "read", "verify"} <= shown
+
+
+def commands_of(block: str) -> list[tuple[str, str]]:
+    """Each command of a console block, with the output that is shown for it."""
+    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    assert not parts[0].strip(), f"output before the first command: {parts[0]!r}"
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def run(command: str, folder: Path) -> str:
+    """What a command prints; its exit code is printed by the page itself, with `echo $?`."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "COLUMNS": "100", "PYTHONWARNINGS": "error"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+        check=False,
+    )
+    return done.stdout.decode()
+
+
+def pattern(expected: str) -> str:
+    """A regular expression for output as a page shows it."""
+    lines = []
+    for line in expected.splitlines(keepends=True):
+        if line.strip() == "...":
+            lines.append(r"(?:.*\n)*")
+        else:
+            lines.append(".*".join(re.escape(part) for part in line.split("...")))
+    return "".join(lines)
