@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from offload.formats.chunk import ChunkTable, ChunkType, scan
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.codecs import Codec
@@ -76,15 +74,20 @@ class MemoryLedger(ReadHandle):
 
         Its table is that of the sound ledger, as an index from before the damage would be.
         """
-        row = self._table[int(np.searchsorted(self._table["offset"], offset))]
+        start, end = self.span_of(offset)
         raw = bytearray(self._data)
-        raw[int(row["position"]) + byte % int(row["size_bytes"])] ^= 0b100
+        raw[start + byte % (end - start)] ^= 0b100
         return self._with(bytes(raw))
 
     def torn(self, offset: int) -> MemoryLedger:
         """The same ledger without the last bytes of the chunk at `offset`, and nothing behind it."""
-        row = self._table[int(np.searchsorted(self._table["offset"], offset))]
-        return self._with(self._data[: int(row["position"]) + int(row["size_bytes"]) - 3])
+        return self._with(self._data[: self.span_of(offset)[1] - 3])
+
+    def span_of(self, offset: int) -> tuple[int, int]:
+        """Where the chunk that begins at `offset` begins and ends, in bytes."""
+        row = self._table["offset"].tolist().index(offset)
+        start = sum(len(chunk) for chunk in self.chunks[:row])
+        return start, start + len(self.chunks[row])
 
     def _with(self, data: bytes) -> MemoryLedger:
         other = MemoryLedger(self.chunks, ledger_id=self._ledger_id, where=self._where)

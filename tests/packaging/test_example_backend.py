@@ -80,6 +80,14 @@ def test_its_proof_is_short() -> None:
     assert len(lines) <= 40
 
 
+def test_finding_it_imports_no_database(python: Python) -> None:
+    script = (
+        "import sys; from offload.plugins import Plugins; Plugins.find(); print('sqlite3' in sys.modules)"
+    )
+
+    assert python("-c", script).stdout == "False\n"
+
+
 def test_it_is_listed(offload: Callable[..., str]) -> None:
     listed = json.loads(offload("plugins", "--json"))["plugins"]
 
