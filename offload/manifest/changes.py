@@ -159,8 +159,11 @@ class Append(_OfWriter):
         return replace(appended, running=tuple(r for r in base.running if r.attempt not in self.finished))
 
     def is_in(self, manifest: Manifest) -> bool:
-        """See `Change.is_in`."""
-        return not self.entries or manifest.next_offset >= self.entries[-1].next_offset
+        """See `Change.is_in`. All entries were committed at once, so the last one speaks for all."""
+        if not self.entries:
+            return not any(manifest.runs(attempt) for attempt in self.finished)
+        last = self.entries[-1]
+        return manifest.first_offset >= last.next_offset or names_entry(manifest, last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +215,12 @@ class Abort(Change):
     def is_in(self, manifest: Manifest) -> bool:
         """See `Change.is_in`."""
         return not any(manifest.runs(attempt) for attempt in self.attempts)
+
+
+def names_entry(manifest: Manifest, entry: Entry) -> bool:
+    """Whether `manifest` names the fragment of this attempt at this offset."""
+    rows = manifest.entries[manifest.entries["first_offset"] == entry.first_offset]
+    return bool((rows["attempt"] == np.void(entry.attempt.bytes)).any())
 
 
 def append_entries(base: Manifest, entries: Sequence[Entry]) -> Manifest:

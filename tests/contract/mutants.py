@@ -184,14 +184,28 @@ class NeverFences(ObjectStoreOffloader):
         return await super().commit_manifest(stream, change, base=base, committer=committer)
 
 
+class Unseen(Change):
+    """A change that no manifest shows."""
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        return self.change.apply(base)
+
+    def is_in(self, manifest: Manifest) -> bool:
+        return False
+
+
 class CommitsAgain(ObjectStoreOffloader):
     """Puts every change on top of the newest manifest, be it in already."""
 
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
-        newest = base and await self.load_manifest(stream)
-        return await super().commit_manifest(stream, change, base=newest, committer=committer)
+        if base is not None:
+            change, base = Unseen(change), await self.load_manifest(stream)
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
 
 
 class TrustsTheReply(ObjectStoreOffloader):
