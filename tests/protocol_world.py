@@ -30,12 +30,14 @@ from uuid import UUID
 from protocol_judge import Judge, Objects, Root
 
 from offload.env import Env
+from offload.errors import OffloadError
 from offload.events import Event, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.chunk import ChunkTable, scan
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.manifest import NO_ENTRIES, NOBODY, Manifest, State
+from offload.manifest.changes import Change
 from offload.manifest.commit import RootLog, Step
 from offload.offloader import Attempt, ReadHandle, Receipt
 from offload.store.faults import Call, Fault, FaultyStore, Rule
@@ -99,6 +101,26 @@ class Ledger(ReadHandle):
         return self._raw[start : start + int(rows["size_bytes"].sum())]
 
 
+class WitnessedOffloader(ObjectStoreOffloader):
+    """Keeps what became of each commit: the manifest that was returned, or the error."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.commits: list[tuple[Change, Manifest | OffloadError]] = []
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        """As the offloader does."""
+        try:
+            manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        except OffloadError as error:
+            self.commits.append((change, error))
+            raise
+        self.commits.append((change, manifest))
+        return manifest
+
+
 class Process:
     """One process at the bucket. Made by `World.process`."""
 
@@ -117,7 +139,7 @@ class Process:
             sleep=self._sleep,
             random=self.random.random,
         )
-        self.offloader = ObjectStoreOffloader(
+        self.offloader = WitnessedOffloader(
             wrap(self.store),
             env=self.env,
             options=TierOptions(
@@ -203,7 +225,7 @@ class Process:
         """Begin a job, and stall it before its first request."""
         assert self.task is None or self.task.done(), f"{self.name} is busy"
         self._gated = True
-        self.task = self.world.loop.create_task(self._living(job))
+        self.task = self.world.loop.create_task(_ungrouped(job))
         self._settle()
         return self
 
@@ -244,6 +266,14 @@ class Process:
         if self.task is not None and not self.task.done():
             self._settle()
 
+    def cancel(self) -> None:
+        """Cancel the stalled job, as a caller's timeout does. The process lives on."""
+        assert self.task is not None
+        self.task.cancel()
+        self._gated = False
+        self._gate = self.parked = None
+        self.world.loop.run_until_complete(asyncio.wait([self.task]))
+
     @property
     def busy(self) -> bool:
         """Whether a started job has not ended."""
@@ -264,14 +294,6 @@ class Process:
             raise AssertionError(f"{self.name} neither asks the store nor ends")
 
         self.world.loop.run_until_complete(settled())
-
-    async def _living(self, job: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await job
-        except BaseExceptionGroup as group:
-            if group.subgroup(Crash) is None:
-                raise
-            raise Crash from None
 
     async def _before(self, operation: str, key: str) -> None:
         # The store calls `after` only where it did not refuse, so a refusal is not heard here.
@@ -407,12 +429,37 @@ class World:
         self.objects[KEYS.root(tomb.version)] = tomb.encode()
         return tomb
 
+    def rebuilding(self) -> None:
+        """Lose all roots and put up the fence of a rebuild by hand (2.9, step 1)."""
+        base = self.newest()
+        fence = replace(
+            base,
+            version=base.version + 2**32,
+            state=State.REBUILDING,
+            writer=UUID(int=98),
+            epoch=base.epoch + 1,
+            next_offset=base.first_offset,
+            messages=0,
+            data_size_bytes=0,
+            stored_size_bytes=0,
+            running=(),
+            entries=NO_ENTRIES,
+        )
+        self.objects.lose_roots()
+        self.objects[KEYS.root(fence.version)] = fence.encode()
+
+    @property
+    def history(self) -> list[Root]:
+        """The true history: every root that was newest once, in order."""
+        return [self.judge.history[number] for number in sorted(self.judge.history)]
+
     def check(self) -> None:
         """Raise an `AssertionError` where any invariant was broken at any moment so far."""
         assert not self.judge.violations, self.judge.violations[0]
 
 
 async def _ungrouped(job: Coroutine[Any, Any, T]) -> T:
+    """A crash as itself, whichever group of tasks it ended."""
     try:
         return await job
     except BaseExceptionGroup as group:

@@ -1,0 +1,217 @@
+"""Lost replies, lost requests, late requests and cancelled calls, at every request of a whole run.
+
+Commit-protocol 2.1: what the store answers decides nothing; the listing does. A run ends in success
+or in an error whose class tells the truth, and running again completes the work, nothing doubled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from protocol_sweep import Sweep
+from protocol_world import Ledger, Process, World
+
+from offload.errors import Conflict, Corrupt, Fenced, Misuse, OffloadError, OutcomeUnknown, TryAgain
+from offload.manifest.changes import Append, Claim, Prepare
+from offload.store.faults import Call, Fault
+
+NOTHING_COMMITTED = (TryAgain, Conflict, Misuse)
+"""Errors of a commit that promise that the change is not in, and never will be.
+
+`Denied` is none of them: where the listing after a create is denied, a person must act either way."""
+
+
+def ledgers() -> list[Ledger]:
+    return [Ledger(0, 4), Ledger(4, 6)]
+
+
+def calls_of_a_run() -> list[Call]:
+    with World(empty=True) as world:
+        w0 = world.process("w0", opened=False)
+        world.run(w0.claim_and_offload(*ledgers()))
+        return list(w0.store.calls)
+
+
+CALLS = calls_of_a_run()
+PLACES = [
+    pytest.param(number, fault, id=f"{fault.name}-{number}-{call.operation}")
+    for number, call in enumerate(CALLS)
+    for fault in (Fault.LOSE_REPLY, Fault.FAIL_BEFORE, Fault.DELAY, Fault.DENY, Fault.CUT)
+    if fault.fits(call.operation)
+]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World(empty=True) as world:
+        yield world
+
+
+def run_with(world: World, number: int, fault: Fault) -> tuple[Process, OffloadError | None]:
+    """A whole run in which one request suffers a fault, and how it ended."""
+    w0 = world.process("w0", opened=False)
+    w0.start(w0.claim_and_offload(*ledgers()))
+    for _ in range(number):
+        w0.step()
+    w0.step(fault)
+    try:
+        w0.finish()
+    except OffloadError as error:
+        return w0, error
+    return w0, None
+
+
+def is_in_history(world: World, change: object) -> bool:
+    """Whether the true history ever showed the change."""
+    roots = world.history
+    if isinstance(change, Claim):
+        return any(root.writer == change.writer.bytes for root in roots)
+    if isinstance(change, Prepare):
+        return any(uid.bytes in root.running for uid, _ in change.attempts for root in roots)
+    assert isinstance(change, Append)
+    return any(
+        dict(entry)["attempt"] == change.entries[0].attempt.bytes for root in roots for entry in root.entries
+    )
+
+
+def assert_truth_was_told(world: World, process: Process) -> None:
+    """Each commit that returned is in; each that raised what promises otherwise is not."""
+    for change, result in process.offloader.commits:
+        if not isinstance(change, (Claim, Prepare, Append)):
+            continue
+        if not isinstance(result, OffloadError):
+            assert is_in_history(world, change)
+        elif isinstance(result, NOTHING_COMMITTED):
+            assert not is_in_history(world, change), result
+
+
+def assert_whole(world: World) -> None:
+    """Everything is committed once, and a sweep finds no way to take any of it."""
+    world.run(Sweep(world.process("sweeper")).run())
+    world.check()
+    assert world.root.next_offset == 6
+    assert [dict(entry)["first_offset"] for entry in world.root.entries] == [0, 2, 4]
+    assert world.root.running == frozenset()
+    assert {key.rpartition("/")[2] for key in world.fragments} == set(world.root.named)
+
+
+@pytest.mark.parametrize(("number", "fault"), PLACES)
+def test_one_fault_anywhere_is_told_truly_and_cured_by_running_again(
+    number: int, fault: Fault, world: World
+) -> None:
+    w0, error = run_with(world, number, fault)
+    world.check()
+
+    world.run(w0.store.land())
+    if error is not None:
+        world.run(w0.claim_and_offload(*ledgers()))
+
+    assert_truth_was_told(world, w0)
+    assert_whole(world)
+
+
+@pytest.mark.parametrize(("number", "fault"), [place for place in PLACES if "DELAY" in (place.id or "")])
+def test_a_write_that_lands_when_all_is_done_changes_nothing(number: int, fault: Fault, world: World) -> None:
+    """The late request lands after the run was repeated, by another process, to its end."""
+    w0, _ = run_with(world, number, fault)
+    w1 = world.process("w1", opened=False)
+    world.run(w1.claim_and_offload(*ledgers()))
+    done = world.judge.newest
+
+    world.run(w0.store.land())
+
+    assert world.judge.newest == done
+    assert_truth_was_told(world, w0)
+    assert_whole(world)
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)), ids=lambda n: f"{n}-{CALLS[n].operation}")
+def test_a_cancelled_run_is_completed_by_the_next(number: int, world: World) -> None:
+    w0 = world.process("w0", opened=False)
+    w0.start(w0.claim_and_offload(*ledgers()))
+    for _ in range(number):
+        w0.step()
+    w0.cancel()
+    world.check()
+
+    world.run(w0.claim_and_offload(*ledgers()))
+
+    assert_whole(world)
+
+
+COMMIT_CREATES = [
+    number for number, call in enumerate(CALLS) if "/root." in call.key and call.operation == "create"
+]
+
+
+@pytest.mark.parametrize("number", COMMIT_CREATES)
+def test_a_lost_reply_to_a_commit_costs_nothing_but_a_look(number: int, world: World) -> None:
+    """2.1.3: the root is ours; the run goes on as if the reply had come, and no root is made twice."""
+    _, error = run_with(world, number, Fault.LOSE_REPLY)
+
+    assert error is None
+    assert world.roots == list(range(1, len(COMMIT_CREATES) + 1))
+    assert_whole(world)
+
+
+@pytest.mark.parametrize("number", COMMIT_CREATES)
+def test_a_lost_commit_is_sent_again_with_the_same_bytes(number: int, world: World) -> None:
+    """2.1.3: highest is still n, so the same bytes go out for n+1; whichever lands is the same root."""
+    w0, error = run_with(world, number, Fault.DELAY)
+    before = dict(world.objects)
+
+    landed = world.run(w0.store.land())
+
+    assert error is None
+    assert landed == 0
+    assert world.objects == before
+    assert_whole(world)
+
+
+def test_a_store_that_never_tells_makes_the_outcome_unknown(world: World) -> None:
+    """No create is ever heard of, and none lands in time: the caller is told exactly that."""
+    w0 = world.process("w0", opened=False)
+    world.run(w0.claim())
+    w0.store.chances = {Fault.DELAY: 1.0}
+
+    with pytest.raises(OutcomeUnknown):
+        world.run(w0.prepare(ledgers()[0]))
+    w0.store.chances = {}
+    world.run(w0.store.land())
+
+    assert world.judge.newest == 2
+    world.run(w0.claim_and_offload(*ledgers()))
+    assert_whole(world)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_bad_network_only_makes_more_runs(seed: int) -> None:
+    """Every kind of fault by chance, two rivals that run again and again: in the end all is there once."""
+    with World(seed, empty=True) as world:
+        rivals = [world.process(name, opened=False) for name in ("w0", "w1")]
+        for rival in rivals:
+            rival.store.random.seed(f"{seed}/{rival.name}")
+            rival.store.chances = {
+                Fault.LOSE_REPLY: 0.08,
+                Fault.DELAY: 0.08,
+                Fault.FAIL_BEFORE: 0.08,
+                Fault.CUT: 0.05,
+            }
+        for turn in range(200):
+            rival = rivals[turn % 2]
+            # A reply that was cut short shows as bytes that break the format.
+            with suppress(TryAgain, OutcomeUnknown, Conflict, Fenced, Corrupt):
+                world.run(rival.claim_and_offload(*ledgers()))
+            world.run(rivals[turn % 3 % 2].store.land())
+            world.check()
+            if world.judge.root and world.root.next_offset == 6:
+                break
+
+        for rival in rivals:
+            rival.store.chances = {}
+            world.run(rival.store.land())
+            assert_truth_was_told(world, rival)
+        world.run(rivals[0].claim_and_offload(*ledgers()))
+        assert_whole(world)
