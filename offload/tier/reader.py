@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from offload.errors import NotOffloaded
+from offload.errors import Corrupt, NotOffloaded, OffloadError
 from offload.formats.chunk import ChunkTable, ChunkType
 from offload.formats.entries import messages
 from offload.formats.manifest import Entry, Manifest
@@ -132,7 +132,8 @@ class StreamReader:
 class WindowStream:
     """An asynchronous iterator of windows that keeps several requests in flight, across fragments too.
 
-    The number grows by one with each window taken, so that a reader of one message fetches little.
+    The number grows by one with each window taken, so that a reader of one message fetches little. An
+    error ends it where it belongs: whatever stands before it is handed out first.
     """
 
     def __init__(self, reader: StreamReader, offset: int, in_flight_max: int) -> None:
@@ -145,6 +146,7 @@ class WindowStream:
         self._handles: list[ReadHandle] = []
         self._planned: deque[tuple[ReadHandle, ChunkTable]] = deque()
         self._fetching: deque[tuple[ReadHandle, ChunkTable, asyncio.Future[bytes]]] = deque()
+        self._end: OffloadError | None = None
 
     def __aiter__(self) -> Self:
         """Itself."""
@@ -152,16 +154,35 @@ class WindowStream:
 
     async def __anext__(self) -> Window:
         """The next window. Raises `Corrupt` at the first chunk that does not hold."""
-        await self._fill()
+        if self._end is None:
+            try:
+                await self._fill()
+            except OffloadError as error:
+                self._end = error
         if not self._fetching:
+            if self._end is not None:
+                raise self._end
             raise StopAsyncIteration
         handle, rows, fetched = self._fetching.popleft()
-        data = await fetched
+        try:
+            data = await fetched
+        except Corrupt as damage:
+            await self._cancel()
+            self._end = damage
+            rows = rows[rows["position"] + rows["size_bytes"] <= damage.position]
+            if not len(rows):
+                raise
+            data = await handle.read(rows)
         self._in_flight = min(self._in_flight + 1, self._in_flight_max)
         return Window(rows, data, handle.where)
 
     async def aclose(self) -> None:
         """Cancel what is in flight and release the handles. Idempotent."""
+        await self._cancel()
+        for handle in self._handles:
+            await handle.aclose()
+
+    async def _cancel(self) -> None:
         waiting: list[asyncio.Future[Any]] = [fetched for _, _, fetched in self._fetching]
         if self._opening is not None:
             waiting.append(self._opening)
@@ -170,8 +191,6 @@ class WindowStream:
         await asyncio.gather(*waiting, return_exceptions=True)
         self._fetching.clear()
         self._opening = None
-        for handle in self._handles:
-            await handle.aclose()
 
     async def _fill(self) -> None:
         while len(self._fetching) < self._in_flight:
