@@ -1,0 +1,151 @@
+"""Reading a damaged tier: what was read is refused, what stands before it is delivered, nothing else is.
+
+Each used byte is damaged in turn: tier anchor, stream anchor, newest root, and of every fragment the
+chunks with header, filter and trailer, index, description and trailer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from bisect import bisect_right
+from pathlib import Path
+
+import pytest
+import small_tier
+from small_tier import Delivered, Objects, marked_chunks
+
+from offload.errors import Corrupt, OffloadError
+from offload.formats.fragment import HEADER
+
+CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
+FRAGMENTS = {0: marked_chunks(2), 10: marked_chunks(1, first_number=2), 15: marked_chunks(2, first_number=3)}
+"""First offset and chunks of the fragments of `marked`."""
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    """A small tier. Tests damage copies."""
+    return small_tier.make(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def whole(objects: Objects) -> Delivered:
+    """All messages of `marked`."""
+    delivered, error = small_tier.read(objects, "marked")
+    assert error is None
+    assert len(delivered) == small_tier.MARKED_MESSAGES
+    return delivered
+
+
+def flipped(raw: bytes, position: int, bit: int) -> bytes:
+    changed = bytearray(raw)
+    changed[position] ^= 1 << bit
+    return bytes(changed)
+
+
+def bits(position: int) -> range | list[int]:
+    return range(8) if CAMPAIGN else [random.Random(position).randrange(8)]
+
+
+def newest_root(objects: Objects) -> str:
+    return max(key for key in objects if key.startswith("marked/metadata/"))
+
+
+def fragment(objects: Objects, first_offset: int) -> str:
+    [key] = [key for key in objects if key.startswith(f"marked/data/{first_offset:020}.")]
+    return key
+
+
+@pytest.mark.parametrize("which", ["tier.anchor", "marked/stream.anchor", "newest root"])
+def test_a_damaged_bit_before_any_data_delivers_nothing(objects: Objects, which: str) -> None:
+    """Above all, no older root takes the place of a damaged newest one."""
+    key = newest_root(objects) if which == "newest root" else which
+    for position in range(len(objects[key])):
+        for bit in bits(position):
+            damaged = objects | {key: flipped(objects[key], position, bit)}
+            delivered, error = small_tier.read(damaged, "marked")
+            assert (delivered, isinstance(error, OffloadError)) == ([], True), position
+
+
+@pytest.mark.parametrize("cut", [0, 100, -1])
+def test_a_newest_root_that_is_cut_short_is_refused(objects: Objects, cut: int) -> None:
+    key = newest_root(objects)
+
+    delivered, error = small_tier.read(objects | {key: objects[key][:cut]}, "marked")
+
+    assert delivered == []
+    assert isinstance(error, Corrupt)
+    assert error.where == key
+
+
+@pytest.mark.parametrize("first_offset", FRAGMENTS)
+def test_of_a_damaged_fragment_everything_before_the_damaged_chunk_is_delivered(
+    objects: Objects, whole: Delivered, first_offset: int
+) -> None:
+    key = fragment(objects, first_offset)
+    starts = [HEADER.size_bytes, *(len(chunk) for chunk in FRAGMENTS[first_offset])]
+    *starts, index_start = itertools.accumulate(starts)
+    raw = objects[key]
+    for position in range(HEADER.size_bytes, len(raw)):
+        number = bisect_right(starts, position) - 1
+        first_lost = first_offset + (number // 2 * 5 + number % 2 * 4 if position < index_start else 0)
+        expected = [row for row in whole if row[0] < first_lost]
+        for bit in bits(position):
+            damaged = objects | {key: flipped(raw, position, bit)}
+            delivered, error = small_tier.read(damaged, "marked")
+            assert delivered == expected, position
+            assert isinstance(error, OffloadError), position
+            assert key in str(error), position
+
+
+def test_what_a_reader_does_not_use_does_not_stop_it(objects: Objects, whole: Delivered) -> None:
+    """Superseded roots, fragments that no root names, and the 16 bytes before a fragment's chunks."""
+    unused = [key for key in objects if key.startswith("marked/metadata/")]
+    unused.remove(newest_root(objects))
+    unused += [key for key in objects if key.startswith(f"marked/data/{25:020}.")]
+    assert len(unused) == 12
+
+    for key in unused:
+        damaged = objects | {key: flipped(objects[key], len(objects[key]) // 2, 3)}
+        assert small_tier.read(damaged, "marked") == (whole, None)
+    key = fragment(objects, 10)
+    assert small_tier.read(objects | {key: flipped(objects[key], 3, 0)}, "marked") == (whole, None)
+
+
+@pytest.mark.parametrize("first_offset", FRAGMENTS)
+def test_a_missing_or_cut_fragment_ends_the_reading_where_it_begins(
+    objects: Objects, whole: Delivered, first_offset: int
+) -> None:
+    key = fragment(objects, first_offset)
+    expected = [row for row in whole if row[0] < first_offset]
+    without = {other: raw for other, raw in objects.items() if other != key}
+
+    for damaged in (without, without | {key: objects[key][:-1]}, without | {key: b""}):
+        delivered, error = small_tier.read(damaged, "marked")
+        assert delivered == expected
+        assert isinstance(error, Corrupt)
+        assert error.where == key
+
+
+def test_two_fragments_swapped_under_each_others_keys_deliver_nothing_wrong(
+    objects: Objects, whole: Delivered
+) -> None:
+    for one, other in itertools.combinations(FRAGMENTS, 2):
+        a, b = fragment(objects, one), fragment(objects, other)
+
+        delivered, error = small_tier.read(objects | {a: objects[b], b: objects[a]}, "marked")
+
+        assert delivered == [row for row in whole if row[0] < one]
+        assert isinstance(error, Corrupt)
+
+
+def test_the_fragment_of_another_tier_with_the_same_data_is_refused(objects: Objects, tmp_path: Path) -> None:
+    other = small_tier.make(tmp_path)
+    key = fragment(objects, 0)
+
+    delivered, error = small_tier.read(objects | {key: other[fragment(other, 0)]}, "marked")
+
+    assert delivered == []
+    assert isinstance(error, Corrupt)

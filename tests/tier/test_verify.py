@@ -1,0 +1,209 @@
+"""Verifying: whatever happens to one object of a tier, it is named, and nothing else is blamed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import small_tier
+from small_tier import Objects
+
+from offload.errors import NotOffloaded
+from offload.store.memory import MemoryStore
+from offload.tier.verify import VerifyReport, verify
+
+CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
+SAMPLE = 48
+"""How many bytes are damaged of an object of which there are many alike, or which is large."""
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    """A small tier. Tests damage copies."""
+    return small_tier.make(tmp_path_factory.mktemp("small"))
+
+
+def verified(objects: Objects, *, stream: str | None = None) -> VerifyReport:
+    return asyncio.run(verify(MemoryStore(objects=dict(objects)), stream=stream))
+
+
+def blamed(objects: Objects) -> set[str]:
+    """The objects that a report names as damaged."""
+    return {damage.where for damage in verified(objects).damages}
+
+
+def kind_of(key: str) -> str:
+    return "fragment" if key.endswith(".fragment") else "root" if "/root." in key else "anchor"
+
+
+def roots(objects: Objects, stream: str) -> list[str]:
+    return sorted(key for key in objects if key.startswith(f"{stream}/metadata/"))
+
+
+def keys_of(objects: Objects, group: str) -> list[str]:
+    """Keys by what they are: those of UUIDs differ from run to run."""
+    unnamed = {row.key for row in verified(objects).unreferenced}
+    fragments = {key for key in objects if kind_of(key) == "fragment"}
+    match group:
+        case "anchors":
+            return [key for key in objects if kind_of(key) == "anchor"]
+        case "newest roots":
+            return [roots(objects, stream)[-1] for stream in ("tiny", "marked")]
+        case "superseded roots":
+            return [key for stream in ("tiny", "marked") for key in roots(objects, stream)[:-1]]
+        case "named fragments":
+            return sorted(fragments - unnamed)
+        case "unreferenced fragments":
+            return sorted(fragments & unnamed)
+    raise AssertionError(group)
+
+
+GROUPS = ("anchors", "newest roots", "superseded roots", "named fragments", "unreferenced fragments")
+
+
+def flips(raw: bytes, *, sampled: bool) -> Iterator[tuple[int, bytes]]:
+    """Copies of `raw` with one bit changed: one in each byte, in a sample of them, or each one there is."""
+    random_bits = random.Random(len(raw))
+    every = range(len(raw))
+    if CAMPAIGN:
+        places = [(position, bit) for position in every for bit in range(8)]
+    else:
+        chosen = sorted(random_bits.sample(every, min(SAMPLE, len(raw)))) if sampled else every
+        places = [(position, random_bits.randrange(8)) for position in chosen]
+    for position, bit in places:
+        changed = bytearray(raw)
+        changed[position] ^= 1 << bit
+        yield position, bytes(changed)
+
+
+class TestOneFlippedBit:
+    @pytest.mark.parametrize("group", GROUPS)
+    def test_the_object_is_named_and_no_other_is_blamed(self, objects: Objects, group: str) -> None:
+        asyncio.run(self._flip_all(objects, keys_of(objects, group), sampled=group == "superseded roots"))
+
+    async def _flip_all(self, objects: Objects, keys: list[str], *, sampled: bool) -> None:
+        assert keys
+        for key in keys:
+            stream = None if key == "tier.anchor" else key.split("/")[0]
+            for position, changed in flips(objects[key], sampled=sampled or len(objects[key]) > 2000):
+                store = MemoryStore(objects=objects | {key: changed})
+                report = await verify(store, stream=stream)
+                assert {damage.where for damage in report.damages} == {key}, (key, position)
+
+    def test_a_fragments_damage_is_placed_where_it_is(self, objects: Objects) -> None:
+        [key] = [key for key in objects if key.startswith("tiny/data/")]
+        for position in (0, 5, 16, 100, 1500, 3000, 3900):
+            changed = bytearray(objects[key])
+            changed[position] ^= 1
+
+            [damage] = verified(objects | {key: bytes(changed)}).damages
+
+            assert damage.stream == "tiny"
+            assert damage.position <= position
+
+
+class TestWholeObjects:
+    def test_any_two_of_a_kind_swapped_are_both_named(self, objects: Objects) -> None:
+        pairs = [pair for pair in itertools.combinations(objects, 2) if kind_of(pair[0]) == kind_of(pair[1])]
+        assert len(pairs) > 80
+
+        for one, other in pairs:
+            swapped = objects | {one: objects[other], other: objects[one]}
+            assert {one, other} <= blamed(swapped), (one, other)
+
+    def test_any_two_of_different_kinds_swapped_are_named(self, objects: Objects) -> None:
+        pairs = [pair for pair in itertools.combinations(objects, 2) if kind_of(pair[0]) != kind_of(pair[1])]
+
+        for one, other in pairs:
+            swapped = objects | {one: objects[other], other: objects[one]}
+            assert {one, other} <= blamed(swapped), (one, other)
+
+    def test_an_older_root_under_the_newest_roots_key_is_found(self, objects: Objects) -> None:
+        *_, before, newest = roots(objects, "marked")
+
+        assert blamed(objects | {newest: objects[before]}) == {newest}
+
+    @pytest.mark.parametrize("group", GROUPS)
+    def test_one_cut_short_or_grown_is_named(self, objects: Objects, group: str) -> None:
+        for key in keys_of(objects, group):
+            raw = objects[key]
+            for changed in (b"", raw[:1], raw[: len(raw) // 2], raw[:-1], raw + b"\0", b"\0" * len(raw)):
+                assert blamed(objects | {key: changed}) == {key}, (key, len(changed))
+
+    @pytest.mark.parametrize("group", ["anchors", "named fragments"])
+    def test_one_that_is_gone_is_named(self, objects: Objects, group: str) -> None:
+        for key in keys_of(objects, group):
+            assert blamed({k: raw for k, raw in objects.items() if k != key}) == {key}
+
+    @pytest.mark.parametrize("group", ["superseded roots", "unreferenced fragments"])
+    def test_one_that_the_sweep_may_take_is_not_missed(self, objects: Objects, group: str) -> None:
+        for key in keys_of(objects, group):
+            assert blamed({k: raw for k, raw in objects.items() if k != key}) == set()
+
+    def test_a_fragment_of_another_streams_life_is_found(self, objects: Objects, tmp_path: Path) -> None:
+        """The same source synced to another tier: same names, same data, other attempts."""
+        other = small_tier.make(tmp_path)
+        [mine] = [key for key in objects if key.startswith("tiny/data/")]
+        [theirs] = [key for key in other if key.startswith("tiny/data/")]
+
+        assert blamed(objects | {mine: other[theirs]}) == {mine}
+
+
+class TestAllIsWell:
+    def test_a_sound_tier_has_no_damage_and_every_byte_of_it_was_read(self, objects: Objects) -> None:
+        report = verified(objects)
+
+        assert report.damages == []
+        assert (report.streams, report.objects) == (2, len(objects))
+        assert report.bytes == sum(map(len, objects.values()))
+
+    def test_an_object_that_no_root_names_is_explained(self, objects: Objects) -> None:
+        dropped, running = sorted((row.reason for row in verified(objects).unreferenced), reverse=True)
+
+        assert dropped.startswith("its attempt was dropped or superseded")
+        assert running.startswith("its attempt runs")
+
+    def test_what_it_says_of_attempts_is_what_the_keys_say(self, objects: Objects) -> None:
+        for row in verified(objects).unreferenced:
+            assert f".{row.attempt}." in row.key
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "README",
+            "notes/today.txt",
+            "tiny/notes.txt",
+            "tiny/data/backup.fragment",
+            "tiny/metadata/root.1.manifest",
+            "marked/data/deeper/00000000000000000000.e3dffbb7-2acd-4917-b1e9-4d192617e981.fragment",
+        ],
+    )
+    def test_a_strangers_object_is_explained_and_no_damage(self, objects: Objects, key: str) -> None:
+        report = verified(objects | {key: b"hello"})
+
+        assert report.damages == []
+        [row] = [row for row in report.unreferenced if row.key == key]
+        assert (row.attempt, row.reason.split(";")[0]) == (None, "not an object of this format")
+
+    def test_one_stream_alone(self, objects: Objects) -> None:
+        [victim] = [key for key in objects if key.startswith("tiny/data/")]
+        damaged = objects | {victim: objects[victim][::-1]}
+
+        assert verified(damaged, stream="marked").damages == []
+        assert [damage.where for damage in verified(damaged, stream="tiny").damages] == [victim]
+
+    def test_a_stream_that_is_not_there(self, objects: Objects) -> None:
+        with pytest.raises(NotOffloaded, match="'orders'"):
+            verified(objects, stream="orders")
+
+    def test_nothing_is_changed(self, objects: Objects) -> None:
+        store = MemoryStore(objects=dict(objects))
+
+        asyncio.run(verify(store))
+
+        assert store.objects == objects
