@@ -130,7 +130,8 @@ class ObjectStoreOffloader(LedgerOffloader):
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
     ) -> Receipt:
         """See `LedgerOffloader.offload`."""
-        if not manifest.runs(attempt.uid):
+        prepared = {(manifest.stream, running.ledger_id, running.attempt) for running in manifest.running}
+        if (attempt.stream, attempt.ledger_id, attempt.uid) not in prepared:
             raise Conflict(f"attempt {attempt.uid} of stream {attempt.stream!r} was not prepared")
         options = self._options
         writers = [
