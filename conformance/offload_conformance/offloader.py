@@ -119,13 +119,18 @@ class OffloaderConformance(Asynchronous, ABC):
         self, run: Run, offloader: LedgerOffloader, writer: StreamWriter
     ) -> None:
         """Clause "refuses an attempt that its manifest does not run, before the first byte is stored"."""
-        [aborted] = run(writer.prepare([0]))
+        aborted, prepared = run(writer.prepare([0, 0]))
         run(writer.abort([aborted]))
         run(StreamWriter.claim(offloader, "bills"))
         before = self.keys_in_store()
 
-        for stream, uid in (("orders", uuid4()), ("orders", aborted.uid), ("bills", uuid4())):
-            attempt = Attempt(stream=stream, ledger_id=0, uid=uid)
+        for stream, ledger_id, uid in (
+            ("orders", 0, uuid4()),
+            ("orders", 0, aborted.uid),
+            ("orders", 7, prepared.uid),
+            ("bills", 0, prepared.uid),
+        ):
+            attempt = Attempt(stream=stream, ledger_id=ledger_id, uid=uid)
             with pytest.raises(Conflict):
                 run(stored(writer, ledger_of(10), attempt))
 
@@ -376,15 +381,16 @@ class OffloaderConformance(Asynchronous, ABC):
         assert accepted[-1].commit_id == newest.commit_id
         assert all(change.is_in(newest) for change in changes)
 
+    @pytest.mark.parametrize("records", [5, 10, 20])
     def test_history_is_linear_where_changes_exclude_each_other(
-        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter, records: int
     ) -> None:
         """The same clause, "and raises `Conflict` otherwise": of two appends to one end, one is refused."""
-        short, long = run(writer.prepare([0, 0]))
+        wins, loses = run(writer.prepare([0, 0]))
         parent = writer.manifest
         first, second = (
-            append_of(writer, run(stored(writer, ledger_of(records), attempt)))
-            for records, attempt in ((10, short), (20, long))
+            append_of(writer, run(stored(writer, ledger_of(count), attempt)))
+            for count, attempt in ((10, wins), (records, loses))
         )
         won = run(offloader.commit_manifest("orders", first, base=parent, committer=writer.writer))
 
@@ -393,7 +399,8 @@ class OffloaderConformance(Asynchronous, ABC):
 
         newest = run(other.load_manifest("orders"))
         assert (newest.commit_id, newest.next_offset) == (won.commit_id, 10)
-        assert not newest.names(long.uid)
+        assert newest.names(wins.uid)
+        assert not newest.names(loses.uid)
 
     # Claims fence
 
@@ -463,8 +470,9 @@ class OffloaderConformance(Asynchronous, ABC):
         accepted = run(offloader.commit_manifest("orders", change, base=base, committer=writer.writer))
 
         for client in (offloader, other):
-            again = run(client.commit_manifest("orders", change, base=base, committer=writer.writer))
-            assert again.commit_id == accepted.commit_id
+            for known in (base, accepted):
+                again = run(client.commit_manifest("orders", change, base=known, committer=writer.writer))
+                assert again.commit_id == accepted.commit_id
 
         assert run(other.load_manifest("orders")).commit_id == accepted.commit_id
 
@@ -481,8 +489,9 @@ class OffloaderConformance(Asynchronous, ABC):
             Abort(attempts=frozenset({uid})),
         ):
             first = run(offloader.commit_manifest("orders", change, base=base, committer=writer))
-            again = run(other.commit_manifest("orders", change, base=base, committer=writer))
-            assert again.commit_id == first.commit_id
+            for known in (base, first):
+                again = run(other.commit_manifest("orders", change, base=known, committer=writer))
+                assert again.commit_id == first.commit_id
             base = first
 
     # Snapshots do not move, and chunks are whole: the handles of a tier
