@@ -15,6 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.fragment import TRAILER
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape
 
 HERE: Final = Path(__file__).parent
@@ -59,6 +60,7 @@ def _escapes() -> str:
 
 
 EXAMPLES: Final = {
+    "trailer_size": str(TRAILER.size_bytes),
     "keys": _keys(),
     "escapes": _escapes(),
     "tier_anchor": TierAnchor().encode().decode().rstrip("\n"),
