@@ -1,0 +1,248 @@
+"""A sync that is killed, interrupted, or has a rival: the tier stays good, and the next sync ends the work.
+
+Every moment is drawn from a seed, printed with the test's output. `OFFLOAD_CAMPAIGN=1` tries many more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from command_line import contents, finish, keys, offload, start, sync, verify
+from osiris_writer import write_stream
+
+from offload import Plugins, StreamReader, open_tier
+from offload.formats.chunk_writer import build_chunk
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import NOBODY, Manifest
+
+CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
+SEED = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))
+SEGMENT_SIZE_BYTES = 4_000_000
+CHUNKS = 240
+RECORDS = 200
+
+EXPLAINED = re.compile("its attempt (runs: an upload is under way|was dropped or superseded and can never)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source with one stream `orders` of some 48 MB in a dozen segments, each a fragment to be."""
+
+    path: Path
+    digest: str
+    """Of all its chunks, back to back."""
+
+    seconds: float
+    """How long a sync of it takes from start to end."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    folder = tmp_path_factory.mktemp("source")
+    write_stream(folder / "orders", _chunks(), segment_size_bytes=SEGMENT_SIZE_BYTES)
+    digest = hashlib.sha256()
+    for segment in sorted((folder / "orders").glob("*.segment")):
+        digest.update(segment.read_bytes()[8:])
+    began = time.monotonic()
+    assert finish(sync_process(folder, folder / "tier")).code == 0
+    return Source(folder / "orders", digest.hexdigest(), time.monotonic() - began)
+
+
+def _chunks() -> Iterator[bytes]:
+    payload = random.Random(0).randbytes(1000)
+    for number in range(CHUNKS):
+        bodies = [b"%d %s" % (number * RECORDS + i, payload) for i in range(RECORDS)]
+        yield build_chunk(bodies, offset=number * RECORDS, timestamp_ms=number, epoch=1)
+
+
+def sync_process(source: Path, tier: Path):
+    return start("sync", f"rabbitmq://{source}", tier)
+
+
+@pytest.fixture
+def moments(request: pytest.FixtureRequest) -> random.Random:
+    """Where a test's moments come from."""
+    print(f"OFFLOAD_SEED={SEED}")
+    return random.Random(f"{SEED} {request.node.name}")
+
+
+def committed_digest(tier: Path) -> str:
+    """Of all chunks that a reader of the tier is given, back to back. Offsets ascend without hole."""
+
+    async def run() -> str:
+        digest = hashlib.sha256()
+        async with open_tier(str(tier), plugins=Plugins.find()) as offloader:
+            reader = await StreamReader.open(offloader, "orders")
+            offset = 0
+            windows = reader.windows(0)
+            async for window in windows:
+                digest.update(window.data)
+                for row in window.rows:
+                    assert row["offset"] == offset  # nothing lost, nothing doubled
+                    offset += int(row["records"])
+            await windows.aclose()
+        assert offset == CHUNKS * RECORDS
+        return digest.hexdigest()
+
+    return asyncio.run(run())
+
+
+def assert_good(tier: Path) -> None:
+    """No damage; what no root names is explained; and every object is one or the other."""
+    if not (tier / "tier.anchor").exists():
+        return  # stopped before there was a tier
+    code, document = verify(tier)
+    assert code == 0, document
+    for row in document["unreferenced"]:
+        assert row["attempt"] is not None, row
+        assert EXPLAINED.match(row["reason"]), row
+    assert document["objects"] == len(keys(tier))
+
+
+def assert_complete(tier: Path, source: Source) -> None:
+    """One more sync ends the work, and the next one finds nothing to do."""
+    [report] = sync(source.path, tier).objects
+    assert report["messages"] == report["records"] == CHUNKS * RECORDS
+    assert_good(tier)
+    assert committed_digest(tier) == source.digest
+    [again] = sync(source.path, tier).objects
+    assert again == report | {"uploaded_bytes": 0}
+
+
+def history(tier: Path) -> list[Manifest]:
+    """Every root of `orders` that is there, in order of versions."""
+    prefix = StreamKeys("orders").roots
+    found = sorted(key for key in keys(tier) if key.startswith(prefix))
+    return [Manifest.decode((tier / key).read_bytes(), where=key) for key in found]
+
+
+def assert_linear(roots: list[Manifest]) -> None:
+    """Each root follows the one before it: in version, by name of its parent, in epoch and in offsets."""
+    assert [root.version for root in roots] == list(range(1, len(roots) + 1))
+    parents = [NOBODY, *(root.commit_id for root in roots)]
+    assert [root.parent_commit_id for root in roots] == parents[:-1]
+    assert len(set(parents)) == len(parents)
+    for before, root in pairwise(roots):
+        assert root.epoch in (before.epoch, before.epoch + 1)
+        assert (root.writer == before.writer) == (root.epoch == before.epoch)
+        assert root.next_offset >= before.next_offset
+        assert (root.entries[: len(before.entries)] == before.entries).all()
+
+
+@pytest.mark.parametrize("number", range(50 if CAMPAIGN else 8))
+def test_killed_at_any_moment_and_run_again(
+    tmp_path: Path, source: Source, moments: random.Random, number: int
+) -> None:
+    """Killed once, or twice in a row; then everything is there once."""
+    tier = tmp_path / "tier"
+    for _ in range(1 + number % 2):
+        seconds = moments.uniform(0, source.seconds)
+        process = sync_process(source.path, tier)
+        time.sleep(seconds)
+        process.kill()
+        ran = finish(process)
+        print(f"killed after {seconds:.3f} of {source.seconds:.3f} s")
+        assert ran.code in (0, -signal.SIGKILL)
+        assert_good(tier)
+
+    assert_complete(tier, source)
+    assert_linear(history(tier))
+
+
+@pytest.mark.parametrize("number", range(50 if CAMPAIGN else 5))
+def test_ctrl_c_at_any_moment(tmp_path: Path, source: Source, moments: random.Random, number: int) -> None:
+    tier = tmp_path / "tier"
+    seconds = source.seconds * (number + moments.random()) / (50 if CAMPAIGN else 5)
+    process = sync_process(source.path, tier)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    ran = finish(process)
+    print(f"interrupted after {seconds:.3f} of {source.seconds:.3f} s: {ran.code}")
+
+    if ran.code == -signal.SIGINT:
+        assert seconds < 0.3  # Python itself was still starting
+    elif ran.code != 0:
+        assert ran.code == 130
+        assert ran.error == "offload: stopped; what is committed is safe, run again to go on"
+    assert_good(tier)
+    assert_complete(tier, source)
+
+
+@pytest.mark.parametrize("number", range(20 if CAMPAIGN else 3))
+def test_two_at_once_make_one_history(
+    tmp_path: Path, source: Source, moments: random.Random, number: int
+) -> None:
+    tier = tmp_path / "tier"
+    one = sync_process(source.path, tier)
+    time.sleep(moments.uniform(0, source.seconds / 2) if number else 0)
+    other = sync_process(source.path, tier)
+
+    ends = [finish(one), finish(other)]
+
+    assert 0 in [ran.code for ran in ends]  # the last to claim is fenced by nobody
+    for ran in ends:
+        if ran.code != 0:
+            assert ran.code == 1
+            assert re.fullmatch(
+                r"offload: stream 'orders': another writer \(epoch \d+\) took over; run again", ran.error
+            )
+    assert_linear(history(tier))
+    assert_good(tier)
+    assert committed_digest(tier) == source.digest
+    assert_complete(tier, source)
+
+
+def test_a_stalled_writer_is_fenced_and_leaves_the_tier_to_its_rival(
+    tmp_path: Path, source: Source, moments: random.Random
+) -> None:
+    """Stopped in the middle of its uploads, as by a sleeping laptop; it wakes after another has ended."""
+    tier = tmp_path / "tier"
+    process = sync_process(source.path, tier)
+    while not list(tier.glob("orders/data/*.fragment")):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGSTOP)
+    rival = offload("sync", f"rabbitmq://{source.path}", tier)
+    after = set(contents(tier))
+    process.send_signal(signal.SIGCONT)
+    stalled = finish(process)
+
+    assert rival.code == 0, rival.stderr
+    assert stalled.code == 1
+    assert re.search(r"another writer \(epoch 2\) took over; run again$", stalled.error)
+    assert after <= set(contents(tier)) | {key for key in after if key.startswith(".staging/")}
+    assert_linear(history(tier))
+    assert_good(tier)
+    assert committed_digest(tier) == source.digest
+
+
+def test_what_a_killed_writer_had_uploaded_is_adopted_and_not_sent_again(
+    tmp_path: Path, source: Source, moments: random.Random
+) -> None:
+    tier = tmp_path / "tier"
+    process = sync_process(source.path, tier)
+    while len(list(tier.glob("orders/data/*.fragment"))) < 3:
+        time.sleep(0.001)
+    process.kill()
+    finish(process)
+    left = {key: stamp for key, (_, stamp) in contents(tier).items() if ".fragment" in key}
+
+    [report] = sync(source.path, tier).objects
+
+    named = {f"{entry['first_offset']:020}" for entry in history(tier)[-1].entries}
+    kept = {key: stamp for key, (_, stamp) in contents(tier).items() if key in left}
+    assert kept == left
+    assert len(named) == report["fragments"]
+    size_bytes = sum(len(raw) for key, (raw, _) in contents(tier).items() if ".fragment" in key)
+    assert report["uploaded_bytes"] < size_bytes - 2 * SEGMENT_SIZE_BYTES
+    assert committed_digest(tier) == source.digest

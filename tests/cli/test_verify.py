@@ -1,0 +1,173 @@
+"""`offload verify` as a command: its document, its exit code, and its verdict while a sync runs."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import SOURCE, bodies, contents, finish, keys, offload, read, start, sync, verify
+from osiris_data import DATA
+from osiris_writer import simple_chunks, write_stream
+
+DOCUMENT = ["streams", "objects", "bytes", "damages", "unreferenced"]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tier with the real streams. Tests damage copies."""
+    folder = tmp_path_factory.mktemp("sound") / "tier"
+    sync(DATA, folder)
+    return folder
+
+
+@pytest.fixture
+def tier(sound: Path, tmp_path: Path) -> Path:
+    """A tier that a test may damage."""
+    return shutil.copytree(sound, tmp_path / "tier")
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[position] ^= 1 << bit
+    path.write_bytes(raw)
+
+
+def test_a_sound_tier(tier: Path) -> None:
+    code, document = verify(tier)
+
+    assert code == 0
+    assert list(document) == DOCUMENT
+    assert document["streams"] == 3
+    assert document["objects"] == len(keys(tier))
+    assert document["bytes"] == sum(len(contents(tier)[key][0]) for key in keys(tier))
+    assert (document["damages"], document["unreferenced"]) == ([], [])
+
+
+def test_a_damage_has_exactly_these_keys(tier: Path) -> None:
+    victim = min(tier.glob("filtered/data/*"))
+    flip(victim, 60_000, 5)
+
+    code, document = verify(tier)
+
+    assert code == 1
+    [damage] = document["damages"]
+    assert list(damage) == ["stream", "object", "position", "what", "expected", "found"]
+    assert (damage["stream"], damage["object"]) == ("filtered", str(victim.relative_to(tier)))
+    assert 0 < damage["position"] <= 60_000
+    assert damage["expected"] != damage["found"]
+
+
+def test_an_unreferenced_object_has_exactly_these_keys_and_is_no_damage(tier: Path) -> None:
+    (tier / "README").write_text("hello")
+
+    code, document = verify(tier)
+
+    assert code == 0
+    [row] = document["unreferenced"]
+    assert list(row) == ["object", "attempt", "reason"]
+    assert (row["object"], row["attempt"]) == ("README", None)
+
+
+def test_a_bit_anywhere_in_real_fragments_is_found(sound: Path, tier: Path) -> None:
+    choose = random.Random(1)
+    fragments = sorted(tier.rglob("*.fragment"))
+    for _ in range(40):
+        victim = choose.choice(fragments)
+        position, bit = choose.randrange(victim.stat().st_size), choose.randrange(8)
+        flip(victim, position, bit)
+
+        code, document = verify(tier, victim.relative_to(tier).parts[0])
+
+        assert code == 1, (victim.name, position, bit)
+        found = [damage["object"] for damage in document["damages"]]
+        assert found == [str(victim.relative_to(tier))], (position, bit)
+        flip(victim, position, bit)
+    assert verify(tier)[0] == 0
+
+
+def test_for_people_a_line_per_damage_and_a_verdict(tier: Path) -> None:
+    assert offload("verify", tier).lines[-1].endswith("all of them sound")
+    flip(min(tier.glob("tiny/data/*")), 100)
+    (tier / "README").write_text("hello")
+
+    ran = offload("verify", tier)
+
+    damage, unreferenced, verdict = ran.lines
+    assert ran.code == 1
+    assert damage.startswith("DAMAGE stream 'tiny': tiny/data/")
+    assert unreferenced.startswith("unreferenced README: ")
+    assert verdict.endswith("1 damaged")
+
+
+def test_one_stream_alone(tier: Path) -> None:
+    flip(min(tier.glob("tiny/data/*")), 100)
+
+    assert verify(tier, "batches")[0] == 0
+    assert verify(tier, "tiny")[0] == 1
+    assert offload("verify", tier, "orders").code == 1
+
+
+def test_it_changes_nothing(tier: Path) -> None:
+    flip(min(tier.glob("tiny/data/*")), 100)
+    before = contents(tier)
+
+    verify(tier)
+
+    assert contents(tier) == before
+
+
+def test_reading_a_damaged_stream_ends_with_an_error_behind_what_is_sound(tier: Path) -> None:
+    whole = bodies(tier, "filtered")
+    victim = sorted(tier.glob("filtered/data/*"))[1]  # [6250, 12500)
+    flip(victim, victim.stat().st_size // 2)
+
+    ran = offload("read", tier, "filtered", "--decode", "amqp", "--format", "body")
+
+    found = ran.stdout.split(b"\n")[:-1]
+    assert ran.code == 1
+    assert "stream 'filtered'" in ran.error
+    assert victim.name in ran.error
+    assert found == whole[: len(found)]
+    assert 6250 <= len(found) < 12500
+    assert len(found) % 250 == 0  # whole chunks, of 250 messages each
+
+
+@pytest.mark.parametrize("victim", ["tier.anchor", "tiny/stream.anchor", "newest root"])
+def test_no_command_trusts_a_damaged_anchor_or_root(tier: Path, victim: str) -> None:
+    """Not even `sync`, which would otherwise build upon it."""
+    path = max(tier.glob("tiny/metadata/*")) if victim == "newest root" else tier / victim
+    flip(path, path.stat().st_size - 3)
+    before = contents(tier)
+
+    assert offload("read", tier, "tiny").code == 1
+    assert offload("inspect", tier, "tiny").code == 1
+    ran = offload("sync", f"{SOURCE}/tiny", tier)
+
+    assert ran.code == 1
+    assert str(path.relative_to(tier)) in ran.error
+    assert contents(tier) == before
+
+
+def test_beside_a_running_sync_there_is_never_damage(tmp_path: Path) -> None:
+    """Verified again and again, from before the tier is there until after the sync has ended."""
+    chunks = simple_chunks(6000, records=20)
+    write_stream(tmp_path / "orders", chunks, segment_chunks=60)
+    rounds = 0
+    for number in range(3):
+        tier = tmp_path / f"tier{number}"
+        process = start("sync", f"rabbitmq://{tmp_path}/orders", tier)
+        while process.poll() is None:
+            ran = offload("verify", tier, "--json")
+            if ran.code != 0:
+                assert not ran.stdout, ran.text
+                assert "is no tier" in ran.error
+                continue
+            rounds += 1
+            assert all(row["reason"].startswith("its attempt runs") for row in ran.document["unreferenced"])
+        assert finish(process).code == 0
+        code, document = verify(tier)
+        assert (code, document["unreferenced"]) == (0, [])
+    assert rounds >= 3  # the sync was caught at work
+    assert len(read(tier, "orders").lines) == 120_000
