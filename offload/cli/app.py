@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from offload.cli import demo, inspect, ls, plugins, read, sync, verify
 from offload.cli.output import print_error, print_note
-from offload.cli.state import ClosedPipe, State, Usage, guarded
+from offload.cli.state import ClosedPipe, Interrupted, State, Usage, guarded
 from offload.errors import Misuse, OffloadError
 from offload.plugins import Command, Plugins, conflict_text
 
 # What the library raises for a wrong argument: the base of its `BadParameter`, which it does not export.
 _ArgumentError: Any = typer.BadParameter.__mro__[2]
+
+# What the library returns after Ctrl-C outside of any command; no command of ours returns it.
+_CTRL_C: Final = 130
 
 
 def build(state: State) -> typer.Typer:

@@ -21,15 +21,19 @@ def main() -> None:
         sys.exit(_stopped())
     try:
         code = run(sys.argv[1:])
+        _ignore_ctrl_c()
     except (Interrupted, KeyboardInterrupt):
+        _ignore_ctrl_c()
         code = _stopped()
     except ClosedPipe:
         code = 0
     _let_go_of_stdout()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # the work is done and said; only the interpreter's end is left
     sys.exit(code)
+
+
+def _ignore_ctrl_c() -> None:
+    """The work is done, or stopped; only a last word and the interpreter's end are left."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _let_go_of_stdout() -> None:
