@@ -62,6 +62,8 @@ def run(arguments: list[str]) -> int:
     try:
         command = typer.main.get_command(build(state))
         code: int | None = command.main(args=arguments, prog_name="offload", standalone_mode=False)
+        if code == _CTRL_C:
+            raise Interrupted
         return code or 0
     except typer.Exit as done:
         return done.exit_code
