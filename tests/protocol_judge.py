@@ -82,6 +82,7 @@ class Judge:
         self._sender: dict[str, str] = {}
         self._sound: dict[str, bytes] = {}
         self._told: dict[bytes, int] = {}
+        self._data = ""
 
     @property
     def root(self) -> Root | None:
@@ -94,6 +95,7 @@ class Judge:
         if before not in (None, data):
             self._broken(3, f"{key} was replaced by other bytes")
         if match := ROOT.fullmatch(key):
+            self._data = f"{key.partition('/')[0]}/data/"
             self._root_stored(int(match[1]), read_root(data))
         elif DATA.fullmatch(key):
             if self._first_bytes.setdefault(key, data) != data:
@@ -195,9 +197,8 @@ class Judge:
         root = self.root
         if root is None or root.state != LIVE:
             return
-        prefix = f"{next(key for key in self.objects if ROOT.fullmatch(key)).partition('/')[0]}/data/"
         for name, entry in root.named.items():
-            data = self.objects.get(prefix + name)
+            data = self.objects.get(self._data + name)
             if data is None:
                 self._broken(2, f"root {self.newest} names {name}, which is absent")
             elif self._sound.get(name) is not data:

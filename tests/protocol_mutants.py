@@ -50,12 +50,13 @@ async def _load_unconfirmed(self: RootLog, *, known: int = 0) -> Manifest | None
 async def _load_probing(self: RootLog, *, known: int = 0) -> Manifest | None:
     if not known:
         return await _load_unconfirmed(self)
-    while True:
-        try:
-            await self._read(known + 1)
-        except NotFound:
-            return await self._read(known)
-        known += 1
+    found = None
+    try:
+        found = await self._read(known)
+        while True:
+            found = await self._read(found.version + 1)
+    except NotFound:
+        return found or await _load_unconfirmed(self)
 
 
 async def _trust_success(self: RootLog, proposal: Manifest, reply: Any) -> Any:

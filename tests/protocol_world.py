@@ -30,19 +30,20 @@ from uuid import UUID
 from protocol_judge import Judge, Objects, Root
 
 from offload.env import Env
-from offload.errors import OffloadError
+from offload.errors import Conflict, Misuse, OffloadError, OutcomeUnknown, TryAgain
 from offload.events import Event, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.chunk import ChunkTable, scan
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.manifest import NO_ENTRIES, NOBODY, Manifest, State
-from offload.manifest.changes import Change
+from offload.manifest.changes import Append, Change, Claim, Prepare
 from offload.manifest.commit import RootLog, Step
 from offload.offloader import Attempt, ReadHandle, Receipt
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 from offload.store.port import ObjectStore
+from offload.store.wrap import StoreDecorator
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload.tier.stream_writer import StreamWriter
 
@@ -51,6 +52,17 @@ STREAM: Final = "orders"
 KEYS: Final = StreamKeys(STREAM)
 CHUNK_RECORDS: Final = 2
 SETTLE_ROUNDS_MAX: Final = 10_000
+
+
+NOTHING_COMMITTED: Final = (TryAgain, Conflict, Misuse)
+"""Errors of a commit that promise that the change is not in, and never will be.
+
+`Denied` is none of them: where the listing after a create is denied, a person must act either way.
+"""
+
+
+TRACED: Final = (Claim, Prepare, Append)
+"""Changes of which a history shows for ever whether they were in."""
 
 
 class Crash(BaseException):
@@ -99,6 +111,17 @@ class Ledger(ReadHandle):
     async def read(self, rows: ChunkTable) -> bytes:
         start = int(rows["position"][0])
         return self._raw[start : start + int(rows["size_bytes"].sum())]
+
+
+class ResendingClient(StoreDecorator):
+    """A client library that sends a create again when it hears no answer, as SDKs do."""
+
+    async def create(self, key: str, data: bytes) -> None:
+        """At most twice."""
+        try:
+            await self.inner.create(key, data)
+        except OutcomeUnknown:
+            await self.inner.create(key, data)
 
 
 class WitnessedOffloader(ObjectStoreOffloader):
@@ -456,6 +479,26 @@ class World:
     def check(self) -> None:
         """Raise an `AssertionError` where any invariant was broken at any moment so far."""
         assert not self.judge.violations, self.judge.violations[0]
+
+    def check_what_was_told(self) -> None:
+        """Each commit that returned is in the history; each that raised what promises otherwise is not."""
+        for process in self.processes:
+            for change, result in process.offloader.commits:
+                if not isinstance(result, OffloadError):
+                    assert self._was_in(change), f"{process.name} was told of a commit that never was"
+                elif isinstance(result, NOTHING_COMMITTED) and isinstance(change, TRACED):
+                    assert not self._was_in(change), f"{process.name} was told untruly: {result}"
+
+    def _was_in(self, change: Change) -> bool:
+        """Whether the true history ever showed the change. True for one without a trace."""
+        if isinstance(change, Claim):
+            return any(root.writer == change.writer.bytes for root in self.history)
+        if isinstance(change, Prepare):
+            return any(uid.bytes in root.running for uid, _ in change.attempts for root in self.history)
+        if isinstance(change, Append) and change.entries:
+            first = change.entries[0]
+            return any(f"{first.first_offset:020d}.{first.attempt}.fragment" in r.named for r in self.history)
+        return True
 
 
 async def _ungrouped(job: Coroutine[Any, Any, T]) -> T:

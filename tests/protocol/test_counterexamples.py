@@ -16,24 +16,12 @@ from typing import Any, Final
 import pytest
 from protocol_mutants import MUTANTS
 from protocol_sweep import Sweep
-from protocol_world import KEYS, STREAM, Process, World
+from protocol_world import KEYS, STREAM, Process, ResendingClient, World
 
 from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, StreamDeleted
 from offload.formats.manifest import State
 from offload.manifest.changes import Abort
 from offload.store.faults import Fault
-from offload.store.wrap import StoreDecorator
-
-
-class ResendingClient(StoreDecorator):
-    """A client library that sends a create again when it hears no answer, as SDKs do."""
-
-    async def create(self, key: str, data: bytes) -> None:
-        """At most twice."""
-        try:
-            await self.inner.create(key, data)
-        except OutcomeUnknown:
-            await self.inner.create(key, data)
 
 
 @pytest.fixture

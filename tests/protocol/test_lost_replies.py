@@ -13,14 +13,8 @@ import pytest
 from protocol_sweep import Sweep
 from protocol_world import Ledger, Process, World
 
-from offload.errors import Conflict, Corrupt, Fenced, Misuse, OffloadError, OutcomeUnknown, TryAgain
-from offload.manifest.changes import Append, Claim, Prepare
+from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, TryAgain
 from offload.store.faults import Call, Fault
-
-NOTHING_COMMITTED = (TryAgain, Conflict, Misuse)
-"""Errors of a commit that promise that the change is not in, and never will be.
-
-`Denied` is none of them: where the listing after a create is denied, a person must act either way."""
 
 
 def ledgers() -> list[Ledger]:
@@ -63,30 +57,6 @@ def run_with(world: World, number: int, fault: Fault) -> tuple[Process, OffloadE
     return w0, None
 
 
-def is_in_history(world: World, change: object) -> bool:
-    """Whether the true history ever showed the change."""
-    roots = world.history
-    if isinstance(change, Claim):
-        return any(root.writer == change.writer.bytes for root in roots)
-    if isinstance(change, Prepare):
-        return any(uid.bytes in root.running for uid, _ in change.attempts for root in roots)
-    assert isinstance(change, Append)
-    return any(
-        dict(entry)["attempt"] == change.entries[0].attempt.bytes for root in roots for entry in root.entries
-    )
-
-
-def assert_truth_was_told(world: World, process: Process) -> None:
-    """Each commit that returned is in; each that raised what promises otherwise is not."""
-    for change, result in process.offloader.commits:
-        if not isinstance(change, (Claim, Prepare, Append)):
-            continue
-        if not isinstance(result, OffloadError):
-            assert is_in_history(world, change)
-        elif isinstance(result, NOTHING_COMMITTED):
-            assert not is_in_history(world, change), result
-
-
 def assert_whole(world: World) -> None:
     """Everything is committed once, and a sweep finds no way to take any of it."""
     world.run(Sweep(world.process("sweeper")).run())
@@ -108,7 +78,7 @@ def test_one_fault_anywhere_is_told_truly_and_cured_by_running_again(
     if error is not None:
         world.run(w0.claim_and_offload(*ledgers()))
 
-    assert_truth_was_told(world, w0)
+    world.check_what_was_told()
     assert_whole(world)
 
 
@@ -123,7 +93,7 @@ def test_a_write_that_lands_when_all_is_done_changes_nothing(number: int, fault:
     world.run(w0.store.land())
 
     assert world.judge.newest == done
-    assert_truth_was_told(world, w0)
+    world.check_what_was_told()
     assert_whole(world)
 
 
@@ -212,6 +182,6 @@ def test_a_bad_network_only_makes_more_runs(seed: int) -> None:
         for rival in rivals:
             rival.store.chances = {}
             world.run(rival.store.land())
-            assert_truth_was_told(world, rival)
+            world.check_what_was_told()
         world.run(rivals[0].claim_and_offload(*ledgers()))
         assert_whole(world)
