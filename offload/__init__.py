@@ -3,14 +3,14 @@
 Embedders begin with `open_tier`, `StreamWriter` and `StreamReader`; authors of backends with
 `ObjectStore` or `LedgerOffloader`; authors of sources with `Source`. `Blocking` serves threads.
 
-Public names are imported when they are first used: an entry-point module that needs one hook pays
-for nothing else, and the command line can answer Ctrl-C before the libraries are loaded.
+Public names are imported when they are first used (`offload.late`).
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from offload.late import late_names
 
 if TYPE_CHECKING:
     from offload.blocking import Blocking
@@ -156,12 +156,5 @@ _HOMES = {
 """Where each public name lives; a test holds it against the imports above."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = late_names(__name__, _HOMES)

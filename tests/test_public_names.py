@@ -95,7 +95,7 @@ def test_public_methods_are_explained(package: str) -> None:
     assert unexplained == []
 
 
-@pytest.mark.parametrize("package", ["offload"])
+@pytest.mark.parametrize("package", ["offload", "offload_posix", "offload_rabbitmq"])
 def test_names_that_come_late_come_from_where_type_checkers_see_them(package: str) -> None:
     """A package that imports its names on first use says twice where they live: the same, both times."""
     module, tree = module_and_tree(package)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import typer
@@ -19,6 +20,17 @@ _ArgumentError: Any = typer.BadParameter.__mro__[2]
 
 # What the library returns after Ctrl-C outside of any command; no command of ours returns it.
 _CTRL_C: Final = 130
+
+
+BUILT_IN: Final[dict[str, Callable[..., int | None]]] = {
+    "demo": demo.demo,
+    "sync": sync.sync,
+    "ls": ls.ls,
+    "inspect": inspect.inspect,
+    "read": read.read,
+    "verify": verify.verify,
+    "plugins": plugins.plugins,
+}
 
 
 def build(state: State) -> typer.Typer:
@@ -42,15 +54,7 @@ def build(state: State) -> typer.Typer:
         state.debug = debug
         logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, stream=sys.stderr)
 
-    for name, command in (
-        ("demo", demo.demo),
-        ("sync", sync.sync),
-        ("ls", ls.ls),
-        ("inspect", inspect.inspect),
-        ("read", read.read),
-        ("verify", verify.verify),
-        ("plugins", plugins.plugins),
-    ):
+    for name, command in BUILT_IN.items():
         app.command(name)(guarded(command))
     _add_plugin_commands(app, state.plugins)
     return app
@@ -84,10 +88,13 @@ def run(arguments: list[str]) -> int:
 def _add_plugin_commands(app: typer.Typer, found: Plugins) -> None:
     for declared in found.of_kind("command"):
         rivals = [found.conflicts[claim] for claim in declared.claims() if claim in found.conflicts]
-        if rivals:
-            print_note(conflict_text(f"command {declared.declaration.name!r}", rivals[0]))
-            continue
-        _add(app, declared.declaration)
+        name = declared.declaration.name
+        if name in BUILT_IN:
+            print_note(f"command {name!r} of {declared.plugin.origin} is left out: offload has its own")
+        elif rivals:
+            print_note(conflict_text(f"command {name!r}", rivals[0]))
+        else:
+            _add(app, declared.declaration)
 
 
 def _add(app: typer.Typer, declaration: Any) -> None:

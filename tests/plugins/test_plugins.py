@@ -265,7 +265,6 @@ def test_finding_plugins_imports_no_targets(world: World) -> None:
     assert not imported & {"heavy", "xml.dom.minidom"}
 
 
-@pytest.mark.xfail(reason="the packages' own __init__ imports the store and the source before plugin.py")
 def test_finding_plugins_imports_no_store_and_no_source(world: World) -> None:
     imported = imported_by_finding(world)
 
@@ -382,7 +381,6 @@ def test_a_command_claimed_twice_is_left_out_and_said(world: World) -> None:
     assert "More than one thing." in shown.stdout
 
 
-@pytest.mark.xfail(reason="the command line registers plugins' commands last, and the last one wins")
 def test_a_command_cannot_replace_a_built_in_one(world: World) -> None:
     world.install(
         "usurper",
