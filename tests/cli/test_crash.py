@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,6 +141,24 @@ def assert_linear(roots: list[Manifest]) -> None:
         assert (root.entries[: len(before.entries)] == before.entries).all()
 
 
+def caught_at_work(source: Source, folder: Path, signal_number: int) -> tuple[Path, subprocess.Popen[bytes]]:
+    """A sync that got this signal with three fragments uploaded and not all committed, and its tier.
+
+    A test that is itself held up catches none; then it tries again.
+    """
+    for number in range(20):
+        tier = folder / f"tier{number}"
+        process = sync_process(source.path, tier)
+        while len(list(tier.glob("orders/data/*.fragment"))) < 3:
+            time.sleep(0.001)
+        process.send_signal(signal_number)
+        if process.poll() in (None, -signal.SIGKILL) and history(tier)[-1].running:
+            return tier, process
+        process.kill()
+        finish(process)
+    raise AssertionError("no sync was caught at work")
+
+
 @pytest.mark.parametrize("number", range(50 if CAMPAIGN else 8))
 def test_killed_at_any_moment_and_run_again(
     tmp_path: Path, source: Source, moments: random.Random, number: int
@@ -207,11 +226,7 @@ def test_a_stalled_writer_is_fenced_and_leaves_the_tier_to_its_rival(
     tmp_path: Path, source: Source, moments: random.Random
 ) -> None:
     """Stopped in the middle of its uploads, as by a sleeping laptop; it wakes after another has ended."""
-    tier = tmp_path / "tier"
-    process = sync_process(source.path, tier)
-    while not list(tier.glob("orders/data/*.fragment")):
-        time.sleep(0.001)
-    process.send_signal(signal.SIGSTOP)
+    tier, process = caught_at_work(source, tmp_path, signal.SIGSTOP)
     rival = offload("sync", f"rabbitmq://{source.path}", tier)
     after = set(contents(tier))
     process.send_signal(signal.SIGCONT)
@@ -229,11 +244,7 @@ def test_a_stalled_writer_is_fenced_and_leaves_the_tier_to_its_rival(
 def test_what_a_killed_writer_had_uploaded_is_adopted_and_not_sent_again(
     tmp_path: Path, source: Source, moments: random.Random
 ) -> None:
-    tier = tmp_path / "tier"
-    process = sync_process(source.path, tier)
-    while len(list(tier.glob("orders/data/*.fragment"))) < 3:
-        time.sleep(0.001)
-    process.kill()
+    tier, process = caught_at_work(source, tmp_path, signal.SIGKILL)
     finish(process)
     left = {key: stamp for key, (_, stamp) in contents(tier).items() if ".fragment" in key}
 

@@ -1,0 +1,74 @@
+"""`offload demo`: the idea, in a few seconds, for somebody who has never seen it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from command_line import bodies, contents, finish, formula, offload, start, verify
+from offload_rabbitmq import sample_path
+
+
+def test_it_says_what_it_does_within_ten_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    began = time.monotonic()
+
+    ran = finish(start("demo"))
+
+    assert time.monotonic() - began < 10
+    assert (ran.code, ran.stderr) == (0, "")
+    for number in range(1, 7):
+        assert f"\n{number}. " in ran.text
+    for said in (
+        "copy it to a tier",
+        "10 messages in offsets [0, 10)",
+        "reads back from any offset",
+        "from any time",
+        "offset 5 at 20",
+        "0 damaged",
+        "One bit of a fragment flips",
+        "found: stream ",
+        "offload sync rabbitmq://",
+    ):
+        assert said in ran.text, said
+
+
+def test_it_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("home", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    before = contents(sample_path())
+
+    assert finish(start("demo")).code == 0
+
+    assert not list((tmp_path / "home").iterdir())
+    assert not list((tmp_path / "temporary").iterdir())
+    assert contents(sample_path()) == before
+
+
+def test_with_a_folder_it_keeps_a_good_tier_there(tmp_path: Path) -> None:
+    ran = offload("demo", tmp_path / "tier")
+
+    assert ran.code == 0
+    assert str(tmp_path / "tier") in ran.text
+    assert verify(tmp_path / "tier") == (0, verify(tmp_path / "tier")[1])
+    [row] = offload("ls", tmp_path / "tier", "--json").objects
+    assert bodies(tmp_path / "tier", row["stream"]) == formula(10)
+
+
+def test_again_in_the_same_folder(tmp_path: Path) -> None:
+    offload("demo", tmp_path / "tier")
+
+    assert offload("demo", tmp_path / "tier").code == 0
+
+
+def test_a_folder_that_holds_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+
+    ran = offload("demo", tmp_path)
+
+    assert ran.code == 1
+    assert "no tier and not empty" in ran.error
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

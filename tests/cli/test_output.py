@@ -1,0 +1,179 @@
+"""Where output goes and what is in it: JSON alone on stdout, and colour only where a person looks."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+from command_line import PROGRAM, SOURCE, offload, sync
+from osiris_data import DATA
+from osiris_writer import simple_chunks, write_stream
+
+ESCAPE = b"\x1b"
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tier with the real streams. Tests only look at it."""
+    folder = tmp_path_factory.mktemp("output") / "tier"
+    sync(DATA, folder)
+    return folder
+
+
+def on_terminal(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, bytes]:
+    """Run a command with a terminal for stdin, stdout and stderr; its exit code and all that it showed."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40", **(env or {})}
+    environment.pop("NO_COLOR", None) if env is None else None
+    process = subprocess.Popen(
+        [*PROGRAM, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # how Linux says that nobody holds the other end any more
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(ours)
+    return process.wait(timeout=60), shown
+
+
+def has_control_characters(raw: bytes) -> bool:
+    return any(byte < 32 and byte not in b"\n\t" for byte in raw) or b"\x7f" in raw
+
+
+class TestJson:
+    def test_nothing_else_is_on_stdout(self, tier: Path, tmp_path: Path) -> None:
+        for command in (
+            ("sync", SOURCE, tmp_path / "tier"),
+            ("sync", SOURCE, tmp_path / "tier"),
+            ("sync", f"{SOURCE}/torn", tmp_path / "tier"),
+            ("ls", tier),
+        ):
+            ran = offload(*command, "--json")
+            assert all(isinstance(row, dict) for row in ran.objects)
+            assert ran.objects
+        for command in (("inspect", tier, "tiny"), ("verify", tier), ("plugins",)):
+            assert isinstance(offload(*command, "--json").document, dict)
+
+    def test_not_even_on_a_terminal(self, tier: Path, tmp_path: Path) -> None:
+        for command in (("ls", tier), ("inspect", tier, "tiny"), ("verify", tier)):
+            out = subprocess.run(
+                [*PROGRAM, *map(str, command), "--json"],
+                capture_output=True,
+                env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"},
+                check=True,
+            )
+            assert not has_control_characters(out.stdout)
+
+    def test_errors_leave_stdout_empty(self, tmp_path: Path) -> None:
+        for command in (("ls", tmp_path), ("inspect", tmp_path, "x"), ("verify", tmp_path)):
+            ran = offload(*command, "--json")
+            assert (ran.code, ran.stdout) == (1, b"")
+            assert ran.error.startswith("offload: ")
+
+    def test_a_stream_that_failed_says_so_in_its_object_and_on_stderr(self, tmp_path: Path) -> None:
+        ran = offload("sync", f"{SOURCE}/torn/crc_mismatch_middle_chunk", tmp_path / "tier", "--json")
+
+        [row] = ran.objects
+        assert row["error"] in ran.error
+
+    def test_names_beyond_ascii_are_written_as_they_are(self, tmp_path: Path) -> None:
+        write_stream(tmp_path / "bücher 😀", simple_chunks(1))
+
+        ran = sync(tmp_path / "bücher 😀", tmp_path / "tier")
+
+        assert '"stream": "bücher 😀"' in ran.text
+
+
+class TestWhereNoTerminalIs:
+    @pytest.mark.parametrize("force", [{}, {"NO_COLOR": "1"}])
+    def test_lines_are_plain(self, tier: Path, tmp_path: Path, force: dict[str, str]) -> None:
+        for command in (
+            ("sync", SOURCE, tmp_path / "tier"),
+            ("ls", tier),
+            ("inspect", tier, "tiny"),
+            ("verify", tier),
+            ("plugins",),
+            ("--help",),
+            ("read", tier, "nothing"),
+        ):
+            out = subprocess.run(
+                [*PROGRAM, *map(str, command)], capture_output=True, env={**os.environ, **force}, check=False
+            )
+            assert not has_control_characters(out.stdout + out.stderr), command
+
+    def test_lines_are_not_cut_or_wrapped(self, tmp_path: Path) -> None:
+        name = "long-" + "x" * 240
+        write_stream(tmp_path / name, simple_chunks(1))
+        sync(tmp_path / name, tmp_path / "tier")
+
+        assert offload("ls", tmp_path / "tier").lines[1].startswith(name + "\t")
+        assert offload("inspect", tmp_path / "tier", name).lines[0].startswith(name + "  ")
+
+
+class TestOnATerminal:
+    def test_ls_is_a_table(self, tier: Path) -> None:
+        code, shown = on_terminal("ls", tier)
+
+        assert code == 0
+        assert ESCAPE in shown  # its heads are bold
+        assert b"\t" not in shown
+        assert b"batches" in shown
+
+    def test_inspect_is_a_tree(self, tier: Path) -> None:
+        code, shown = on_terminal("inspect", tier, "batches")
+
+        assert code == 0
+        assert "├── root version 3".encode() in shown
+        assert "└── ".encode() in shown
+
+    def test_sync_shows_its_progress_and_takes_it_away(self, tmp_path: Path) -> None:
+        write_stream(tmp_path / "orders", simple_chunks(20000, records=10), segment_chunks=2000)
+
+        code, shown = on_terminal("sync", f"rabbitmq://{tmp_path}/orders", tmp_path / "tier")
+
+        assert code == 0
+        assert b"uploading" in shown
+        assert b"\x1b[2K" in shown  # the line is erased
+        assert b"orders: 200000 messages" in shown
+
+    def test_verify_shows_its_progress(self, tier: Path) -> None:
+        code, shown = on_terminal("verify", tier)
+
+        assert code == 0
+        assert b"\x1b[2K" in shown or b"reading" in shown
+        assert b"all of them sound" in shown
+
+    def test_no_color_means_no_colour(self, tier: Path) -> None:
+        code, shown = on_terminal("ls", tier, env={"NO_COLOR": "1"})
+
+        assert code == 0
+        assert b"\x1b[3" not in shown
+        assert b"\x1b[9" not in shown
+
+    def test_a_hostile_name_cannot_drive_the_terminal(self, tmp_path: Path) -> None:
+        name = "\x1b]0;x\x07\x1b[2J[bold]"
+        write_stream(tmp_path / name, simple_chunks(1))
+        sync(tmp_path / name, tmp_path / "tier")
+
+        for command in (("ls", tmp_path / "tier"), ("inspect", tmp_path / "tier", name)):
+            code, shown = on_terminal(*command)
+            assert code == 0
+            assert b"\x1b]0;" not in shown
+            assert b"\x1b[2J" not in shown
+            assert b"[bold]" in shown
+
+    def test_what_is_read_is_the_same_as_in_a_pipe(self, tier: Path) -> None:
+        code, shown = on_terminal("read", tier, "tiny", "--decode", "amqp")
+
+        assert code == 0
+        assert [json.loads(line)["offset"] for line in shown.split(b"\r\n")[:-1]] == list(range(10))
