@@ -1,0 +1,149 @@
+"""Keys: one escape for good, no stream reaches another's prefix, sorting by name is sorting by number."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from offload.errors import Misuse
+from offload.formats.keys import (
+    ESCAPED_SIZE_BYTES_MAX,
+    STREAM_SIZE_BYTES_MAX,
+    TIER_ANCHOR,
+    StreamKeys,
+    escape,
+    looks_escaped,
+)
+from offload.store.port import check_key
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300).filter(
+    lambda name: len(name.encode()) <= STREAM_SIZE_BYTES_MAX
+)
+u64 = st.integers(0, 2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "escaped"),
+    [
+        ("orders", "orders"),
+        ("Orders_2-b", "Orders_2-b"),
+        ("a/b", "a%2Fb"),
+        ("ü", "%C3%BC"),
+        ("..", "%2E%2E"),
+        (" ", "%20"),
+        ("%2E", "%252E"),
+        ("%s", "%25s"),
+        ("stream.anchor", "stream%2Eanchor"),
+        ("tier.anchor", "tier%2Eanchor"),
+        ("metadata", "metadata"),
+        ("\0", "%00"),
+        ("x" * 200, "x" * 200),
+        (
+            "x" * 300,
+            "x" * 134 + "%s0d4e2ca9e9cbced7a7a5380eb29e1a3783b9b6d0db72de36a1051038e1c1fbc7",
+        ),
+    ],
+)
+def test_the_escape_of_version_1_does_not_drift(name: str, escaped: str) -> None:
+    assert escape(name) == escaped
+
+
+@given(names, names)
+@example("a", "A")
+@example("a/b", "a%2Fb")
+@example("x" * 300, "x" * 301)
+@example("x" * 134 + "%s" + "0" * 64, "x" * 300)
+def test_two_names_never_share_an_escape(one: str, other: str) -> None:
+    assert (escape(one) == escape(other)) == (one == other)
+
+
+@given(names)
+@example("." * 4096)
+def test_an_escape_is_one_plain_part_of_a_key(name: str) -> None:
+    escaped = escape(name)
+
+    assert re.fullmatch(r"[A-Za-z0-9_%-]{1,200}", escaped)
+    assert len(escaped) <= ESCAPED_SIZE_BYTES_MAX
+    assert looks_escaped(escaped)
+    assert check_key(StreamKeys(name).fragment(2**64 - 1, UUID(int=0)))
+    assert escaped != TIER_ANCHOR
+
+
+@given(names)
+def test_a_short_name_can_be_read_out_of_its_escape(name: str) -> None:
+    escaped = escape(name)
+
+    if "%s" not in escaped:
+        parts = re.findall(r"%([0-9A-F]{2})|([A-Za-z0-9_-])", escaped)
+        assert bytes(int(code, 16) if code else ord(plain) for code, plain in parts).decode() == name
+
+
+def test_names_that_differ_in_case_alone_are_two_streams() -> None:
+    assert StreamKeys("Orders").prefix != StreamKeys("orders").prefix
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", "x" * 4097, "ü" * 2049])
+def test_what_is_no_name_is_misuse(name: str) -> None:
+    with pytest.raises(Misuse):
+        escape(name)
+
+
+def test_the_longest_name_is_a_name() -> None:
+    assert len(escape("x" * 4096)) == 200
+
+
+@given(names, u64, st.uuids())
+def test_parsing_undoes_naming(name: str, number: int, attempt: UUID) -> None:
+    keys = StreamKeys(name)
+
+    assert keys.parse_fragment(keys.fragment(number, attempt)) == (number, attempt)
+    assert keys.parse_root(keys.root(number)) == number
+    assert keys.parse_root(keys.fragment(number, attempt)) is None
+    assert keys.parse_fragment(keys.root(number)) is None
+
+
+@given(names, names, u64, st.uuids())
+def test_a_key_of_another_stream_is_none_of_this_one(one: str, other: str, number: int, uid: UUID) -> None:
+    mine, others = StreamKeys(one), StreamKeys(other)
+
+    assert (mine.parse_fragment(others.fragment(number, uid)) is None) == (one != other)
+    assert (mine.parse_root(others.root(number)) is None) == (one != other)
+    assert others.prefix.startswith(mine.prefix) == (one == other)
+
+
+@given(u64, u64, st.uuids(), st.uuids())
+def test_sorting_by_name_is_sorting_by_number(a: int, b: int, uid: UUID, other: UUID) -> None:
+    keys = StreamKeys("orders")
+
+    assert (keys.root(a) < keys.root(b)) == (a < b)
+    if a != b:
+        assert (keys.fragment(a, uid) < keys.fragment(b, other)) == (a < b)
+    assert (keys.before_fragments_of(a) < keys.fragment(b, uid)) == (a <= b)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "orders/data/0.00000000-0000-0000-0000-000000000000.fragment",
+        "orders/data/00000000000000000000.00000000-0000-0000-0000-00000000000.fragment",
+        "orders/data/00000000000000000000.00000000-0000-0000-0000-00000000000A.fragment",
+        "orders/data/00000000000000000000.00000000-0000-0000-0000-000000000000.fragment.tmp",
+        "orders/data/"
+        + "\N{ARABIC-INDIC DIGIT ZERO}" * 20
+        + ".00000000-0000-0000-0000-000000000000.fragment",
+        "orders/metadata/root.00000000000000000001.manifest\n",
+        "orders/metadata/root.1.manifest",
+        "orders/metadata/00000000000000000001.manifest",
+        "order/metadata/root.00000000000000000001.manifest",
+        "",
+    ],
+)
+def test_what_is_almost_a_key_is_no_key(key: str) -> None:
+    keys = StreamKeys("orders")
+
+    assert keys.parse_fragment(key) is None
+    assert keys.parse_root(key) is None

@@ -1,0 +1,286 @@
+"""The manifest root's bytes: pinned, undone, and no bit of them unguarded."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from typing import Any, Final
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.errors import Corrupt, UnsupportedFormat
+from offload.formats.checksums import crc32c
+from offload.formats.manifest import (
+    ENTRY,
+    NO_ENTRIES,
+    ROOT_HEADER,
+    RUNNING,
+    AttemptKind,
+    Entry,
+    Manifest,
+    Running,
+    State,
+    decode_entries,
+    encode_entries,
+)
+
+SAMPLE_ENTRY: Final = Entry(
+    first_offset=100,
+    records=20,
+    messages=18,
+    first_timestamp_ms=-5,
+    last_timestamp_ms=1_700_000_000_000,
+    data_size_bytes=4096,
+    stored_size_bytes=5000,
+    ledger_id=77,
+    attempt=UUID(int=0xA1),
+    checksum=0xDEADBEEF,
+)
+SAMPLE: Final = Manifest(
+    stream="orders",
+    version=5,
+    incarnation=UUID(int=1),
+    writer=UUID(int=2),
+    epoch=3,
+    source_epoch=4,
+    committer=UUID(int=5),
+    commit_id=UUID(int=6),
+    parent_commit_id=UUID(int=7),
+    first_offset=100,
+    next_offset=120,
+    messages=18,
+    data_size_bytes=4096,
+    stored_size_bytes=5000,
+    running=(
+        Running(attempt=UUID(int=0xB2), ledger_id=78, epoch=3, writer=UUID(int=0xC3), kind=AttemptKind.JOB),
+    ),
+    entries=encode_entries([SAMPLE_ENTRY]),
+)
+ENTRY_HEX: Final = (
+    "000000000000006400000000000000140000000000000012fffffffffffffffb0000018bcfe56800"
+    "00000000000010000000000000001388000000000000004d000000000000000000000000000000a1"
+    "deadbeef00000000"
+)
+RUNNING_HEX: Final = (
+    "000000000000000000000000000000b2000000000000004e0000000000000003"
+    "000000000000000000000000000000c30100000000000000"
+)
+HEADER_HEX: Final = (
+    "4f4c4d52000100000000000000000005000000000000000000000000000000010000000000000000"
+    "00000000000000020000000000000003000000000000000400000000000000000000000000000005"
+    "00000000000000000000000000000006000000000000000000000000000000070000000000000064"
+    "00000000000000780000000000000012000000000000100000000000000013880000000600000001"
+    "00000001"
+)
+ROOT_HEX: Final = HEADER_HEX + "6f7264657273" + RUNNING_HEX + ENTRY_HEX + "5601b8dc"
+
+u64 = st.integers(0, 2**64 - 1)
+ids = st.uuids()
+runnings = st.builds(
+    Running, attempt=ids, ledger_id=u64, epoch=u64, writer=ids, kind=st.sampled_from(AttemptKind)
+)
+
+
+@st.composite
+def entry_lists(draw: st.DrawFn) -> list[Entry]:
+    """Entries that touch each other."""
+    at = draw(st.integers(0, 2**60))
+    entries = []
+    for _ in range(draw(st.integers(0, 4))):
+        records = draw(st.integers(1, 2**40))
+        entries.append(
+            Entry(
+                first_offset=at,
+                records=records,
+                messages=draw(st.integers(0, records)),
+                first_timestamp_ms=draw(st.integers(-(2**63), 2**63 - 1)),
+                last_timestamp_ms=draw(st.integers(-(2**63), 2**63 - 1)),
+                data_size_bytes=draw(st.integers(0, 2**60)),
+                stored_size_bytes=draw(st.integers(0, 2**60)),
+                ledger_id=draw(u64),
+                attempt=draw(ids),
+                checksum=draw(st.integers(0, 2**32 - 1)),
+            )
+        )
+        at += records
+    return entries
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    """Any sound manifest."""
+    entries = draw(entry_lists())
+    begin = entries[0].first_offset if entries else draw(u64)
+    return Manifest(
+        stream=draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)),
+        version=draw(u64),
+        incarnation=draw(ids),
+        writer=draw(ids),
+        epoch=draw(u64),
+        source_epoch=draw(u64),
+        committer=draw(ids),
+        commit_id=draw(ids),
+        parent_commit_id=draw(ids),
+        state=draw(st.sampled_from(State)),
+        first_offset=begin,
+        next_offset=entries[-1].next_offset if entries else begin,
+        messages=sum(entry.messages for entry in entries),
+        data_size_bytes=sum(entry.data_size_bytes for entry in entries),
+        stored_size_bytes=sum(entry.stored_size_bytes for entry in entries),
+        running=tuple(draw(st.lists(runnings, max_size=3))),
+        entries=encode_entries(entries),
+    )
+
+
+def fields_of(manifest: Manifest) -> dict[str, Any]:
+    fields = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
+    return fields | {"entries": manifest.entries.tobytes()}
+
+
+def resealed(raw: bytes) -> bytes:
+    """The bytes under a fresh checksum: what a hostile or broken writer would store."""
+    return raw[:-4] + crc32c(raw[:-4]).to_bytes(4, "big")
+
+
+def with_field(raw: bytes, name: str, value: int, size_bytes: int) -> bytes:
+    at = ROOT_HEADER.offset_of(name)
+    return resealed(raw[:at] + value.to_bytes(size_bytes, "big") + raw[at + size_bytes :])
+
+
+def test_the_bytes_of_version_1_do_not_drift() -> None:
+    assert SAMPLE.encode().hex() == ROOT_HEX
+    assert encode_entries([SAMPLE_ENTRY]).tobytes().hex() == ENTRY_HEX
+    assert fields_of(Manifest.decode(bytes.fromhex(ROOT_HEX), where="here")) == fields_of(SAMPLE)
+
+
+def test_the_layouts_have_the_sizes_of_version_1() -> None:
+    assert (ROOT_HEADER.size_bytes, RUNNING.size_bytes, ENTRY.size_bytes) == (164, 56, 88)
+    assert ENTRY.dtype.itemsize == ENTRY.size_bytes
+
+
+@given(manifests())
+def test_decoding_undoes_encoding(manifest: Manifest) -> None:
+    again = Manifest.decode(manifest.encode(), where="here")
+
+    assert fields_of(again) == fields_of(manifest)
+    assert again.encode() == manifest.encode()
+
+
+@given(entry_lists())
+def test_decoding_entries_undoes_encoding(entries: list[Entry]) -> None:
+    assert decode_entries(encode_entries(entries)) == entries
+
+
+def test_no_single_flipped_bit_goes_unnoticed() -> None:
+    raw = bytes.fromhex(ROOT_HEX)
+
+    for bit in range(len(raw) * 8):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((Corrupt, UnsupportedFormat)):
+            Manifest.decode(bytes(damaged), where="here")
+
+
+@given(manifests(), st.data())
+def test_no_flipped_bit_of_any_root_goes_unnoticed(manifest: Manifest, data: st.DataObject) -> None:
+    damaged = bytearray(manifest.encode())
+    bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
+    damaged[bit // 8] ^= 1 << bit % 8
+
+    with pytest.raises((Corrupt, UnsupportedFormat)):
+        Manifest.decode(bytes(damaged), where="here")
+
+
+@given(manifests(), st.data())
+def test_a_root_that_was_cut_or_lengthened_is_corrupt(manifest: Manifest, data: st.DataObject) -> None:
+    raw = manifest.encode()
+    cut = data.draw(st.integers(0, len(raw) - 1))
+
+    for damaged in (raw[:cut], raw + b"\0", resealed(raw + b"\0"), resealed(raw[: max(cut, 4)])):
+        with pytest.raises(Corrupt):
+            Manifest.decode(damaged, where="here")
+
+
+@given(st.binary(max_size=600))
+def test_any_other_bytes_are_corrupt(raw: bytes) -> None:
+    for hostile in (raw, b"OLMR\0\1" + raw):
+        with pytest.raises(Corrupt):
+            Manifest.decode(hostile, where="here")
+
+
+def test_a_newer_version_asks_for_an_upgrade() -> None:
+    """Before the checksum: version 2 may sum otherwise."""
+    raw = bytearray.fromhex(ROOT_HEX)
+    raw[5] = 2
+
+    with pytest.raises(UnsupportedFormat, match="upgrade"):
+        Manifest.decode(bytes(raw), where="here")
+
+
+@pytest.mark.parametrize("name", ["entry_count", "running_count", "stream_size_bytes"])
+@pytest.mark.parametrize("value", [2, 2**31, 2**32 - 1])
+def test_a_hostile_count_costs_no_memory(name: str, value: int) -> None:
+    raw = with_field(SAMPLE.encode(), name, value, 4)
+    tracemalloc.start()
+
+    with pytest.raises(Corrupt):
+        Manifest.decode(raw, where="here")
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 256 * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "size_bytes"), [("reserved", 1, 1), ("state", 3, 1), ("messages", 17, 8)]
+)
+def test_a_header_that_breaks_a_rule_is_corrupt_even_under_its_checksum(
+    name: str, value: int, size_bytes: int
+) -> None:
+    with pytest.raises(Corrupt):
+        Manifest.decode(with_field(SAMPLE.encode(), name, value, size_bytes), where="here")
+
+
+@pytest.mark.parametrize("name", ["kind", "reserved"])
+@pytest.mark.parametrize("layout", [RUNNING, ENTRY], ids=["running", "entry"])
+def test_reserved_bytes_and_kinds_are_refused(name: str, layout: Any) -> None:
+    raw = bytearray(SAMPLE.encode())
+    begin = ROOT_HEADER.size_bytes + 6 + (RUNNING.size_bytes if layout is ENTRY else 0)
+    raw[begin + layout.offset_of(name)] = 7
+
+    with pytest.raises(Corrupt):
+        Manifest.decode(resealed(bytes(raw)), where="here")
+
+
+@pytest.mark.parametrize("name", ["first_offset", "next_offset", "messages", "stored_size_bytes"])
+def test_a_root_that_disagrees_with_its_entries_is_refused_before_it_is_written(name: str) -> None:
+    wrong = replace(SAMPLE, **{name: getattr(SAMPLE, name) + 1})
+
+    with pytest.raises(Corrupt):
+        wrong.check("here")
+
+
+def test_a_hole_and_an_overlap_are_corrupt() -> None:
+    for begin in (119, 121):
+        second = replace(SAMPLE_ENTRY, first_offset=begin)
+        wrong = replace(
+            SAMPLE,
+            entries=encode_entries([SAMPLE_ENTRY, second]),
+            next_offset=second.next_offset,
+            messages=36,
+            data_size_bytes=8192,
+            stored_size_bytes=10_000,
+        )
+        with pytest.raises(Corrupt, match="coverage"):
+            Manifest.decode(wrong.encode(), where="here")
+
+
+def test_appending_keeps_entries_as_they_are_stored() -> None:
+    """Big-endian from disk to disk, whatever the machine."""
+    assert SAMPLE.entries.dtype == ENTRY.dtype
+    assert SAMPLE.entries["first_offset"].dtype == np.dtype(">u8")
+    assert NO_ENTRIES.dtype == ENTRY.dtype
