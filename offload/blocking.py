@@ -22,6 +22,7 @@ from offload.source import Source
 from offload.tier.opening import open_source, open_tier
 from offload.tier.reader import Messages, StreamReader
 from offload.tier.sync import StreamReport, sync
+from offload.tier.verify import VerifyReport, verify
 
 T = TypeVar("T")
 
@@ -92,7 +93,8 @@ class Blocking:
             while (batch := self.run(_next(batches))) is not None:
                 yield batch
         finally:
-            self.run(batches.aclose())
+            if not self._loop.is_closed():  # else the tier was closed before its reader
+                self.run(batches.aclose())
 
     def sync(self, source: str | Source) -> list[StreamReport]:
         """Sync every stream of a source, given itself or by URL. Errors stand in the reports."""
@@ -102,6 +104,10 @@ class Blocking:
             return [report async for report in sync(opened, self._offloader)]
 
         return self.run(all_reports())
+
+    def verify(self, stream: str | None = None) -> VerifyReport:
+        """Hold every object of the tier, or of one stream, against checksums and manifest."""
+        return self.run(verify(self._offloader, stream=stream))
 
     def close(self) -> None:
         """Close the tier and end the thread. Idempotent."""

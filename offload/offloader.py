@@ -44,8 +44,8 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    """A complete fragment that no root names yet, found by `LedgerOffloader.uploads`."""
+class Leftover:
+    """A complete fragment that no root names yet, found by `LedgerOffloader.leftovers`."""
 
     entry: Entry
     last_chunk_offset: int
@@ -203,7 +203,7 @@ class LedgerOffloader(ABC):
         """
 
     @abstractmethod
-    async def uploads(self, manifest: Manifest) -> list[Upload]:
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         """Complete fragments that continue `manifest` exactly and that its writer may adopt.
 
         One chain from `next_offset` on, of attempts that run in `manifest` for another writer and

@@ -22,7 +22,7 @@ from offload.formats.manifest import Manifest, Running
 from offload.manifest import changes, commit
 from offload.manifest.changes import Append, Claim, Prepare, Resolve, append_entries
 from offload.manifest.commit import RootLog
-from offload.offloader import Attempt, ReadHandle, Upload
+from offload.offloader import Attempt, Leftover, ReadHandle
 from offload.tier import adoption, object_store_offloader
 from offload.tier.fragment_writer import entry_of
 from offload.tier.object_store_offloader import ObjectStoreOffloader
@@ -117,9 +117,9 @@ def _never_in(self: Any, manifest: Manifest) -> bool:
     return False
 
 
-async def _adopt_any(store: Any, manifest: Manifest) -> list[Upload]:
+async def _adopt_any(store: Any, manifest: Manifest) -> list[Leftover]:
     keys = StreamKeys(manifest.stream)
-    found: list[Upload] = []
+    found: list[Leftover] = []
     next_offset = manifest.next_offset
     async for listed in store.list(keys.data):
         parsed = keys.parse_fragment(listed.key)
@@ -131,10 +131,10 @@ async def _adopt_any(store: Any, manifest: Manifest) -> list[Upload]:
     return found
 
 
-async def _adopt_unchecked(store: Any, key: str, size_bytes: int, manifest: Manifest) -> Upload:
+async def _adopt_unchecked(store: Any, key: str, size_bytes: int, manifest: Manifest) -> Leftover:
     raw = await store.get(key)
     trailer = FragmentTrailer.decode(raw[-TRAILER.size_bytes :], where=key)
-    return Upload(entry=entry_of(trailer, crc32c(raw)), last_chunk_offset=0, last_chunk_checksum=0)
+    return Leftover(entry=entry_of(trailer, crc32c(raw)), last_chunk_offset=0, last_chunk_checksum=0)
 
 
 async def _prepare_same_key(self: StreamWriter, ledger_ids: Sequence[int]) -> list[Attempt]:
@@ -185,13 +185,13 @@ def _sweep_root_first(self: Sweep) -> Any:
 
 
 def _sweep_unnamed(self: Sweep, root: Manifest, key: str, first_offset: int, attempt: UUID) -> bool:
-    return not root.names(attempt)
+    return not self.names(root, first_offset, attempt)
 
 
 def _sweep_by_epoch(self: Sweep, root: Manifest, key: str, first_offset: int, attempt: UUID) -> bool:
     raw = self.process.world.objects[key]
     epoch = FragmentTrailer.decode(raw[-TRAILER.size_bytes :], where=key).epoch
-    return not root.names(attempt) and epoch < root.epoch
+    return not self.names(root, first_offset, attempt) and epoch < root.epoch
 
 
 def _purge(self: Sweep, key: str, newest: int) -> bool:
@@ -257,7 +257,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "2.6",
         "only running attempts are adopted",
         _set(
-            (object_store_offloader, "find_uploads", _adopt_any), (Resolve, "apply", _resolve_without_running)
+            (object_store_offloader, "find_leftovers", _adopt_any),
+            (Resolve, "apply", _resolve_without_running),
         ),
     ),
     "adopt unchecked": Mutant(

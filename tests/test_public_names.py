@@ -31,7 +31,7 @@ def reexported(tree: ast.Module) -> dict[str, str]:
     return {
         alias.asname or alias.name: node.module or ""
         for node in heads(tree.body)
-        if (node.module or "").startswith("offload")
+        if (node.module or "").startswith("offload") and node.module != "offload.late"
         for alias in node.names
     }
 

@@ -11,19 +11,19 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from offload.formats.chunk import ChunkTable, ChunkType, scan
+from offload.formats.chunk import ChunkTable, ChunkType
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
 from offload.formats.tracking import ConsumerOffset, ProducerSequence
-from offload.offloader import ReadHandle
+from offload.memory_handle import MemoryHandle
 
 EPOCH: Final = 3
 BIRTH_MS: Final = 1_700_000_000_000
 """Leader epoch and first timestamp of everything made here."""
 
 
-class MemoryLedger(ReadHandle):
+class MemoryLedger(MemoryHandle):
     """Chunks in memory as a snapshot of a ledger; `before_read` is awaited with the rows of each read.
 
     By default that gives way to other tasks once.
@@ -32,42 +32,14 @@ class MemoryLedger(ReadHandle):
     def __init__(
         self, chunks: Sequence[bytes], *, ledger_id: int | None = None, where: str = "memory"
     ) -> None:
+        super().__init__(chunks, ledger_id=ledger_id, where=where)
         self.chunks: Final = tuple(chunks)
-        self._table = scan(b"".join(chunks), where=where)
-        self._data = b"".join(chunks)
-        self._ledger_id = self.first_offset if ledger_id is None else ledger_id
-        self._where = where
         self.before_read: Callable[[ChunkTable], Awaitable[None]] = give_way
-
-    @property
-    def ledger_id(self) -> int:
-        """As given, or the first offset."""
-        return self._ledger_id
-
-    @property
-    def first_offset(self) -> int:
-        """Offset of the first record."""
-        return int(self._table["offset"][0])
-
-    @property
-    def next_offset(self) -> int:
-        """First offset after the last record."""
-        return int(self._table["offset"][-1]) + int(self._table["records"][-1])
-
-    @property
-    def where(self) -> str:
-        """As given."""
-        return self._where
-
-    async def table(self) -> ChunkTable:
-        """One row per chunk; `position` counts from the first."""
-        return self._table
 
     async def read(self, rows: ChunkTable) -> bytes:
         """The bytes of these rows."""
         await self.before_read(rows)
-        start = int(rows["position"][0])
-        return self._data[start : start + int(rows["size_bytes"].sum())]
+        return await super().read(rows)
 
     def damaged(self, offset: int, *, byte: int) -> MemoryLedger:
         """The same ledger with one bit off: in this byte of the chunk that begins at `offset`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 import typer
@@ -48,6 +49,9 @@ def build(state: State) -> typer.Typer:
     def options(
         context: typer.Context,
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the log.")] = False,
+        show_version: Annotated[
+            bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
+        ] = False,
     ) -> None:
         """Move a broker's sealed log data to any object store, and read it back."""
         context.obj = state
@@ -58,6 +62,12 @@ def build(state: State) -> typer.Typer:
         app.command(name)(guarded(command))
     _add_plugin_commands(app, state.plugins)
     return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ledger-offload {version('ledger-offload')}")
+        raise typer.Exit
 
 
 def run(arguments: list[str]) -> int:

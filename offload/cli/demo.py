@@ -18,7 +18,6 @@ from offload.formats.manifest import Manifest
 from offload.offloader import LedgerOffloader
 from offload.plugins import SourceType
 from offload.position import AtOffset, AtTime, iso_of
-from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.reader import Messages, StreamReader
 from offload.tier.sync import sync
 from offload.tier.verify import verify
@@ -34,6 +33,8 @@ def demo(
     """Offload a small RabbitMQ stream to a folder, read it back, and find a damaged byte."""
     state: State = context.obj
     if folder is not None:
+        if folder.exists() and any(folder.iterdir()):
+            raise NotOffloaded(f"{folder} is not empty; name a new folder for the demo")
         run_async(lambda: _Demo(state, folder).run())
         return
     with tempfile.TemporaryDirectory(prefix="offload-demo-") as temporary:
@@ -102,7 +103,7 @@ class _Demo:
 
     async def _verify(self, offloader: LedgerOffloader) -> None:
         self._say("Every object is held against its checksums and the manifest:")
-        report = await verify(_store(offloader).store)
+        report = await verify(offloader)
         print(f"   {report.objects} objects, {report.bytes} bytes, {len(report.damages)} damaged")
 
     async def _damage(self, offloader: LedgerOffloader) -> None:
@@ -111,7 +112,7 @@ class _Demo:
         raw = bytearray(victim.read_bytes())
         raw[len(raw) // 3] ^= 1
         victim.write_bytes(raw)
-        report = await verify(_store(offloader).store)
+        report = await verify(offloader)
         for damage in report.damages:
             print(f"   found: {error_line(damage)}")
         raw[len(raw) // 3] ^= 1
@@ -119,8 +120,3 @@ class _Demo:
         if not report.damages:
             raise Corrupt("the demo's own damage", str(victim), expected="found", found="missed")
         print("   (and put right again)")
-
-
-def _store(offloader: LedgerOffloader) -> ObjectStoreOffloader:
-    assert isinstance(offloader, ObjectStoreOffloader)
-    return offloader

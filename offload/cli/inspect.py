@@ -100,7 +100,7 @@ def _tree(manifest: Manifest) -> Tree:
     running = tree.add(f"running attempts: {len(manifest.running)}")
     for each in manifest.running:
         running.add(f"{each.attempt}  ledger {each.ledger_id}, epoch {each.epoch}, {each.kind.name.lower()}")
-    fragments = tree.add(f"fragments: {manifest.fragments}, from {manifest.ledgers} ledgers")
+    fragments = tree.add(f"fragments: {manifest.fragments}, ledgers: {manifest.ledgers}")
     for entry in decode_entries(manifest.entries):
         fragments.add(
             escape(

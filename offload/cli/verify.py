@@ -10,8 +10,7 @@ from rich.status import Status
 
 from offload.cli.output import error_line, print_json, size_text, stderr
 from offload.cli.state import State, run_async
-from offload.errors import Misuse
-from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.events import DamageFound
 from offload.tier.verify import VerifyReport
 from offload.tier.verify import verify as verify_tier
 
@@ -27,12 +26,12 @@ def verify(
 
     async def main() -> VerifyReport:
         async with state.tier(tier) as offloader:
-            if not isinstance(offloader, ObjectStoreOffloader):
-                raise Misuse(f"{offloader.url} is no object store; ask its backend for a way to verify it")
             with _Status() as progress:
-                return await verify_tier(offloader.store, stream=stream, progress=progress)
+                return await verify_tier(offloader, stream=stream, progress=progress)
 
     report = run_async(main)
+    for damage in report.damages:
+        state.plugins.emit(DamageFound(damage=damage))
     if json:
         print_json(report.as_json(), indent=2)
     else:

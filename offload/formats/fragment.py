@@ -2,7 +2,7 @@
 
 ```text
 header | chunks, back to back and verbatim | index | description | trailer
-0        16                                  index_start           size - 168
+0        16                                  index_start           size - 180
 ```
 
 The trailer has a fixed size and sits last. The header has a fixed size too, so the index begins

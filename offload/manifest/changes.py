@@ -186,7 +186,7 @@ class Resolve(_OfWriter):
 
     def is_in(self, manifest: Manifest) -> bool:
         """See `Change.is_in`."""
-        reached = not self.adopted or manifest.next_offset >= self.adopted[-1].next_offset
+        reached = not self.adopted or names_entry(manifest, self.adopted[-1])
         return reached and not any(self.settles(running) for running in manifest.running)
 
     def settles(self, running: Running) -> bool:

@@ -2,7 +2,8 @@
 
 This is not a file system. Keys are whole names, objects are put whole and never changed, and the
 only conditional write is create-if-absent, because every store we know can do that one
-(ADR 2). Whatever is convenient on top of it belongs elsewhere, so that a backend stays small.
+(docs/adr/0003-create-if-absent-only.md). Whatever is convenient on top of it belongs elsewhere, so
+that a backend stays small.
 
 Keys are non-empty strings of at most 1,024 bytes in UTF-8, parts separated by `/`; no part is
 empty, `.` or `..`, and no part begins with a dot. `check_key` is that rule; backends call it first.

@@ -11,21 +11,21 @@ from __future__ import annotations
 from offload.errors import Corrupt, NotFound, UnsupportedFormat
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import AttemptKind, Manifest
-from offload.offloader import Upload
+from offload.offloader import Leftover
 from offload.store.port import ObjectStore
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragment_writer import entry_of
 
 
-async def find_uploads(store: ObjectStore, manifest: Manifest) -> list[Upload]:
-    """See `LedgerOffloader.uploads`. A fragment that does not hold is left out; it is no one's yet."""
+async def find_leftovers(store: ObjectStore, manifest: Manifest) -> list[Leftover]:
+    """See `LedgerOffloader.leftovers`. A fragment that does not hold is left out; it is no one's yet."""
     keys = StreamKeys(manifest.stream)
     left = {
         running.attempt: running.ledger_id
         for running in manifest.running
         if running.writer != manifest.writer and running.kind is AttemptKind.STREAM
     }
-    found: list[Upload] = []
+    found: list[Leftover] = []
     if not left:
         return found
     next_offset = manifest.next_offset
@@ -33,21 +33,21 @@ async def find_uploads(store: ObjectStore, manifest: Manifest) -> list[Upload]:
         parsed = keys.parse_fragment(listed.key)
         if parsed is None or parsed[0] != next_offset or parsed[1] not in left:
             continue
-        upload = await _complete(store, listed.key, listed.size_bytes, manifest)
-        if upload is not None and upload.entry.ledger_id == left[upload.entry.attempt]:
-            found.append(upload)
-            next_offset = upload.entry.next_offset
+        leftover = await _complete(store, listed.key, listed.size_bytes, manifest)
+        if leftover is not None and leftover.entry.ledger_id == left[leftover.entry.attempt]:
+            found.append(leftover)
+            next_offset = leftover.entry.next_offset
     return found
 
 
-async def _complete(store: ObjectStore, key: str, size_bytes: int, manifest: Manifest) -> Upload | None:
+async def _complete(store: ObjectStore, key: str, size_bytes: int, manifest: Manifest) -> Leftover | None:
     try:
         checked = await check_fragment(store, key, size_bytes=size_bytes)
     except (Corrupt, NotFound, UnsupportedFormat):
         return None
     if checked.tail.stream != manifest.stream or checked.tail.trailer.incarnation != manifest.incarnation:
         return None
-    return Upload(
+    return Leftover(
         entry=entry_of(checked.tail.trailer, checked.checksum),
         last_chunk_offset=int(checked.tail.index["offset"][-1]),
         last_chunk_checksum=int(checked.tail.index["checksum"][-1]),

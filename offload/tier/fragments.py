@@ -7,13 +7,14 @@ what the manifest's entry named, so two objects swapped under each other's keys 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from offload.errors import Corrupt, Misuse, NotFound
+from offload.events import DamageFound, Event
 from offload.formats.chunk import ChunkTable, check_stored
 from offload.formats.fragment import HEADER, FragmentTail, FragmentTrailer, stream_digest
 from offload.formats.keys import StreamKeys
@@ -68,18 +69,32 @@ def check_entry(trailer: FragmentTrailer, manifest: Manifest, entry: Entry, *, w
 class FragmentHandle(ReadHandle):
     """One committed fragment as a snapshot of its ledger."""
 
-    __slots__ = ("_checksums", "_entry", "_key", "_store", "_stream", "_table")
+    __slots__ = ("_checksums", "_emit", "_entry", "_key", "_store", "_stream", "_table")
 
-    def __init__(self, store: ObjectStore, manifest: Manifest, entry: Entry, tail: FragmentTail) -> None:
-        self._store, self._stream, self._entry = store, manifest.stream, entry
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: Manifest,
+        entry: Entry,
+        tail: FragmentTail,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._store, self._stream, self._entry, self._emit = store, manifest.stream, entry, emit
         self._key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
         self._table = tail.table()
         self._checksums = tail.index["checksum"].astype(np.uint32)
 
     @classmethod
-    async def open(cls, store: ObjectStore, manifest: Manifest, entry: Entry) -> FragmentHandle:
-        """Fetch the fragment's index, by one request."""
-        return cls(store, manifest, entry, await load_tail(store, manifest, entry))
+    async def open(
+        cls, store: ObjectStore, manifest: Manifest, entry: Entry, *, emit: Callable[[Event], None]
+    ) -> FragmentHandle:
+        """Fetch the fragment's index, by one request. Damage, here or later, is told to `emit` too."""
+        try:
+            tail = await load_tail(store, manifest, entry)
+        except Corrupt as damage:
+            emit(DamageFound(damage=damage))
+            raise
+        return cls(store, manifest, entry, tail, emit)
 
     @property
     def ledger_id(self) -> int:
@@ -107,6 +122,13 @@ class FragmentHandle(ReadHandle):
 
     async def read(self, rows: ChunkTable) -> bytes:
         """These chunks, by one request, each checked against the index."""
+        try:
+            return await self._read(rows)
+        except Corrupt as damage:
+            self._emit(DamageFound(damage=damage))
+            raise
+
+    async def _read(self, rows: ChunkTable) -> bytes:
         start, size = int(rows["position"][0]), int(rows["size_bytes"].sum())
         try:
             raw = await self._store.get(self._key, Span(start, size))

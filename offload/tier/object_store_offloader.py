@@ -16,16 +16,16 @@ from uuid import UUID
 
 from offload.env import Env
 from offload.errors import AlreadyExists, Conflict, Corrupt, NotFound, NotOffloaded
-from offload.events import Event, FragmentUploaded, ManifestCommitted
+from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
 from offload.formats.manifest import Manifest, State
 from offload.manifest.changes import Abort, Change, Claim
 from offload.manifest.commit import RootLog, Step, nobody
-from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt, Upload
+from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.metrics import MeteredStore
 from offload.store.port import ObjectStore, Span
-from offload.tier.adoption import find_uploads
+from offload.tier.adoption import find_leftovers
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, cut
 from offload.tier.fragments import FragmentHandle, LedgerHandle, only_entries
 
@@ -44,7 +44,7 @@ class TierOptions:
 class ObjectStoreOffloader(LedgerOffloader):
     """Every clause of `LedgerOffloader`, for a backend that implements the `ObjectStore` port.
 
-    `store` is used as given; wrap it in retries and limits first (`open_store` does). The
+    `store` is used as given; wrap it in retries and limits first (`open_tier` does). The
     offloader owns it and closes it.
     """
 
@@ -142,7 +142,11 @@ class ObjectStoreOffloader(LedgerOffloader):
                 await handle.table(), size_bytes=options.fragment_size_bytes, count_max=INDEX_COUNT_MAX
             )
         ]
-        await self._upload_all(writers, StreamKeys(attempt.stream))
+        try:
+            await self._upload_all(writers, StreamKeys(attempt.stream))
+        except Corrupt as damage:
+            self._emit(DamageFound(damage=damage))
+            raise
         return Receipt(attempt=attempt, entries=[writer.entry for writer in writers if writer.entry])
 
     async def read_offloaded(
@@ -153,14 +157,16 @@ class ObjectStoreOffloader(LedgerOffloader):
         entries = only_entries(manifest, attempt.uid.bytes, only)
         if not entries:
             raise NotOffloaded(f"stream {attempt.stream!r} names nothing of attempt {attempt.uid}")
-        parts = [await FragmentHandle.open(self._store, manifest, entry) for entry in entries]
+        parts = [
+            await FragmentHandle.open(self._store, manifest, entry, emit=self._emit) for entry in entries
+        ]
         if len(parts) == 1:
             return parts[0]
         return LedgerHandle(parts, [entry.stored_size_bytes for entry in entries], where=str(attempt.uid))
 
-    async def uploads(self, manifest: Manifest) -> list[Upload]:
-        """See `LedgerOffloader.uploads`."""
-        return await find_uploads(self._store, manifest)
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        """See `LedgerOffloader.leftovers`."""
+        return await find_leftovers(self._store, manifest)
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
         """See `LedgerOffloader.delete_offloaded`."""

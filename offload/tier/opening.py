@@ -39,15 +39,17 @@ def scheme_of(url: str) -> str:
 def open_tier(
     url: str,
     *,
-    plugins: Plugins,
+    plugins: Plugins | None = None,
     options: TierOptions | None = None,
     env: Env | None = None,
     emit: Callable[[Event], None] | None = None,
 ) -> LedgerOffloader:
     """The offloader behind a tier's URL. Touches nothing: its `open` finds out whether a tier is there.
 
+    `plugins` are those of this environment, where none are given.
     Raises `Misuse` for a scheme that no plugin serves, or an URL that its plugin refuses.
     """
+    plugins = plugins or Plugins.find()
     backend = plugins.by_scheme("backend", scheme_of(url))
     opened = backend.load()(url)
     if isinstance(opened, LedgerOffloader):
@@ -66,8 +68,9 @@ def open_store(url: str, *, plugins: Plugins) -> ObjectStore:
     return store
 
 
-def open_source(url: str, *, plugins: Plugins) -> Source:
+def open_source(url: str, *, plugins: Plugins | None = None) -> Source:
     """The source behind a URL. Raises `Misuse` for a scheme that no plugin serves."""
+    plugins = plugins or Plugins.find()
     if _SCHEME.match(url) is None:
         known = ", ".join(f"{s}://" for d in plugins.of_kind("source") for s in d.declaration.schemes)
         raise Misuse(f"{url!r} names no source: begin it with one of {known}")

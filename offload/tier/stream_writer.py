@@ -24,10 +24,10 @@ from offload.env import Env
 from offload.errors import Fenced, OffloadError
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Abort, Append, Change, Claim, Prepare, Resolve
-from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt, Upload
+from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 
-Agree = Callable[[Upload], Awaitable[bool]]
-"""Whether the source, where it still has the upload's last chunk, has the same bytes there."""
+Agree = Callable[[Leftover], Awaitable[bool]]
+"""Whether the source, where it still has the leftover's last chunk, has the same bytes there."""
 
 
 COMMIT_RECEIPTS: Final = 8
@@ -35,7 +35,7 @@ COMMIT_INTERVAL_SECONDS: Final = 2.0
 """What is uploaded is committed after so many ledgers or so long, whichever comes first."""
 
 
-async def always(upload: Upload) -> bool:
+async def always(leftover: Leftover) -> bool:
     """For sources that never truncate what they once showed."""
     return True
 
@@ -168,10 +168,10 @@ class StreamWriter:
         if change.is_in(self.manifest):
             return
         adopted = []
-        for upload in await self.offloader.uploads(self.manifest):
-            if not await agree(upload):
+        for leftover in await self.offloader.leftovers(self.manifest):
+            if not await agree(leftover):
                 break
-            adopted.append(upload.entry)
+            adopted.append(leftover.entry)
         await self._commit(Resolve(writer=self.writer, adopted=adopted))
 
     async def _commit(self, change: Change) -> None:

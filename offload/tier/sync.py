@@ -16,7 +16,7 @@ from offload.env import Env
 from offload.errors import Corrupt, Diverged, NotOffloaded, OffloadError
 from offload.formats.chunk import ChunkHeader
 from offload.formats.manifest import Manifest
-from offload.offloader import Attempt, CutHandle, LedgerOffloader, ReadHandle, Upload
+from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, ReadHandle
 from offload.source import Snapshot, Source, SourceStream
 from offload.tier.fragment_writer import check_source, first_damage
 from offload.tier.stream_writer import StreamWriter
@@ -188,11 +188,11 @@ class _Copy:
                 break
         return batch
 
-    async def _agrees(self, upload: Upload) -> bool:
+    async def _agrees(self, leftover: Leftover) -> bool:
         """Whether the source still stands behind a fragment that an earlier writer left."""
-        if upload.last_chunk_offset < self.snapshot.first_offset:
+        if leftover.last_chunk_offset < self.snapshot.first_offset:
             return True  # the source has let go of it; nobody can say otherwise
-        return await _checksum_at(self.snapshot, upload.last_chunk_offset) == upload.last_chunk_checksum
+        return await _checksum_at(self.snapshot, leftover.last_chunk_offset) == leftover.last_chunk_checksum
 
 
 async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, snapshot: Snapshot) -> None:

@@ -16,15 +16,16 @@ from typing import Final
 from uuid import UUID
 
 from offload.env import Env
-from offload.errors import Corrupt, NotFound, NotOffloaded, OffloadError, UnsupportedFormat
+from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape, looks_escaped
 from offload.formats.manifest import Entry, Manifest, State, decode_entries
 from offload.manifest.commit import RootLog, decode_root
+from offload.offloader import LedgerOffloader
 from offload.store.port import Listed, ObjectStore
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
-from offload.tier.object_store_offloader import check_stream_anchor
+from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
 
 OBJECTS_AT_ONCE: Final = 4
 
@@ -77,7 +78,7 @@ def damage_as_json(damage: Corrupt) -> dict[str, object]:
 
 
 async def verify(
-    store: ObjectStore,
+    tier: LedgerOffloader | ObjectStore,
     *,
     stream: str | None = None,
     env: Env | None = None,
@@ -85,9 +86,12 @@ async def verify(
 ) -> VerifyReport:
     """Check a tier, or one stream of it. `progress` is told after every object.
 
-    Raises `NotOffloaded` where the place is no tier or has no such stream; damage is reported, not
-    raised.
+    Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader
+    that keeps no objects; damage is reported, not raised.
     """
+    store = tier.store if isinstance(tier, ObjectStoreOffloader) else tier
+    if isinstance(store, LedgerOffloader):
+        raise Misuse(f"{store.url} is no object store; ask its backend for a way to verify it")
     verifier = _Verifier(store=store, env=env or Env(), progress=progress)
     await verifier.run(stream)
     return verifier.report

@@ -21,8 +21,7 @@ from offload.errors import AlreadyExists, NotFound, NotOffloaded
 from offload.formats.chunk import ChunkTable
 from offload.formats.manifest import Entry, Manifest, Running
 from offload.manifest.changes import Append, Change, Claim
-from offload.offloader import Attempt, CutHandle, LedgerOffloader, ReadHandle, Receipt
-from offload.offloader import Upload as LeftUpload
+from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.memory import MemoryStore
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
 from offload.store.wrap import StoreDecorator
@@ -94,9 +93,9 @@ class OffersThePlan(ObjectStoreOffloader):
         )
         return await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
 
-    async def uploads(self, manifest: Manifest) -> list[LeftUpload]:
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         return [
-            LeftUpload(entry=self.planned[left.attempt], last_chunk_offset=0, last_chunk_checksum=0)
+            Leftover(entry=self.planned[left.attempt], last_chunk_offset=0, last_chunk_checksum=0)
             for left in manifest.running
             if left.writer != manifest.writer and left.attempt in self.planned
         ]
