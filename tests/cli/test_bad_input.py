@@ -1,0 +1,625 @@
+"""What goes wrong is said in one line, with the right exit code; nothing is lost and nothing escapes.
+
+A file system that is full or read-only is mounted in a user namespace, since root passes permission bits;
+where there are no such namespaces these tests fail.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from command_line import (
+    PROGRAM,
+    SOURCE,
+    Ran,
+    bodies,
+    contents,
+    finish,
+    formula,
+    keys,
+    offload,
+    start,
+    sync,
+    verify,
+)
+from osiris_data import DATA
+from osiris_writer import append_chunks, simple_chunks, write_stream
+
+from offload.errors import OffloadError
+from offload.formats.checksums import crc32c
+from offload.formats.chunk_writer import build_chunk
+from offload.formats.fragment import HEADER, TRAILER
+from offload.formats.keys import escape
+from offload.formats.manifest import ROOT_HEADER
+
+
+def refused(code: int, *arguments: object) -> str:
+    """The one line with which a command line ends that has nothing to say on stdout."""
+    ran = offload(*arguments)
+    assert (ran.code, ran.stdout) == (code, b""), ran
+    assert "Traceback" not in ran.stderr
+    return ran.error
+
+
+def rabbit(path: Path) -> str:
+    return f"rabbitmq://{path}"
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Path:
+    """A tier with the stream `tiny`, for a test to spoil."""
+    sync(DATA / "tiny", tmp_path / "good")
+    return tmp_path / "good"
+
+
+class TestSources:
+    def test_an_absent_path(self, tmp_path: Path) -> None:
+        line = refused(1, "sync", rabbit(tmp_path / "nowhere"), tmp_path / "tier")
+
+        assert line == f"offload: rabbitmq://{tmp_path}/nowhere does not exist"
+        assert not (tmp_path / "tier").exists()
+
+    def test_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("hello")
+
+        line = refused(1, "sync", rabbit(tmp_path / "file"), tmp_path / "tier")
+
+        assert line.endswith("is not a folder")
+
+    def test_a_folder_that_holds_no_stream(self, tmp_path: Path) -> None:
+        (tmp_path / "folder" / "below").mkdir(parents=True)
+
+        line = refused(1, "sync", rabbit(tmp_path / "folder"), tmp_path / "tier")
+
+        assert line.endswith("holds no stream")
+        assert not (tmp_path / "tier").exists()
+
+    @pytest.mark.parametrize("keep_bytes", [0, 5, 8, 8 + 29, 8 + 29 * 9 + 28])
+    def test_the_newest_index_cut_short_is_a_torn_tail(self, tmp_path: Path, keep_bytes: int) -> None:
+        """As after a crash: as many chunks count as have a whole record."""
+        shutil.copytree(DATA / "tiny", tmp_path / "tiny")
+        os.truncate(tmp_path / "tiny" / f"{0:020}.index", keep_bytes)
+
+        [report] = sync(tmp_path / "tiny", tmp_path / "tier").objects
+
+        assert report["messages"] == max(keep_bytes - 8, 0) // 29
+
+    @pytest.mark.parametrize("keep_bytes", [0, 5, 8, 8 + 29, 8 + 29 * 5 + 28, 8 + 29 * 21])
+    def test_a_sealed_index_cut_short_ends_the_stream_before_it(
+        self, tmp_path: Path, keep_bytes: int
+    ) -> None:
+        source = tmp_path / "filtered"
+        shutil.copytree(DATA / "filtered", source)
+        os.truncate(source / f"{6250:020}.index", keep_bytes)
+
+        ran = offload("sync", rabbit(source), tmp_path / "tier", "--json")
+
+        assert (ran.code, ran.objects[0]["next_offset"]) == (1, 6250)
+        assert "stream 'filtered'" in ran.error
+        assert f"{6250:020}.index" in ran.error
+        assert bodies(tmp_path / "tier", "filtered") == formula(6250)
+
+    @pytest.mark.parametrize("kind", ["segment", "index"])
+    @pytest.mark.parametrize(("number", "kept"), [(0, 0), (6250, 6250), (18750, 18750)])
+    def test_a_bad_magic_ends_the_stream_before_it(
+        self, tmp_path: Path, kind: str, number: int, kept: int
+    ) -> None:
+        source = tmp_path / "filtered"
+        shutil.copytree(DATA / "filtered", source)
+        file = source / f"{number:020}.{kind}"
+        file.write_bytes(b"JUNK" + file.read_bytes()[4:])
+
+        ran = offload("sync", rabbit(source), tmp_path / "tier", "--json")
+
+        assert (ran.code, ran.objects[0]["next_offset"]) == (1, kept)
+        assert "magic" in ran.error
+        assert file.name in ran.error
+        assert (tmp_path / "tier").exists() == bool(kept)
+
+    @pytest.mark.parametrize("kind", ["segment", "index"])
+    def test_a_newer_version_of_the_brokers_format_says_so(self, tmp_path: Path, kind: str) -> None:
+        shutil.copytree(DATA / "tiny", tmp_path / "tiny")
+        file = tmp_path / "tiny" / f"{0:020}.{kind}"
+        file.write_bytes(file.read_bytes()[:7] + b"\x02" + file.read_bytes()[8:])
+
+        ran = offload("sync", rabbit(tmp_path / "tiny"), tmp_path / "tier")
+
+        assert ran.code == 1
+        assert f"{file.name} has version 2; this program reads version 1" in ran.error
+
+    def test_a_damaged_last_chunk_is_dropped_as_osiris_would(self, tmp_path: Path) -> None:
+        shutil.copytree(DATA / "tiny", tmp_path / "tiny")
+        segment = tmp_path / "tiny" / f"{0:020}.segment"
+        segment.write_bytes(segment.read_bytes()[:-100] + bytes(100))
+
+        [report] = sync(tmp_path / "tiny", tmp_path / "tier").objects
+
+        assert report["next_offset"] == 9
+
+    def test_an_older_history_behind_the_tiers_says_which_epoch_it_has(self, tmp_path: Path) -> None:
+        """A deposed leader's replica, trimmed to exactly where the tier ends."""
+        chunks = [build_chunk([b"x"], offset=i, timestamp_ms=1, epoch=7) for i in range(2)]
+        write_stream(tmp_path / "orders", chunks)
+        sync(tmp_path / "orders", tmp_path / "tier")
+        shutil.rmtree(tmp_path / "orders")
+        write_stream(tmp_path / "orders", [build_chunk([b"x"], offset=2, timestamp_ms=1, epoch=6)])
+        before = contents(tmp_path / "tier")
+
+        ran = offload("sync", rabbit(tmp_path / "orders"), tmp_path / "tier")
+
+        assert ran.code == 1
+        assert "leader epoch 6 is behind 7" in ran.error
+        assert contents(tmp_path / "tier") == before
+
+
+CLAIMS = {"data": (32, b"\xff\xff\xff\xf0"), "trailer": (36, b"\xff\xff\xff\xf0"), "both": (32, b"\x7f" * 8)}
+
+
+class TestHeadersThatClaimGigabytes:
+    """A length from a file is never believed before it was compared with what there is."""
+
+    def little_memory(self) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+
+    @pytest.mark.parametrize("place", ["newest", "sealed"])
+    @pytest.mark.parametrize("claim", CLAIMS)
+    def test_a_chunk_of_4_gib(self, tmp_path: Path, claim: str, place: str) -> None:
+        source, tier = tmp_path / "orders", tmp_path / "tier"
+        write_stream(source, simple_chunks(20), segment_chunks=10)
+        segment = source / f"{0 if place == 'sealed' else 30:020}.segment"
+        raw = segment.read_bytes()
+        at = raw.index(b"P\0", raw.index(b"message")) if place == "sealed" else raw.rindex(b"P\0\0\3")
+        field, value = CLAIMS[claim]
+        segment.write_bytes(raw[: at + field] + value + raw[at + field + len(value) :])
+
+        ran = finish(start("sync", rabbit(source), tier, "--json", preexec_fn=self.little_memory))
+
+        [report] = ran.objects
+        if place == "newest":  # a torn tail
+            assert (ran.code, report["next_offset"]) == (0, 57)
+        else:
+            assert (ran.code, report["next_offset"]) == (1, 3)
+            assert "offset 3" in ran.error
+        assert bodies(tier, "orders") == [b"message %d" % i for i in range(report["next_offset"])]
+
+    def test_an_index_that_claims_a_chunk_of_4_gib(self, tmp_path: Path) -> None:
+        source, tier = tmp_path / "orders", tmp_path / "tier"
+        write_stream(source, simple_chunks(20), segment_chunks=10)
+        index = source / f"{0:020}.index"
+        raw = bytearray(index.read_bytes())
+        at = 8 + 29 * 5 + 24
+        raw[at : at + 4] = b"\xff\xff\xff\xf0"
+        index.write_bytes(raw)
+
+        ran = finish(start("sync", rabbit(source), tier, preexec_fn=self.little_memory))
+
+        assert ran.code == 1
+        assert index.name in ran.error or f"{0:020}.segment" in ran.error
+
+    def test_a_tiers_objects_that_claim_gigabytes(self, tier: Path) -> None:
+        """Counts and lengths in root and trailer, with every checksum put right again."""
+        root = max((tier / "tiny/metadata").iterdir())
+        [fragment] = (tier / "tiny/data").iterdir()
+        for path, layout, field, start_of in (
+            (root, ROOT_HEADER, "entry_count", 0),
+            (root, ROOT_HEADER, "running_count", 0),
+            (root, ROOT_HEADER, "stream_size_bytes", 0),
+            (fragment, TRAILER, "index_count", fragment.stat().st_size - TRAILER.size_bytes),
+            (fragment, TRAILER, "description_size_bytes", fragment.stat().st_size - TRAILER.size_bytes),
+        ):
+            sound = path.read_bytes()
+            raw = bytearray(sound)
+            at = start_of + layout.offset_of(field)
+            raw[at : at + 4] = b"\xff\xff\xff\xf0"
+            raw[-4:] = crc32c(bytes(raw[start_of:-4])).to_bytes(4, "big")
+            path.write_bytes(raw)
+
+            for command in (("read", tier, "tiny"), ("verify", tier)):
+                ran = finish(start(*command, preexec_fn=self.little_memory))
+                assert ran.code == 1, (field, command)
+                assert path.name in ran.stderr + ran.text, (field, command)
+                assert "Traceback" not in ran.stderr
+            path.write_bytes(sound)
+
+
+MALFORMED = (
+    "", "yesterday", "-1", "1.5", "0x10", "@", "@x", "@1.5", "@" + "9" * 19, "first ", "LAST", "\n",
+    "2023-13-01", "2023-11-14T25:00", "2023-11-14T22:13:20+99:00", "18446744073709551616", "9" * 25, "\u0663",
+)  # fmt: skip
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("sync", "kafka:///var/lib/kafka", "TIER"),
+            ("sync", "var/lib/rabbitmq", "TIER"),
+            ("sync", "rabbitmq://", "TIER"),
+            ("sync", SOURCE, "s4://bucket/prefix"),
+            ("sync", SOURCE, "file://"),
+            ("ls", "s4://bucket"),
+            ("inspect", "s4://bucket", "tiny"),
+            ("verify", "s4://bucket"),
+            ("read", "s4://bucket", "tiny"),
+            ("read", "TIER", "tiny", "--decode", "protobuf"),
+        ],
+    )
+    def test_what_no_plugin_knows(self, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+        named = [str(tmp_path / "tier") if argument == "TIER" else argument for argument in arguments]
+
+        line = refused(2, *named)
+
+        assert line.startswith("offload: ")
+        assert not (tmp_path / "tier").exists()
+
+    def test_an_unknown_scheme_names_the_known_ones(self, tmp_path: Path) -> None:
+        assert "rabbitmq" in refused(2, "sync", "kafka:///x", tmp_path / "tier")
+        assert "file" in refused(2, "ls", "s4://bucket")
+
+    @pytest.mark.parametrize(
+        "spec",
+        MALFORMED,
+    )
+    def test_a_malformed_place_to_read_from(self, tier: Path, spec: str) -> None:
+        line = refused(2, "read", tier, "tiny", f"--from={spec}")
+
+        assert "is no position" in line or "is no offset" in line
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--frobnicate",),
+            ("frobnicate",),
+            ("read",),
+            ("read", "TIER", "tiny", "--limit", "-1"),
+            ("read", "TIER", "tiny", "--limit", "many"),
+            ("read", "TIER", "tiny", "--format", "xml"),
+            ("read", "TIER", "tiny", "more"),
+            ("ls",),
+            ("ls", "TIER", "--frobnicate"),
+            ("sync", SOURCE),
+            ("sync", SOURCE, "TIER", "--stream"),
+        ],
+    )
+    def test_what_the_command_line_does_not_have(self, tier: Path, arguments: tuple[str, ...]) -> None:
+        ran = offload(*[tier if argument == "TIER" else argument for argument in arguments])
+
+        assert (ran.code, ran.stdout) == (2, b"")
+        assert "Traceback" not in ran.stderr
+        assert ran.stderr.count("Error: ") == 1
+
+    def test_malformed_is_found_before_anything_is_looked_at(self, tmp_path: Path) -> None:
+        assert "is no position" in refused(2, "read", tmp_path / "absent", "tiny", "--from", "soon")
+
+
+class TestThingsThatAreNotThere:
+    @pytest.mark.parametrize("command", ["read", "inspect", "verify"])
+    def test_an_unknown_stream(self, tier: Path, command: str) -> None:
+        assert "has no stream 'orders'" in refused(1, command, tier, "orders")
+
+    @pytest.mark.parametrize("name", ["x" * 5000, "..", "tiny/", "TINY", "tiny\n", "tin%79"])
+    def test_names_that_could_be_mistaken(self, tier: Path, name: str) -> None:
+        for command in ("read", "inspect", "verify"):
+            refused(1, command, tier, name)
+
+    def test_an_empty_name(self, tier: Path) -> None:
+        for command in ("read", "inspect", "verify"):
+            assert "stream name" in refused(1, command, tier, "")
+
+    def test_an_offset_beyond_the_end(self, tier: Path) -> None:
+        assert "11 is beyond" in refused(1, "read", tier, "tiny", "--from", 11)
+
+    @pytest.mark.parametrize("command", [("ls",), ("read", "tiny"), ("inspect", "tiny"), ("verify",)])
+    @pytest.mark.parametrize("place", ["absent", "empty", "file", "other"])
+    def test_a_place_that_is_no_tier(self, tmp_path: Path, place: str, command: tuple[str, ...]) -> None:
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "file").write_text("hello")
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "file").write_text("hello")
+
+        line = refused(1, command[0], tmp_path / place, *command[1:])
+
+        assert f"{tmp_path / place}" in line
+
+    def test_a_tier_that_is_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("hello")
+
+        ran = offload("sync", SOURCE + "/tiny", tmp_path / "file")
+
+        assert ran.code == 1
+        assert str(tmp_path / "file") in ran.error
+        assert (tmp_path / "file").read_text() == "hello"
+
+
+def sum_anchor(lines: bytes) -> bytes:
+    return lines + b"crc32c %08x\n" % crc32c(lines)
+
+
+class TestFutureVersions:
+    """Written by a later program, with sound checksums: not damage, but a reason to upgrade."""
+
+    def check(self, tier: Path, path: Path, raw: bytes, *, sync_too: bool = True) -> None:
+        path.write_bytes(raw)
+        before = contents(tier)
+
+        line = refused(1, "read", tier, "tiny")
+
+        assert path.name in line
+        assert "version" in line
+        assert "upgrade" in line
+        assert verify(tier)[0] == 1
+        if sync_too:
+            assert "upgrade" in offload("sync", f"{SOURCE}/tiny", tier).error
+        assert contents(tier) == before
+
+    def test_a_root(self, tier: Path) -> None:
+        path = max((tier / "tiny/metadata").iterdir())
+        raw = bytearray(path.read_bytes())
+        raw[ROOT_HEADER.offset_of("format_version") + 1] = 2
+        self.check(tier, path, bytes(raw[:-4]) + crc32c(bytes(raw[:-4])).to_bytes(4, "big"))
+
+    def test_a_fragments_trailer(self, tier: Path) -> None:
+        [path] = (tier / "tiny/data").iterdir()
+        raw = bytearray(path.read_bytes())
+        trailer = len(raw) - TRAILER.size_bytes
+        raw[trailer + TRAILER.offset_of("version") + 1] = 2
+        raw[-4:] = crc32c(bytes(raw[trailer:-4])).to_bytes(4, "big")
+        self.check(tier, path, bytes(raw))
+
+    def test_a_fragments_codec(self, tier: Path) -> None:
+        [path] = (tier / "tiny/data").iterdir()
+        raw = bytearray(path.read_bytes())
+        trailer = len(raw) - TRAILER.size_bytes
+        raw[trailer + TRAILER.offset_of("codec")] = 1
+        raw[-4:] = crc32c(bytes(raw[trailer:-4])).to_bytes(4, "big")
+        path.write_bytes(raw)
+
+        assert "compressed or encrypted; upgrade" in refused(1, "read", tier, "tiny")
+
+    def test_a_fragments_header_stops_verify(self, tier: Path) -> None:
+        [path] = (tier / "tiny/data").iterdir()
+        raw = bytearray(path.read_bytes())
+        raw[HEADER.offset_of("version") + 1] = 2
+        path.write_bytes(raw)
+
+        code, document = verify(tier)
+
+        assert code == 1
+        assert "upgrade" in document["damages"][0]["found"]
+
+    @pytest.mark.parametrize("name", ["tier.anchor", "tiny/stream.anchor"])
+    def test_an_anchor(self, tier: Path, name: str) -> None:
+        lines = (tier / name).read_bytes().split(b"\n")
+        changed = lines[0].replace(b" 1", b" 2") + b"\n" + lines[1] + b"\n"
+        self.check(tier, tier / name, sum_anchor(changed))
+
+
+class TestFileSystemsThatRefuse:
+    def within(self, mount: str, folder: Path, *arguments: object) -> Ran:
+        """Run a command line where `mount` was run first, in a namespace of its own; $1 is `folder`."""
+        script = f'{mount} && shift && exec "$@"'
+        done = subprocess.run(
+            ["unshare", "-Urm", "sh", "-c", script, "sh", folder, *PROGRAM, *map(str, arguments)],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        ran = Ran(done.returncode, done.stdout, done.stderr.decode())
+        assert "unshare" not in ran.stderr, f"this test needs user and mount namespaces: {ran.stderr}"
+        assert "mount:" not in ran.stderr, f"this test needs user and mount namespaces: {ran.stderr}"
+        return ran
+
+    READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"'
+
+    def test_a_read_only_target_that_is_new(self, tmp_path: Path) -> None:
+        (tmp_path / "place").mkdir()
+
+        ran = self.within(
+            self.READ_ONLY, tmp_path / "place", "sync", SOURCE + "/tiny", tmp_path / "place" / "tier"
+        )
+
+        assert ran.code == 1
+        assert "read-only" in ran.error
+        assert not list((tmp_path / "place").iterdir())
+
+    def test_a_read_only_tier(self, tmp_path: Path) -> None:
+        source, tier = tmp_path / "orders", tmp_path / "tier"
+        write_stream(source, simple_chunks(2))
+        sync(source, tier)
+        before = contents(tier)
+        nothing_new = self.within(self.READ_ONLY, tier, "sync", rabbit(source), tier)
+        append_chunks(source, simple_chunks(1, first_offset=6))
+
+        ran = self.within(self.READ_ONLY, tier, "sync", rabbit(source), tier)
+        reading = self.within(self.READ_ONLY, tier, "read", tier, "orders", "--format", "body")
+        verifying = self.within(self.READ_ONLY, tier, "verify", tier)
+
+        assert (nothing_new.code, nothing_new.stderr) == (0, "")
+        assert ran.code == 1
+        assert "read-only" in ran.error
+        assert (reading.code, reading.lines) == (0, [f"message {i}" for i in range(6)])
+        assert verifying.code == 0
+        assert contents(tier) == before
+
+    def test_a_full_disk_leaves_what_is_committed_good(self, tmp_path: Path) -> None:
+        """8 MiB take the first ledgers of the stream; what is verified and read there is sound."""
+        source, place = tmp_path / "orders", tmp_path / "place"
+        place.mkdir()
+        records = [bytes([65 + i % 26]) * 1000 for i in range(200)]
+        chunks = (build_chunk(records, offset=200 * i, timestamp_ms=i, epoch=1) for i in range(80))
+        write_stream(source, chunks, segment_size_bytes=2_000_000)
+        full = (
+            'mount -t tmpfs -o size=8m none "$1" && "$2" -c "$3" sync "$4" "$1/tier"; echo "code $?"; '
+            '"$2" -c "$3" verify "$1/tier" --json && "$2" -c "$3" ls "$1/tier" --json; '
+            'ls -A "$1/tier/.staging"'
+        )
+        python, code = PROGRAM[0], PROGRAM[-1]
+
+        done = subprocess.run(
+            ["unshare", "-Urm", "sh", "-c", full, "sh", place, python, code, rabbit(source)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+        assert "code 1\n" in done.stdout, f"this test needs user and mount namespaces: {done.stderr}"
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "full" in done.stderr
+        assert '"damages": []' in done.stdout
+        assert done.stdout.rstrip().endswith("}"), "nothing is left of what was under way"
+
+    def test_a_disk_full_from_the_start(self, tmp_path: Path) -> None:
+        (tmp_path / "place").mkdir()
+        mount = 'mount -t tmpfs -o size=8k none "$1" && head -c 8192 /dev/zero >"$1/filler"'
+
+        ran = self.within(mount, tmp_path / "place", "sync", SOURCE + "/tiny", tmp_path / "place" / "tier")
+
+        assert ran.code == 1
+        assert "full" in ran.error
+
+    def test_room_made_again_and_the_next_sync_goes_on(self, tmp_path: Path) -> None:
+        """Full in the middle of a growing stream; the same tier with more room takes the rest."""
+        source, place = tmp_path / "orders", tmp_path / "place"
+        place.mkdir()
+        records = [b"x" * 1000] * 200
+        chunks = [build_chunk(records, offset=200 * i, timestamp_ms=i, epoch=1) for i in range(40)]
+        write_stream(source, chunks, segment_size_bytes=2_000_000)
+        script = (
+            'mount -t tmpfs -o size=3m none "$1" && "$2" -c "$3" sync "$4" "$1/tier"; '
+            'mount -o remount,size=64m "$1" && "$2" -c "$3" sync "$4" "$1/tier" --json && '
+            '"$2" -c "$3" verify "$1/tier" && "$2" -c "$3" read "$1/tier" orders --format body | sort -u'
+        )
+
+        done = subprocess.run(
+            ["unshare", "-Urm", "sh", "-c", script, "sh", place, PROGRAM[0], PROGRAM[-1], rabbit(source)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+        assert "full" in done.stderr, f"this test needs user and mount namespaces: {done.stderr}"
+        assert '"messages": 8000' in done.stdout
+        assert "all of them sound" in done.stdout
+        assert done.stdout.endswith("sound\n" + "x" * 1000 + "\n")
+
+
+HOSTILE = (
+    "..%2fup",
+    "%2e%2e",
+    "%2F%2Fetc%2Fpasswd",
+    "a b",
+    "line\nbreak",
+    "tab\tand\x1b[31mred",
+    "x" * 255,
+    "grüße-😀-" + "長" * 50,
+    "Orders",
+    "orders",
+    "ORDERS",
+    "tier.anchor",
+    ".hidden",
+    "-rf",
+    "e\u0301",
+    "é",
+    "\u202eright-to-left",
+    "'quoted' \"twice\"",
+    "%s" + "0" * 64,
+    "CON",
+)
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of streams with hostile names, and a tier that has them. Tests only look at it."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for number, name in enumerate(HOSTILE):
+        write_stream(folder / "streams" / name, simple_chunks(1, first_offset=number, records=2))
+    sync(folder / "streams", folder / "tier")
+    return folder
+
+
+class TestHostileNames:
+    def test_names_come_back_exactly(self, streams: Path) -> None:
+        found = {
+            row["stream"]: row["first_offset"] for row in offload("ls", streams / "tier", "--json").objects
+        }
+
+        assert found == {name: number for number, name in enumerate(HOSTILE)}
+
+    @pytest.mark.parametrize("number", range(len(HOSTILE)))
+    def test_each_reads_back_by_its_name(self, streams: Path, number: int) -> None:
+        ran = offload("read", streams / "tier", "--format", "body", "--", HOSTILE[number])
+
+        assert ran.code == 0, ran.stderr
+        assert ran.lines == [f"message {number}", f"message {number + 1}"]
+
+    def test_no_key_leaves_its_prefix_and_no_two_meet(self, streams: Path) -> None:
+        parts = {key.split("/")[0] for key in keys(streams / "tier")} - {"tier.anchor"}
+
+        assert parts == {escape(name) for name in HOSTILE}
+        assert sorted(path.name for path in streams.iterdir()) == ["streams", "tier"]
+        assert all(part.isascii() and "." not in part and len(part) <= 201 for part in parts)
+
+    def test_a_line_is_a_line_whatever_the_name(self, streams: Path) -> None:
+        assert len(offload("ls", streams / "tier").lines) == 1 + len(HOSTILE)
+        assert len(offload("ls", streams / "tier", "--json").lines) == len(HOSTILE)
+        assert len(offload("sync", rabbit(streams / "streams"), streams / "tier").lines) == len(HOSTILE)
+        for name in HOSTILE:
+            head = offload("inspect", streams / "tier", "--", name).lines[0]
+            assert "2 messages in offsets" in head
+            assert all(character.isprintable() for character in head)
+
+    def test_an_error_is_a_line_whatever_the_name(self, streams: Path) -> None:
+        for name in HOSTILE:
+            line = refused(1, "read", streams / "tier", "--from", "999", "--", name)
+            assert all(character.isprintable() for character in line)
+            assert "999 is beyond" in line
+
+    def test_the_tier_is_sound(self, streams: Path) -> None:
+        code, document = verify(streams / "tier")
+
+        assert (code, document["streams"], document["unreferenced"]) == (0, len(HOSTILE), [])
+
+    def test_a_name_that_is_no_text_is_passed_over_with_a_note(self, tmp_path: Path) -> None:
+        write_stream(tmp_path / "streams" / "good", simple_chunks(1))
+        bad = os.fsencode(tmp_path / "streams") + b"/bad\xff"
+        os.rename(shutil.copytree(tmp_path / "streams" / "good", tmp_path / "copy"), bad)
+
+        ran = offload("sync", rabbit(tmp_path / "streams"), tmp_path / "tier", "--json")
+
+        assert (ran.code, [row["stream"] for row in ran.objects]) == (0, ["good"])
+        assert ran.error.endswith("has no name that is UTF-8")
+
+    def test_a_source_path_that_is_no_text_can_be_named_in_an_error(self, tmp_path: Path) -> None:
+        ran = finish(start("sync", os.fsdecode(b"rabbitmq:///nowhere\xff"), tmp_path / "tier"))
+
+        assert ran.code == 1
+        assert "nowhere\\xff does not exist" in ran.error
+
+    def test_a_tier_path_that_is_no_text(self, tmp_path: Path) -> None:
+        ran = finish(start("ls", os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
+
+        assert ran.code == 1
+        assert "is no tier" in ran.error
+
+
+class TestDebug:
+    def test_it_shows_the_traceback(self, tmp_path: Path) -> None:
+        ran = finish(start("--debug", "ls", tmp_path))
+
+        assert ran.code == 1
+        assert "Traceback (most recent call last)" in ran.stderr
+        assert "offload.errors.NotOffloaded" in ran.stderr
+
+    def test_without_it_there_is_none(self, tmp_path: Path) -> None:
+        assert "Traceback" not in finish(start("ls", tmp_path)).error
+
+    def test_in_a_process_that_embeds_the_command_line_it_is_raised(self, tmp_path: Path) -> None:
+        with pytest.raises(OffloadError):
+            offload("--debug", "ls", tmp_path)
