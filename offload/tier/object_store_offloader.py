@@ -180,6 +180,8 @@ class ObjectStoreOffloader(LedgerOffloader):
         keys = StreamKeys(attempt.stream)
         condemned = [key async for key in self._keys_of(keys, attempt.uid)]
         manifest = await log.load_newest()
+        if manifest is None and condemned:  # a rebuild would name them
+            raise Corrupt("root sequence", keys.roots, stream=keys.stream, expected="present", found="absent")
         if manifest is not None and (manifest.names(attempt.uid) or manifest.runs(attempt.uid)):
             raise Conflict(f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first")
         await self._store.delete(condemned)

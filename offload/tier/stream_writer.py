@@ -14,14 +14,14 @@ was fenced does nothing more, and deletes nothing. A writer is used by one task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
 from uuid import UUID
 
 from offload.env import Env
-from offload.errors import Fenced, OffloadError
+from offload.errors import Fenced, NotOffloaded, OffloadError
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Abort, Append, Change, Claim, Prepare, Resolve
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
@@ -64,10 +64,14 @@ class StreamWriter:
     ) -> Self:
         """Take the stream and settle what earlier writers left.
 
-        `base` is the newest manifest that the caller knows. `first_offset` is where the stream
-        begins if it is new. Raises `Fenced` where `source_epoch` is behind the one recorded.
+        `base` is the newest manifest that the caller knows; without it the newest is loaded first.
+        `first_offset` is where the stream begins if it is new. Raises `Fenced` where `source_epoch`
+        is behind the one recorded.
         """
         env = env or Env()
+        if base is None:
+            with suppress(NotOffloaded):  # new, or deleted: the commit finds out which
+                base = await offloader.load_manifest(stream)
         change = Claim(
             stream=stream,
             writer=env.uuid(),
@@ -123,9 +127,10 @@ class StreamWriter:
         ]
         committed = 0
         try:
-            async for receipts in self._debounced(tasks):
-                await self.append(receipts)
-                committed += len(receipts)
+            async with aclosing(self._debounced(tasks)) as runs:
+                async for receipts in runs:
+                    await self.append(receipts)
+                    committed += len(receipts)
             for task in tasks[committed : committed + 1]:
                 task.result()  # raises what ended the run
         except Fenced:  # the stream is another's: nothing may be done to it any more
@@ -138,7 +143,9 @@ class StreamWriter:
         finally:
             await _cancelled(tasks)
 
-    async def _debounced(self, tasks: Sequence[asyncio.Future[Receipt]]) -> AsyncIterator[list[Receipt]]:
+    async def _debounced(
+        self, tasks: Sequence[asyncio.Future[Receipt]]
+    ) -> AsyncGenerator[list[Receipt], None]:
         """The receipts in order, up to the first failure, in runs that are worth a commit each."""
         ready: list[Receipt] = []
         last_seconds = self.env.monotonic()
