@@ -13,7 +13,7 @@ from uuid import UUID
 
 from protocol_world import KEYS, Process
 
-from offload.formats.manifest import Manifest, State
+from offload.formats.manifest import Manifest
 
 
 class Sweep:
@@ -52,12 +52,15 @@ class Sweep:
                 self.condemned.append(key)
 
     def condemns(self, root: Manifest, key: str, first_offset: int, attempt: UUID) -> bool:
-        """Not named, and of no running attempt."""
-        named = any(
+        """Not named, and of no running attempt. A tombstone names nothing."""
+        return not self.names(root, first_offset, attempt) and not root.runs(attempt)
+
+    def names(self, root: Manifest, first_offset: int, attempt: UUID) -> bool:
+        """Whether the root names this fragment."""
+        return any(
             entry["first_offset"] == first_offset and bytes(entry["attempt"]) == attempt.bytes
             for entry in root.entries
         )
-        return (not named or root.state is State.DELETED) and not root.runs(attempt)
 
     async def delete(self) -> None:
         """Delete it, and every root below the newest; zombies go the same way."""

@@ -395,6 +395,19 @@ def test_a_sweep_spares_what_a_new_epoch_may_still_adopt(world: World) -> None:
     assert world.root.next_offset == 2
 
 
+def test_nothing_is_deleted_where_roots_were_lost(world: World) -> None:
+    """2.9. Without a root nobody knows what a rebuild would name: neither sweep nor deletion takes it."""
+    w0, receipt = holder_with_upload(world)
+    world.run(w0.append(receipt))
+    world.objects.lose_roots()
+
+    error = outcome(world, w0.offloader.delete_offloaded(receipt.attempt))
+    world.run(Sweep(world.process("sweeper")).run())
+
+    assert len(world.fragments) == 1
+    assert isinstance(error, Corrupt)
+
+
 HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
     "unconfirmed load": (test_a_load_is_not_deceived_by_a_zombie, "which is absent"),
     "probing": (test_a_reader_finds_the_newest_root_across_a_gap, "assert 2 == 4"),
