@@ -249,7 +249,7 @@ def test_a_codec_and_a_key_ask_for_an_upgrade(name: str) -> None:
         {"index_start": 2**40, "index_count": 3},
     ],
 )
-def test_a_hostile_length_costs_no_memory(hostile: dict[str, int]) -> None:
+def test_a_hostile_length_costs_no_memory(hostile: dict[str, Any]) -> None:
     raw = fragment()
     trailer = FragmentTrailer.decode(raw[-TRAILER.size_bytes :], where="here")
     wrong = raw[: -TRAILER.size_bytes] + replace(trailer, **hostile).encode()
@@ -273,7 +273,7 @@ def test_a_hostile_length_costs_no_memory(hostile: dict[str, int]) -> None:
         {"messages": 21},
     ],
 )
-def test_impossible_counts_are_corrupt_even_under_their_checksum(impossible: dict[str, int]) -> None:
+def test_impossible_counts_are_corrupt_even_under_their_checksum(impossible: dict[str, Any]) -> None:
     with pytest.raises(Corrupt):
         FragmentTrailer.decode(replace(SAMPLE, **impossible).encode(), where="here")
 
