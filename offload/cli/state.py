@@ -85,8 +85,9 @@ def guarded(command: Callable[..., T]) -> Callable[..., T]:
             raise Interrupted from exc
         except BrokenPipeError as exc:
             raise ClosedPipe from exc
-        except OSError as exc:  # stores and sources raise errors of ours: this is the output's
-            raise OffloadError(f"the operating system refuses: {exc.strerror or exc}") from exc
+        except OSError as exc:  # stores and sources raise errors of ours: this is the output's, or the demo's
+            place = "" if exc.filename is None else f" {exc.filename}"
+            raise OffloadError(f"the operating system refuses{place}: {exc.strerror or exc}") from exc
         return result
 
     return run
