@@ -15,13 +15,13 @@ from pathlib import Path
 from osiris_data import DATA
 from osiris_writer import append_chunks, write_stream
 
-from offload import Messages, ObjectStoreOffloader, Plugins, StreamReader, StreamWriter, Upload, open_source
+from offload import Messages, ObjectStoreOffloader, Plugins, StreamReader, StreamWriter, open_source
 from offload import sync as sync_all
 from offload.errors import OffloadError
 from offload.formats.chunk import ChunkType
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.tracking import ConsumerOffset, ProducerSequence, encode_blocks
-from offload.offloader import CutHandle
+from offload.offloader import CutHandle, Leftover
 from offload.store.memory import MemoryStore
 
 Objects = dict[str, bytes]
@@ -93,7 +93,7 @@ async def _sync(source: Path, offloader: ObjectStoreOffloader) -> None:
 async def _upload_and_crash(source: Path, offloader: ObjectStoreOffloader) -> None:
     """A writer that claims the stream, adopts nothing, uploads what is new, and is gone."""
 
-    async def never(upload: Upload) -> bool:
+    async def never(leftover: Leftover) -> bool:
         return False
 
     [stream] = await open_source(f"rabbitmq://{source}", plugins=Plugins.find()).streams()

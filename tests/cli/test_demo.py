@@ -58,17 +58,24 @@ def test_with_a_folder_it_keeps_a_good_tier_there(tmp_path: Path) -> None:
     assert bodies(tmp_path / "tier", row["stream"]) == formula(10)
 
 
-def test_again_in_the_same_folder(tmp_path: Path) -> None:
+def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("years of work")
     offload("demo", tmp_path / "tier")
+    for folder in (tmp_path / "home", tmp_path / "tier"):
+        before = contents(folder)
 
-    assert offload("demo", tmp_path / "tier").code == 0
+        ran = offload("demo", folder)
+
+        assert (ran.code, ran.stdout) == (1, b"")
+        assert ran.error == f"offload: {folder} is not empty; name a new folder for the demo"
+        assert contents(folder) == before
 
 
-def test_a_folder_that_holds_other_things_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("hello")
 
-    ran = offload("demo", tmp_path)
+    ran = offload("demo", tmp_path / "file")
 
-    assert ran.code == 1
-    assert "no tier and not empty" in ran.error
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    assert (ran.code, ran.stdout) == (1, b"")
+    assert str(tmp_path / "file") in ran.error

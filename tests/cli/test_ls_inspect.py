@@ -139,7 +139,7 @@ class TestInspect:
         ran = offload("inspect", tier, "batches")
 
         assert ran.lines[0].startswith("batches  12240 messages in offsets [0, 12271)")
-        assert "fragments: 4, from 4 ledgers" in ran.text
+        assert "fragments: 4, ledgers: 4" in ran.text
         assert "[3669, 6937)" in ran.text
 
     def test_an_unknown_stream(self, tier: Path) -> None:

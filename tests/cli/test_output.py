@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_line import PROGRAM, SOURCE, offload, sync
+from command_line import PROGRAM, SOURCE, finish, offload, start, sync
 from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 
@@ -64,15 +64,19 @@ class TestJson:
         for command in (("inspect", tier, "tiny"), ("verify", tier), ("plugins",)):
             assert isinstance(offload(*command, "--json").document, dict)
 
-    def test_not_even_on_a_terminal(self, tier: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("force", ["FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"])
+    def test_it_is_plain_even_where_colour_is_asked_for(
+        self, tier: Path, monkeypatch: pytest.MonkeyPatch, force: str
+    ) -> None:
+        monkeypatch.setenv(force, "1")
         for command in (("ls", tier), ("inspect", tier, "tiny"), ("verify", tier)):
-            out = subprocess.run(
-                [*PROGRAM, *map(str, command), "--json"],
-                capture_output=True,
-                env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"},
-                check=True,
-            )
-            assert not has_control_characters(out.stdout)
+            assert not has_control_characters(offload(*command, "--json").stdout)
+
+    def test_it_is_plain_on_a_terminal(self, tier: Path) -> None:
+        code, shown = on_terminal("inspect", tier, "tiny", "--json")
+
+        assert code == 0
+        assert json.loads(shown)["stream"] == "tiny"
 
     def test_errors_leave_stdout_empty(self, tmp_path: Path) -> None:
         for command in (("ls", tmp_path), ("inspect", tmp_path, "x"), ("verify", tmp_path)):
@@ -95,8 +99,11 @@ class TestJson:
 
 
 class TestWhereNoTerminalIs:
-    @pytest.mark.parametrize("force", [{}, {"NO_COLOR": "1"}])
-    def test_lines_are_plain(self, tier: Path, tmp_path: Path, force: dict[str, str]) -> None:
+    @pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
+    def test_lines_are_plain(
+        self, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+    ) -> None:
+        monkeypatch.setenv(variable, "xterm-256color")
         for command in (
             ("sync", SOURCE, tmp_path / "tier"),
             ("ls", tier),
@@ -106,10 +113,14 @@ class TestWhereNoTerminalIs:
             ("--help",),
             ("read", tier, "nothing"),
         ):
-            out = subprocess.run(
-                [*PROGRAM, *map(str, command)], capture_output=True, env={**os.environ, **force}, check=False
-            )
-            assert not has_control_characters(out.stdout + out.stderr), command
+            ran = offload(*command)
+            assert not has_control_characters(ran.stdout + ran.stderr.encode()), command
+
+    def test_progress_is_silent(self, tmp_path: Path) -> None:
+        process = finish(start("sync", SOURCE + "/tiny", tmp_path / "tier"))
+
+        assert (process.code, process.stderr) == (0, "")
+        assert not has_control_characters(process.stdout)
 
     def test_lines_are_not_cut_or_wrapped(self, tmp_path: Path) -> None:
         name = "long-" + "x" * 240
