@@ -7,6 +7,8 @@ import base64
 import json
 import os
 import subprocess
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,16 @@ class TestOffsets:
         assert (ran.code, ran.stdout, ran.stderr) == (0, b"", "")
 
 
+@pytest.fixture
+def in_tokyo() -> Iterator[None]:
+    """The process's own zone is nine hours ahead of UTC."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 class TestTimes:
     @pytest.mark.parametrize("stream", STREAMS)
     def test_every_chunks_time_starts_at_the_first_chunk_that_has_it(self, tier: Path, stream: str) -> None:
@@ -127,10 +139,7 @@ class TestTimes:
         assert offsets(tier, "filtered", "--from", f"@{TIMESTAMP_MS}", "--limit", 1) == [0]
         assert offsets(tier, "filtered", "--from", f"@{TIMESTAMP_MS + 1}", "--limit", 1) == [250]
 
-    def test_a_time_is_utc_unless_it_says_otherwise(
-        self, tier: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("TZ", "Asia/Tokyo")
+    def test_a_time_is_utc_unless_it_says_otherwise(self, tier: Path, in_tokyo: None) -> None:
         at = TIMESTAMP_MS + 30_000
         plain = iso(at).removesuffix("+00:00")
         elsewhere = iso(at, timezone(timedelta(hours=-5, minutes=-30)))
