@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ import small_tier
 from small_tier import Objects
 
 from offload.errors import NotOffloaded
+from offload.formats.checksums import crc32c
+from offload.formats.fragment import TRAILER
+from offload.formats.manifest import Manifest
 from offload.store.memory import MemoryStore
 from offload.tier.verify import VerifyReport, verify
 
@@ -152,6 +156,35 @@ class TestWholeObjects:
         [theirs] = [key for key in other if key.startswith("tiny/data/")]
 
         assert blamed(objects | {mine: other[theirs]}) == {mine}
+
+
+class TestSoundButNotTheOne:
+    """Objects whose own checksums hold, and which still are not what the newest root names."""
+
+    def test_a_fragment_made_anew_under_the_same_key(self, objects: Objects) -> None:
+        [key] = [key for key in objects if key.startswith("tiny/data/")]
+        raw = bytearray(objects[key])
+        trailer = len(raw) - TRAILER.size_bytes
+        raw[trailer + TRAILER.offset_of("epoch") + 7] ^= 1
+        raw[-4:] = crc32c(bytes(raw[trailer:-4])).to_bytes(4, "big")
+
+        [damage] = verified(objects | {key: bytes(raw)}).damages
+
+        assert (damage.where, damage.what) == (key, "object checksum")
+
+    @pytest.mark.parametrize("field", ["first_timestamp_ms", "last_timestamp_ms", "ledger_id"])
+    def test_a_root_that_says_otherwise_than_the_fragment(self, objects: Objects, field: str) -> None:
+        """A time that is wrong in the root alone would make every lookup by time wrong."""
+        newest = roots(objects, "tiny")[-1]
+        manifest = Manifest.decode(objects[newest], where=newest)
+        entries = manifest.entries.copy()
+        entries[field] += 1
+        changed = replace(manifest, entries=entries).encode()
+
+        [damage] = verified(objects | {newest: changed}).damages
+
+        assert damage.where.startswith("tiny/data/")
+        assert damage.what in {"first timestamp", "last timestamp", "ledger"}
 
 
 class TestAllIsWell:
