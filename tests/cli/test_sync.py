@@ -19,6 +19,7 @@ from command_line import (
     sync,
     verify,
 )
+from offload_rabbitmq import sample_path
 from osiris_data import DATA, MANIFEST, STREAMS, TORN
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
@@ -76,6 +77,11 @@ class TestWholeStreams:
 
         assert offload("sync", "rabbitmq://tiny", tmp_path / "tier").code == 0
         assert bodies(tmp_path / "tier", "tiny") == formula(10)
+
+    def test_the_sample_that_comes_with_the_plugin(self, tmp_path: Path) -> None:
+        [report] = sync(sample_path(), tmp_path / "tier").objects
+
+        assert bodies(tmp_path / "tier", report["stream"]) == formula(10)
 
     def test_the_brokers_files_are_left_as_they_are(self, tmp_path: Path) -> None:
         shutil.copytree(DATA / "torn", tmp_path / "source")
