@@ -284,3 +284,24 @@ def test_appending_keeps_entries_as_they_are_stored() -> None:
     assert SAMPLE.entries.dtype == ENTRY.dtype
     assert SAMPLE.entries["first_offset"].dtype == np.dtype(">u8")
     assert NO_ENTRIES.dtype == ENTRY.dtype
+
+
+@pytest.mark.xfail(reason="known gap: check() takes entries without records, and sums that wrap at 2**64")
+@pytest.mark.parametrize(
+    ("changes", "next_offset"),
+    [({"records": 0}, 100), ({"first_offset": 2**64 - 1, "records": 3}, 2)],
+    ids=["no records", "wrapping"],
+)
+def test_an_impossible_range_is_corrupt_even_under_its_checksum(
+    changes: dict[str, Any], next_offset: int
+) -> None:
+    impossible = replace(SAMPLE_ENTRY, **changes)
+    wrong = replace(
+        SAMPLE,
+        first_offset=impossible.first_offset,
+        next_offset=next_offset,
+        entries=encode_entries([impossible]),
+    )
+
+    with pytest.raises(Corrupt):
+        Manifest.decode(wrong.encode(), where="here")
