@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final, Self
 
@@ -33,11 +34,15 @@ STREAM_FIELDS: Final = (("stream", "str", "the stream's true name"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Anchor:
+class _Anchor(ABC):
     kind: ClassVar[str]
 
     def _fields(self) -> dict[str, Any]:
         return asdict(self)
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise `ValueError` where a field is not what it must be."""
 
     def encode(self) -> bytes:
         """The anchor's bytes."""
@@ -54,8 +59,9 @@ class _Anchor:
         check_version(f"{cls.kind} anchor", int(head[2]), VERSION, where)
         try:
             anchor = cls(**json.loads(raw.split(b"\n")[1]))
+            anchor._check()
             same = anchor.encode() == raw
-        except (ValueError, TypeError, IndexError) as exc:
+        except (ValueError, TypeError, IndexError, RecursionError) as exc:
             raise Corrupt("anchor", where, expected="one line of JSON", found=str(exc)) from exc
         if not same:
             raise Corrupt("anchor", where, expected=anchor.encode(), found=raw)
@@ -69,6 +75,10 @@ class TierAnchor(_Anchor):
     kind: ClassVar[str] = "tier"
     branching_factor: int = 1024
 
+    def _check(self) -> None:
+        if type(self.branching_factor) is not int or not 2 <= self.branching_factor <= 2**20:
+            raise ValueError(f"a branching factor of {self.branching_factor!r}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamAnchor(_Anchor):
@@ -76,3 +86,7 @@ class StreamAnchor(_Anchor):
 
     kind: ClassVar[str] = "stream"
     stream: str
+
+    def _check(self) -> None:
+        if not isinstance(self.stream, str) or not self.stream:
+            raise ValueError(f"a stream named {self.stream!r}")

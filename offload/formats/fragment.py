@@ -293,7 +293,9 @@ def _decode_description(raw: bytes, trailer: FragmentTrailer, where: str) -> tup
     try:
         stream = name.decode()
         metadata = json.loads(texts[len(name) :] or b"{}")
-    except ValueError as exc:
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("metadata that is no object of texts")
+    except (ValueError, RecursionError) as exc:
         raise Corrupt("description", where, expected="UTF-8 and JSON", found=str(exc), position=at) from exc
     _expect("stream digest", where, at, expected=trailer.stream_digest, found=stream_digest(stream))
     return stream, metadata

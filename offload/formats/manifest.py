@@ -228,18 +228,29 @@ class Manifest:
 
         Called before a root is written and after it was read.
         """
-        nexts = self.entries["first_offset"] + self.entries["records"]
+        starts, records = self.entries["first_offset"], self.entries["records"]
+        nexts = starts + records
+        if (nexts <= starts).any() or (self.entries["messages"] > records).any():
+            raise Corrupt(
+                "entry records", where, expected="1 or more, below 2**64", found="an impossible range"
+            )
         begins = np.concatenate(([np.uint64(self.first_offset)], nexts))
-        ends = np.concatenate((self.entries["first_offset"], [np.uint64(self.next_offset)]))
+        ends = np.concatenate((starts, [np.uint64(self.next_offset)]))
         if (begins != ends).any():
             row = int((begins != ends).argmax())
             raise Corrupt("coverage", where, expected=f"offset {begins[row]}", found=f"offset {ends[row]}")
         if self.entries["kind"].any() or (self.entries["reserved"] != np.void(bytes(3))).any():
             raise Corrupt("entry kind", where, expected="fragments", found="another kind or reserved bytes")
         for total in ("messages", "data_size_bytes", "stored_size_bytes"):
-            found = int(self.entries[total].sum(dtype=np.uint64))
+            found = _exact_sum(self.entries[total])
             if found != getattr(self, total):
                 raise Corrupt(f"total of {total}", where, expected=getattr(self, total), found=found)
+
+
+def _exact_sum(column: npt.NDArray[np.uint64]) -> int:
+    """The sum as an integer of any size: NumPy's own would wrap at 2**64."""
+    high, low = column >> np.uint64(32), column & np.uint64(2**32 - 1)
+    return (int(high.sum(dtype=np.uint64)) << 32) + int(low.sum(dtype=np.uint64))
 
 
 def encode_entries(entries: list[Entry]) -> Entries:

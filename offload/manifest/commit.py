@@ -166,7 +166,7 @@ class RootLog:
             # 2. The listing decides, whatever the reply was.
             try:
                 verdict = await self._look(proposal, reply)
-            except TryAgain as exc:
+            except (TryAgain, Denied) as exc:
                 raise OutcomeUnknown(
                     f"{key}: sent, but the store could not be asked what came of it"
                 ) from exc

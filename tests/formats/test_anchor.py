@@ -25,14 +25,14 @@ def test_the_bytes_of_version_1_do_not_drift() -> None:
     assert StreamAnchor(stream='a/b "ü"').encode() == STREAM
 
 
-@given(st.text())
+@given(st.text(min_size=1))
 def test_decoding_undoes_encoding_of_a_stream(name: str) -> None:
     anchor = StreamAnchor(stream=name)
 
     assert StreamAnchor.decode(anchor.encode(), where="here") == anchor
 
 
-@given(st.integers(2, 2**32))
+@given(st.integers(2, 2**20))
 def test_decoding_undoes_encoding_of_a_tier(branching_factor: int) -> None:
     anchor = TierAnchor(branching_factor=branching_factor)
 
@@ -106,10 +106,6 @@ def test_a_name_is_spelled_in_ascii() -> None:
         StreamAnchor.decode(sealed(b"ledger-offload stream 1\n" + plain + b"\n"), where="here")
 
 
-@pytest.mark.xfail(
-    reason="known gap: the types of fields are not checked, and deep JSON raises RecursionError",
-    raises=(pytest.fail.Exception, RecursionError),
-)
 @pytest.mark.parametrize(
     "text", ['{"branching_factor":"x"}', '{"branching_factor":-1}', "[" * 100_000], ids=["text", "-1", "deep"]
 )
