@@ -31,7 +31,7 @@ class AmqpDecoder(Decoder):
         return [
             # A lone data section, whose length says so, is what nearly every record is.
             Decoded(record[5:], NO_SECTIONS)
-            if record[:4] == b"\x00Su\xa0" and record[4] == len(record) - 5
+            if record[:4] == b"\x00Su\xa0" and len(record) > 4 and record[4] == len(record) - 5
             else _decoded(record)
             for record in records
         ]
