@@ -14,9 +14,11 @@ from offload_posix.store import PosixStore
 
 def open_url(url: str) -> PosixStore:
     """The store that a URL or path names. Raises `Misuse` where it names none."""
-    path = unquote(url[len("file://") :]) if url.lower().startswith("file://") else url
-    if path.startswith("localhost/"):
-        path = path.removeprefix("localhost")
+    path = url
+    if url.lower().startswith("file://"):
+        path = unquote(url[len("file://") :])
+        if path.startswith("localhost/"):
+            path = path.removeprefix("localhost")
     if not path or "\0" in path:
         raise Misuse(f"{url!r} names no folder")
     return PosixStore(root=path)
