@@ -166,8 +166,7 @@ class ValueReader:
         descriptors: list[Any] = []
         code = self.byte()
         while code == _DESCRIBED:
-            if len(descriptors) == DEPTH_MAX:
-                self.refuse("AMQP nesting", expected=f"at most {DEPTH_MAX}", found="more", position=start)
+            self._enter(start)  # every element is as deep within its descriptors as one written out
             descriptors.append(self.value())
             code = self.byte()
         if code in _WITHOUT_BYTES:
@@ -181,6 +180,7 @@ class ValueReader:
         values = [self._constructed(code, self.at) for _ in range(count)]
         for descriptor in reversed(descriptors):
             values = [Described(descriptor, value) for value in values]
+        self._depth -= len(descriptors)
         return values
 
 

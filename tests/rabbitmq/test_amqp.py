@@ -271,6 +271,16 @@ def test_the_fast_way_agrees_with_the_thorough_one(bodies: list[bytes], annotati
 
 # --- what is no message ---
 
+
+def nested_arrays(*, levels: int, descriptors: int) -> bytes:
+    """An array of one array and so on, every element described so many times over; in the last, a null."""
+    element = b"\x40"
+    for _ in range(levels):
+        body = struct.pack(">I", 1) + b"\0\x40" * descriptors + element
+        element = b"\xf0" + struct.pack(">I", len(body)) + body
+    return element
+
+
 NO_MESSAGES = {
     "nothing": b"",
     "text": b'{"seq":0}',
@@ -311,6 +321,7 @@ NO_MESSAGES = {
     "descriptors of an array's elements without end": VALUE
     + b"\xf0\0\0\xff\xff\0\0\0\1"
     + b"\0\x40" * 40_000,
+    "arrays within arrays, each with descriptors": VALUE + nested_arrays(levels=30, descriptors=30),
 }
 
 
@@ -333,6 +344,17 @@ def test_what_is_no_message_is_corrupt_quickly_and_in_little_memory(record: byte
 def test_what_is_no_message_has_no_body_either(record: bytes) -> None:
     with pytest.raises(Corrupt, match="chunk 7, record 0"):
         data_bodies([record], where="chunk 7")
+
+
+def test_what_is_as_deep_as_may_be_is_shown() -> None:
+    """Arrays and descriptors count alike, in any mixture, and are left again: a second one fits as well."""
+    for levels, descriptors in ((31, 0), (1, 30), (10, 2)):
+        deep = nested_arrays(levels=levels, descriptors=descriptors)
+
+        decoded = value_of(compound(0xC0, [deep, deep]))  # 32 levels, with the list
+
+        assert decoded[0] == decoded[1]
+        json.dumps(to_jsonable(decoded), allow_nan=False)
 
 
 def test_elements_without_bytes_do_not_multiply() -> None:
