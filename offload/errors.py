@@ -25,9 +25,18 @@ place and always chains them (`raise ... from exc`).
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class OffloadError(Exception):
-    """Anything this framework raises on purpose. Its text is one line, fit for a person."""
+    """Anything this framework raises on purpose. Its text is one line, fit for a person.
+
+    It crosses processes: pickled and back it has the same class, text and attributes.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Past the constructors, which take other arguments than the text they make of them."""
+        return _remade, (type(self), self.args), self.__dict__
 
 
 class TryAgain(OffloadError):
@@ -134,3 +143,7 @@ class Corrupt(OffloadError):
             position=self.position + offset,
             stream=stream or self.stream,
         )
+
+
+def _remade(kind: type[OffloadError], args: tuple[Any, ...]) -> OffloadError:
+    return kind.__new__(kind, *args)

@@ -1,0 +1,44 @@
+"""Errors cross processes: Spark workers and pools pickle what they raise."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from offload import errors
+from offload.errors import AlreadyExists, Corrupt, Fenced, NotFound, OffloadError, StreamDeleted
+
+WITH_ATTRIBUTES = (
+    Fenced("epoch 4 is behind", epoch=5),
+    StreamDeleted("orders is gone", epoch=6),
+    NotFound("streams/orders/root", store="file:///srv/tier"),
+    AlreadyExists("streams/orders/root"),
+    Corrupt("magic", "a.fragment", expected=b"OFTR", found=b"\0", position=7, stream="orders"),
+)
+
+
+def classes(above: type[OffloadError] = OffloadError) -> Iterator[type[OffloadError]]:
+    yield above
+    for kind in above.__subclasses__():
+        if kind.__module__ == errors.__name__:
+            yield from classes(kind)
+
+
+def examples() -> list[OffloadError]:
+    """One of every class."""
+    made = {type(error): error for error in WITH_ATTRIBUTES}
+    return [made.get(kind) or kind("a text", 2) for kind in classes()]
+
+
+@pytest.mark.parametrize("error", examples(), ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_error_survives_pickling(error: OffloadError, protocol: int) -> None:
+    error.add_note("said on the way")
+
+    for again in (pickle.loads(pickle.dumps(error, protocol)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert (str(again), again.args) == (str(error), error.args)
+        assert vars(again) == vars(error)
