@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import Self
 from uuid import UUID
 
-import numpy as np
-
 from offload.errors import Misuse
-from offload.formats.chunk import ChunkTable
+from offload.formats.chunk import ChunkTable, row_from
 from offload.formats.manifest import Entry, Manifest
 from offload.manifest.changes import Change
 
@@ -116,7 +114,7 @@ class LedgerOffloader(ABC):
     **Attempts are disjoint.** No two attempts share an object, so a crashed attempt is garbage,
     never a hazard.
     **Prepared before uploaded.** `offload` refuses an attempt that its manifest does not run, with
-    `Conflict`, before the first byte is stored.
+    `Conflict`, before the first byte is stored; and a handle of another ledger, with `Misuse`.
     **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it.
     **Fragments are whole.** A reader sees a fragment entire or not at all.
     **Reads are verbatim.** What is read back is, chunk for chunk, the bytes that were offloaded.
@@ -231,7 +229,7 @@ class LedgerOffloader(ABC):
 
 def rows_from(table: ChunkTable, first_offset: int) -> ChunkTable:
     """The rows of chunks that begin at or after `first_offset`, which must be a chunk's own offset."""
-    row = int(np.searchsorted(table["offset"], first_offset))
+    row = row_from(table, first_offset)
     if row == len(table) or int(table["offset"][row]) != first_offset:
         raise Misuse(f"no chunk begins at offset {first_offset}")
     return table[row:]
@@ -268,7 +266,7 @@ class CutHandle(ReadHandle):
     async def table(self) -> ChunkTable:
         """The rows of the part. Raises `Misuse` where it does not begin and end with a chunk."""
         table = rows_from(await self._whole.table(), self._first_offset)
-        rows = table[: int(np.searchsorted(table["offset"], self._next_offset))]
+        rows = table[: row_from(table, self._next_offset)]
         if int(rows["offset"][-1]) + int(rows["records"][-1]) != self._next_offset:
             raise Misuse(f"no chunk of {self.where} ends at offset {self._next_offset}")
         return rows

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
-
 from offload.errors import Corrupt, NotOffloaded
-from offload.formats.chunk import ChunkTable, ChunkType
+from offload.formats.chunk import ChunkType, row_from, row_holding
 from offload.offloader import ReadHandle
 from offload.position import AtOffset, AtTime, Place, Position
 
@@ -42,8 +40,9 @@ class Snapshot:
         for ledger in self.ledgers:
             if ledger.first_offset <= offset < ledger.next_offset:
                 table = await ledger.table()
-                row = int(np.searchsorted(table["offset"], offset))
-                return await ledger.read(table[row : row + 1]) if table["offset"][row] == offset else None
+                row = row_from(table, offset)
+                rows = table[row : row + 1]
+                return await ledger.read(rows) if rows["offset"].tolist() == [offset] else None
         return None
 
     async def attach(self, position: Position) -> int:
@@ -90,7 +89,8 @@ class Snapshot:
             return self.next_offset
         for ledger in self.ledgers:
             if offset < ledger.next_offset:
-                return chunk_holding(await ledger.table(), offset)
+                table = await ledger.table()
+                return int(table["offset"][row_holding(table, offset)])
         return self.next_offset
 
     async def _first_since(self, timestamp_ms: int) -> int:
@@ -100,12 +100,6 @@ class Snapshot:
             if late.any():
                 return int(table["offset"][late.argmax()])
         return self.next_offset
-
-
-def chunk_holding(table: ChunkTable, offset: int) -> int:
-    """The offset of the chunk that holds `offset`, or of the first chunk where it lies before."""
-    row = int(np.searchsorted(table["offset"], offset, side="right")) - 1
-    return int(table["offset"][max(row, 0)])
 
 
 class SourceStream(ABC):

@@ -28,7 +28,7 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Final
 
-from offload.errors import AlreadyExists, Misuse, NotFound, OutcomeUnknown
+from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown
 from offload.store.capabilities import Capabilities
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload_posix.failures import explained, failure
@@ -181,7 +181,7 @@ class PosixStore(ObjectStore):
                 try:
                     self._link(staged, folder, parts)
                     staged.discard()
-                    self._sync(folder, parts)
+                    self._sync_created(folder, parts)
                 finally:
                     os.close(folder)
         finally:
@@ -204,6 +204,13 @@ class PosixStore(ObjectStore):
                 f"syncing the folder of {self._path(parts)}: {error.strerror}; "
                 f"the change is visible and may not survive a power cut: check the device"
             ) from error
+
+    def _sync_created(self, folder: int, parts: Sequence[str]) -> None:
+        """As `_sync`, but no listing may make a success of it: a power cut would take a commit."""
+        try:
+            self._sync(folder, parts)
+        except OutcomeUnknown as error:
+            raise OffloadError(str(error)) from error
 
     def _read(self, parts: Sequence[str], span: Span | Suffix | None) -> bytes:
         absent = NotFound("/".join(parts), store=self.url)

@@ -53,6 +53,19 @@ _SIZES_START: Final = CHUNK_HEADER.offset_of("data_size_bytes")
 _HEADER_SIZE_BYTES: Final = CHUNK_HEADER.size_bytes
 
 
+def row_from(table: ChunkTable, offset: int) -> int:
+    """The row of the first chunk that begins at or behind `offset`; the number of rows where none does.
+
+    Compared as u64: with a plain integer NumPy would compare as floats, which are not exact from 2**53 on.
+    """
+    return int(np.searchsorted(table["offset"], np.uint64(offset)))
+
+
+def row_holding(table: ChunkTable, offset: int) -> int:
+    """The row of the chunk that holds `offset`, or 0 where it lies before the first."""
+    return max(int(np.searchsorted(table["offset"], np.uint64(offset), side="right")) - 1, 0)
+
+
 def scan(data: bytes | memoryview, *, first_position: int = 0, where: str) -> ChunkTable:
     """The table of `data`, which holds whole chunks and nothing else.
 

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final, Self
 from offload.errors import Corrupt
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import check_version
+from offload.formats.keys import escape
 
 VERSION: Final = 1
 ANCHOR_SIZE_BYTES_MAX: Final = 64 * 1024
@@ -88,5 +89,6 @@ class StreamAnchor(_Anchor):
     stream: str
 
     def _check(self) -> None:
-        if not isinstance(self.stream, str) or not self.stream:
+        if not isinstance(self.stream, str):
             raise ValueError(f"a stream named {self.stream!r}")
+        escape(self.stream)

@@ -19,6 +19,8 @@ from offload.formats._chunk_table import (
     ChunkTable,
     check_chunks,
     check_stored,
+    row_from,
+    row_holding,
     scan,
     scan_head,
 )
@@ -35,6 +37,8 @@ __all__ = [
     "ChunkType",
     "check_chunks",
     "check_stored",
+    "row_from",
+    "row_holding",
     "scan",
     "scan_head",
 ]

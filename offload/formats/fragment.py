@@ -34,6 +34,7 @@ import numpy.typing as npt
 from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import crc32c
 from offload.formats.chunk import CHUNK_TABLE, ChunkTable, ChunkType
+from offload.formats.keys import escape
 from offload.formats.layout import layout
 
 VERSION: Final = 1
@@ -269,8 +270,8 @@ def check_index(index: FragmentIndex, trailer: FragmentTrailer, *, where: str) -
         ("index reserved bytes", index["reserved"] != np.void(bytes(3))),
         ("chunk type", index["type"] > max(ChunkType)),
         ("index records", records == 0),
-        ("index position", index["position"] != np.concatenate(([HEADER.size_bytes], ends[:-1]))),
-        ("index offset", index["offset"] != np.concatenate(([trailer.first_offset], nexts[:-1]))),
+        ("index position", index["position"] != _shifted(HEADER.size_bytes, ends)),
+        ("index offset", index["offset"] != _shifted(trailer.first_offset, nexts)),
     )
     for what, wrong in faults:
         if wrong.any():
@@ -283,6 +284,11 @@ def check_index(index: FragmentIndex, trailer: FragmentTrailer, *, where: str) -
     _expect("messages", where, trailer.index_start, expected=trailer.messages, found=messages)
 
 
+def _shifted(first: int, column: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """What each row should begin with: the first, then the end of the row before. Never by way of floats."""
+    return np.concatenate((np.array([first], np.uint64), column[:-1]))
+
+
 def _decode_description(raw: bytes, trailer: FragmentTrailer, where: str) -> tuple[str, dict[str, str]]:
     at = trailer.index_start + trailer.index_count * INDEX_RECORD.size_bytes
     sizes = DESCRIPTION.unpack(raw) if len(raw) >= DESCRIPTION.size_bytes else None
@@ -292,6 +298,7 @@ def _decode_description(raw: bytes, trailer: FragmentTrailer, where: str) -> tup
     name = texts[: sizes["stream_size_bytes"]]
     try:
         stream = name.decode()
+        escape(stream)  # a name that no key can hold
         metadata = json.loads(texts[len(name) :] or b"{}")
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("metadata that is no object of texts")

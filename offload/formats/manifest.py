@@ -24,6 +24,7 @@ import numpy.typing as npt
 from offload.errors import Corrupt
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import check_version
+from offload.formats.keys import escape
 from offload.formats.layout import layout
 
 VERSION: Final = 1
@@ -215,6 +216,7 @@ class Manifest:
         entries = np.frombuffer(raw, ENTRY.dtype, count=fields["entry_count"], offset=at)
         try:
             stream, state = name.decode(), State(fields["state"])
+            escape(stream)  # a name that no key can hold
         except ValueError as exc:
             raise Corrupt("root name or state", where, expected="UTF-8, 0..2", found=str(exc)) from exc
         plain: dict[str, Any] = {name: fields[name] for name in _ROOT_NUMBERS}

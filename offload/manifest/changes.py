@@ -124,7 +124,10 @@ class _OfWriter(Change):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare(_OfWriter):
-    """Announce attempts, each a fresh UUID and its ledger, before the first of their uploads."""
+    """Announce attempts, each a fresh UUID and its ledger, before the first of their uploads.
+
+    A UUID is used once: an attempt that was dropped is condemned for ever.
+    """
 
     attempts: Sequence[tuple[UUID, int]]
 
@@ -163,7 +166,9 @@ class Append(_OfWriter):
         if not self.entries:
             return not any(manifest.runs(attempt) for attempt in self.finished)
         last = self.entries[-1]
-        return manifest.first_offset >= last.next_offset or names_entry(manifest, last)
+        trimmed = manifest.first_offset >= last.next_offset and bool(self.finished)
+        over = not any(manifest.runs(attempt) for attempt in self.finished)
+        return names_entry(manifest, last) or (trimmed and over)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,10 +232,13 @@ def append_entries(base: Manifest, entries: Sequence[Entry]) -> Manifest:
     """`base` with these entries behind its own. Raises `Conflict` unless they begin exactly at its end."""
     if not entries:
         return base
-    if entries[0].first_offset != base.next_offset:
-        raise Conflict(
-            f"stream {base.stream!r}: offset {entries[0].first_offset} does not continue {base.next_offset}"
-        )
+    expected = base.next_offset
+    for entry in entries:
+        if entry.first_offset != expected:
+            raise Conflict(
+                f"stream {base.stream!r}: offset {entry.first_offset} does not continue {expected}"
+            )
+        expected = entry.next_offset
     rows = encode_entries(list(entries))
     return replace(
         base,

@@ -40,13 +40,16 @@ from uuid import UUID
 from offload.env import Env
 from offload.errors import (
     AlreadyExists,
+    Conflict,
     Corrupt,
     Denied,
+    Fenced,
     NoSpace,
     NotFound,
     OffloadError,
     OutcomeUnknown,
     TryAgain,
+    UnsupportedFormat,
 )
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Manifest
@@ -166,7 +169,9 @@ class RootLog:
             # 2. The listing decides, whatever the reply was.
             try:
                 verdict = await self._look(proposal, reply)
-            except (TryAgain, Denied) as exc:
+            except (Conflict, Fenced, Corrupt, UnsupportedFormat, OutcomeUnknown):
+                raise
+            except OffloadError as exc:
                 raise OutcomeUnknown(
                     f"{key}: sent, but the store could not be asked what came of it"
                 ) from exc

@@ -27,6 +27,7 @@ from offload.formats.fragment import (
     INDEX_RECORD,
     TRAILER,
     FragmentTrailer,
+    check_index,
     encode_description,
     index_of,
     stream_digest,
@@ -48,15 +49,35 @@ def cut(table: ChunkTable, *, size_bytes: int, count_max: int) -> Iterator[Chunk
     start = 0
     while start < len(table):
         before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + size_bytes)) + 1
+        stop = int(np.searchsorted(ends, np.uint64(before + size_bytes))) + 1
         stop = min(stop, start + count_max)
         yield table[start:stop]
         start = stop
 
 
 def windows_of(table: ChunkTable, *, size_bytes: int = WINDOW_SIZE_BYTES) -> Iterator[ChunkTable]:
-    """Runs of chunks to read at once: about `size_bytes`, or a single larger chunk."""
-    return cut(table, size_bytes=size_bytes, count_max=len(table))
+    """Runs of chunks to read at once: about `size_bytes`, or a single larger chunk.
+
+    A run ends where the next chunk does not lie behind it: a handle may join several objects.
+    """
+    ends = table["position"] + table["size_bytes"]
+    breaks = np.flatnonzero(table["position"][1:] != ends[:-1]) + 1
+    for part in np.split(table, breaks):
+        yield from cut(part, size_bytes=size_bytes, count_max=len(part))
+
+
+async def covering_table(handle: ReadHandle) -> ChunkTable:
+    """The handle's table, checked to cover exactly what the handle says it holds, without hole or overlap."""
+    table = await handle.table()
+    nexts = table["offset"] + table["records"]
+    begins = np.concatenate((np.array([handle.first_offset], np.uint64), nexts))
+    ends = np.concatenate((table["offset"], np.array([handle.next_offset], np.uint64)))
+    if (begins != ends).any():
+        row = int((begins != ends).argmax())
+        raise Corrupt(
+            "table of chunks", handle.where, expected=f"offset {begins[row]}", found=f"offset {ends[row]}"
+        )
+    return table
 
 
 @dataclass(kw_only=True)
@@ -106,7 +127,8 @@ class FragmentWriter:
             raise exc.within(exc.where, stream=self.attempt.stream) from exc
 
     def _tail(self, checksums: npt.NDArray[np.uint32], data_checksum: int) -> tuple[bytes, int]:
-        parts = index_of(self.rows, checksums).tobytes() + self._description
+        index = index_of(self.rows, checksums)
+        parts = index.tobytes() + self._description
         trailer = FragmentTrailer(
             stream_digest=stream_digest(self.attempt.stream),
             incarnation=self.manifest.incarnation,
@@ -125,6 +147,7 @@ class FragmentWriter:
             data_checksum=data_checksum,
             index_checksum=crc32c(parts),
         )
+        check_index(index, trailer, where=self.handle.where)  # windows were checked one by one
         tail = parts + trailer.encode()
         self._trailer = trailer
         return tail, crc32c(tail, data_checksum)
@@ -163,7 +186,9 @@ def check_source(raw: bytes, rows: ChunkTable, *, where: str) -> npt.NDArray[np.
     """
     start, size = int(rows["position"][0]), int(rows["size_bytes"].sum())
     if len(raw) < size:
-        whole = int(np.searchsorted(rows["position"] + rows["size_bytes"], start + len(raw), side="right"))
+        whole = int(
+            np.searchsorted(rows["position"] + rows["size_bytes"], np.uint64(start + len(raw)), side="right")
+        )
         if whole:
             check_chunks(
                 raw[: int(rows["size_bytes"][:whole].sum())], rows[:whole], window_position=start, where=where
@@ -182,6 +207,6 @@ async def first_damage(handle: ReadHandle) -> tuple[int, Corrupt] | None:
         try:
             await asyncio.to_thread(check_source, raw, rows, where=handle.where)
         except Corrupt as damage:
-            row = int(np.searchsorted(rows["position"], damage.position, side="right")) - 1
+            row = int(np.searchsorted(rows["position"], np.uint64(damage.position), side="right")) - 1
             return int(rows["offset"][max(row, 0)]), damage
     return None

@@ -15,7 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from offload.env import Env
-from offload.errors import AlreadyExists, Conflict, Corrupt, NotFound, NotOffloaded
+from offload.errors import AlreadyExists, Conflict, Corrupt, Misuse, NotFound, NotOffloaded
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
@@ -25,8 +25,9 @@ from offload.manifest.commit import RootLog, Step, nobody
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.metrics import MeteredStore
 from offload.store.port import ObjectStore, Span
+from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
-from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, cut
+from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
 from offload.tier.fragments import FragmentHandle, LedgerHandle, only_entries
 
 
@@ -133,14 +134,14 @@ class ObjectStoreOffloader(LedgerOffloader):
         prepared = {(manifest.stream, running.ledger_id, running.attempt) for running in manifest.running}
         if (attempt.stream, attempt.ledger_id, attempt.uid) not in prepared:
             raise Conflict(f"attempt {attempt.uid} of stream {attempt.stream!r} was not prepared")
-        options = self._options
+        if handle.ledger_id != attempt.ledger_id:
+            raise Misuse(f"ledger {handle.ledger_id} under an attempt that announced {attempt.ledger_id}")
+        table = await covering_table(handle)
         writers = [
             FragmentWriter(
                 handle=handle, rows=rows, attempt=attempt, manifest=manifest, metadata=extra_metadata
             )
-            for rows in cut(
-                await handle.table(), size_bytes=options.fragment_size_bytes, count_max=INDEX_COUNT_MAX
-            )
+            for rows in cut(table, size_bytes=self._options.fragment_size_bytes, count_max=INDEX_COUNT_MAX)
         ]
         try:
             await self._upload_all(writers, StreamKeys(attempt.stream))
@@ -173,6 +174,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         await self.open()
         log = self._log(attempt.stream)
         manifest = await log.load_newest()
+        _refuse_while_rebuilding(manifest)
         if manifest is not None and manifest.runs(attempt.uid):
             change = Abort(attempts=frozenset({attempt.uid}))
             await log.commit(change, base=manifest, committer=self._env.uuid())
@@ -180,6 +182,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         keys = StreamKeys(attempt.stream)
         condemned = [key async for key in self._keys_of(keys, attempt.uid)]
         manifest = await log.load_newest()
+        _refuse_while_rebuilding(manifest)
         if manifest is None and condemned:  # a rebuild would name them
             raise Corrupt("root sequence", keys.roots, stream=keys.stream, expected="present", found="absent")
         if manifest is not None and (manifest.names(attempt.uid) or manifest.runs(attempt.uid)):
@@ -195,23 +198,14 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     async def _upload_all(self, writers: list[FragmentWriter], keys: StreamKeys) -> None:
         """Upload every fragment; at the first error cancel the rest, wait for them, and raise it alone."""
-        pending = iter(writers)
 
-        async def work() -> None:
-            for writer in pending:
-                async with self._uploads:
-                    await self._store.put(
-                        keys.fragment(writer.first_offset, writer.attempt.uid), writer.body()
-                    )
-                assert writer.entry is not None
-                self._emit(FragmentUploaded(stream=keys.stream, entry=writer.entry))
+        async def upload(writer: FragmentWriter) -> None:
+            async with self._uploads:
+                await self._store.put(keys.fragment(writer.first_offset, writer.attempt.uid), writer.body())
+            assert writer.entry is not None
+            self._emit(FragmentUploaded(stream=keys.stream, entry=writer.entry))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._options.uploads_max, len(writers))):
-                    group.create_task(work())
-        except* Exception as errors:  # noqa: BLE001 - the group is taken apart, nothing is swallowed
-            raise _first(errors) from None
+        await run_each(upload, writers, at_once=self._options.uploads_max)
 
     async def _load_anchor(self) -> TierAnchor:
         return TierAnchor.decode(await get_anchor(self._store, TIER_ANCHOR), where=TIER_ANCHOR)
@@ -246,7 +240,7 @@ class ObjectStoreOffloader(LedgerOffloader):
                 return [part for part in parts if looks_escaped(part)]
             part, slash, _ = key.partition("/")
             parts.append(part if slash else "")
-            after = f"{part}/\U0010ffff" if slash else key  # behind everything below this part
+            after = f"{part}0" if slash else key  # "0" is the byte behind "/": everything below is passed
 
     async def _name_of(self, part: str) -> str | None:
         """The true name of the stream under this part, or None where no stream was begun there."""
@@ -271,6 +265,12 @@ class ObjectStoreOffloader(LedgerOffloader):
                 yield listed.key
 
 
+def _refuse_while_rebuilding(manifest: Manifest | None) -> None:
+    """A root that is being rebuilt names nothing yet, so it condemns nothing."""
+    if manifest is not None and manifest.state is State.REBUILDING:
+        raise Conflict(f"stream {manifest.stream!r} is being rebuilt; wait until the rebuild is done")
+
+
 async def get_anchor(store: ObjectStore, key: str) -> bytes:
     """The bytes of an anchor, and of anything larger only so much that it cannot be one."""
     return await store.get(key, Span(0, ANCHOR_SIZE_BYTES_MAX + 1))
@@ -284,11 +284,3 @@ def check_stream_anchor(raw: bytes, keys: StreamKeys) -> None:
         raise exc.within(keys.anchor, stream=keys.stream) from exc
     if found != keys.stream:
         raise Corrupt("anchor", keys.anchor, stream=keys.stream, expected=keys.stream, found=found)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group: the rest are cancellations or its likes."""
-    first: BaseException = errors
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first

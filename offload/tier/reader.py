@@ -1,48 +1,28 @@
 """Reading a stream back: chunks in order, checked, several requests ahead of the consumer.
 
 Invariants: offsets ascend, each is delivered once; nothing is delivered that its checksum does not
-vouch for; a reader sees one manifest, the newest when it was opened. Memory is bounded: at most
-`in_flight` windows of `WINDOW_SIZE_BYTES` (or one larger chunk each), and two fragments' indexes.
+vouch for; a reader sees one manifest, the newest when it was opened. Memory is bounded as `windows`
+says, and by the messages of one chunk.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Final
 
 import numpy as np
 
-from offload.errors import Corrupt, NotOffloaded, OffloadError
-from offload.formats.chunk import ChunkTable, ChunkType
+from offload.errors import NotOffloaded
+from offload.formats.chunk import ChunkType
 from offload.formats.entries import messages
 from offload.formats.manifest import Entry, Manifest
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle
 from offload.position import AtOffset, AtTime, Place, Position
-from offload.source import chunk_holding
-from offload.tier.fragment_writer import windows_of
-
-WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
-FIRST_WINDOW_SIZE_BYTES: Final = 256 * 1024
-"""The first window is small, so that a reader of one message fetches little and has it soon."""
+from offload.tier.windows import Window, WindowStream
 
 IN_FLIGHT: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Stored chunks, back to back and checked, with the rows that say what they are.
-
-    `rows["position"]` counts from the beginning of an object; `rows["position"] - rows["position"][0]`
-    from the beginning of `data`.
-    """
-
-    rows: ChunkTable
-    data: bytes
-    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +72,13 @@ class StreamReader:
 
     def windows(self, offset: int) -> WindowStream:
         """The chunks from the one that holds `offset` to the end, a window at a time. Close it when done."""
-        return WindowStream(self, offset, self._in_flight)
+        return WindowStream(self.manifest, offset, open_entry=self.open_entry, in_flight_max=self._in_flight)
 
     async def messages(self, offset: int) -> AsyncGenerator[Messages, None]:
-        """The messages from `offset` on, chunk by chunk; chunks without any are passed over."""
+        """The messages from `offset` on, chunk by chunk; chunks without any are passed over.
+
+        A generator: where a wait for it is cancelled, it is over. Begin again behind the last offset.
+        """
         async with aclosing(self.windows(offset)) as windows:
             async for window in windows:
                 for batch in messages_of(window):
@@ -127,102 +110,6 @@ class StreamReader:
         async with await self.open_entry(self.manifest.entry(int(late.argmax()))) as handle:
             table = await handle.table()
             return int(table["offset"][(table["timestamp_ms"] >= timestamp_ms).argmax()])
-
-
-class WindowStream:
-    """An asynchronous iterator of windows that keeps several requests in flight, across fragments too.
-
-    The number grows by one with each window taken, so that a reader of one message fetches little. An
-    error ends it where it belongs: whatever stands before it is handed out first.
-    """
-
-    def __init__(self, reader: StreamReader, offset: int, in_flight_max: int) -> None:
-        self._reader, self._offset = reader, offset
-        self._in_flight, self._in_flight_max = 1, in_flight_max
-        entries = reader.manifest.entries
-        nexts = entries["first_offset"] + entries["records"]
-        self._row = int(np.searchsorted(nexts, np.uint64(offset), side="right"))
-        self._opening: asyncio.Future[ReadHandle] | None = None
-        self._handles: list[ReadHandle] = []
-        self._planned: deque[tuple[ReadHandle, ChunkTable]] = deque()
-        self._fetching: deque[tuple[ReadHandle, ChunkTable, asyncio.Future[bytes]]] = deque()
-        self._end: OffloadError | None = None
-
-    def __aiter__(self) -> Self:
-        """Itself."""
-        return self
-
-    async def __anext__(self) -> Window:
-        """The next window. Raises `Corrupt` at the first chunk that does not hold."""
-        if self._end is None:
-            try:
-                await self._fill()
-            except OffloadError as error:
-                self._end = error
-        if not self._fetching:
-            if self._end is not None:
-                raise self._end
-            raise StopAsyncIteration
-        handle, rows, fetched = self._fetching.popleft()
-        try:
-            data = await fetched
-        except Corrupt as damage:
-            await self._cancel()
-            self._end = damage
-            rows = rows[rows["position"] + rows["size_bytes"] <= damage.position]
-            if not len(rows):
-                raise
-            data = await handle.read(rows)
-        self._in_flight = min(self._in_flight + 1, self._in_flight_max)
-        return Window(rows, data, handle.where)
-
-    async def aclose(self) -> None:
-        """Cancel what is in flight and release the handles. Idempotent."""
-        await self._cancel()
-        for handle in self._handles:
-            await handle.aclose()
-
-    async def _cancel(self) -> None:
-        waiting: list[asyncio.Future[Any]] = [fetched for _, _, fetched in self._fetching]
-        if self._opening is not None:
-            waiting.append(self._opening)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        self._fetching.clear()
-        self._opening = None
-
-    async def _fill(self) -> None:
-        while len(self._fetching) < self._in_flight:
-            if not self._planned and not await self._plan_next_fragment():
-                return
-            handle, rows = self._planned.popleft()
-            self._fetching.append((handle, rows, asyncio.ensure_future(handle.read(rows))))
-
-    async def _plan_next_fragment(self) -> bool:
-        if self._opening is None:
-            self._open_next()
-        if self._opening is None:
-            return False
-        handle = await self._opening
-        self._handles.append(handle)
-        self._opening = None
-        self._open_next()  # so that its index is there when this fragment ends
-        table = await handle.table()
-        start = chunk_holding(table, self._offset)
-        rows = table[int(np.searchsorted(table["offset"], start)) :]
-        if len(self._handles) == 1:
-            first = next(windows_of(rows, size_bytes=FIRST_WINDOW_SIZE_BYTES))
-            self._planned.append((handle, first))
-            rows = rows[len(first) :]
-        self._planned.extend((handle, window) for window in windows_of(rows, size_bytes=WINDOW_SIZE_BYTES))
-        return True
-
-    def _open_next(self) -> None:
-        manifest = self._reader.manifest
-        if self._row < manifest.fragments:
-            self._opening = asyncio.ensure_future(self._reader.open_entry(manifest.entry(self._row)))
-            self._row += 1
 
 
 def messages_of(window: Window) -> Iterator[Messages]:

@@ -150,14 +150,16 @@ class StreamWriter:
         ready: list[Receipt] = []
         last_seconds = self.env.monotonic()
         for task in tasks:
-            await asyncio.wait([task])
+            while not task.done():
+                left = max(last_seconds + COMMIT_INTERVAL_SECONDS - self.env.monotonic(), 0.0)
+                await asyncio.wait([task], timeout=left if ready else None)
+                if ready and not task.done():
+                    yield ready
+                    ready, last_seconds = [], self.env.monotonic()
             if task.cancelled() or task.exception() is not None:
                 break
             ready.append(task.result())
-            if (
-                len(ready) >= COMMIT_RECEIPTS
-                or self.env.monotonic() - last_seconds >= COMMIT_INTERVAL_SECONDS
-            ):
+            if len(ready) >= COMMIT_RECEIPTS:
                 yield ready
                 ready, last_seconds = [], self.env.monotonic()
         if ready:

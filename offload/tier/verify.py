@@ -9,7 +9,6 @@ fragments that no root names included; an object that nobody names is explained,
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,9 +22,10 @@ from offload.formats.manifest import Entry, Manifest, State, decode_entries
 from offload.manifest.commit import RootLog, decode_root
 from offload.offloader import LedgerOffloader
 from offload.store.port import Listed, ObjectStore
+from offload.tasks import run_each
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
-from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
+from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor, get_anchor
 
 OBJECTS_AT_ONCE: Final = 4
 
@@ -117,7 +117,7 @@ class _Verifier:
 
     async def _check_tier_anchor(self, *, any_object: bool) -> None:
         try:
-            raw = await self.store.get(TIER_ANCHOR)
+            raw = await get_anchor(self.store, TIER_ANCHOR)
         except NotFound as exc:
             if any_object and await self._holds_a_stream():
                 self._damaged(Corrupt("anchor", TIER_ANCHOR, expected="present", found="absent"))
@@ -147,15 +147,11 @@ class _Verifier:
         late = [
             Listed(key, entry.stored_size_bytes) for key, entry in named.items() if key not in listed_keys
         ]
-        pending = iter([*objects, *late])
 
-        async def work() -> None:
-            for listed in pending:
-                await self._check_object(listed, keys, newest, named)
+        async def check(listed: Listed) -> None:
+            await self._check_object(listed, keys, newest, named)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(OBJECTS_AT_ONCE):
-                group.create_task(work())
+        await run_each(check, [*objects, *late], at_once=OBJECTS_AT_ONCE)
 
     async def _stream_of(self, part: str, objects: list[Listed]) -> str | None:
         """The stream under this part. Without a sound anchor its name is taken from elsewhere."""
@@ -169,7 +165,7 @@ class _Verifier:
                 return None
             self._damaged(Corrupt("anchor", anchor, expected="present", found="absent"))
             return await self._name_in_roots(part, objects)
-        raw = await self.store.get(anchor)
+        raw = await get_anchor(self.store, anchor)
         self._count(len(raw))
         try:
             stream = StreamAnchor.decode(raw, where=anchor).stream

@@ -17,7 +17,6 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 UNWANTED = (
     "blazing", "cutting-edge", "effortless", "leverage", "powerful", "robust", "seamless", "simply",
     "state-of-the-art", "unlock", "utilize", "world-class",  # slogans
-    "/work", "../shared", "chatgpt", "claude", "llm",  # what belongs to no repository
 )  # fmt: skip
 
 

@@ -199,7 +199,10 @@ def test_a_tail_decodes_from_exactly_its_own_bytes() -> None:
         FragmentTail.decode(raw[start + 1 :], where="here", size_bytes=len(raw))
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"])), st.dictionaries(st.text(), st.text()))
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1000)
+
+
+@given(NAMES, st.dictionaries(st.text(), st.text()))
 def test_a_description_holds_any_name_and_any_metadata(stream: str, metadata: dict[str, str]) -> None:
     description = encode_description(stream, metadata)
     raw = fragment()

@@ -156,12 +156,14 @@ def test_what_does_not_run_is_not_named(change: type[Append | Resolve]) -> None:
 
 
 def test_an_append_is_in_where_its_own_fragment_is_named_or_trimmed() -> None:
-    change = Append(writer=ME, entries=[entry(10)])
+    change = Append(writer=ME, entries=[entry(10)], finished=frozenset({MINE}))
     by_another = append_entries(BASE, [entry(10, attempt=THEIRS)])
-    trimmed = replace(BASE, first_offset=15, next_offset=15)
+    trimmed = replace(BASE, first_offset=15, next_offset=15, running=())
+    born_later = replace(BASE, first_offset=15, next_offset=15)
 
     assert change.is_in(append_entries(BASE, [entry(10), entry(15)]))
     assert change.is_in(trimmed)
+    assert not change.is_in(born_later)
     assert not change.is_in(by_another)
 
 

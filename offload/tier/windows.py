@@ -1,0 +1,168 @@
+"""A stream's chunks a window at a time, with several requests in flight, across fragments too.
+
+Invariants: windows come in order, each once; a wait that is cancelled or fails loses none, because a
+window stays first in line until it was handed out; an error ends the iteration where it belongs, after
+everything that stands before it. Memory is bounded: `in_flight` windows of `WINDOW_SIZE_BYTES` (or one
+larger chunk each), and the indexes of the fragments that they touch and of the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+
+from offload.errors import Corrupt, OffloadError
+from offload.formats.chunk import ChunkTable, row_from, row_holding
+from offload.formats.manifest import Entry, Manifest
+from offload.offloader import ReadHandle
+from offload.tier.fragment_writer import windows_of
+
+WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
+FIRST_WINDOW_SIZE_BYTES: Final = 256 * 1024
+"""The first window is small, so that a reader of one message fetches little and has it soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Stored chunks, back to back and checked, with the rows that say what they are.
+
+    `rows["position"]` counts from the beginning of an object; `rows["position"] - rows["position"][0]`
+    from the beginning of `data`.
+    """
+
+    rows: ChunkTable
+    data: bytes
+    where: str
+
+
+@dataclass(slots=True)
+class _Fetch:
+    handle: ReadHandle
+    rows: ChunkTable
+    data: asyncio.Future[bytes]
+
+
+class WindowStream:
+    """An asynchronous iterator of windows, from the chunk that holds `offset` to the end of `manifest`.
+
+    The number of requests in flight grows by one with each window taken. Close it when done.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        offset: int,
+        *,
+        open_entry: Callable[[Entry], Awaitable[ReadHandle]],
+        in_flight_max: int,
+    ) -> None:
+        self._manifest, self._offset, self._open_entry = manifest, offset, open_entry
+        self._in_flight, self._in_flight_max = 1, in_flight_max
+        nexts = manifest.entries["first_offset"] + manifest.entries["records"]
+        self._row = int(np.searchsorted(nexts, np.uint64(offset), side="right"))
+        self._opening: tuple[Entry, asyncio.Future[ReadHandle]] | None = None
+        self._handles: deque[ReadHandle] = deque()
+        self._planned: deque[tuple[ReadHandle, ChunkTable]] = deque()
+        self._fetching: deque[_Fetch] = deque()
+        self._end: OffloadError | None = None
+        self._begun = False
+
+    def __aiter__(self) -> Self:
+        """Itself."""
+        return self
+
+    async def __anext__(self) -> Window:
+        """The next window. Raises `Corrupt` at the first chunk that does not hold, and ever after."""
+        if self._end is None:
+            try:
+                await self._fill()
+            except OffloadError as error:
+                self._end = error
+        if not self._fetching:
+            if self._end is not None:
+                raise self._end
+            raise StopAsyncIteration
+        first = self._fetching[0]
+        try:
+            data = await asyncio.shield(first.data)
+        except OffloadError as error:
+            await self._cancel()
+            self._end = error
+            return await self._sound_part(first, error)
+        self._fetching.popleft()
+        self._in_flight = min(self._in_flight + 1, self._in_flight_max)
+        await self._let_go()
+        return Window(first.rows, data, first.handle.where)
+
+    async def aclose(self) -> None:
+        """Cancel what is in flight and release the handles. Idempotent."""
+        await self._cancel()
+        while self._handles:
+            await self._handles.popleft().aclose()
+
+    async def _sound_part(self, fetch: _Fetch, error: OffloadError) -> Window:
+        """What stands before the damage in the window that could not be read, or the error itself."""
+        if not isinstance(error, Corrupt):
+            raise error
+        rows = fetch.rows[fetch.rows["position"] + fetch.rows["size_bytes"] <= error.position]
+        if not len(rows):
+            raise error
+        return Window(rows, await fetch.handle.read(rows), fetch.handle.where)
+
+    async def _cancel(self) -> None:
+        waiting: list[asyncio.Future[Any]] = [fetch.data for fetch in self._fetching]
+        if self._opening is not None:
+            waiting.append(self._opening[1])
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        self._fetching.clear()
+        self._opening = None
+
+    async def _let_go(self) -> None:
+        """Close the handles that no window needs any more; the newest stays."""
+        waiting = [fetch.handle for fetch in self._fetching] or [handle for handle, _ in self._planned]
+        needed = waiting[0] if waiting else self._handles[-1]
+        while self._handles[0] is not needed:
+            await self._handles.popleft().aclose()
+
+    async def _fill(self) -> None:
+        while len(self._fetching) < self._in_flight:
+            if not self._planned and not await self._plan_next_fragment():
+                return
+            handle, rows = self._planned.popleft()
+            self._fetching.append(_Fetch(handle, rows, asyncio.ensure_future(handle.read(rows))))
+
+    async def _plan_next_fragment(self) -> bool:
+        if self._opening is None:
+            self._open_next()
+        if self._opening is None:
+            return False
+        entry, opening = self._opening
+        handle = await asyncio.shield(opening)
+        table = await handle.table()
+        self._opening = None
+        self._handles.append(handle)
+        self._open_next()  # so that its index is there when this fragment ends
+        start = row_holding(table, max(self._offset, entry.first_offset))
+        self._plan(handle, table[start : row_from(table, entry.next_offset)])
+        return True
+
+    def _plan(self, handle: ReadHandle, rows: ChunkTable) -> None:
+        if not self._begun:
+            first = next(windows_of(rows, size_bytes=FIRST_WINDOW_SIZE_BYTES))
+            self._planned.append((handle, first))
+            rows = rows[len(first) :]
+            self._begun = True
+        self._planned.extend((handle, window) for window in windows_of(rows, size_bytes=WINDOW_SIZE_BYTES))
+
+    def _open_next(self) -> None:
+        if self._row < self._manifest.fragments:
+            entry = self._manifest.entry(self._row)
+            self._opening = entry, asyncio.ensure_future(self._open_entry(entry))
+            self._row += 1
