@@ -1,8 +1,10 @@
 """The blocking facade: a tier for scripts, notebooks and Spark workers, without an event loop of theirs.
 
 Written once: it runs the asynchronous core on one thread of its own and waits. Its methods may be
-called from several threads. Invariants: nothing runs after `close`; an instance does not survive a
-fork (the thread would be missing), and says so instead of hanging.
+called from several threads. Invariants: nothing runs after `close`, and nobody waits for ever: calls
+under way in other threads end with `Misuse`. An instance does not survive a fork (the thread would be
+missing) and cannot be waited for on its own thread, where event listeners run; it says so instead of
+hanging.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Self, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, Self, TypeVar
 
 from offload.errors import Misuse
 from offload.formats.manifest import Manifest
@@ -26,12 +29,20 @@ from offload.tier.verify import VerifyReport, verify
 
 T = TypeVar("T")
 
+_CLOSED = "a blocking tier was closed; open a new one"
+
 
 class Blocking:
     """A tier, opened by URL: `with Blocking("./tier") as tier: ...`.
 
     Every method raises what the asynchronous one beneath it raises.
     """
+
+    _plugins: Plugins
+    _offloader: LedgerOffloader
+    _loop: asyncio.AbstractEventLoop
+    _thread: threading.Thread
+    _closed: bool
 
     def __init__(self, url: str, *, plugins: Plugins | None = None) -> None:
         self._plugins = plugins or Plugins.find()
@@ -53,29 +64,20 @@ class Blocking:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the facade's event loop and wait for it.
 
-        Ctrl-C cancels it, and comes through when it has ended, its cleaning up included.
+        Ctrl-C cancels it, and comes through when it has ended, its cleaning up included. Raises `Misuse`
+        where the facade is closed, also while the coroutine runs.
         """
-        if os.getpid() != self._pid or self._loop.is_closed():
-            coroutine.close()
-            reason = "was closed" if os.getpid() == self._pid else "does not survive a fork"
-            raise Misuse(f"a blocking tier {reason}; open a new one")
-        tasks: list[asyncio.Task[T]] = []
-        ended = threading.Event()
-
-        def begin() -> None:
-            tasks.append(self._loop.create_task(coroutine))
-            tasks[0].add_done_callback(lambda task: ended.set())
-
-        self._loop.call_soon_threadsafe(begin)
         try:
-            ended.wait()
-        except BaseException:
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-            ended.wait()
-            if not tasks[0].cancelled():
-                tasks[0].exception()  # looked at, so that nobody logs it: the interrupt is what counts
+            call = self._begin(coroutine)
+        except Misuse:
+            coroutine.close()
             raise
-        return tasks[0].result()
+        try:
+            return call.wait()
+        except asyncio.CancelledError as exc:
+            if self._closed:
+                raise Misuse(_CLOSED) from exc
+            raise
 
     def streams(self) -> list[str]:
         """See `LedgerOffloader.streams`."""
@@ -93,7 +95,7 @@ class Blocking:
             while (batch := self.run(_next(batches))) is not None:
                 yield batch
         finally:
-            if not self._loop.is_closed():  # else the tier was closed before its reader
+            if not self._closed:  # else closing the tier ended its readers too
                 self.run(batches.aclose())
 
     def sync(self, source: str | Source) -> list[StreamReport]:
@@ -110,12 +112,20 @@ class Blocking:
         return self.run(verify(self._offloader, stream=stream))
 
     def close(self) -> None:
-        """Close the tier and end the thread. Idempotent."""
-        if self._thread.is_alive() and os.getpid() == self._pid:
-            try:
-                self.run(self._offloader.aclose())
-            finally:
-                self._end()
+        """Close the tier and end the thread, cancelling what runs. Idempotent, from any other thread."""
+        if os.getpid() != self._pid:
+            return
+        self._refuse_own_thread()
+        with self._lock:
+            first, self._closed = not self._closed, True
+            call = _Call(self._loop, self._shut_down()) if first else None
+        if call is None:
+            self._thread.join()
+            return
+        try:
+            call.wait()
+        finally:
+            self._end()
 
     def __enter__(self) -> Self:
         """Close on the way out."""
@@ -126,8 +136,11 @@ class Blocking:
 
     def _open(self, make: Callable[[], LedgerOffloader]) -> None:
         self._pid = os.getpid()
+        self._lock = threading.Lock()  # held from the look at `_closed` until what follows from it is begun
+        self._closed = False
+        self._calls: set[_Call[Any]] = set()  # of `run`; of no concern to `close` once they ended
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="offload", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="offload", daemon=True)
         self._thread.start()
 
         async def made() -> LedgerOffloader:
@@ -139,10 +152,65 @@ class Blocking:
             self._end()
             raise
 
+    def _serve(self) -> None:
+        # Leaving the runner cancels what is left, ends generators and the executor, and closes the loop.
+        with asyncio.Runner(loop_factory=lambda: self._loop):
+            self._loop.run_forever()
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> _Call[T]:
+        if os.getpid() != self._pid:  # before the lock, which another thread may have held at the fork
+            raise Misuse("a blocking tier does not survive a fork; open a new one")
+        self._refuse_own_thread()
+        with self._lock:
+            if self._closed:
+                raise Misuse(_CLOSED)
+            self._calls = {call for call in self._calls if not call.ended.is_set()}
+            call = _Call(self._loop, coroutine)
+            self._calls.add(call)
+        return call
+
+    def _refuse_own_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise Misuse("a blocking tier cannot wait on its own thread, where listeners are told of events")
+
+    async def _shut_down(self) -> None:
+        """End the calls, then the offloader that they use."""
+        for call in self._calls:
+            call.task.cancel()
+        await asyncio.gather(*(call.task for call in self._calls), return_exceptions=True)
+        await self._offloader.aclose()
+
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+
+
+class _Call(Generic[T]):
+    """A coroutine on its way through the loop, begun in the order in which calls are made."""
+
+    task: asyncio.Task[T]
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._loop = loop
+        self.ended = threading.Event()
+        loop.call_soon_threadsafe(self._start, coroutine)
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self.task = self._loop.create_task(coroutine)
+        self.task.add_done_callback(lambda task: self.ended.set())
+
+    def wait(self) -> T:
+        """What the coroutine returns or raises. Whatever interrupts the waiting cancels it first."""
+        try:
+            self.ended.wait()
+        except BaseException:
+            with suppress(RuntimeError):  # the loop is closed: it has ended
+                self._loop.call_soon_threadsafe(lambda: self.task.cancel())
+            self.ended.wait()
+            if not self.task.cancelled():
+                self.task.exception()  # looked at, so that nobody logs it: the interrupt is what counts
+            raise
+        return self.task.result()
 
 
 async def _next(batches: Any) -> Messages | None:

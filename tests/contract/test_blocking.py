@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -102,6 +102,118 @@ def test_nothing_runs_after_closing(store: MemoryStore) -> None:
 
     with pytest.raises(Misuse, match="closed"):
         tier.streams()
+
+
+def test_closing_ends_what_other_threads_wait_for(store: MemoryStore) -> None:
+    """Each call is cancelled, cleans up while the offloader still works, and ends with `Misuse`."""
+    tier = Blocking.around(lambda: ObjectStoreOffloader(store))
+    tier.run(tier.offloader.open(create=True))
+    begun, seen = threading.Barrier(4), []
+
+    async def slow() -> None:
+        try:
+            await asyncio.to_thread(begun.wait, 10)
+            await asyncio.sleep(60)
+        finally:
+            seen.append(await tier.offloader.streams())
+
+    with ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(tier.run, slow()) for _ in range(3)]
+        begun.wait(10)
+        tier.close()
+
+        for call in calls:
+            with pytest.raises(Misuse, match="was closed"):
+                call.result(timeout=10)
+    assert seen == [[]] * 3
+
+
+def test_many_may_close_and_call_at_once(store: MemoryStore) -> None:
+    """Every call succeeds or is refused; nobody hangs, and no coroutine is dropped."""
+    for _ in range(20):
+        tier = Blocking.around(lambda: ObjectStoreOffloader(store))
+        tier.run(tier.offloader.open(create=True))
+        begin = threading.Barrier(6)
+
+        def close(tier: Blocking, begin: threading.Barrier) -> None:
+            begin.wait(10)
+            tier.close()
+
+        def ask(tier: Blocking) -> None:
+            while True:
+                assert tier.streams() == []
+
+        def call(tier: Blocking, begin: threading.Barrier) -> None:
+            begin.wait(10)
+            with pytest.raises(Misuse, match="was closed"):
+                ask(tier)
+
+        with ThreadPoolExecutor(6) as pool:
+            ends = [pool.submit(work, tier, begin) for work in (close, call) * 3]
+            for end in ends:
+                end.result(timeout=10)
+
+    assert threads_of_facades() == []
+
+
+def test_closing_ends_what_was_left_on_the_loop(store: MemoryStore) -> None:
+    """Tasks nobody waits for, generators halfway, and the threads of the loop's executor."""
+    tier = Blocking.around(lambda: ObjectStoreOffloader(store))
+    seen, left = [], []
+
+    async def endless() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            seen.append("task")
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            seen.append("generator")
+
+    async def begin() -> None:
+        halfway = numbers()
+        left.extend([asyncio.create_task(endless()), halfway])
+        await anext(halfway)
+        await asyncio.to_thread(lambda: left.append(threading.current_thread()))
+
+    tier.run(begin())
+    tier.close()
+
+    assert seen == ["task", "generator"]
+    assert not left[2].is_alive()
+
+
+def test_waiting_on_its_own_thread_is_refused(store: MemoryStore) -> None:
+    """As a listener that is told of an event would."""
+    with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier:
+
+        async def listener(call: Callable[[], object]) -> None:
+            call()
+
+        for call in (tier.streams, tier.close):
+            with pytest.raises(Misuse, match="own thread"):
+                tier.run(listener(call))
+
+        tier.run(tier.offloader.open(create=True))
+        assert tier.streams() == []
+
+
+def test_a_reader_may_outlive_its_tier(store: MemoryStore, sample: Sample) -> None:
+    tier = Blocking.around(lambda: ObjectStoreOffloader(store))
+    tier.run(fill(tier.offloader, sample))
+    halfway, dropped = tier.read("orders"), tier.read("orders")
+    next(halfway)
+    next(dropped)
+
+    tier.close()
+
+    del dropped
+    with pytest.raises(Misuse, match="was closed"):
+        next(halfway)
 
 
 def test_a_tier_that_cannot_be_opened_leaves_no_thread() -> None:
