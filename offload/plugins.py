@@ -156,19 +156,24 @@ class Declared:
         yield from (f"{self.kind} scheme {scheme!r}" for scheme in self.declaration.schemes)
 
 
+def _manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(HookSpecs)
+    return manager
+
+
 @dataclass
 class Plugins:
     """All plugins of this environment, or those handed in. Found once, by `find`."""
 
     plugins: Sequence[Plugin] = ()
     declared: Sequence[Declared] = ()
-    manager: pluggy.PluginManager = field(default_factory=lambda: pluggy.PluginManager(PROJECT))
+    manager: pluggy.PluginManager = field(default_factory=_manager)
 
     @classmethod
     def find(cls, found: Sequence[EntryPoint] | None = None) -> Plugins:
         """Load every entry point of the group `offload`; none can make this fail."""
-        manager = pluggy.PluginManager(PROJECT)
-        manager.add_hookspecs(HookSpecs)
+        manager = _manager()
         plugins: list[Plugin] = []
         declared: list[Declared] = []
         points = entry_points(group=PROJECT) if found is None else found

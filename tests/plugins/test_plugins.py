@@ -310,6 +310,10 @@ def test_events_reach_every_listener_though_one_fails(world: World, caplog: pyte
     assert record.exc_info is not None
 
 
+def test_without_any_plugin_events_reach_nobody() -> None:
+    Plugins().emit(EVENT)
+
+
 # Commands, layouts and decoders
 
 COMMANDS = """
