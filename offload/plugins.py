@@ -6,8 +6,8 @@ named as `module:attribute` and imported when it is first used, so that listing 
 SDK.
 
 Invariants: a plugin that cannot be loaded is reported by name and harms no other; two plugins that
-declare one name or scheme are an error that names both distributions, raised as soon as that name
-is used; the core imports no plugin.
+declare one name or scheme are an error that names both distributions, raised as soon as just that
+name or scheme is used; the core imports no plugin.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class Declared:
 
     def claims(self) -> Iterator[str]:
         """What nobody else may declare: the name, and every scheme, within its kind."""
-        yield f"{self.kind} {self.declaration.name!r}"
-        yield from (f"{self.kind} scheme {scheme!r}" for scheme in self.declaration.schemes)
+        yield _name_claim(self.kind, self.declaration.name)
+        yield from (_scheme_claim(self.kind, scheme) for scheme in self.declaration.schemes)
 
 
 def _manager() -> pluggy.PluginManager:
@@ -198,11 +198,13 @@ class Plugins:
 
     def by_name(self, kind: str, name: str) -> Declaration:
         """The declaration of this kind and name. Raises `Misuse` where there is none, or more than one."""
-        return self._one(kind, name, [d for d in self.of_kind(kind) if d.declaration.name == name])
+        found = [d for d in self.of_kind(kind) if d.declaration.name == name]
+        return self._one(kind, name, _name_claim(kind, name), found)
 
     def by_scheme(self, kind: str, scheme: str) -> Declaration:
         """The declaration of this kind that serves a URL scheme. Raises `Misuse` as `by_name` does."""
-        return self._one(kind, scheme, [d for d in self.of_kind(kind) if scheme in d.declaration.schemes])
+        found = [d for d in self.of_kind(kind) if scheme in d.declaration.schemes]
+        return self._one(kind, scheme, _scheme_claim(kind, scheme), found)
 
     def emit(self, event: Event) -> None:
         """Tell every plugin of an event; one that fails is reported to the log and harms nobody."""
@@ -212,7 +214,7 @@ class Plugins:
             except Exception:  # noqa: BLE001 - a listener may do anything; the work goes on
                 _log.exception("plugin %s failed on %s", caller.plugin_name, type(event).__name__)
 
-    def _one(self, kind: str, wanted: str, found: list[Declared]) -> Declaration:
+    def _one(self, kind: str, wanted: str, claim: str, found: list[Declared]) -> Declaration:
         if not found:
             known = ", ".join(
                 sorted({s for d in self.of_kind(kind) for s in (*d.declaration.schemes, d.declaration.name)})
@@ -221,10 +223,17 @@ class Plugins:
                 f"; plugin {p.name!r} of {p.origin} did not load: {p.error}" for p in self.plugins if p.error
             )
             raise Misuse(f"no plugin knows the {kind} {wanted!r}; known: {known or 'none'}{broken}")
-        for claim in found[0].claims():
-            if rivals := self.conflicts.get(claim):
-                raise Misuse(conflict_text(claim, rivals))
+        if rivals := self.conflicts.get(claim):
+            raise Misuse(conflict_text(claim, rivals))
         return found[0].declaration
+
+
+def _name_claim(kind: str, name: str) -> str:
+    return f"{kind} {name!r}"
+
+
+def _scheme_claim(kind: str, scheme: str) -> str:
+    return f"{kind} scheme {scheme!r}"
 
 
 def conflict_text(claim: str, rivals: Sequence[Declared]) -> str:

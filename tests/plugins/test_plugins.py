@@ -191,9 +191,22 @@ def test_one_name_claimed_twice_is_an_error_that_names_both(world: World) -> Non
     world.install_backend("theirs", name="s3", scheme="theirs")
     found = world.find()
 
-    for use in (lambda: found.by_name("backend", "s3"), lambda: found.by_scheme("backend", "ours")):
-        with pytest.raises(Misuse, match=r"'s3' is declared by ours 1.0 .* and theirs 1.0"):
-            use()
+    with pytest.raises(Misuse, match=r"'s3' is declared by ours 1.0 .* and theirs 1.0"):
+        found.by_name("backend", "s3")
+
+
+def test_a_conflict_is_about_one_name_or_scheme_and_no_other(world: World) -> None:
+    """A backend's other schemes go on working, and all of them where two backends share a name."""
+    world.install_backend("ours", name="s3", scheme='s3", "s3a')
+    world.install_backend("theirs", name="minio", scheme="s3")
+    world.install_backend("namesake", name="minio", scheme="play")
+    found = world.find()
+
+    assert open_tier("s3a://bucket", plugins=found).url == "memory://ours"
+    assert open_tier("play://bucket", plugins=found).url == "memory://namesake"
+    assert found.by_name("backend", "s3").target == "ours:open_url"
+    with pytest.raises(Misuse, match="backend scheme 's3' is declared by"):
+        open_tier("s3://bucket", plugins=found)
 
 
 def test_a_conflict_is_printed_and_ends_with_1(world: World) -> None:
