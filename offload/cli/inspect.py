@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from offload.cli.output import one_line, print_json, size_text, stdout
+from offload.cli.output import one_line, print_json, size_text
 from offload.cli.state import State, run_async
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entry, Manifest, Running, decode_entries
 from offload.position import iso_of
 from offload.tier.sync import totals
+
+WIDTH: Final = 100_000
+"""Wider than any line: a terminal wraps what it must, and nothing is cut."""
 
 
 def inspect(
@@ -33,7 +37,7 @@ def inspect(
     if json:
         print_json(document(manifest), indent=2)
     else:
-        stdout().print(_tree(manifest))
+        Console(width=WIDTH, highlight=False).print(_tree(manifest))
 
 
 def document(manifest: Manifest) -> dict[str, object]:

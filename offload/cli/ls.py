@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from offload.cli.output import print_json, print_table, size_text
+from offload.cli.output import print_error, print_json, print_table, size_text
 from offload.cli.state import State, run_async
+from offload.errors import Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.formats.manifest import Manifest
 from offload.position import iso_of
-from offload.tier.sync import newest, totals
+from offload.tier.sync import totals
+
+HEADS: Final = ("stream", "messages", "first offset", "next offset", "size", "fragments", "version", "newest")
 
 
 def ls(
     context: typer.Context,
     tier: Annotated[str, typer.Argument(help="A folder, or a URL that a backend knows.")],
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
-) -> None:
+) -> int:
     """List the streams of TIER."""
     state: State = context.obj
 
-    async def main() -> list[Manifest]:
+    async def main() -> tuple[list[Manifest], list[OffloadError]]:
+        manifests: list[Manifest] = []
+        errors: list[OffloadError] = []
         async with state.tier(tier) as offloader:
-            found = [await newest(offloader, stream) for stream in await offloader.streams()]
-        return [manifest for manifest in found if manifest is not None]
+            for stream in await offloader.streams():
+                try:
+                    manifests.append(await offloader.load_manifest(stream))
+                except NotOffloaded:
+                    continue  # begun, and never committed; or deleted
+                except (Corrupt, UnsupportedFormat) as error:  # one stream's trouble hides no other
+                    errors.append(error)
+        return manifests, errors
 
-    manifests = run_async(main)
+    manifests, errors = run_async(main)
     if json:
         for manifest in manifests:
             print_json(totals(manifest.stream, manifest))
-        return
-    heads = ("stream", "messages", "first offset", "next offset", "size", "fragments", "version", "newest")
-    print_table(heads, [_row(manifest) for manifest in manifests])
+    else:
+        print_table(HEADS, [_row(manifest) for manifest in manifests])
+    for error in errors:
+        print_error(error)
+    return 1 if errors else 0
 
 
 def _row(manifest: Manifest) -> tuple[object, ...]:

@@ -57,6 +57,8 @@ def _show(rows: list[dict[str, object]], conflicts: list[str]) -> None:
             table.append((*origin, "could not be loaded", row["error"], ""))
         declares = row["declares"]
         assert isinstance(declares, list)
+        if row["error"] is None and not declares:
+            table.append((*origin, "nothing; it listens to events", "", ""))
         for each in declares:
             schemes = " ".join(f"{scheme}://" for scheme in each["schemes"])
             can = each.get("capabilities", {})

@@ -114,6 +114,8 @@ class _Verifier:
             raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
         for part, objects in parts.items():
             await self._check_part(part, objects)
+        if stream is not None and not self.report.streams and not self.report.damages:
+            raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
 
     async def _check_tier_anchor(self, *, any_object: bool) -> None:
         try:
@@ -301,7 +303,7 @@ def _reason(attempt: UUID, newest: Manifest | None) -> str:
     if newest is None:
         return "no sound root says whether it is named"
     if newest.state is State.DELETED:
-        return "the stream was deleted; the sweep removes it"
+        return "the stream was deleted; nothing will ever name it again"
     if newest.runs(attempt):
         return "its attempt runs: an upload is under way, or the next sync adopts or drops what a crash left"
-    return "its attempt was dropped or superseded and can never be committed; the sweep removes it"
+    return "its attempt was dropped or superseded: nothing will ever name it"

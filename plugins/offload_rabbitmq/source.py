@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Misuse, NotOffloaded
+from offload.errors import Denied, Misuse, NotOffloaded
 from offload.source import Snapshot, Source, SourceStream
 from offload_rabbitmq.files import explained, shown
 from offload_rabbitmq.ledger import SegmentLedger
@@ -63,8 +63,8 @@ class RabbitmqSource(Source):
     async def streams(self) -> Sequence[RabbitmqStream]:
         """The stream whose folder the path is, or those whose folders it holds, in order of names.
 
-        Raises `NotOffloaded` where there is none, and `Denied` where a folder may not be listed: it
-        cannot be known to be no stream.
+        Raises `NotOffloaded` where there is none, and `Denied` where the path itself may not be listed.
+        A folder within that may not be listed counts as a stream: its snapshot raises `Denied`.
         """
         streams, self._notes = await asyncio.to_thread(_find, self._path)
         return streams
@@ -123,7 +123,7 @@ def _find(path: Path) -> tuple[list[RabbitmqStream], list[str]]:
         candidates = [(folder, folder.name) for folder in _subfolders(path)]
     streams, notes = [], []
     for folder, name in candidates:
-        if not _holds_segments(folder):
+        if not _may_hold_segments(folder):
             notes.append(f"passed over: {shown(folder)} holds no segments")
         elif not name or shown(name) != name:
             notes.append(f"passed over: {shown(folder)} has no name that is UTF-8")
@@ -137,7 +137,19 @@ def _find(path: Path) -> tuple[list[RabbitmqStream], list[str]]:
 def _subfolders(path: Path) -> list[Path]:
     """The folders in `path`, and links to folders, in order of names."""
     with explained("list", path), os.scandir(path) as entries:
-        return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+        return sorted(Path(entry.path) for entry in entries if os.path.isdir(entry.path))
+
+
+def _may_hold_segments(folder: Path) -> bool:
+    """Whether this is a stream, or may not be looked into: then it is one whose snapshot says so.
+
+    Passing it over would leave a stream behind without a word, and refusing all would leave all behind.
+    A file system's own `lost+found` is neither.
+    """
+    try:
+        return _holds_segments(folder)
+    except Denied:
+        return folder.name != "lost+found"
 
 
 def _holds_segments(folder: Path) -> bool:

@@ -75,6 +75,13 @@ async def written(offloader: LedgerOffloader, *handles: MemoryHandle) -> StreamR
     return StreamReader(offloader, writer.manifest)
 
 
+async def drained(windows: Any, delivered: list[int]) -> None:
+    """Take windows until one does not come in time."""
+    while True:
+        window = await asyncio.wait_for(anext(windows), 0.05)
+        delivered += window.rows["offset"].tolist()
+
+
 async def rest_of(windows: Any) -> list[int]:
     return [int(offset) async for window in windows for offset in window.rows["offset"]]
 
@@ -86,9 +93,7 @@ def test_a_wait_that_is_cancelled_loses_no_window() -> None:
         delivered = (await anext(windows)).rows["offset"].tolist()
         held.gate.clear()
         with pytest.raises(TimeoutError):
-            while True:
-                window = await asyncio.wait_for(anext(windows), 0.05)
-                delivered += window.rows["offset"].tolist()
+            await drained(windows, delivered)
         held.gate.set()
 
         assert delivered + await rest_of(windows) == list(range(60))
