@@ -147,3 +147,19 @@ class TestInspect:
 
         assert (ran.code, ran.stdout) == (1, b"")
         assert ran.error.endswith("has no stream 'orders'; `offload ls` shows which it has")
+
+
+class TestOneStreamsTrouble:
+    def test_a_damaged_root_hides_no_other_stream(self, tmp_path: Path) -> None:
+        sync(DATA, tmp_path / "tier")
+        newest = max((tmp_path / "tier" / "tiny" / "metadata").glob("root.*"))
+        raw = bytearray(newest.read_bytes())
+        raw[40] ^= 1
+        newest.write_bytes(raw)
+
+        ran = offload("ls", tmp_path / "tier", "--json")
+
+        assert ran.code == 1
+        assert [row["stream"] for row in ran.objects] == ["batches", "filtered"]
+        assert "stream 'tiny'" in ran.stderr
+        assert ran.stderr.count("\n") == 1

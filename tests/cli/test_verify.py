@@ -171,3 +171,14 @@ def test_beside_a_running_sync_there_is_never_damage(tmp_path: Path) -> None:
         assert (code, document["unreferenced"]) == (0, [])
     assert rounds >= 3  # the sync was caught at work
     assert len(read(tier, "orders").lines) == 120_000
+
+
+def test_a_folder_that_is_no_stream_is_no_stream_to_verify(tmp_path: Path) -> None:
+    sync(DATA / "tiny", tmp_path / "tier")
+    (tmp_path / "tier" / "foreign").mkdir()
+    (tmp_path / "tier" / "foreign" / "file").write_bytes(b"x")
+
+    ran = offload("verify", tmp_path / "tier", "foreign")
+
+    assert ran.code == 1
+    assert "has no stream 'foreign'" in ran.stderr

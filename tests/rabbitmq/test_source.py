@@ -321,3 +321,37 @@ def test_files_are_open_from_the_first_read_until_the_ledger_is_closed(tmp_path:
 
     assert with_snapshot(tmp_path, count) == [0, 1, 2, 3, 2]
     assert open_files() == 0
+
+
+def test_a_folder_that_may_not_be_listed_is_a_stream_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passed over, it would be left behind without a word; refused at once, it would stop all others."""
+    write_stream(tmp_path / "open", simple_chunks(3))
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "lost+found").mkdir()
+
+    def refusing(listing: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def listed(path: Any) -> Any:
+            if Path(path).name in {"locked", "lost+found"}:
+                raise PermissionError(13, "Permission denied", str(path))
+            return listing(path)
+
+        return listed
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    source = open_url(f"rabbitmq://{tmp_path}")
+    streams = {stream.name: stream for stream in asyncio.run(source.streams())}
+
+    assert set(streams) == {"open", "locked"}
+    with pytest.raises(Denied):
+        asyncio.run(streams["locked"].snapshot())
+    assert any("lost+found" in note for note in source.notes)
+
+
+def test_a_link_to_itself_is_no_folder(tmp_path: Path) -> None:
+    write_stream(tmp_path / "stream", simple_chunks(3))
+    (tmp_path / "loop").symlink_to("loop")
+
+    assert names_in(tmp_path)[0] == ["stream"]
