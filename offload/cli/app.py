@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import takewhile
 from typing import Annotated, Any, Final
 
 import typer
@@ -13,7 +14,7 @@ import typer
 from offload.cli import demo, inspect, ls, plugins, read, sync, verify
 from offload.cli.output import print_error, print_note
 from offload.cli.state import ClosedPipe, Interrupted, State, Usage, guarded
-from offload.errors import Misuse, OffloadError
+from offload.errors import OffloadError
 from offload.plugins import Command, Plugins, conflict_text
 
 # What the library raises for a wrong argument: the base of its `BadParameter`, which it does not export.
@@ -34,8 +35,11 @@ BUILT_IN: Final[dict[str, Callable[..., int | None]]] = {
 }
 
 
-def build(state: State) -> typer.Typer:
-    """The application, with every command that a plugin adds."""
+def build(state: State, named: str | None) -> typer.Typer:
+    """The application, with every command that a plugin adds.
+
+    Of those only the one that is `named` is imported, and may fail; the others are there to be listed.
+    """
     app = typer.Typer(
         name="offload",
         help="Move a broker's sealed log data to any object store, and read it back.",
@@ -60,7 +64,7 @@ def build(state: State) -> typer.Typer:
 
     for name, command in BUILT_IN.items():
         app.command(name)(guarded(command))
-    _add_plugin_commands(app, state.plugins)
+    _add_plugin_commands(app, state.plugins, named)
     return app
 
 
@@ -74,7 +78,10 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     state = State(plugins=Plugins.find())
     try:
-        command = typer.main.get_command(build(state))
+        options = [*takewhile(lambda word: word.startswith("-"), arguments)]  # none of them takes a value
+        state.debug = "--debug" in options  # known before the application is, should a plugin's code fail
+        named = next(iter(arguments[len(options) :]), None)
+        command = typer.main.get_command(build(state, named))
         code: int | None = command.main(args=arguments, prog_name="offload", standalone_mode=False)
         if code == _CTRL_C:
             raise Interrupted
@@ -95,7 +102,7 @@ def run(arguments: list[str]) -> int:
         return 2 if isinstance(error, Usage) else 1
 
 
-def _add_plugin_commands(app: typer.Typer, found: Plugins) -> None:
+def _add_plugin_commands(app: typer.Typer, found: Plugins, named: str | None) -> None:
     for declared in found.of_kind("command"):
         rivals = [found.conflicts[claim] for claim in declared.claims() if claim in found.conflicts]
         name = declared.declaration.name
@@ -104,17 +111,17 @@ def _add_plugin_commands(app: typer.Typer, found: Plugins) -> None:
         elif rivals:
             print_note(conflict_text(f"command {name!r}", rivals[0]))
         else:
-            _add(app, declared.declaration)
+            assert isinstance(declared.declaration, Command)
+            _add(app, declared.declaration, named)
 
 
-def _add(app: typer.Typer, declaration: Any) -> None:
-    assert isinstance(declaration, Command)
-    try:
-        target = declaration.load()
-    except Misuse as error:
-        print_note(str(error))
-        return
+def _add(app: typer.Typer, declaration: Command, named: str | None) -> None:
+    target = declaration.load() if declaration.name == named else _only_listed
     if isinstance(target, typer.Typer):
         app.add_typer(target, name=declaration.name, help=declaration.help)
     else:
         app.command(declaration.name, help=declaration.help)(guarded(target))
+
+
+def _only_listed() -> None:
+    raise AssertionError("the command that runs is the one that the arguments name")

@@ -168,6 +168,22 @@ def test_one_distribution_may_lack_its_code(world: World) -> None:
         open_tier("far://place", plugins=found)
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise RuntimeError('wrong driver')", "RuntimeError: wrong driver"),
+        ("raise SystemExit('wrong licence')", "SystemExit: wrong licence"),
+        ("this is no Python", "SyntaxError: invalid syntax"),
+    ],
+    ids=["RuntimeError", "SystemExit", "SyntaxError"],
+)
+def test_code_that_fails_when_it_is_imported_is_named(world: World, source: str, reason: str) -> None:
+    (world.folder / "hostile.py").write_text(source)
+
+    with pytest.raises(Misuse, match=f"'far' cannot be used: {reason}"):
+        Backend(name="far", target="hostile:open").load()
+
+
 # Two plugins that claim one thing
 
 
@@ -338,7 +354,7 @@ COMMANDS = """
         return [
             Command(name="shout", target="extras:shout", help="Say it loudly."),
             Command(name="tools", target="extras:app", help="More than one thing."),
-            Command(name="gone", target="no_such_sdk:app", help="Never seen."),
+            Command(name="gone", target="no_such_sdk:app", help="Never runs."),
         ]
 
     @hookimpl
@@ -367,19 +383,34 @@ COMMANDS = """
 
 
 def test_commands_of_plugins_appear_and_run(world: World) -> None:
-    """A plain function, and a whole application; one that cannot be imported is noted and left out."""
+    """A plain function, and a whole application."""
     world.install("extras", COMMANDS)
 
     shown, shouted = world.offload("--help"), world.offload("shout", "hello")
     first, helped = world.offload("tools", "first"), world.offload("tools", "--help")
 
-    for words in (("shout", "Say it loudly."), ("tools", "More than one thing.")):
+    for words in (("shout", "Say it loudly."), ("tools", "More than one thing."), ("gone", "Never runs.")):
         assert [line for line in shown.stdout.splitlines() if line.split(maxsplit=1) == [*words]]
-    assert "Never seen" not in shown.stdout
-    assert "'gone' cannot be used: No module named 'no_such_sdk'" in shown.stderr
     assert (shouted.stdout, shouted.returncode) == ("HELLO\n", 3)
     assert (first.stdout, first.returncode) == ("first of two\n", 0)
     assert "second" in helped.stdout
+
+
+@pytest.mark.parametrize("code", ["raise RuntimeError('wrong driver')", "this is no Python"])
+def test_a_command_is_imported_when_it_is_named_and_only_then(world: World, code: str) -> None:
+    """One whose code fails costs whoever names it an error of one line, and nobody else anything."""
+    world.install("extras", COMMANDS.replace("no_such_sdk", "broken"))
+    (world.folder / "broken.py").write_text(code)
+
+    for others in (("--help",), ("plugins",), ("shout", "gone"), ("--debug", "tools", "first")):
+        done = world.offload(*others)
+        assert (done.returncode, "gone" in done.stderr) == (3 if "shout" in others else 0, False)
+    for its_own in (("gone",), ("gone", "--help")):
+        done = world.offload(*its_own)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("offload: 'gone' cannot be used: ")
+        assert done.stderr.count("\n") == 1
+    assert "Traceback" in world.offload("--debug", "gone").stderr
 
 
 def test_a_command_claimed_twice_is_left_out_and_said(world: World) -> None:
