@@ -21,7 +21,7 @@ from offload.errors import Misuse
 
 OFFSET_MAX: Final = 2**64 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECONDS: Final = re.compile(r"@(-?[0-9]{1,18})")
+_MILLISECONDS: Final = re.compile(r"@(-?[0-9]{1,19})")
 
 
 class Place(Enum):
@@ -57,7 +57,7 @@ def parse_position(text: str) -> Position:
         if int(text) > OFFSET_MAX:
             raise Misuse(f"{text!r} is no offset: the greatest is {OFFSET_MAX}")
         return AtOffset(int(text))
-    if match := _MILLISECONDS.fullmatch(text):
+    if (match := _MILLISECONDS.fullmatch(text)) and -(2**63) <= int(match[1]) < 2**63:
         return AtTime(int(match[1]))
     try:
         moment = datetime.fromisoformat(text)
