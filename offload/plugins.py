@@ -50,6 +50,8 @@ class Declaration:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as exc:
             raise Misuse(f"{self.name!r} cannot be used: {exc}; is its extra installed?") from exc
+        except (Exception, SystemExit) as exc:  # as in `_load`: a stranger's module may do anything
+            raise Misuse(f"{self.name!r} cannot be used: {type(exc).__name__}: {exc}") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
