@@ -83,7 +83,9 @@ def _progress() -> AbstractContextManager[Callable[[int, str], None]]:
 
 class _Bar(AbstractContextManager[Callable[[int, str], None]]):
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"))
+        # The description holds a stream's name, in which brackets are no markup.
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), TextColumn("{task.fields[size]}"))
         self._progress = Progress(
             *columns, TransferSpeedColumn(), TimeElapsedColumn(), console=stderr(), transient=True
         )
@@ -99,4 +101,6 @@ class _Bar(AbstractContextManager[Callable[[int, str], None]]):
     def _advance(self, size_bytes: int, stream: str) -> None:
         self._progress.advance(self._task, size_bytes)
         done = self._progress.tasks[0].completed
-        self._progress.update(self._task, description=f"uploading {stream}", size=size_text(int(done)))
+        self._progress.update(
+            self._task, description=f"uploading {one_line(stream)}", size=size_text(int(done))
+        )

@@ -6,12 +6,17 @@ import json
 import os
 import pty
 import subprocess
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from command_line import PROGRAM, SOURCE, finish, offload, start, sync
 from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
+from rich.console import Console
+
+from offload.cli.output import one_line
+from offload.cli.sync import _progress
 
 ESCAPE = b"\x1b"
 
@@ -182,6 +187,28 @@ class TestOnATerminal:
             assert b"\x1b]0;" not in shown
             assert b"\x1b[2J" not in shown
             assert b"[bold]" in shown
+
+    @pytest.mark.parametrize("name", ["[bold]", "\\[red]", "[link=x]\\"])
+    def test_a_name_is_no_markup(self, tmp_path: Path, name: str) -> None:
+        write_stream(tmp_path / name, simple_chunks(1))
+
+        code, shown = on_terminal("sync", f"rabbitmq://{tmp_path / name}", tmp_path / "tier")
+        assert (code, f"uploading {name}".encode() in shown) == (0, True), shown
+        for command in (("ls", tmp_path / "tier"), ("inspect", tmp_path / "tier", name)):
+            code, shown = on_terminal(*command)
+            assert (code, name.encode() in shown) == (0, True), shown
+
+    @pytest.mark.parametrize("name", ["a[/x]", "[/]", "\x1b[2J[/]", "{task.secret}"])
+    def test_progress_shows_any_name(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        """Other sources than folders may have streams of such names."""
+        shown = StringIO()
+        console = Console(file=shown, force_terminal=True, width=120)
+        monkeypatch.setattr("offload.cli.sync.stderr", lambda: console)
+
+        with _progress() as advance:
+            advance(1000, name)
+
+        assert f"uploading {one_line(name)}" in shown.getvalue()
 
     def test_what_is_read_is_the_same_as_in_a_pipe(self, tier: Path) -> None:
         code, shown = on_terminal("read", tier, "tiny", "--decode", "amqp")
