@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from offload.cli import demo, inspect, ls, plugins, read, sync, verify
-from offload.cli.output import print_error, print_note
+from offload.cli.output import escape_what_cannot_be_printed, print_error, print_note
 from offload.cli.state import ClosedPipe, Interrupted, State, Usage, guarded
 from offload.errors import OffloadError
 from offload.plugins import Command, Plugins, conflict_text
@@ -76,6 +76,7 @@ def _version(wanted: bool) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
+    escape_what_cannot_be_printed()
     state = State(plugins=Plugins.find())
     try:
         options = [*takewhile(lambda word: word.startswith("-"), arguments)]  # none of them takes a value

@@ -1,10 +1,12 @@
 """What the commands share: consoles, lines, tables, and errors as one line each.
 
-Invariant: with `--json`, stdout carries JSON and nothing else; notes, progress and errors go to stderr.
+Invariants: with `--json`, stdout carries JSON in UTF-8 and nothing else; notes, progress and errors go to
+stderr. No text fails to be printed: what an encoding lacks is escaped, and so are names that are no text.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -32,10 +34,20 @@ class _Stdout(Console):
         raise
 
 
+def escape_what_cannot_be_printed() -> None:
+    """Have stdout do what Python has stderr do, whatever the encoding is."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def print_json(document: object, *, indent: int | None = None) -> None:
     """One JSON document on stdout, and out of the buffer."""
-    sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=False) + "\n")
+    text = json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
     sys.stdout.flush()
+    # Lone surrogates, which stand for bytes of paths that are no UTF-8, become escapes as JSON has them.
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+    sys.stdout.buffer.flush()
 
 
 def print_error(error: OffloadError) -> None:

@@ -6,7 +6,8 @@ import json
 import os
 import pty
 import subprocess
-from io import StringIO
+import sys
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 from rich.console import Console
 
-from offload.cli.output import one_line
+from offload.cli.output import one_line, print_json
 from offload.cli.sync import _progress
 
 ESCAPE = b"\x1b"
@@ -101,6 +102,61 @@ class TestJson:
         ran = sync(tmp_path / "bücher 😀", tmp_path / "tier")
 
         assert '"stream": "bücher 😀"' in ran.text
+
+
+NOT_ASCII = "bücher 😀"
+ENCODINGS = ["utf-8", "ascii", "latin-1"]
+
+
+class TestAnyText:
+    """Nothing that a name may hold, and no encoding of the output, ends in a traceback."""
+
+    @pytest.mark.parametrize("encoding", ENCODINGS)
+    def test_json_is_valid_and_utf_8(self, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+        document = {"path": os.fsdecode(b"/srv/\xff\\\xfe"), "pair": "\udc80 \ud83d.", "name": NOT_ASCII}
+        stdout = TextIOWrapper(BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", stdout)
+
+        print("first")
+        print_json(document)
+
+        first, printed = stdout.buffer.getvalue().split(b"\n", 1)  # type: ignore[attr-defined]
+        assert first == b"first"
+        assert json.loads(printed.decode("utf-8")) == document
+        assert NOT_ASCII.encode() in printed
+
+    @pytest.mark.parametrize("encoding", ENCODINGS)
+    def test_lines_escape_what_the_encoding_lacks(self, tmp_path: Path, encoding: str) -> None:
+        write_stream(tmp_path / NOT_ASCII, simple_chunks(1))
+        env = {**os.environ, "PYTHONIOENCODING": encoding}
+        shown = NOT_ASCII.encode(encoding, "backslashreplace")
+
+        for command in (
+            ("sync", f"rabbitmq://{tmp_path / NOT_ASCII}", tmp_path / "tier"),
+            ("ls", tmp_path / "tier"),
+            ("inspect", tmp_path / "tier", NOT_ASCII),
+            ("sync", "--help"),
+        ):
+            ran = finish(start(*command, env=env))
+            assert (ran.code, ran.stderr) == (0, "")
+            assert shown in ran.stdout or "--help" in command
+
+    @pytest.mark.parametrize("language", ["C", "C.UTF-8", "POSIX"])
+    @pytest.mark.parametrize("coercion", ["0", "1"])
+    def test_a_path_that_is_no_text_is_named_in_escapes(
+        self, tmp_path: Path, language: str, coercion: str
+    ) -> None:
+        place = os.fsdecode(bytes(tmp_path) + b"/\xff-\xc3\xa9")
+        Path(place).mkdir()
+        env = {**os.environ, "LC_ALL": language, "PYTHONCOERCECLOCALE": coercion, "PYTHONUTF8": coercion}
+
+        refused = finish(start("ls", place, env=env))
+        demo = finish(start("demo", place, env=env))
+
+        assert (refused.code, refused.stdout) == (1, b"")
+        assert "\\udcff-" in refused.error
+        assert (demo.code, demo.stderr) == (0, "")
+        assert "\\udcff-" in demo.text
 
 
 class TestWhereNoTerminalIs:
