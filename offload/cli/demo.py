@@ -6,6 +6,7 @@ The sample comes from whichever source plugin ships one; the tier is a folder.
 from __future__ import annotations
 
 import tempfile
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -96,7 +97,8 @@ class _Demo:
         await self._first(reader, await reader.offset_of(AtTime(time_ms)))
 
     async def _first(self, reader: StreamReader, offset: int) -> Messages:
-        batch = await anext(reader.messages(offset))
+        async with aclosing(reader.messages(offset)) as batches:
+            batch = await anext(batches)
         [decoded] = self._state.decoder("amqp").decode(batch.bodies[:1])
         print(f"   offset {batch.offset} at {iso_of(batch.timestamp_ms)}: {decoded.value.decode()[:60]}...")
         return batch

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from rich.console import Console
 
 from offload.cli.output import one_line, print_json
 from offload.cli.sync import _progress
+from offload.position import Position
+from offload.tier.reader import Messages, StreamReader
 
 ESCAPE = b"\x1b"
 
@@ -157,6 +161,29 @@ class TestAnyText:
         assert "\\udcff-" in refused.error
         assert (demo.code, demo.stderr) == (0, "")
         assert "\\udcff-" in demo.text
+
+
+def test_the_demo_closes_what_it_reads_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader has requests in flight: whoever takes only the first messages must say that it was all."""
+    events, read_all, offset_of = [], StreamReader.messages, StreamReader.offset_of
+
+    async def messages(self: StreamReader, start: int) -> AsyncIterator[Messages]:
+        try:
+            async for batch in read_all(self, start):
+                yield batch
+        finally:
+            await asyncio.sleep(0.1)  # as long as requests may take to be cancelled
+            events.append("closed")
+
+    async def noted(self: StreamReader, position: Position) -> int:
+        events.append("next place")
+        return await offset_of(self, position)
+
+    monkeypatch.setattr(StreamReader, "messages", messages)
+    monkeypatch.setattr(StreamReader, "offset_of", noted)
+
+    assert offload("demo").code == 0
+    assert events == ["next place", "closed"] * 2
 
 
 class TestWhereNoTerminalIs:
