@@ -14,6 +14,8 @@ What a value becomes:
 Input may be hostile. Values nest at most `DEPTH_MAX` deep; every size is held against the bytes that
 enclose it, and every count against what so many bytes can hold, before anything is allocated. Elements of
 arrays may have no bytes at all: all of one record together are at most as many as the record has bytes.
+Descriptors that the elements of an array share are scalars, and are repeated only so often: whoever writes
+the value out, as JSON has it, needs memory in proportion to the record.
 
 Refused though the standard has it: a map whose keys are equal in Python (1 and true), or cannot be
 keys at all (lists, maps).
@@ -31,6 +33,9 @@ from uuid import UUID
 from offload.errors import Corrupt
 
 DEPTH_MAX: Final = 32
+
+REPEATED_PER_BYTE: Final = 64
+"""Bytes of shared descriptors, counted once per element, that a record may hold for each byte of it."""
 
 _DESCRIBED: Final = 0x00
 
@@ -61,7 +66,7 @@ class ValueReader:
     Raises `Corrupt`, with `where` and the byte at which the broken value begins.
     """
 
-    __slots__ = ("_depth", "_empty_elements_left", "_stop", "at", "raw", "where")
+    __slots__ = ("_depth", "_empty_elements_left", "_repeated_bytes_left", "_stop", "at", "raw", "where")
 
     def __init__(self, raw: bytes, *, where: str) -> None:
         self.raw = raw
@@ -70,6 +75,7 @@ class ValueReader:
         self._stop = len(raw)
         self._depth = 0
         self._empty_elements_left = len(raw)
+        self._repeated_bytes_left = REPEATED_PER_BYTE * len(raw)
 
     def value(self) -> Any:
         """The next value, whatever its type."""
@@ -143,6 +149,21 @@ class ValueReader:
         if self._depth > DEPTH_MAX:
             self.refuse("AMQP nesting", expected=f"at most {DEPTH_MAX}", found="more", position=start)
 
+    def _scalar(self) -> Any:
+        start = self.at
+        value = self.value()
+        if isinstance(value, list | dict | Described):
+            found = type(value).__name__
+            self.refuse("AMQP descriptor", expected="a scalar", found=found, position=start)
+        return value
+
+    def _repeat(self, count: int, size_bytes: int, start: int) -> None:
+        """Account for descriptors of so many bytes, which `count` elements share."""
+        self._repeated_bytes_left -= count * size_bytes
+        if self._repeated_bytes_left < 0:
+            expected = f"at most {REPEATED_PER_BYTE} times the record's bytes"
+            self.refuse("AMQP descriptors of elements", expected=expected, found="more", position=start)
+
     def _list(self, count: int, start: int) -> list[Any]:
         if count > self._stop - self.at:
             expected = f"at most {self._stop - self.at}"
@@ -164,11 +185,13 @@ class ValueReader:
     def _array(self, count: int, start: int) -> list[Any]:
         """Elements that share one constructor, which may be a described one."""
         descriptors: list[Any] = []
+        constructor = self.at
         code = self.byte()
         while code == _DESCRIBED:
             self._enter(start)  # every element is as deep within its descriptors as one written out
-            descriptors.append(self.value())
+            descriptors.append(self._scalar())
             code = self.byte()
+        self._repeat(count, self.at - constructor - 1, start)
         if code in _WITHOUT_BYTES:
             self._empty_elements_left -= count
             possible = self._empty_elements_left >= 0

@@ -357,6 +357,30 @@ def test_what_is_as_deep_as_may_be_is_shown() -> None:
         json.dumps(to_jsonable(decoded), allow_nan=False)
 
 
+def test_shared_descriptors_do_not_multiply() -> None:
+    """Written out, such values would be as long as the product of all counts; each line here is one way."""
+    within = b"\x40"
+    for _ in range(10):  # descriptors that are arrays with descriptors that are arrays ...
+        body = struct.pack(">I", 20) + b"\0" + within + b"\x40"
+        within = b"\xf0" + struct.pack(">I", len(body)) + body
+    body = struct.pack(">I", 5_000) + b"\0" + sized(0xA0, bytes(5_000)) + b"\x40"
+    long = b"\xf0" + struct.pack(">I", len(body)) + body
+
+    for value, what in ((within, "descriptor"), (long, "descriptors of elements")):
+        with pytest.raises(Corrupt, match=f"AMQP {what}: "):
+            decode(PROPERTIES + compound(0xC0, [encoded(bytes(5_000))]) + VALUE + value)
+
+
+@pytest.mark.parametrize("elements", [1, 20, 255])
+def test_elements_may_share_a_descriptor_of_any_usual_length(elements: int) -> None:
+    name = Symbol("com.example:a-rather-long-descriptor:list")
+    body = bytes((elements,)) + b"\0" + encoded(name) + b"\x50" + bytes(elements)
+
+    value = value_of(b"\xf0" + struct.pack(">II", len(body) + 3, elements) + body[1:])
+
+    assert value == [Described(name, 0)] * elements
+
+
 def test_elements_without_bytes_do_not_multiply() -> None:
     """Many small arrays, each of as many nulls as the record has bytes, would take memory by the square."""
     array = b"\xf0\0\0\0\x05" + struct.pack(">I", 5_000) + b"\x40"
