@@ -306,4 +306,4 @@ def _reason(attempt: UUID, newest: Manifest | None) -> str:
         return "the stream was deleted; nothing will ever name it again"
     if newest.runs(attempt):
         return "its attempt runs: an upload is under way, or the next sync adopts or drops what a crash left"
-    return "its attempt was dropped or superseded: nothing will ever name it"
+    return "its attempt was dropped or superseded and can never be committed"
