@@ -37,7 +37,7 @@ def inspect(
     if json:
         print_json(document(manifest), indent=2)
     else:
-        Console(width=WIDTH, highlight=False).print(_tree(manifest))
+        Console(width=WIDTH, highlight=False, emoji=False).print(_tree(manifest))
 
 
 def document(manifest: Manifest) -> dict[str, object]:

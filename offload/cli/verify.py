@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.status import Status
 
-from offload.cli.output import error_line, print_json, size_text, stderr
+from offload.cli.output import error_line, one_line, print_json, size_text, stderr
 from offload.cli.state import State, run_async
 from offload.events import DamageFound
 from offload.tier.verify import VerifyReport
@@ -43,7 +43,7 @@ def _show(report: VerifyReport) -> None:
     for damage in report.damages:
         print(f"DAMAGE {error_line(damage)}")
     for row in report.unreferenced:
-        print(f"unreferenced {row.key}: {row.reason}")
+        print(f"unreferenced {one_line(row.key)}: {row.reason}")
     verdict = f"{len(report.damages)} damaged" if report.damages else "all of them sound"
     print(f"{report.streams} streams, {report.objects} objects, {size_text(report.bytes)}: {verdict}")
 
