@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
@@ -44,9 +44,15 @@ class Blocking:
     _thread: threading.Thread
     _closed: bool
 
-    def __init__(self, url: str, *, plugins: Plugins | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        plugins: Plugins | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._plugins = plugins or Plugins.find()
-        self._open(lambda: open_tier(url, plugins=self._plugins))
+        self._open(lambda: open_tier(url, plugins=self._plugins, storage_options=storage_options))
 
     @classmethod
     def around(cls, make: Callable[[], LedgerOffloader], *, plugins: Plugins | None = None) -> Self:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -56,14 +56,27 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend(Declaration):
-    """A place for tiers. The target is called with the URL.
+    """A place for tiers. The target is called with the URL, and returns what `kind` says.
 
-    It returns an `ObjectStore` (`kind` store) or a `LedgerOffloader` (`kind` offloader).
+    That is an `ObjectStore` (store) or a `LedgerOffloader` (offloader). Where `options` are declared,
+    the target also takes a mapping of them as `options`; it checks their values.
     """
 
     kind: Literal["store", "offloader"] = "store"
+    options: tuple[str, ...] = ()
+    """The names of the options that the target takes."""
+
     capabilities: Capabilities | None = None
     """What its stores can do, where that does not depend on the place."""
+
+    def open(self, url: str, options: Mapping[str, Any]) -> Any:
+        """What the target makes of a URL. Raises `Misuse` for an option that was not declared."""
+        for name in options:
+            if name not in self.options:
+                known = ", ".join(self.options) or "none at all"
+                raise Misuse(f"backend {self.name!r} has no option {name!r}; it has {known}")
+        target = self.load()
+        return target(url, options=options) if self.options else target(url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from offload.cli.arguments import Options, Tier
 from offload.cli.output import one_line, print_json, size_text
 from offload.cli.state import State, run_async
 from offload.formats.keys import StreamKeys
@@ -22,15 +23,16 @@ WIDTH: Final = 100_000
 
 def inspect(
     context: typer.Context,
-    tier: Annotated[str, typer.Argument(help="A folder, or a URL that a backend knows.")],
+    tier: Tier,
     stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
+    option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Show totals, root, fragments and running attempts of STREAM."""
     state: State = context.obj
 
     async def main() -> Manifest:
-        async with state.tier(tier) as offloader:
+        async with state.tier(tier, option) as offloader:
             return await offloader.load_manifest(stream)
 
     manifest = run_async(main)

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from offload.cli.arguments import Options, Tier
 from offload.cli.output import print_error, print_json, print_table, size_text
 from offload.cli.state import State, run_async
 from offload.errors import Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
@@ -18,7 +19,8 @@ HEADS: Final = ("stream", "messages", "first offset", "next offset", "size", "fr
 
 def ls(
     context: typer.Context,
-    tier: Annotated[str, typer.Argument(help="A folder, or a URL that a backend knows.")],
+    tier: Tier,
+    option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
     """List the streams of TIER."""
@@ -27,7 +29,7 @@ def ls(
     async def main() -> tuple[list[Manifest], list[OffloadError]]:
         manifests: list[Manifest] = []
         errors: list[OffloadError] = []
-        async with state.tier(tier) as offloader:
+        async with state.tier(tier, option) as offloader:
             for stream in await offloader.streams():
                 try:
                     manifests.append(await offloader.load_manifest(stream))

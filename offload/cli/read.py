@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from offload.cli.arguments import Options, Tier
 from offload.cli.output import print_note
 from offload.cli.state import State, position_of, run_async
 from offload.decoder import Decoded, Decoder
@@ -33,7 +34,7 @@ class Format(StrEnum):
 
 def read(
     context: typer.Context,
-    tier: Annotated[str, typer.Argument(help="A folder, or a URL that a backend knows.")],
+    tier: Tier,
     stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
     start: Annotated[
         str,
@@ -44,6 +45,7 @@ def read(
             "or @ and milliseconds since 1970.",
         ),
     ] = "first",
+    option: Options = None,
     limit: Annotated[int | None, typer.Option("--limit", min=0, help="At most so many messages.")] = None,
     decode: Annotated[str, typer.Option("--decode", help="raw, or what a plugin can decode: amqp.")] = "raw",
     format: Annotated[Format, typer.Option("--format", help="How each message is printed.")] = Format.JSONL,  # noqa: A002 - the option's own name
@@ -52,18 +54,19 @@ def read(
     state: State = context.obj
     position = position_of(start)
     render = renderer(format, _decoder(state, decode))
-    run_async(lambda: _read(state, tier, stream, position, limit, render))
+    run_async(lambda: _read(state, tier, option, stream, position, limit, render))
 
 
 async def _read(
     state: State,
     tier: str,
+    option: list[str] | None,
     stream: str,
     position: Position,
     limit: int | None,
     render: Callable[[Messages], bytes],
 ) -> None:
-    async with state.tier(tier) as offloader:
+    async with state.tier(tier, option) as offloader:
         reader = await StreamReader.open(offloader, stream)
         offset = await reader.offset_of(position)
         if isinstance(position, AtOffset) and position.offset < offset:

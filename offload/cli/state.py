@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -37,10 +37,17 @@ class State:
     plugins: Plugins
     debug: bool = False
 
-    def tier(self, url: str, *, emit: Callable[[Event], None] | None = None) -> LedgerOffloader:
-        """The tier that an argument names. Must be called on the event loop."""
+    def tier(
+        self,
+        url: str,
+        options: Sequence[str] | None = None,
+        *,
+        emit: Callable[[Event], None] | None = None,
+    ) -> LedgerOffloader:
+        """The tier that an argument names, with `NAME=VALUE` options. Must be called on the event loop."""
         with _usage():
-            return open_tier(url, plugins=self.plugins, emit=emit)
+            storage_options = dict(_pair(option) for option in options or ())
+            return open_tier(url, plugins=self.plugins, storage_options=storage_options, emit=emit)
 
     def source(self, url: str) -> Source:
         """The source that an argument names."""
@@ -52,6 +59,13 @@ class State:
         with _usage():
             decoder: Decoder = self.plugins.by_name("decoder", name).load()()
         return decoder
+
+
+def _pair(option: str) -> tuple[str, str]:
+    name, equals, value = option.partition("=")
+    if not name or not equals:
+        raise Misuse(f"--option takes NAME=VALUE, not {name!r}")
+    return name, value
 
 
 def position_of(text: str) -> Position:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
+from offload.cli.arguments import Options, Tier
 from offload.cli.output import one_line, print_error, print_json, print_note, size_text, stderr
 from offload.cli.state import State, run_async
 from offload.events import Event, FragmentUploaded
@@ -22,10 +23,11 @@ def sync(
     source: Annotated[
         str, typer.Argument(help="The broker's data, for example rabbitmq:///var/lib/…/stream")
     ],
-    tier: Annotated[str, typer.Argument(help="Where it goes: a folder, or a URL that a backend knows.")],
+    tier: Tier,
     stream: Annotated[
         list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.")
     ] = None,
+    option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
     """Copy what is new from SOURCE to TIER. Running it again copies only what came since."""
@@ -35,7 +37,7 @@ def sync(
         good = True
         with _progress() as advance:
             opened = state.source(source)
-            async with state.tier(tier, emit=_listener(state, advance)) as offloader:
+            async with state.tier(tier, option, emit=_listener(state, advance)) as offloader:
                 reports = sync_all(opened, offloader, only=stream or [], extra_metadata=_metadata())
                 async for report in reports:
                     _show(report, json=json)

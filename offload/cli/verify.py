@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.status import Status
 
+from offload.cli.arguments import Options, Tier
 from offload.cli.output import error_line, one_line, print_json, size_text, stderr
 from offload.cli.state import State, run_async
 from offload.events import DamageFound
@@ -17,15 +18,16 @@ from offload.tier.verify import verify as verify_tier
 
 def verify(
     context: typer.Context,
-    tier: Annotated[str, typer.Argument(help="A folder, or a URL that a backend knows.")],
+    tier: Tier,
     stream: Annotated[str | None, typer.Argument(help="Only this stream.")] = None,
+    option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Read every object of TIER and hold it against its checksums, its key and the manifest."""
     state: State = context.obj
 
     async def main() -> VerifyReport:
-        async with state.tier(tier) as offloader:
+        async with state.tier(tier, option) as offloader:
             with _Status() as progress:
                 return await verify_tier(offloader, stream=stream, progress=progress)
 

@@ -16,6 +16,9 @@ class Capabilities:
     atomic_create: bool
     """Create-if-absent has exactly one winner. Without it no manifest may be committed here."""
 
+    create_is_probed: bool = False
+    """Whether create is atomic depends on the server: it is tried out before the first commit."""
+
     strong_listing: bool
     """A listing shows every write and delete that returned before it began."""
 

@@ -25,6 +25,7 @@ from offload.manifest.commit import RootLog, Step, nobody
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.metrics import MeteredStore
 from offload.store.port import ObjectStore, Span
+from offload.store.probe import make_sure_of_create
 from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
@@ -65,6 +66,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         self._witness = witness
         self._uploads = asyncio.Semaphore(self._options.uploads_max)
         self._anchor: TierAnchor | None = None
+        self._sure_of_create = False
 
     @property
     def url(self) -> str:
@@ -120,6 +122,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
         """See `LedgerOffloader.commit_manifest`."""
+        await self._make_sure_of_create()
         await self.open(create=isinstance(change, Claim))
         if base is None and isinstance(change, Claim):
             await self._create_stream_anchor(StreamKeys(stream))
@@ -206,6 +209,12 @@ class ObjectStoreOffloader(LedgerOffloader):
             self._emit(FragmentUploaded(stream=keys.stream, entry=writer.entry))
 
         await run_each(upload, writers, at_once=self._options.uploads_max)
+
+    async def _make_sure_of_create(self) -> None:
+        """Once per instance, and only before a commit: reads and a sync with nothing to do never probe."""
+        if not self._sure_of_create:
+            await make_sure_of_create(self._store, self._env)
+            self._sure_of_create = True
 
     async def _load_anchor(self) -> TierAnchor:
         return TierAnchor.decode(await get_anchor(self._store, TIER_ANCHOR), where=TIER_ANCHOR)

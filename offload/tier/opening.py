@@ -6,8 +6,8 @@ A path without a scheme is a folder. Whatever else a URL says is the plugin's to
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from offload.env import Env
 from offload.errors import Misuse
@@ -40,31 +40,35 @@ def open_tier(
     url: str,
     *,
     plugins: Plugins | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     options: TierOptions | None = None,
     env: Env | None = None,
     emit: Callable[[Event], None] | None = None,
 ) -> LedgerOffloader:
     """The offloader behind a tier's URL. Touches nothing: its `open` finds out whether a tier is there.
 
-    `plugins` are those of this environment, where none are given.
+    `plugins` are those of this environment, where none are given; `storage_options` are the backend's.
     Raises `Misuse` for a scheme that no plugin serves, or an URL that its plugin refuses.
     """
     plugins = plugins or Plugins.find()
     backend = plugins.by_scheme("backend", scheme_of(url))
-    opened = backend.load()(url)
+    assert isinstance(backend, Backend)
+    opened = backend.open(url, storage_options or {})
     if isinstance(opened, LedgerOffloader):
         return opened
     env = env or Env()
     return ObjectStoreOffloader(guarded(opened, env), env=env, options=options, emit=emit or plugins.emit)
 
 
-def open_store(url: str, *, plugins: Plugins) -> ObjectStore:
+def open_store(
+    url: str, *, plugins: Plugins, storage_options: Mapping[str, Any] | None = None
+) -> ObjectStore:
     """The bare store behind a URL: no retries, no limits. Raises `Misuse` where there is none."""
     backend = plugins.by_scheme("backend", scheme_of(url))
     assert isinstance(backend, Backend)
     if backend.kind != "store":
         raise Misuse(f"backend {backend.name!r} is no object store")
-    store: ObjectStore = backend.load()(url)
+    store: ObjectStore = backend.open(url, storage_options or {})
     return store
 
 

@@ -1,0 +1,37 @@
+"""What the S3 backend declares. Imports nothing of the store itself, and no SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from offload.plugins import Backend, hookimpl
+
+OPTIONS: Final = (
+    "endpoint_url",
+    "region",
+    "profile",
+    "key",
+    "secret",
+    "token",
+    "anonymous",
+    "addressing",
+    "requester_pays",
+    "verify",
+    "proxy",
+    "connect_timeout_seconds",
+    "read_timeout_seconds",
+    "connections_max",
+    "sse",
+    "sse_kms_key_id",
+    "sse_c_key",
+    "storage_class",
+    "part_size_bytes",
+)
+"""The fields of `S3Options`, whose module imports pydantic; a test holds one against the other."""
+
+
+@hookimpl
+def offload_backends() -> Sequence[Backend]:
+    """Buckets, by `s3://bucket/prefix`."""
+    return [Backend(name="s3", target="offload_s3.url:open_url", schemes=("s3",), options=OPTIONS)]

@@ -1,0 +1,219 @@
+"""A bucket of S3, or of a server that speaks its protocol, as an object store.
+
+Requests go out through the client that s3fs sets up (aiobotocore), one request for one call: s3fs'
+own caches and retries are passed by, and the client's retries are off, because the decorators of
+`offload.store` do that in one place. Invariants: a create is always one single PUT with
+`If-None-Match: *`; an object becomes visible whole (by a PUT, or by completing a multipart upload, which
+is aborted where it fails); what a reply means is decided by its code, in `failures`.
+
+Sources: the API reference of Amazon S3. What other servers do differently is noted where it matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import cached_property
+from typing import Any, Final, TypeVar
+
+import s3fs
+from botocore.exceptions import ClientError
+
+from offload.errors import OffloadError
+from offload.formats.checksums import crc32c
+from offload.store.capabilities import Capabilities
+from offload.store.parts import put_in_parts, whole
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload_s3.client import file_system
+from offload_s3.failures import FAILURES, code_of, explained
+from offload_s3.options import S3Options
+from offload_s3.upload import S3Upload
+
+T = TypeVar("T")
+
+PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
+"""Up to here an object goes up as one PUT: atomic, and at 64 MiB faster than parts. S3 itself takes 5 GiB."""
+
+DELETE_BATCH_MAX: Final = 1000
+PARTS_MAX: Final = 10_000
+PARTS_AT_ONCE: Final = 4
+BEYOND_THE_END: Final = {"InvalidRange", "416"}
+
+
+class S3Store(ObjectStore):
+    """The bucket `bucket`. The client is made at the first request, on the event loop that asks."""
+
+    def __init__(self, *, bucket: str, options: S3Options | None = None) -> None:
+        self._bucket = bucket
+        self._options = options or S3Options()
+        self._files: s3fs.S3FileSystem | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def url(self) -> str:
+        """`s3://` and the bucket."""
+        return f"s3://{self._bucket}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of S3 itself. Whether a compatible server keeps create-if-absent, a probe must find out."""
+        return Capabilities(
+            atomic_create=True,
+            create_is_probed=True,
+            strong_listing=True,
+            multipart=True,
+            part_size_bytes_min=5 * 2**20,
+            part_size_bytes_max=5 * 2**30,
+            parts_max=PARTS_MAX,
+            put_size_bytes_max=5 * 2**30,
+            delete_batch_max=DELETE_BATCH_MAX,
+            server_checksum="crc32c",
+        )
+
+    async def put(self, key: str, body: Body) -> None:
+        """One PUT, or parts where the object is large. Memory: the object, or a few parts of it."""
+        check_key(key)
+        if body.size_bytes <= PUT_SIZE_BYTES_MAX:
+            await self._put(key, await whole(body), what="store")
+        else:
+            size_bytes = max(self._options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
+            await put_in_parts(self, key, body, part_size_bytes=size_bytes, at_once=PARTS_AT_ONCE)
+
+    async def create(self, key: str, data: bytes) -> None:
+        """One PUT with `If-None-Match: *`."""
+        await self._put(check_key(key), data, what="create", IfNoneMatch="*")
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        """One GET. What the store answers to a range that it does not have (416) reads as empty."""
+        wanted = range_of(span)
+        ranged = {} if wanted is None else {"Range": wanted}
+        call = self._read(Bucket=self._bucket, Key=check_key(key), **ranged, **self._keyed, **self._payer)
+        try:
+            data = await self.ask(call, f"read {key!r}", key=key)
+        except OffloadError as exc:
+            if isinstance(exc.__cause__, ClientError) and code_of(exc.__cause__) in BEYOND_THE_END:
+                return b""
+            raise
+        return data if span is None or span.length else b""
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """ListObjectsV2, page by page; keys come in order of their bytes."""
+        following = {"StartAfter": after} if after else {}
+        while True:
+            client = await self.client()
+            call = client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **following, **self._payer)
+            page = await self.ask(call, f"list {prefix!r}")
+            for row in page.get("Contents", ()):
+                yield Listed(row["Key"], row["Size"])
+            if not page.get("IsTruncated"):
+                return
+            following = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """DeleteObjects, a thousand at a time."""
+        names = [check_key(key) for key in keys]
+        for start in range(0, len(names), DELETE_BATCH_MAX):
+            batch = names[start : start + DELETE_BATCH_MAX]
+            client = await self.client()
+            objects = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+            call = client.delete_objects(Bucket=self._bucket, Delete=objects, **self._payer)
+            reply = await self.ask(call, f"delete {len(batch)} objects", mutation=True)
+            for error in reply.get("Errors", ()):
+                refused = ClientError({"Error": error}, "DeleteObjects")
+                raise explained(refused, what=f"delete {error.get('Key')!r}", where=self.url, mutation=True)
+
+    async def start_upload(self, key: str) -> Upload:
+        """CreateMultipartUpload."""
+        client = await self.client()
+        call = client.create_multipart_upload(
+            Bucket=self._bucket,
+            Key=check_key(key),
+            ChecksumAlgorithm="CRC32C",
+            **self._written,
+            **self._keyed,
+            **self._payer,
+        )
+        reply = await self.ask(call, f"begin to store {key!r}")
+        where = {"Bucket": self._bucket, "Key": key, "UploadId": reply["UploadId"], **self._payer}
+        return S3Upload(self, key, where, keyed=self._keyed)
+
+    async def aclose(self) -> None:
+        """Close the connections. Idempotent."""
+        files, self._files = self._files, None
+        if files is not None:
+            await (await files.set_session()).close()
+
+    async def client(self) -> Any:
+        """The client, made on first use."""
+        async with self._opening:
+            if self._files is None:
+                self._files = file_system(self._options)
+            return await self._files.set_session()
+
+    async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
+        """Await one request, and turn what the client raises into the port's errors."""
+        try:
+            return await call
+        except FAILURES as exc:
+            raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
+
+    async def _put(self, key: str, data: bytes, *, what: str, **conditions: str) -> None:
+        client = await self.client()
+        call = client.put_object(
+            Bucket=self._bucket,
+            Key=key,
+            Body=data,
+            ChecksumCRC32C=checksum_of(data),
+            **conditions,
+            **(self._written if not conditions else {}),
+            **self._keyed,
+            **self._payer,
+        )
+        await self.ask(call, f"{what} {key!r}", key=key, mutation=True)
+
+    async def _read(self, **request: Any) -> bytes:
+        client = await self.client()
+        reply = await client.get_object(**request)
+        async with reply["Body"] as stream:
+            data: bytes = await stream.read()
+        return data
+
+    @cached_property
+    def _payer(self) -> dict[str, str]:
+        return {"RequestPayer": "requester"} if self._options.requester_pays else {}
+
+    @cached_property
+    def _keyed(self) -> dict[str, Any]:
+        """What every request about an object's bytes carries where the key is the caller's own (SSE-C)."""
+        key = self._options.sse_c_key
+        if key is None:
+            return {}
+        return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": base64.b64decode(key.get_secret_value())}
+
+    @cached_property
+    def _written(self) -> dict[str, str]:
+        """How fragments are to be kept."""
+        options = self._options
+        wanted = {
+            "ServerSideEncryption": options.sse,
+            "SSEKMSKeyId": options.sse_kms_key_id,
+            "StorageClass": options.storage_class,
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
+
+
+def range_of(span: Span | Suffix | None) -> str | None:
+    """A span as the header has it. One of length zero asks for a byte: the object must be there."""
+    match span:
+        case None:
+            return None
+        case Span(start, length):
+            return f"bytes={start}-{start + max(length, 1) - 1}"
+        case Suffix(length):
+            return f"bytes=-{max(length, 1)}"
+
+
+def checksum_of(data: bytes) -> str:
+    """CRC-32C as S3 writes it: base64 of four bytes. Servers that keep it refuse bytes that do not fit."""
+    return base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()

@@ -1,0 +1,50 @@
+"""A multipart upload to S3. Its parts carry their own checksums; nothing is seen before it completes."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from offload.errors import NotFound
+from offload.formats.checksums import crc32c
+from offload.store.port import Upload
+
+if TYPE_CHECKING:
+    from offload_s3.store import S3Store
+
+
+class S3Upload(Upload):
+    """Made by `S3Store.start_upload`. `where` is what every request of the upload carries."""
+
+    def __init__(self, store: S3Store, key: str, where: dict[str, Any], *, keyed: dict[str, Any]) -> None:
+        self._store, self._key, self._where, self._keyed = store, key, where, keyed
+        self._parts: dict[int, dict[str, Any]] = {}
+
+    async def put_part(self, number: int, data: bytes) -> None:
+        """UploadPart."""
+        checksum = base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
+        client = await self._store.client()
+        call = client.upload_part(
+            PartNumber=number, Body=data, ChecksumCRC32C=checksum, **self._where, **self._keyed
+        )
+        what = f"store part {number} of {self._key!r}"
+        reply = await self._store.ask(call, what, key=self._key, mutation=True)
+        self._parts[number] = {"PartNumber": number, "ETag": reply["ETag"], "ChecksumCRC32C": checksum}
+
+    async def complete(self) -> None:
+        """CompleteMultipartUpload. An upload without parts becomes an empty object."""
+        client = await self._store.client()
+        if not self._parts:
+            await self.put_part(1, b"")
+        parts = [self._parts[number] for number in sorted(self._parts)]
+        call = client.complete_multipart_upload(MultipartUpload={"Parts": parts}, **self._where)
+        await self._store.ask(call, f"complete {self._key!r}", key=self._key, mutation=True)
+
+    async def abort(self) -> None:
+        """AbortMultipartUpload; one that is gone already counts as aborted."""
+        client = await self._store.client()
+        try:
+            call = client.abort_multipart_upload(**self._where)
+            await self._store.ask(call, f"abort {self._key!r}", key=self._key, mutation=True)
+        except NotFound:
+            pass

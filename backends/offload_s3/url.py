@@ -1,0 +1,22 @@
+"""From `s3://bucket/prefix` and options to a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from offload.errors import Misuse
+from offload.store.port import ObjectStore, check_key
+from offload.store.prefix import PrefixStore
+from offload_s3.options import S3Options
+from offload_s3.store import S3Store
+
+
+def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
+    """The store that a URL names. Raises `Misuse` where it names none, or an option is wrong."""
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise Misuse(f"{url!r} names no bucket: use s3://bucket/prefix")
+    store = S3Store(bucket=bucket, options=S3Options.of(options))
+    prefix = prefix.strip("/")
+    return PrefixStore(store, check_key(prefix)) if prefix else store

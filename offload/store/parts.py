@@ -1,0 +1,69 @@
+"""What backends of distant stores share: a body gathered whole, or sent in parts.
+
+Invariant: an upload in parts that does not complete is aborted, whatever ended it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from offload.errors import Misuse
+from offload.store.port import Body, ObjectStore
+
+
+async def whole(body: Body) -> bytes:
+    """The bytes of a body. Raises `Misuse` where they are not as many as it says."""
+    pieces = [window async for window in body.windows()]
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if len(data) != body.size_bytes:
+        raise Misuse(f"a body of {body.size_bytes} bytes yielded {len(data)}")
+    return data
+
+
+async def put_in_parts(
+    store: ObjectStore, key: str, body: Body, *, part_size_bytes: int, at_once: int
+) -> None:
+    """Store a body as a multipart upload, `at_once` parts under way. Memory: so many parts and one more."""
+    upload = await store.start_upload(key)
+    try:
+        turns = asyncio.Semaphore(at_once)
+
+        async def put(number: int, data: bytes) -> None:
+            try:
+                await upload.put_part(number, data)
+            finally:
+                turns.release()
+
+        async with asyncio.TaskGroup() as group:
+            sent = number = 0
+            async with aclosing(parts_of(body, part_size_bytes)) as parts:
+                async for data in parts:
+                    await turns.acquire()
+                    number, sent = number + 1, sent + len(data)
+                    group.create_task(put(number, data))
+        if sent != body.size_bytes:
+            raise Misuse(f"a body of {body.size_bytes} bytes yielded {sent}")
+        await upload.complete()
+    except BaseExceptionGroup as group_of_errors:
+        await upload.abort()
+        raise group_of_errors.exceptions[0] from None
+    except BaseException:
+        await upload.abort()
+        raise
+
+
+async def parts_of(body: Body, part_size_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The body cut anew: every part but the last has `part_size_bytes`."""
+    held: list[bytes] = []
+    size = 0
+    async for window in body.windows():
+        held.append(window)
+        size += len(window)
+        while size >= part_size_bytes:
+            data = b"".join(held)
+            yield data[:part_size_bytes]
+            held, size = [data[part_size_bytes:]], size - part_size_bytes
+    if size:
+        yield b"".join(held)
