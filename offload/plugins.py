@@ -200,11 +200,14 @@ class Plugins:
 
     @cached_property
     def conflicts(self) -> dict[str, list[Declared]]:
-        """What more than one plugin declares."""
+        """What more than one plugin declares, and names that more than one plugin bears."""
         by_claim: dict[str, list[Declared]] = {}
+        bearers: dict[str, dict[Plugin, Declared]] = {}
         for each in self.declared:
+            bearers.setdefault(_plugin_claim(each.plugin), {}).setdefault(each.plugin, each)
             for claim in each.claims():
                 by_claim.setdefault(claim, []).append(each)
+        by_claim |= {claim: list(named.values()) for claim, named in bearers.items()}
         return {claim: rivals for claim, rivals in by_claim.items() if len(rivals) > 1}
 
     def of_kind(self, kind: str) -> list[Declared]:
@@ -238,9 +241,14 @@ class Plugins:
                 f"; plugin {p.name!r} of {p.origin} did not load: {p.error}" for p in self.plugins if p.error
             )
             raise Misuse(f"no plugin knows the {kind} {wanted!r}; known: {known or 'none'}{broken}")
-        if rivals := self.conflicts.get(claim):
-            raise Misuse(conflict_text(claim, rivals))
+        for contested in (claim, *(_plugin_claim(each.plugin) for each in found)):
+            if rivals := self.conflicts.get(contested):
+                raise Misuse(conflict_text(contested, rivals))
         return found[0].declaration
+
+
+def _plugin_claim(plugin: Plugin) -> str:
+    return f"plugin name {plugin.name!r}"
 
 
 def _name_claim(kind: str, name: str) -> str:

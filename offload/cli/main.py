@@ -14,6 +14,9 @@ import sys
 
 def main() -> None:
     """Run the command line and end the process."""
+    if not sys.stdout:  # closed by whoever started us: what is printed goes nowhere
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        sys.stdout = open(nowhere, "w", closefd=False)  # noqa: SIM115 - as long as the process lives
     try:
         from offload.cli.app import run  # here, so that Ctrl-C during imports ends as it does later
         from offload.cli.state import ClosedPipe, Interrupted

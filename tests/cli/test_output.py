@@ -298,3 +298,14 @@ class TestOnATerminal:
 
         assert code == 0
         assert [json.loads(line)["offset"] for line in shown.split(b"\r\n")[:-1]] == list(range(10))
+
+
+def test_a_closed_stdout_is_no_failure_of_the_work(tmp_path: Path) -> None:
+    """As in `offload sync … >&-`."""
+    source = f"rabbitmq://{DATA / 'tiny'}"
+    command = " ".join(f"'{word}'" for word in (*PROGRAM, "sync", source, str(tmp_path / "tier")))
+
+    done = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert offload("ls", tmp_path / "tier", "--json").objects[0]["messages"] == 10

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -450,3 +451,20 @@ def test_layouts_and_decoders_are_declared(world: World) -> None:
     module = sys.modules["extras"]
     assert found.by_name("layout", "legacy").load() is module.layout
     assert found.by_name("decoder", "csv").load() is module.decoder
+
+
+def test_two_plugins_of_one_name_are_named_both(world: World) -> None:
+    """An entry point's name is a name too: a message that blames `twin` must blame one of them."""
+    for name in ("one", "two"):
+        world.install_backend(name, name=f"{name}-backend", scheme=name)
+    first, second = (
+        each for each in world.find().declared if each.declaration.schemes in {("one",), ("two",)}
+    )
+    other = replace(second.plugin, name=first.plugin.name, distribution="another-distribution")
+    found = Plugins(declared=[first, replace(second, plugin=other)])
+
+    with pytest.raises(Misuse) as refused:
+        found.by_name("backend", first.declaration.name)
+
+    assert first.plugin.distribution in str(refused.value)
+    assert "another-distribution" in str(refused.value)
