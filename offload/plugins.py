@@ -105,7 +105,10 @@ class Command(Declaration):
 
 
 class HookSpecs:
-    """The hooks. A plugin implements any of them with `@hookimpl`."""
+    """The hooks. A plugin implements any of them with `@hookimpl`.
+
+    pluggy reads their names and arguments and never calls them, so their bodies are empty.
+    """
 
     @_hookspec
     def offload_backends(self) -> Sequence[Backend]:  # type: ignore[empty-body]

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from offload.env import backoff_seconds
 from offload.errors import OffloadError, OutcomeUnknown, TryAgain
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
@@ -38,8 +39,9 @@ class RetryPolicy:
 
     def pause_seconds(self, failures: int, chance: float) -> float:
         """The pause after so many failures; `chance` in [0, 1) decides where between d/2 and d."""
-        pause = min(self.pause_seconds_max, self.pause_seconds_first * 2.0 ** (failures - 1))
-        return pause / 2 + chance * pause / 2
+        return backoff_seconds(
+            failures - 1, chance, first_seconds=self.pause_seconds_first, max_seconds=self.pause_seconds_max
+        )
 
 
 class RetryingStore(StoreDecorator):
