@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         OffloadError,
         OutcomeUnknown,
         StreamDeleted,
+        Throttled,
         TryAgain,
         UnsupportedFormat,
     )
@@ -98,6 +99,7 @@ __all__ = [
     "StreamReport",
     "StreamWriter",
     "Suffix",
+    "Throttled",
     "TierOptions",
     "TryAgain",
     "UnsupportedFormat",
@@ -162,6 +164,7 @@ _HOMES = {
     "StreamWriter": "offload.tier.stream_writer",
     "Suffix": "offload.store.port",
     "TierOptions": "offload.tier.object_store_offloader",
+    "Throttled": "offload.errors",
     "TryAgain": "offload.errors",
     "UnsupportedFormat": "offload.errors",
     "Upload": "offload.store.port",

@@ -3,6 +3,7 @@
 ```text
 OffloadError
 ├── TryAgain             nothing was committed; the same call may succeed
+│   └── Throttled        the store wants fewer requests: also ask more slowly from now on
 ├── Conflict             another writer moved the root: re-read it and decide anew
 ├── Fenced               a newer epoch owns the stream: stop, for good
 │   └── StreamDeleted    the stream was deleted: stop, or begin a new incarnation
@@ -44,6 +45,15 @@ class TryAgain(OffloadError):
 
     From a store's mutation it does not say that nothing was applied: whoever must know reads back.
     """
+
+
+class Throttled(TryAgain):
+    """The store wants fewer requests. As `TryAgain`; whoever bounds requests also lowers the bound."""
+
+    def __init__(self, message: str, pause_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.pause_seconds = pause_seconds
+        """How long the store asks to be left alone (Retry-After), where it says so."""
 
 
 class Conflict(OffloadError):

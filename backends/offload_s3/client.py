@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import s3fs
+from offload_cloud.options import shown
 
 from offload_s3.options import S3Options
 
@@ -16,9 +17,9 @@ def file_system(options: S3Options) -> s3fs.S3FileSystem:
         skip_instance_cache=True,
         use_listings_cache=False,
         anon=options.anonymous,
-        key=_shown(options.key),
-        secret=_shown(options.secret),
-        token=_shown(options.token),
+        key=shown(options.key),
+        secret=shown(options.secret),
+        token=shown(options.token),
         endpoint_url=options.endpoint_url,
         client_kwargs={"region_name": options.region, "verify": options.verify},
         config_kwargs=_configuration(options),
@@ -38,7 +39,3 @@ def _configuration(options: S3Options) -> dict[str, Any]:
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
     }
-
-
-def _shown(secret: Any) -> str | None:
-    return None if secret is None else secret.get_secret_value()

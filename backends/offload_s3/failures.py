@@ -19,6 +19,7 @@ from offload.errors import (
     NotFound,
     OffloadError,
     OutcomeUnknown,
+    Throttled,
     TryAgain,
 )
 
@@ -101,7 +102,9 @@ def _of_code(exc: ClientError, said: str, key: str, mutation: bool) -> OffloadEr
         return Denied(f"{said}: {PLACE[code]} ({code})")
     if code in FULL:
         return NoSpace(f"{said}: the store is full or over its quota ({code})")
-    if code in THROTTLED or code in DAMAGED:
+    if code in THROTTLED:
+        return Throttled(f"{said}: {code}: {message}", pause_seconds=_pause_of(exc))
+    if code in DAMAGED:
         return TryAgain(f"{said}: {code}: {message}")
     if code in TRANSIENT:
         reason = f"{said}: {code}: {message}"
@@ -109,3 +112,10 @@ def _of_code(exc: ClientError, said: str, key: str, mutation: bool) -> OffloadEr
     if code in {"EntityTooSmall", "EntityTooLarge", "InvalidPart", "InvalidPartOrder", "KeyTooLongError"}:
         return Misuse(f"{said}: {code}: {message}")
     return OffloadError(f"{said}: {code}: {message}")
+
+
+def _pause_of(exc: ClientError) -> float | None:
+    """What the header `Retry-After` says, where it is a number of seconds."""
+    response: Any = exc.response
+    said = str(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", ""))
+    return float(said) if said.isascii() and said.isdigit() else None

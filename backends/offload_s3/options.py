@@ -6,18 +6,16 @@ role of the machine. A value that is wrong raises `Misuse` with the option's nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-
-from offload.errors import Misuse
+from offload_cloud.options import StoreOptions
+from pydantic import Field, SecretStr
 
 
-class S3Options(BaseModel):
+class S3Options(StoreOptions):
     """Every option, as text from the command line or as a value from Python."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    backend: ClassVar = "s3"
 
     endpoint_url: str | None = Field(default=None, pattern=r"^https?://")
     """Another server than AWS': MinIO, Ceph, and so on."""
@@ -48,12 +46,3 @@ class S3Options(BaseModel):
     """Of fragments. Manifests and anchors stay in the bucket's standard class."""
 
     part_size_bytes: int = Field(default=16 * 2**20, ge=5 * 2**20, le=5 * 2**30)
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> S3Options:
-        """Check options. Raises `Misuse` that names each wrong one; secrets are never repeated."""
-        try:
-            return cls.model_validate(dict(options))
-        except ValidationError as exc:
-            wrong = "; ".join(f"option {'.'.join(map(str, e['loc']))!r}: {e['msg']}" for e in exc.errors())
-            raise Misuse(f"s3: {wrong}") from None

@@ -28,6 +28,7 @@ from offload import (
     Span,
     StreamWriter,
     Suffix,
+    Throttled,
     TryAgain,
 )
 from offload.store.capabilities import Capabilities
@@ -121,7 +122,7 @@ def test_an_url_is_a_bucket_and_a_prefix() -> None:
         ("NoSuchBucket", Denied),
         ("PermanentRedirect", Denied),
         ("QuotaExceeded", NoSpace),
-        ("SlowDown", TryAgain),
+        ("SlowDown", Throttled),
         ("BadDigest", TryAgain),
         ("InternalError", OutcomeUnknown),
         ("EntityTooSmall", Misuse),
