@@ -1,83 +1,184 @@
-"""At most so many requests at once, and none for ever.
+"""At most so many requests at once, at most so fast, and none for ever; up and down apart from each other.
 
-A request waits for its turn without its clock running. Past its deadline it is cancelled: a read
-then raises `TryAgain`, and so does waiting for the next row of a listing; a mutation raises
-`OutcomeUnknown`, because nobody can tell how far the store had come.
+Up is what changes the store (put, create, delete, uploads), down is what reads it. A request waits for
+its turn without its clock running. Past its deadline it is cancelled: a read then raises `TryAgain`,
+and so does waiting for the next row of a listing; a mutation raises `OutcomeUnknown`, because nobody
+can tell how far the store had come. A store that throttles lowers the bound of that direction (`turns`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import TypeVar
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeVar
 
-from offload.errors import OffloadError, OutcomeUnknown, TryAgain
+from offload.errors import Misuse, OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+from offload.store.rate import Rate
+from offload.store.turns import Turns
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one client may ask of a store. `None` is no bound."""
+
+    up_requests_max: int = 32
+    """Requests that change the store, in flight at once; while it throttles, fewer."""
+
+    down_requests_max: int = 32
+    """Requests that read it, in flight at once; while it throttles, fewer."""
+
+    up_requests_per_second_max: float | None = None
+    down_requests_per_second_max: float | None = None
+    """A listing counts as one, whatever its pages."""
+
+    up_bytes_per_second_max: float | None = None
+    down_bytes_per_second_max: float | None = None
+    """On average: one object goes as fast as it can, and the next one waits the longer."""
+
+    deadline_seconds: float | None = 600.0
+    """Of one request. A `put` is one request whatever its size: choose it for the largest object."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """From options by the names above, as text or as numbers. Raises `Misuse` unless above zero."""
+        numbers: dict[str, Any] = {name: _number(name, value) for name, value in options.items()}
+        return cls(**numbers)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all limits."""
+        return tuple(field.name for field in fields(cls))
+
+
+def _number(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = int(value) if name.endswith("requests_max") else float(value)
+    except (TypeError, ValueError) as exc:
+        raise Misuse(f"option {name!r} takes a number, not {value!r}") from exc
+    if not number > 0 or not math.isfinite(number):
+        raise Misuse(f"option {name!r} takes a number above zero, not {value!r}")
+    return number
+
+
 class LimitedStore(StoreDecorator):
-    """Lets `requests_max` requests in at a time and cancels each after `deadline_seconds`.
+    """Holds every request to `limits`. `aclose` is not limited."""
 
-    A `put` is one request whatever its size: choose the deadline for the largest object. `aclose`
-    is not limited.
-    """
-
-    __slots__ = ("_deadline_seconds", "_turns")
+    __slots__ = ("_deadline_seconds", "down", "up")
 
     def __init__(
-        self, inner: ObjectStore, *, requests_max: int, deadline_seconds: float | None = None
+        self,
+        inner: ObjectStore,
+        limits: Limits | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         super().__init__(inner)
-        self._turns = asyncio.Semaphore(requests_max)
-        self._deadline_seconds = deadline_seconds
+        limits = limits or Limits()
+        self._deadline_seconds = limits.deadline_seconds
+        self.up = _Direction(
+            Turns(limits.up_requests_max, clock),
+            requests=Rate(limits.up_requests_per_second_max, clock=clock, sleep=sleep),
+            size_bytes=Rate(limits.up_bytes_per_second_max, clock=clock, sleep=sleep),
+        )
+        self.down = _Direction(
+            Turns(limits.down_requests_max, clock),
+            requests=Rate(limits.down_requests_per_second_max, clock=clock, sleep=sleep),
+            size_bytes=Rate(limits.down_bytes_per_second_max, clock=clock, sleep=sleep),
+        )
 
     async def put(self, key: str, body: Body) -> None:
         """Put when it is our turn."""
-        await self.limit(self.inner.put(key, body), f"put of {key!r}", OutcomeUnknown)
+        await self.up.pay(body.size_bytes)
+        await self.limit(self.up, lambda: self.inner.put(key, body), f"put of {key!r}", OutcomeUnknown)
 
     async def create(self, key: str, data: bytes) -> None:
         """Create when it is our turn."""
-        await self.limit(self.inner.create(key, data), f"create of {key!r}", OutcomeUnknown)
+        await self.up.pay(len(data))
+        await self.limit(self.up, lambda: self.inner.create(key, data), f"create of {key!r}", OutcomeUnknown)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         """Read when it is our turn."""
-        return await self.limit(self.inner.get(key, span), f"get of {key!r}", TryAgain)
+        await self.down.pay(0)
+        data = await self.limit(self.down, lambda: self.inner.get(key, span), f"get of {key!r}", TryAgain)
+        self.down.owe(len(data))
+        return data
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List; each row is a request of its own, so that a slow consumer holds up nobody."""
+        await self.down.pay(0)
         rows = aiter(self.inner.list(prefix, after=after))
-        while (row := await self.limit(_next(rows), f"list of {prefix!r}", TryAgain)) is not None:
+        what = f"list of {prefix!r}"
+        while (row := await self.limit(self.down, lambda: _next(rows), what, TryAgain)) is not None:
             yield row
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete when it is our turn."""
-        await self.limit(self.inner.delete(keys), f"delete of {len(keys)} objects", OutcomeUnknown)
+        await self.up.pay(0)
+        what = f"delete of {len(keys)} objects"
+        await self.limit(self.up, lambda: self.inner.delete(keys), what, OutcomeUnknown)
 
     async def start_upload(self, key: str) -> Upload:
         """Begin an upload whose every call waits for its turn."""
-        begun = await self.limit(self.inner.start_upload(key), f"upload of {key!r}", OutcomeUnknown)
+        await self.up.pay(0)
+        what = f"upload of {key!r}"
+        begun = await self.limit(self.up, lambda: self.inner.start_upload(key), what, OutcomeUnknown)
         return _LimitedUpload(begun, self, key)
 
-    async def limit(self, request: Awaitable[T], what: str, overdue: type[OffloadError]) -> T:
-        """Await `request` in its turn; past the deadline cancel it and raise `overdue`."""
+    async def limit(
+        self,
+        direction: _Direction,
+        request: Callable[[], Awaitable[T]],
+        what: str,
+        overdue: type[OffloadError],
+    ) -> T:
+        """Make `request` in its turn; past the deadline cancel it and raise `overdue`."""
         scope = asyncio.timeout(None)
         try:
-            async with self._turns, scope:
+            async with direction.turns, scope:
                 if self._deadline_seconds is not None:
                     scope.reschedule(asyncio.get_running_loop().time() + self._deadline_seconds)
-                return await request
+                result = await request()
+        except Throttled:
+            direction.turns.throttled()
+            raise
         except TimeoutError as error:
             if not scope.expired():
                 raise
             raise overdue(
                 f"{what} at {self.url} took longer than {self._deadline_seconds} s and was given up"
             ) from error
-        finally:
-            if asyncio.iscoroutine(request):
-                request.close()  # it never began, where the turn itself was cancelled
+        direction.turns.succeeded()
+        return result
+
+
+class _Direction:
+    """Up or down: turns, and the rates of requests and bytes."""
+
+    __slots__ = ("_requests", "_size_bytes", "turns")
+
+    def __init__(self, turns: Turns, *, requests: Rate, size_bytes: Rate) -> None:
+        self.turns = turns
+        self._requests = requests
+        self._size_bytes = size_bytes
+
+    async def pay(self, size_bytes: int) -> None:
+        """Wait until earlier use is paid for; note one request, and bytes where they are known."""
+        await self._requests.take(1)
+        await self._size_bytes.take(size_bytes)
+
+    def owe(self, size_bytes: int) -> None:
+        """Note bytes that came; the next request waits for them."""
+        self._size_bytes.note(size_bytes)
 
 
 async def _next(rows: AsyncIterator[Listed]) -> Listed | None:
@@ -93,11 +194,14 @@ class _LimitedUpload(UploadDecorator):
         self._key = key
 
     async def put_part(self, number: int, data: bytes) -> None:
-        request = self.inner.put_part(number, data)
-        await self._store.limit(request, f"part {number} of {self._key!r}", OutcomeUnknown)
+        await self._store.up.pay(len(data))
+        await self._limit(lambda: self.inner.put_part(number, data), f"part {number} of {self._key!r}")
 
     async def complete(self) -> None:
-        await self._store.limit(self.inner.complete(), f"completion of {self._key!r}", OutcomeUnknown)
+        await self._limit(self.inner.complete, f"completion of {self._key!r}")
 
     async def abort(self) -> None:
-        await self._store.limit(self.inner.abort(), f"abort of {self._key!r}", OutcomeUnknown)
+        await self._limit(self.inner.abort, f"abort of {self._key!r}")
+
+    async def _limit(self, request: Callable[[], Awaitable[None]], what: str) -> None:
+        await self._store.limit(self._store.up, request, what, OutcomeUnknown)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from offload.env import backoff_seconds
-from offload.errors import OffloadError, OutcomeUnknown, TryAgain
+from offload.errors import OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
@@ -85,8 +85,8 @@ class RetryingStore(StoreDecorator):
                     after = row.key
                     yield row
                     patience = self._patience()
-            except TryAgain:
-                if not await patience.pause():
+            except TryAgain as error:
+                if not await patience.pause(error):
                     raise
             else:
                 return
@@ -103,8 +103,8 @@ class RetryingStore(StoreDecorator):
         while True:
             try:
                 return await request()
-            except on:
-                if not await patience.pause():
+            except on as error:
+                if not await patience.pause(error):
                     raise
 
     def _patience(self) -> _Patience:
@@ -130,10 +130,15 @@ class _Patience:
         self._failures = 0
         self._deadline = clock() + policy.deadline_seconds
 
-    async def pause(self) -> bool:
-        """Wait for the next attempt and return True, or return False at once if there is to be none."""
+    async def pause(self, error: OffloadError) -> bool:
+        """Wait for the next attempt and return True, or return False at once if there is to be none.
+
+        A store that says how long it wants to be left alone is left alone at least so long.
+        """
         self._failures += 1
         pause = self._policy.pause_seconds(self._failures, self._random())
+        if isinstance(error, Throttled) and error.pause_seconds is not None:
+            pause += error.pause_seconds  # on top, so that many who were told the same do not return at once
         if self._failures >= self._policy.attempts_max or self._clock() + pause > self._deadline:
             return False
         await self._sleep(pause)

@@ -15,18 +15,12 @@ from offload.events import Event
 from offload.offloader import LedgerOffloader
 from offload.plugins import Backend, Plugins
 from offload.source import Source
-from offload.store.limit import LimitedStore
+from offload.store.limit import LimitedStore, Limits
 from offload.store.port import ObjectStore
 from offload.store.retry import RetryingStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 
 FILE_SCHEME: Final = "file"
-REQUESTS_MAX: Final = 32
-"""Requests in flight on one store, whoever asks."""
-
-DEADLINE_SECONDS: Final = 600.0
-"""Of one request. Long, because a put is one request and disks can be slow; a hang still ends."""
-
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -48,16 +42,19 @@ def open_tier(
     """The offloader behind a tier's URL. Touches nothing: its `open` finds out whether a tier is there.
 
     `plugins` are those of this environment, where none are given; `storage_options` are the backend's.
+    Those that `Limits` names bound what this client asks of the store, whatever the backend.
     Raises `Misuse` for a scheme that no plugin serves, or an URL that its plugin refuses.
     """
     plugins = plugins or Plugins.find()
+    env = env or Env()
+    storage_options, limits = _without_limits(storage_options or {})
     backend = plugins.by_scheme("backend", scheme_of(url))
     assert isinstance(backend, Backend)
-    opened = backend.open(url, storage_options or {})
+    opened = backend.open(url, storage_options)
     if isinstance(opened, LedgerOffloader):
         return opened
-    env = env or Env()
-    return ObjectStoreOffloader(guarded(opened, env), env=env, options=options, emit=emit or plugins.emit)
+    store = guarded(opened, env, limits)
+    return ObjectStoreOffloader(store, env=env, options=options, emit=emit or plugins.emit)
 
 
 def open_store(
@@ -82,7 +79,14 @@ def open_source(url: str, *, plugins: Plugins | None = None) -> Source:
     return source
 
 
-def guarded(store: ObjectStore, env: Env) -> ObjectStore:
-    """A store with deadlines, a bound on requests in flight, and bounded retries, in this order."""
-    limited = LimitedStore(store, requests_max=REQUESTS_MAX, deadline_seconds=DEADLINE_SECONDS)
+def guarded(store: ObjectStore, env: Env, limits: Limits | None = None) -> ObjectStore:
+    """A store with deadlines, bounds on what is asked of it, and bounded retries, in this order."""
+    limited = LimitedStore(store, limits, clock=env.monotonic, sleep=env.sleep)
     return RetryingStore(limited, clock=env.monotonic, sleep=env.sleep, random=env.random)
+
+
+def _without_limits(options: Mapping[str, Any]) -> tuple[dict[str, Any], Limits]:
+    """The options that are the backend's, and the limits, which no backend needs to know."""
+    names = set(Limits.names())
+    mine = {name: value for name, value in options.items() if name in names}
+    return {name: value for name, value in options.items() if name not in names}, Limits.of(mine)

@@ -12,7 +12,7 @@ from offload_conformance import Asynchronous, Run
 
 from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, TryAgain
 from offload.store.faults import Call, Fault, FaultyStore, Rule
-from offload.store.limit import LimitedStore
+from offload.store.limit import LimitedStore, Limits
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore, StoreMetrics
 from offload.store.port import Body, ObjectStore
@@ -192,15 +192,20 @@ class Slow(MemoryStore):
             self.running -= 1
 
 
+ONE_AT_A_TIME = Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=60)
+
+
 class TestLimitedStore(Asynchronous):
     def test_no_more_requests_are_under_way_than_allowed(self, run: Run) -> None:
         slow = Slow()
-        limited = LimitedStore(slow, requests_max=3)
+        limited = LimitedStore(slow, Limits(up_requests_max=3, down_requests_max=2))
 
         async def scenario() -> None:
             gets = [limited.get("key") for _ in range(10)]
             puts = [limited.put("key", Body.of(b"")) for _ in range(10)]
-            await asyncio.gather(*gets, *puts)
+            await asyncio.gather(*gets)
+            assert slow.running_max == 2
+            await asyncio.gather(*puts)
 
         run(scenario())
 
@@ -209,7 +214,7 @@ class TestLimitedStore(Asynchronous):
     def test_an_overdue_read_may_be_tried_again_and_an_overdue_write_is_unknown(self, run: Run) -> None:
         slow = Slow()
         slow.seconds = 60
-        limited = LimitedStore(slow, requests_max=1, deadline_seconds=0.01)
+        limited = LimitedStore(slow, Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=0.01))
 
         with pytest.raises(TryAgain, match=r"get of 'key' .* longer than 0\.01 s"):
             run(limited.get("key"))
@@ -223,7 +228,7 @@ class TestLimitedStore(Asynchronous):
     def test_waiting_for_a_turn_does_not_use_up_the_deadline(self, run: Run) -> None:
         slow = Slow()
         slow.seconds = 0.15
-        limited = LimitedStore(slow, requests_max=1, deadline_seconds=0.5)
+        limited = LimitedStore(slow, Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=0.5))
 
         async def scenario() -> None:
             await asyncio.gather(*(limited.get("key") for _ in range(4)))
@@ -231,7 +236,9 @@ class TestLimitedStore(Asynchronous):
         run(scenario())
 
     def test_a_consumer_that_stops_in_the_middle_of_a_listing_holds_up_nobody(self, run: Run) -> None:
-        limited = LimitedStore(MemoryStore(objects={"a": b"", "b": b""}), requests_max=1)
+        limited = LimitedStore(
+            MemoryStore(objects={"a": b"", "b": b""}), Limits(up_requests_max=1, down_requests_max=1)
+        )
 
         async def scenario() -> None:
             async for row in limited.list(""):
@@ -245,7 +252,11 @@ class TestLimitedStore(Asynchronous):
                 raise TimeoutError("its own")
 
         with pytest.raises(TimeoutError, match="its own"):
-            run(LimitedStore(TimesOut(), requests_max=1, deadline_seconds=60).get("key"))
+            run(
+                LimitedStore(
+                    TimesOut(), Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=60)
+                ).get("key")
+            )
 
 
 class TestPrefixStore(Asynchronous):

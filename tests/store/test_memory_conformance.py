@@ -6,7 +6,7 @@ import pytest
 from offload_conformance import StoreConformance
 
 from offload.store.faults import FaultyStore
-from offload.store.limit import LimitedStore
+from offload.store.limit import LimitedStore, Limits
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
 from offload.store.port import ObjectStore
@@ -39,7 +39,9 @@ class TestRetryingStore(TestMemoryStore):
 
 class TestLimitedStore(TestMemoryStore):
     def open_store(self) -> ObjectStore:
-        return LimitedStore(super().open_store(), requests_max=3, deadline_seconds=30)
+        return LimitedStore(
+            super().open_store(), Limits(up_requests_max=3, down_requests_max=3, deadline_seconds=30)
+        )
 
 
 class TestMeteredStore(TestMemoryStore):
