@@ -1,0 +1,95 @@
+"""Processes of our own on loopback: started on a free port, waited for, and stopped by their own pid."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+READY_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 10.0
+
+
+class NotReady(Exception):
+    """A server ended at once or did not answer in time; the message has the end of its output."""
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def process(
+    *argv: str | Path, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is gone on leaving: asked to end, waited for, and killed where it does not."""
+    with log.open("wb") as output:
+        running = subprocess.Popen(
+            [*_bound_to_us(), *map(str, argv)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            start_new_session=True,  # an interrupt at the keyboard is for pytest, which then stops us
+        )
+    try:
+        yield running
+    finally:
+        stop(running)
+
+
+def stop(running: subprocess.Popen[bytes]) -> None:
+    """Terminate, wait, and kill what is still there."""
+    running.terminate()
+    try:
+        running.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait(STOP_SECONDS)
+
+
+def wait_until_it_answers(url: str, running: subprocess.Popen[bytes], *, log: Path) -> None:
+    """Return once `url` is answered, whatever the answer. Raises `NotReady` where it never is."""
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if running.poll() is not None:
+            raise NotReady(f"ended at once with code {running.returncode}: {end_of(log)}")
+        if _answers(url):
+            return
+        time.sleep(0.05)
+    raise NotReady(f"did not answer within {READY_SECONDS:.0f} seconds: {end_of(log)}")
+
+
+def end_of(log: Path) -> str:
+    """The last lines of a log, for a message."""
+    return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) or "it printed nothing"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except urllib.error.HTTPError as refusal:
+        refusal.close()
+        return True
+    except OSError:
+        return False
+
+
+def _bound_to_us() -> Sequence[str]:
+    """Where Linux' setpriv(1) is there: a server also ends when the process that started it is killed."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "TERM", "--"] if found else []
