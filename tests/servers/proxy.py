@@ -1,0 +1,765 @@
+"""A reverse proxy for HTTP/1.1 that breaks requests on purpose, or only holds each of them up for a while.
+
+    plan = Plan(rules=[Rule(Fault.CUT_AFTER, "PUT", "*/root.*", nth=1)])
+    with proxied("http://127.0.0.1:9000", plan) as proxy:
+        ...                         # a client of proxy.url
+    proxy.counts["cut_after"]       # 1
+
+    python tests/servers/proxy.py http://127.0.0.1:9000 --delay-ms 20   # in a process of its own
+
+What goes wrong is decided once per request, by rules or by chance from a seed; the first rule that fits
+decides. The head of a request goes to the server as it came, `Host` included, so signatures stay
+valid; in a reply, a `Location` on the server itself is turned back to the proxy.
+
+Invariants: a fault is counted when it happened, not when it was meant to; a request that no fault
+befalls is passed through window by window, so that its size costs no memory; one connection of a client is
+one connection to the server, for as long as both keep it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import urllib.parse
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Final
+
+WINDOW_SIZE_BYTES: Final = 256 * 1024
+HEAD_SIZE_BYTES_MAX: Final = 64 * 1024
+STOP_SECONDS: Final = 10.0
+END_OF_HEAD: Final = b"\r\n\r\n"
+
+
+class Fault(Enum):
+    """What befalls one request."""
+
+    CUT_AFTER = "the server has answered; the client's connection ends without a byte of it"
+    ERROR_AFTER = "the server has answered; the client is told 500 instead"
+    REFUSE = "the server hears nothing; the client is told 503, with Retry-After"
+    RESET = "half of the body reaches the server (nothing, where there is none); then both are reset"
+    LATE = "the client's connection ends; the server gets the whole request some time afterwards"
+    TRICKLE = "the reply's body comes in small pieces, with pauses"
+    TRUNCATE = "the reply's body ends half-way, and so does the connection"
+    IGNORE_PRECONDITION = "the server hears the request without its create-if-absent"
+
+    def fits(self, request: Request) -> bool:
+        """Whether it can befall this request. What depends on the reply turns out later."""
+        if self is Fault.IGNORE_PRECONDITION:
+            return request.creates
+        return self not in (Fault.TRICKLE, Fault.TRUNCATE) or request.method == "GET"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The head of a request."""
+
+    raw: bytes
+    """As it came, with the empty line that ends it."""
+
+    number: int = 0
+    """Of all requests of this proxy, from 1."""
+
+    @cached_property
+    def method(self) -> str:
+        return self._first_line[0]
+
+    @cached_property
+    def target(self) -> str:
+        """Path and query, percent-escapes undone: what patterns are held against."""
+        return urllib.parse.unquote(self._first_line[1])
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """By name in lower case."""
+        return _headers(self.raw)
+
+    @property
+    def creates(self) -> bool:
+        """Whether the server is asked to store only what is absent."""
+        return self.headers.get("if-none-match") == "*" or bool(re.search(_GENERATION, self.target))
+
+    @property
+    def body(self) -> Framing:
+        """How its body is framed."""
+        return _framing(self.headers, otherwise=0)
+
+    @property
+    def expects(self) -> bool:
+        """Whether the client waits for leave before it sends the body."""
+        return self.headers.get("expect", "").lower() == "100-continue"
+
+    def without_precondition(self) -> bytes:
+        """The head that a server would see if it knew no create-if-absent."""
+        raw = re.sub(rb"(?i)\r\nif-none-match:[^\r]*", b"", self.raw)
+        line, rest = raw.split(b"\r\n", 1)
+        line = re.sub(rb"[?&]ifGenerationMatch=0(?=&| )", b"", line)
+        if b"?" not in line:
+            line = line.replace(b"&", b"?", 1)
+        return line + b"\r\n" + rest
+
+    @cached_property
+    def _first_line(self) -> tuple[str, str]:
+        method, target, _ = self.raw.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
+        return method, target
+
+
+_GENERATION: Final = r"[?&]ifGenerationMatch=0(&|$)"
+
+
+@dataclass(slots=True)
+class Rule:
+    """Fault the requests whose method and target (path and query) match, both as shell patterns.
+
+    `nth` counts the requests that match, from 1, and picks a single one; without it all are hit.
+    """
+
+    fault: Fault
+    method: str = "*"
+    target: str = "*"
+    nth: int | None = field(default=None, kw_only=True)
+    creates: bool = field(default=False, kw_only=True)
+    """Only such requests as create if absent."""
+
+    matched: int = field(default=0, init=False)
+
+    def hits(self, request: Request) -> bool:
+        """Count this request if it matches, and say whether it is to fail."""
+        if not (fnmatchcase(request.method, self.method) and fnmatchcase(request.target, self.target)):
+            return False
+        if (self.creates and not request.creates) or not self.fault.fits(request):
+            return False
+        self.matched += 1
+        return self.nth in (None, self.matched)
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What befalls which request. May be changed at any time.
+
+    Chance is drawn from the seed, the request's method and target, and how often that was asked
+    before: so one client's faults do not depend on what others do. `forget` are names that differ from run to
+    run and are left out of it, such as that of the bucket.
+    """
+
+    rules: Sequence[Rule] = ()
+    chances: Mapping[Fault, float] = field(default_factory=dict)
+    """Of every request that no rule hits."""
+
+    create_chances: Mapping[Fault, float] = field(default_factory=dict)
+    """Of those that create if absent, instead."""
+
+    seed: object = 0
+    forget: Sequence[str] = ()
+    delay_seconds: float = 0.0
+    """How long each request is held up before the server hears of it."""
+
+    retry_after_seconds_max: int = 1
+    late_seconds: float = 0.2
+    pause_seconds: float = 0.005
+    """Between the pieces of a trickle."""
+
+    asked: Counter[str] = field(default_factory=Counter, init=False)
+
+    def decide(self, request: Request) -> Fault | None:
+        """What befalls this request."""
+        hits = [rule.fault for rule in self.rules if rule.hits(request)]  # every rule counts
+        if hits:
+            return hits[0]
+        chances = self.create_chances if request.creates and self.create_chances else self.chances
+        if not chances:
+            return None
+        draw = self.draw(request).random()
+        for fault, chance in chances.items():
+            if fault.fits(request):
+                if draw < chance:
+                    return fault
+                draw -= chance
+        return None
+
+    def draw(self, request: Request) -> random.Random:
+        """Chance for this request."""
+        name = f"{request.method} {request.target}"
+        for forgotten in self.forget:
+            name = name.replace(forgotten, "")
+        self.asked[name] += 1
+        return random.Random(f"{self.seed} {name} {self.asked[name]}")
+
+
+class Proxy:
+    """One proxy. Made by `proxied`; what is public may be used from any thread."""
+
+    def __init__(self, upstream: str, plan: Plan) -> None:
+        parts = urllib.parse.urlsplit(upstream)
+        assert parts.scheme == "http", upstream
+        assert parts.hostname
+        self.plan = plan
+        self.counts: Counter[str] = Counter()
+        """`requests`, `creates`, and each fault by its name in lower case; `gone` are connections that the
+        server ended of its own accord in the middle of a request."""
+
+        self.log: deque[str] = deque(maxlen=500)
+        """The last requests, a line each: for whoever must find out what happened."""
+
+        self.watch: Callable[[Request, str], None] = lambda request, moment: None
+        """Called in the proxy's thread with each request, `before` the server hears of it and `after` it
+        has answered. May block: then everything stands still."""
+
+        self.mistakes: list[BaseException] = []
+        """Errors of the proxy itself. `proxied` raises the first of them."""
+
+        self._address = parts.hostname, parts.port or 80
+        self._authority = parts.netloc
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._listener.setblocking(False)
+        self._port: int = self._listener.getsockname()[1]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._late = 0
+        self._landed = threading.Condition()
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def before(self, text: str) -> str:
+        """`text`, an option or an URL, with the proxy's address in place of the server's."""
+        return text.replace(self._authority, f"127.0.0.1:{self._port}")
+
+    def settle(self) -> None:
+        """Wait until every late request has landed."""
+        with self._landed:
+            assert self._landed.wait_for(lambda: not self._late, STOP_SECONDS), "a late request never landed"
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                connection, _ = await loop.sock_accept(self._listener)
+                self._begin(self._serve(_Wire(connection)))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (mistake := task.exception()) is not None:
+            self.mistakes.append(mistake)
+
+    async def _serve(self, client: _Wire) -> None:
+        exchange = _Exchange(self, client)
+        try:
+            while (head := await client.head()) is not None:
+                self.counts["requests"] += 1
+                request = Request(head, self.counts["requests"])
+                if not await exchange.run(request):
+                    return
+        except (OSError, _Ended):
+            pass  # one side is gone: so is the other then
+        finally:
+            exchange.close()
+
+    async def connect(self) -> _Wire:
+        """A new connection to the server."""
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        wire = _Wire(connection)
+        try:
+            await asyncio.get_running_loop().sock_connect(connection, self._address)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    def count(self, fault: Fault) -> None:
+        """It happened."""
+        self.counts[fault.name.lower()] += 1
+
+    def send_late(self, request: Request, body: bytes) -> None:
+        """Deliver a request whose client is gone."""
+        with self._landed:
+            self._late += 1
+        self._begin(self._land(request, body))
+
+    async def _land(self, request: Request, body: bytes) -> None:
+        try:
+            await asyncio.sleep(self.plan.late_seconds)
+            server = await self.connect()
+            try:
+                await server.send(request.raw + body)
+                reply = await _reply_head(server)
+                await server.drain(_reply_framing(request, reply))
+                self.log.append(f"{request.number} landed late: {_status(reply)}")
+            finally:
+                server.close()
+        except (OSError, _Ended) as exc:
+            self.log.append(f"{request.number} never landed: {exc!r}")
+        finally:
+            with self._landed:
+                self._late -= 1
+                self._landed.notify_all()
+
+    def relocated(self, reply: bytes, request: Request) -> bytes:
+        """A reply's head, its `Location` pointing where the client's request went."""
+        host = request.headers.get("host", "")
+        pattern = rb"(?i)(\r\nlocation: *https?://)" + re.escape(self._authority.encode()) + rb"(?=[/?\r])"
+        return re.sub(pattern, rb"\g<1>" + host.encode("latin-1"), reply)
+
+
+class _Exchange:
+    """One client's connection: a request at a time, and the connection to the server that goes with it."""
+
+    def __init__(self, proxy: Proxy, client: _Wire) -> None:
+        self._proxy, self._client = proxy, client
+        self._server: _Wire | None = None
+
+    async def run(self, request: Request) -> bool:
+        """Serve one request. Whether the client's connection lives on."""
+        proxy, plan = self._proxy, self._proxy.plan
+        proxy.counts["creates"] += request.creates
+        if plan.delay_seconds:
+            await asyncio.sleep(plan.delay_seconds)
+        fault = plan.decide(request)
+        proxy.log.append(
+            f"{request.number} {request.method} {request.target}{f'  <- {fault.name}' if fault else ''}"
+        )
+        proxy.watch(request, "before")
+        match fault:
+            case Fault.REFUSE:
+                return await self._refuse(request)
+            case Fault.RESET:
+                return await self._reset(request)
+            case Fault.LATE:
+                return await self._late(request)
+            case Fault.IGNORE_PRECONDITION:
+                proxy.count(fault)
+                return await self._pass(request, request.without_precondition(), None)
+            case _:
+                return await self._pass(request, request.raw, fault)
+
+    def close(self) -> None:
+        """End both connections."""
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
+
+    async def _refuse(self, request: Request) -> bool:
+        plan = self._proxy.plan
+        after = plan.draw(request).randint(0, plan.retry_after_seconds_max)
+        if not request.expects:
+            await self._client.drain(request.body)
+        self._proxy.count(Fault.REFUSE)
+        await self._client.send(_refusal(request, 503, f"Retry-After: {after}", end=request.expects))
+        return not request.expects
+
+    async def _reset(self, request: Request) -> bool:
+        if request.body:
+            server = await self._connected()
+            await server.send(request.raw)
+            if request.expects:
+                await self._client.send(b"HTTP/1.1 100 Continue" + END_OF_HEAD)
+            if isinstance(request.body, int):
+                await self._client.copy(request.body // 2, server.send)
+            else:
+                body = await self._client.take(request.body)
+                await server.send(body[: len(body) // 2])
+            server.reset()
+        self._proxy.count(Fault.RESET)
+        self._client.reset()
+        return False
+
+    async def _late(self, request: Request) -> bool:
+        if request.expects:
+            await self._client.send(b"HTTP/1.1 100 Continue" + END_OF_HEAD)
+        body = await self._client.take(request.body)
+        self._proxy.count(Fault.LATE)
+        self._proxy.send_late(request, body)
+        return False
+
+    async def _pass(self, request: Request, head: bytes, fault: Fault | None) -> bool:
+        """Take the request to the server, and the reply back as `fault` has it."""
+        server, client = await self._connected(), self._client
+        sending = None
+        if isinstance(request.body, int) and not request.expects and request.body <= len(client.read):
+            await server.send(head + client.taken(request.body))
+        else:
+            await server.send(head)
+            sending = asyncio.ensure_future(client.forward(request.body, server.send))
+        try:
+            reply, permitted = await self._replied(request, server, sending)
+            self._proxy.watch(request, "after")
+            unsent = sending is not None and not sending.done() and request.expects and not permitted
+            kept = await self._deliver(request, reply, server, fault, end=unsent)
+            if unsent or not kept:
+                return False
+            if sending is not None:
+                await sending
+            return True
+        except _Ended:
+            self._proxy.counts["gone"] += not client.at_end
+            raise
+        finally:
+            if sending is not None:
+                sending.cancel()
+                with suppress(asyncio.CancelledError, OSError, _Ended):
+                    await sending
+
+    async def _replied(
+        self, request: Request, server: _Wire, sending: asyncio.Task[None] | None
+    ) -> tuple[bytes, bool]:
+        """The head of the final reply, and whether the client was given leave to send its body."""
+        permitted = False
+        reading = asyncio.ensure_future(server.head())
+        try:
+            while True:
+                waited = {reading} if sending is None else {reading, sending}
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done() and sending is not None:
+                    failure = sending.exception()
+                    if isinstance(failure, _Ended):  # the client is gone in the middle of its body
+                        raise failure
+                    sending = None  # sent; or refused by the server, which then says why
+                    continue
+                head = reading.result()
+                if head is None:
+                    raise _Ended
+                if _status(head) // 100 != 1:
+                    return head, permitted
+                permitted = True
+                await self._client.send(head)
+                reading = asyncio.ensure_future(server.head())
+        finally:
+            if not reading.done():
+                reading.cancel()
+                with suppress(asyncio.CancelledError, OSError, _Ended):
+                    await reading
+
+    async def _deliver(
+        self, request: Request, reply: bytes, server: _Wire, fault: Fault | None, *, end: bool
+    ) -> bool:
+        proxy, client = self._proxy, self._client
+        framing = _reply_framing(request, reply)
+        kept = not (_closes(reply) or _closes(request.raw) or framing is _UNTIL_END or end)
+        if fault is Fault.CUT_AFTER or fault is Fault.ERROR_AFTER:
+            await server.drain(framing)
+            proxy.count(fault)
+            if fault is Fault.CUT_AFTER:
+                return False
+            await client.send(_refusal(request, 500, end=not kept))
+            return kept
+        head = proxy.relocated(reply, request)
+        if end:
+            head = head[:-2] + b"Connection: close" + END_OF_HEAD
+        if fault is None or not framing:
+            await client.send(head)
+            await server.forward(framing, client.send)
+            return kept
+        body = await server.take(framing)
+        if len(body) < 2:
+            await client.send(head + body)
+            return kept
+        proxy.count(fault)
+        if fault is Fault.TRUNCATE:
+            await client.send(head + body[: len(body) // 2])
+            return False
+        await client.send(head)
+        for piece in _pieces(body):
+            await asyncio.sleep(proxy.plan.pause_seconds)
+            await client.send(piece)
+        return kept
+
+    async def _connected(self) -> _Wire:
+        """The connection to the server: the one we had, where the server has not ended it since."""
+        if self._server is not None and not self._server.is_quiet:
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = await self._proxy.connect()
+        return self._server
+
+
+class _Ended(Exception):
+    """A connection ended where more was to come."""
+
+
+class _Chunked:
+    """A body in chunks of stated sizes."""
+
+
+class _UntilEnd:
+    """A body that ends with the connection."""
+
+
+_CHUNKED: Final = _Chunked()
+_UNTIL_END: Final = _UntilEnd()
+Framing = int | _Chunked | _UntilEnd
+"""How long a body is: so many bytes, or as it says itself."""
+
+Sink = Callable[[bytes | memoryview], Awaitable[None]]
+"""Where a body goes, piece by piece."""
+
+
+class _Wire:
+    """A connection, of which whole heads and framed bodies are read."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self.read = bytearray()
+        """What was received and not yet used."""
+
+        self.at_end = False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing has come from the other side that was not asked for, its end included."""
+        watch = select.poll()
+        watch.register(self._connection, select.POLLIN)
+        return not self.read and not watch.poll(0)
+
+    async def head(self) -> bytes | None:
+        """A head with the empty line that ends it; None where the connection ended before it."""
+        while (end := self.read.find(END_OF_HEAD)) < 0:
+            assert len(self.read) <= HEAD_SIZE_BYTES_MAX, "the head of a message is too long"
+            try:
+                await self._receive()
+            except (_Ended, ConnectionError):
+                return None
+        return self.taken(end + len(END_OF_HEAD))
+
+    def taken(self, size_bytes: int) -> bytes:
+        """The first bytes of what was read, which it then no longer has."""
+        data = bytes(self.read[:size_bytes])
+        del self.read[:size_bytes]
+        return data
+
+    async def copy(self, size_bytes: int, to: Sink) -> None:
+        """Pass so many bytes on. Costs one window of memory."""
+        begun = self.taken(min(size_bytes, len(self.read)))
+        if begun:
+            await to(begun)
+        left = size_bytes - len(begun)
+        if not left:
+            return
+        window = memoryview(bytearray(min(left, WINDOW_SIZE_BYTES)))
+        while left:
+            got = await self._loop.sock_recv_into(self._connection, window[:left])
+            if not got:
+                self.at_end = True
+                raise _Ended
+            await to(window[:got])
+            left -= got
+            await asyncio.sleep(0)  # a socket that is always ready would keep out everybody else
+
+    async def forward(self, framing: Framing, to: Sink) -> None:
+        """Pass a body on, framed as it came."""
+        if isinstance(framing, int):
+            await self.copy(framing, to)
+        elif framing is _CHUNKED:
+            while size_bytes := await self._chunk_head(to):
+                await self.copy(size_bytes + 2, to)
+            while await self._line(to) != b"\r\n":
+                pass
+        else:
+            with suppress(_Ended):
+                while True:
+                    if not self.read:
+                        await self._receive()
+                    await self.copy(len(self.read), to)
+
+    async def drain(self, framing: Framing) -> None:
+        """Read a body and drop it."""
+
+        async def nowhere(data: bytes | memoryview) -> None:
+            pass
+
+        await self.forward(framing, nowhere)
+
+    async def take(self, framing: Framing) -> bytes:
+        """A whole body as it came, framing included."""
+        kept = bytearray()
+
+        async def keep(data: bytes | memoryview) -> None:
+            kept.extend(data)
+
+        await self.forward(framing, keep)
+        return bytes(kept)
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send all of it."""
+        await self._loop.sock_sendall(self._connection, data)
+
+    def reset(self) -> None:
+        """End the connection with a reset; what is on its way is lost."""
+        if self._connection.fileno() >= 0:
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self._connection.close()
+
+    async def _chunk_head(self, to: Sink) -> int:
+        return int((await self._line(to)).partition(b";")[0], 16)
+
+    async def _line(self, to: Sink) -> bytes:
+        while (end := self.read.find(b"\r\n")) < 0:
+            await self._receive()
+        line = self.taken(end + 2)
+        await to(line)
+        return line
+
+    async def _receive(self) -> None:
+        data = await self._loop.sock_recv(self._connection, WINDOW_SIZE_BYTES)
+        if not data:
+            self.at_end = True
+            raise _Ended
+        self.read += data
+
+
+async def _reply_head(server: _Wire) -> bytes:
+    """The head of the final reply."""
+    while (head := await server.head()) is not None:
+        if _status(head) // 100 != 1:
+            return head
+    raise _Ended
+
+
+def _status(head: bytes) -> int:
+    return int(head.split(b" ", 2)[1])
+
+
+def _headers(head: bytes) -> dict[str, str]:
+    lines = head.decode("latin-1").split("\r\n")[1:-2]
+    return {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _framing(headers: Mapping[str, str], *, otherwise: Framing) -> Framing:
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        return _CHUNKED
+    length = headers.get("content-length")
+    return otherwise if length is None else int(length)
+
+
+def _reply_framing(request: Request, reply: bytes) -> Framing:
+    if request.method == "HEAD" or _status(reply) in (204, 304):
+        return 0
+    return _framing(_headers(reply), otherwise=_UNTIL_END)
+
+
+def _closes(head: bytes) -> bool:
+    """Whether the connection ends with this message."""
+    said = _headers(head).get("connection", "").lower()
+    old = b"HTTP/1.0" in head.split(b"\r\n", 1)[0]
+    return said == "close" or (old and said != "keep-alive")
+
+
+def _refusal(request: Request, status: int, *headers: str, end: bool) -> bytes:
+    """An error reply in the words of the protocol that the request is in."""
+    reason, s3, azure = {
+        500: ("Internal Server Error", "InternalError", "InternalError"),
+        503: ("Service Unavailable", "SlowDown", "ServerBusy"),
+    }[status]
+    if "x-ms-version" in request.headers:
+        body = f"<?xml version='1.0'?><Error><Code>{azure}</Code><Message>on purpose</Message></Error>"
+        lines = ["Content-Type: application/xml", f"x-ms-error-code: {azure}", *headers]
+    elif re.match(r"(/upload|/download)?/storage/v1/", request.target):
+        body = json.dumps({"error": {"code": status, "message": "on purpose", "errors": []}})
+        lines = ["Content-Type: application/json", *headers]
+    else:
+        body = f"<?xml version='1.0'?><Error><Code>{s3}</Code><Message>on purpose</Message></Error>"
+        lines = ["Content-Type: application/xml", *headers]
+    lines += [f"Content-Length: {len(body)}"] + ["Connection: close"] * end
+    head = "\r\n".join([f"HTTP/1.1 {status} {reason}", *lines]).encode() + END_OF_HEAD
+    return head if request.method == "HEAD" else head + body.encode()
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    size_bytes = max(1, len(body) // 8)
+    for start in range(0, len(body), size_bytes):
+        yield body[start : start + size_bytes]
+
+
+@contextmanager
+def proxied(upstream: str, plan: Plan | None = None) -> Iterator[Proxy]:
+    """A proxy before `upstream`, in a thread of its own."""
+    proxy = Proxy(upstream, plan or Plan())
+    loop = asyncio.new_event_loop()
+    serving = loop.create_task(proxy.serve())
+
+    def run() -> None:
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(serving)
+
+    thread = threading.Thread(target=run, name="proxy")
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        loop.call_soon_threadsafe(serving.cancel)
+        thread.join(STOP_SECONDS)
+        loop.close()
+        proxy.close()
+    if proxy.mistakes:
+        raise proxy.mistakes[0]
+
+
+@contextmanager
+def delayed(upstream: str, *, delay_ms: float) -> Iterator[str]:
+    """A proxy in a process of its own that holds up every request, and does nothing else: its URL."""
+    argv = [sys.executable, __file__, upstream, "--delay-ms", str(delay_ms)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    with process:
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+            process.stdout.read()
+
+
+async def _main(upstream: str, delay_seconds: float) -> None:
+    proxy = Proxy(upstream, Plan(delay_seconds=delay_seconds))
+    serving = asyncio.ensure_future(proxy.serve())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    print(proxy.url, flush=True)
+    with suppress(asyncio.CancelledError):
+        await serving
+    proxy.close()
+    print(json.dumps(proxy.counts), flush=True)
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description="Holds up every request on its way to a server.")
+    arguments.add_argument("upstream", help="the server's URL")
+    arguments.add_argument("--delay-ms", type=float, default=0.0)
+    given = arguments.parse_args()
+    asyncio.run(_main(given.upstream, given.delay_ms / 1000))
