@@ -7,9 +7,10 @@ holds the value of a secret.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError
 
 from offload.errors import Misuse
 
@@ -37,6 +38,58 @@ def shown(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
+def _pairs(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    pairs: dict[str, str] = {}
+    for word in filter(None, (word.strip() for word in value.split(","))):
+        name, equals, said = word.partition("=")
+        if not equals or name in pairs:
+            raise ValueError("use NAME=VALUE,NAME=VALUE, each name once")
+        pairs[name] = said
+    return pairs
+
+
+def _truth(value: object) -> object:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    return words.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _file(value: bool | str) -> bool | str:
+    if isinstance(value, str) and not Path(value).is_file():
+        raise ValueError(f"true, false, or a file of certificate authorities; there is no file {value!r}")
+    return value
+
+
+def _address(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().startswith(("http://", "https://")):
+        raise ValueError("begins with http:// or https://")
+    return value
+
+
+def _without_login(value: str) -> str:
+    scheme, slashes, rest = value.partition("://")
+    if scheme not in {"http", "https"} or not slashes or not rest.strip("/"):
+        raise ValueError("use http://HOST:PORT or https://HOST:PORT")
+    if "@" in rest.partition("/")[0]:
+        raise ValueError("an endpoint holds no credentials; give them by themselves")
+    return value
+
+
+Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
+"""Names and values: a mapping, or `a=b,c=d`. A value that holds a comma needs the mapping."""
+
+Verify = Annotated[bool | str, BeforeValidator(_truth), AfterValidator(_file)]
+"""Whether to check TLS certificates, or the file of authorities to check them with."""
+
+Proxy = Annotated[SecretStr, AfterValidator(_address)]
+"""A proxy's URL. A secret, for it may hold a login."""
+
+Endpoint = Annotated[str, AfterValidator(_without_login)]
+"""A server's URL, which appears in messages and so may hold no login."""
+
+
 def _said(error: Any) -> str:
     place = ".".join(map(str, error["loc"]))
-    return f"option {place!r}: {error['msg']}" if place else str(error["msg"])
+    said = str(error["msg"]).removeprefix("Value error, ")
+    return f"option {place!r}: {said}" if place else said

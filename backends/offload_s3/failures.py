@@ -1,15 +1,25 @@
 """What S3 and its client say went wrong, as the errors of the port. One place, by code and not by type.
 
 S3's compatible servers answer with the same codes under other types, and the client library wraps
-them; so the code in the reply's body decides, then the HTTP status, then the kind of failure.
+them; so the code in the reply's body decides, then the HTTP status, then the kind of failure. A text
+says what is wrong and which option or permission mends it. It holds no secret, no query and no login.
+
+What was never sent is `TryAgain` also for a mutation: a refused connection, a name that does not
+resolve. That is sound because the client sends each request once (`client`).
 """
 
 from __future__ import annotations
 
+import re
+import ssl
+from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+import botocore.exceptions as sdk
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from offload.errors import (
     AlreadyExists,
@@ -23,28 +33,73 @@ from offload.errors import (
     TryAgain,
 )
 
-FAILURES: Final = (ClientError, BotoCoreError, aiohttp.ClientError, TimeoutError, OSError)
+FAILURES: Final = (
+    ClientError,
+    BotoCoreError,
+    ResponseParserError,
+    aiohttp.ClientError,
+    TimeoutError,
+    OSError,
+    ValueError,
+)
 """Whatever the client raises: error replies, its own errors, and those of the HTTP library beneath it."""
 
 LOST_CREATE: Final = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 ABSENT: Final = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
-DENIED: Final = {
-    "AccessDenied": "the credentials lack the permission for this",
-    "403": "the credentials lack the permission for this",
-    "InvalidAccessKeyId": "the access key is not known there",
-    "SignatureDoesNotMatch": "the secret key does not fit the access key, or a proxy changed the request",
-    "ExpiredToken": "the session token has expired; get a new one",
-    "InvalidToken": "the session token is not valid",
-    "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off; set it",
-    "AccountProblem": "the account has a problem; ask its owner",
-    "AllAccessDisabled": "access to this bucket is disabled",
+
+ACTIONS: Final = {
+    "PutObject": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "GetObject": "s3:GetObject",
+    "ListObjectsV2": "s3:ListBucket",
+    "DeleteObjects": "s3:DeleteObject",
+    "AssumeRole": "sts:AssumeRole",
+    "AssumeRoleWithWebIdentity": "sts:AssumeRoleWithWebIdentity",
 }
-PLACE: Final = {
-    "NoSuchBucket": "the bucket does not exist",
-    "PermanentRedirect": "the bucket is in another region; set the option `region`",
-    "AuthorizationHeaderMalformed": "the bucket is in another region; set the option `region`",
-    "IllegalLocationConstraintException": "the bucket is in another region; set the option `region`",
+"""The permission that an operation needs, in the words of IAM."""
+
+FORBIDDEN: Final = {"AccessDenied", "403", "AllAccessDisabled", "AccessForbidden", "UnauthorizedAccess"}
+KEYS: Final = "the access key is not known there; check the option `key`, the profile or AWS_ACCESS_KEY_ID"
+LAPSED: Final = "the session token has expired; get a new one"
+ELSEWHERE: Final = {
+    "PermanentRedirect",
+    "301",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "TemporaryRedirect",
+    "307",
+}
+"""The bucket lives in another region, which the reply may name."""
+
+DENIED: Final = {
+    "InvalidAccessKeyId": KEYS,
+    "InvalidClientTokenId": KEYS,
+    "SignatureDoesNotMatch": "the secret key does not fit the access key, or a proxy changed the request",
+    "ExpiredToken": LAPSED,
+    "ExpiredTokenException": LAPSED,
+    "TokenRefreshRequired": LAPSED,
+    "InvalidToken": "the session token is not valid, or belongs to another access key",
+    "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off; set it",
+    "RequestExpired": "this machine's clock is off, or the request took too long; set the clock",
+    "AccountProblem": "the account has a problem; ask its owner",
+    "NotSignedUp": "the account has not signed up for S3; ask its owner",
+    "NoSuchBucket": "the bucket does not exist; create it, or check its name and `endpoint_url`",
     "InvalidBucketName": "the bucket's name breaks the rules of names",
+    "InvalidObjectState": "the object is archived; restore it first, and wait until that is done",
+    "MethodNotAllowed": "the server does not allow this; is `endpoint_url` that of an S3 server?",
+    "NotImplemented": "the server does not implement this; an option may ask more than it can do",
+    "InvalidStorageClass": "the server has no such storage class; check the option `storage_class`",
+    "InvalidTag": "the server does not take these tags; check the option `tags`",
+    "KMS.NotFoundException": "the KMS key does not exist; check the option `sse_kms_key_id`",
+    "KMS.DisabledException": "the KMS key is disabled; enable it, or name another by `sse_kms_key_id`",
+    "KMS.InvalidStateException": "the KMS key is in no state to be used; ask its owner",
+    "KMS.KMSInvalidStateException": "the KMS key is in no state to be used; ask its owner",
+    "KMS.InvalidKeyUsageException": "the KMS key does not encrypt; name another by `sse_kms_key_id`",
+    "KMS.AccessDeniedException": "the credentials lack kms:GenerateDataKey or kms:Decrypt on the KMS key",
+    "407": "the proxy wants a login; put it into the option `proxy`",
 }
 FULL: Final = {"QuotaExceeded", "InsufficientStorage", "507", "XMinioStorageFull"}
 THROTTLED: Final = {
@@ -53,19 +108,40 @@ THROTTLED: Final = {
     "429",
     "TooManyRequests",
     "RequestLimitExceeded",
+    "Throttling",
     "ThrottlingException",
+    "KMS.ThrottlingException",
 }
 DAMAGED: Final = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 """The bytes that arrived were not the bytes that were sent: nothing was stored, sending again helps."""
-TRANSIENT: Final = {
-    "InternalError",
-    "500",
-    "502",
-    "504",
-    "ServiceUnavailable",
-    "RequestTimeout",
-    "OperationAborted",
-}
+TRANSIENT: Final = {"InternalError", "ServiceUnavailable", "RequestTimeout", "408", "OperationAborted"}
+WRONG: Final = {"EntityTooSmall", "EntityTooLarge", "InvalidPart", "InvalidPartOrder", "KeyTooLongError"}
+
+SIGN_IN: Final = (
+    sdk.SSOError,
+    sdk.LoginError,
+    sdk.TokenRetrievalError,
+    sdk.NoAuthTokenError,
+    sdk.RefreshWithMFAUnsupportedError,
+)
+MACHINE: Final = (sdk.CredentialRetrievalError, sdk.MetadataRetrievalError)
+SETTINGS: Final = (
+    sdk.ProfileNotFound,
+    sdk.ConfigNotFound,
+    sdk.ConfigParseError,
+    sdk.InvalidConfigError,
+    sdk.InvalidRegionError,
+    sdk.InvalidProxiesConfigError,
+    sdk.InvalidRetryConfigurationError,
+    sdk.InvalidDNSNameError,
+    sdk.InvalidEndpointConfigurationError,
+    sdk.EndpointProviderError,
+    sdk.NoRegionError,
+    sdk.ParamValidationError,
+    sdk.PartialCredentialsError,
+    sdk.UnsupportedS3ConfigurationError,
+    sdk.MissingDependencyException,
+)
 
 
 def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutation: bool) -> OffloadError:
@@ -74,44 +150,153 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
     Of a mutation whose reply never came, nobody knows whether it was applied: `OutcomeUnknown`.
     """
     said = f"{where}: cannot {what}"
-    if isinstance(exc, ClientError):
-        return _of_code(exc, said, key, mutation)
-    if isinstance(exc, NoCredentialsError | PartialCredentialsError):
-        return Denied(f"{said}: no credentials found; set them in the environment, a profile, or options")
-    reason = f"{said}: {type(exc).__name__}: {exc}"
-    return OutcomeUnknown(reason) if mutation else TryAgain(reason)
+    lost: Callable[[str], OffloadError] = OutcomeUnknown if mutation else TryAgain
+    match exc:
+        case ClientError():
+            return _of_code(exc, said, key, lost)
+        case ResponseParserError():
+            return Denied(
+                f"{said}: what answers there is no S3 server, or speaks through a page of a proxy; "
+                "check `endpoint_url`"
+            )
+        case sdk.NoCredentialsError():
+            return Denied(f"{said}: no credentials found; set them in the environment, a profile, or options")
+        case _ if isinstance(exc, SIGN_IN):
+            return Denied(f"{said}: the sign-in has lapsed: {one_line(exc)}")
+        case _ if isinstance(exc, MACHINE):
+            return TryAgain(f"{said}: the credentials could not be fetched: {one_line(exc)}")
+        case sdk.FlexibleChecksumError():
+            return TryAgain(f"{said}: the bytes were damaged on the way: {one_line(exc)}")
+        case _ if isinstance(exc, SETTINGS) or _is_plain_value_error(exc):
+            return Misuse(f"{said}: {one_line(exc)}")
+    return _of_connection(exc, said, lost)
 
 
 def code_of(exc: ClientError) -> str:
     """The code of an error reply; the HTTP status where the body had none (HEAD has no body)."""
     response: Any = exc.response
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return str(response.get("Error", {}).get("Code") or status)
+    return str(response.get("Error", {}).get("Code") or status_of(exc))
 
 
-def _of_code(exc: ClientError, said: str, key: str, mutation: bool) -> OffloadError:
-    code = code_of(exc)
-    message = exc.response.get("Error", {}).get("Message", "")
+def status_of(exc: ClientError) -> int:
+    """The HTTP status of an error reply, or 0 where the code came inside a reply that succeeded."""
+    response: Any = exc.response
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+
+
+def one_line(exc: BaseException) -> str:
+    """An error's text, on one line and of bounded length; URLs without login and query."""
+    text = " ".join(str(exc).split())
+    text = re.sub(r"(https?://)[^\s/@\"']*@", r"\1", text)
+    return re.sub(r"(https?://[^\s?\"']+)\?[^\s\"']*", r"\1", text)[:400] or type(exc).__name__
+
+
+def _is_plain_value_error(exc: BaseException) -> bool:
+    """A setting that the client cannot use; connection errors of some libraries are ValueErrors as well."""
+    return isinstance(exc, ValueError) and not isinstance(exc, BotoCoreError | aiohttp.ClientError | OSError)
+
+
+def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], OffloadError]) -> OffloadError:
+    code, status = code_of(exc), status_of(exc)
+    message = " ".join(str(exc.response.get("Error", {}).get("Message", "")).split())[:400]
     if code in LOST_CREATE:
         return AlreadyExists(key)
-    if code in ABSENT:
-        return NotFound(key, store=said.partition(":")[0])
-    if code in DENIED:
-        return Denied(f"{said}: {DENIED[code]} ({code})")
-    if code in PLACE:
-        return Denied(f"{said}: {PLACE[code]} ({code})")
-    if code in FULL:
-        return NoSpace(f"{said}: the store is full or over its quota ({code})")
     if code in THROTTLED:
         return Throttled(f"{said}: {code}: {message}", pause_seconds=_pause_of(exc))
+    if code in FULL:
+        return NoSpace(f"{said}: the store is full or over its quota ({code})")
+    if code in DENIED:
+        return Denied(f"{said}: {DENIED[code]} ({code})")
+    if code in ELSEWHERE:
+        return Denied(f"{said}: the bucket is in another region; {_right_region(exc)} ({code})")
+    if code.isdigit() and 400 <= status < 500 and code not in TRANSIENT and not _speaks_s3(exc):
+        return Denied(
+            f"{said}: what answers there is no S3 server (HTTP {code}); check `endpoint_url`, "
+            "also whether it wants https://, and `proxy`"
+        )
+    if code in ABSENT:
+        return NotFound(key, store=said.partition(": ")[0])
+    if code in FORBIDDEN:
+        return Denied(f"{said}: {_missing_permission(exc, message)} ({code})")
     if code in DAMAGED:
         return TryAgain(f"{said}: {code}: {message}")
-    if code in TRANSIENT:
-        reason = f"{said}: {code}: {message}"
-        return OutcomeUnknown(reason) if mutation else TryAgain(reason)
-    if code in {"EntityTooSmall", "EntityTooLarge", "InvalidPart", "InvalidPartOrder", "KeyTooLongError"}:
+    if code in TRANSIENT or status >= 500 or (code.isdigit() and int(code) >= 500):
+        return lost(f"{said}: {code}: {message}")
+    if code in WRONG:
         return Misuse(f"{said}: {code}: {message}")
+    if code.startswith("KMS."):
+        return Denied(f"{said}: KMS refuses the key: {message} ({code})")
     return OffloadError(f"{said}: {code}: {message}")
+
+
+def _right_region(exc: ClientError) -> str:
+    response: Any = exc.response
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    region = headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region")
+    return f"set region={region}" if region else "set the option `region` to the bucket's own"
+
+
+def _speaks_s3(exc: ClientError) -> bool:
+    response: Any = exc.response
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return any(name.lower().startswith("x-amz-") for name in headers)
+
+
+def _missing_permission(exc: ClientError, message: str) -> str:
+    if kms := re.search(r"kms:\w+", message):
+        return f"the credentials may not use the KMS key; grant {kms[0]}"
+    action = ACTIONS.get(exc.operation_name, exc.operation_name)
+    unsaid = " or s3:ListBucket, without which an absent object looks forbidden" if "Get" in action else ""
+    more = f": {message}" if "authorized" in message else ""  # AWS says who, what and by which policy
+    return f"the credentials lack {action}{unsaid}{more}"
+
+
+def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadError]) -> OffloadError:
+    beneath = getattr(exc, "kwargs", {}).get("error")
+    if isinstance(exc, sdk.ProxyConnectionError | aiohttp.ClientHttpProxyError):
+        status = getattr(beneath or exc, "status", None)
+        if status in {403, 407}:
+            return Denied(f"{said}: the proxy refuses (HTTP {status}); check `proxy` and the login in it")
+        return TryAgain(f"{said}: the proxy does not answer, or does not reach the server; check `proxy`")
+    place = _place_of(exc)
+    if isinstance(exc, sdk.SSLError) or isinstance(beneath, aiohttp.ClientSSLError):
+        return Denied(f"{said}: {_of_tls(beneath, place)}")
+    if isinstance(beneath, aiohttp.ClientConnectorDNSError):
+        return TryAgain(f"{said}: the name of {place} does not resolve; check `endpoint_url` and `region`")
+    if isinstance(exc, sdk.ConnectTimeoutError):
+        return TryAgain(f"{said}: {place} takes no connection within `connect_timeout_seconds`")
+    if isinstance(beneath, aiohttp.ClientConnectorError):
+        return TryAgain(f"{said}: nothing answers at {place}; check `endpoint_url`, and that the server runs")
+    if isinstance(beneath, OSError) and not isinstance(beneath, aiohttp.ClientError | TimeoutError):
+        return Misuse(f"{said}: {one_line(beneath)}; check `verify`")
+    if isinstance(exc, TimeoutError | sdk.ReadTimeoutError):
+        return lost(f"{said}: {place} did not answer within `read_timeout_seconds`")
+    return lost(f"{said}: the connection to {place} broke: {type(exc).__name__}: {one_line(exc)}")
+
+
+def _of_tls(beneath: BaseException | None, place: str) -> str:
+    failure = getattr(beneath, "certificate_error", None) or getattr(beneath, "os_error", None)
+    text = getattr(failure, "verify_message", "") or getattr(failure, "reason", "") or ""
+    match failure:
+        case ssl.SSLCertVerificationError(verify_code=10):
+            return f"the TLS certificate of {place} has expired; its owner must renew it"
+        case ssl.SSLCertVerificationError(verify_code=9):
+            return f"the TLS certificate of {place} is not valid yet; check this machine's clock"
+        case ssl.SSLCertVerificationError(verify_code=62 | 64):
+            return f"the TLS certificate of {place} is for another name; use that in `endpoint_url`"
+        case ssl.SSLCertVerificationError():
+            return (
+                f"the TLS certificate of {place} is not trusted ({text}); "
+                "name the file of its authority by `verify`"
+            )
+    return f"{place} speaks no TLS that we understand ({text}); is it http:// in `endpoint_url`?"
+
+
+def _place_of(exc: BaseException) -> str:
+    """The server, from the error's URL: scheme, host and port, and nothing that may be secret."""
+    url = urlsplit(str(getattr(exc, "kwargs", {}).get("endpoint_url", "")))
+    host = url.netloc.rpartition("@")[2]
+    return f"{url.scheme}://{host}" if host else "the server"
 
 
 def _pause_of(exc: ClientError) -> float | None:

@@ -24,8 +24,11 @@ OPTIONS: Final = (
     "connections_max",
     "sse",
     "sse_kms_key_id",
+    "sse_bucket_key",
     "sse_c_key",
     "storage_class",
+    "tags",
+    "metadata",
     "part_size_bytes",
 )
 """The fields of `S3Options`, whose module imports pydantic; a test holds one against the other."""

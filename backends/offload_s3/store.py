@@ -4,7 +4,9 @@ Requests go out through the client that s3fs sets up (aiobotocore), one request 
 own caches and retries are passed by, and the client's retries are off, because the decorators of
 `offload.store` do that in one place. Invariants: a create is always one single PUT with
 `If-None-Match: *`; an object becomes visible whole (by a PUT, or by completing a multipart upload, which
-is aborted where it fails); what a reply means is decided by its code, in `failures`.
+is aborted where it fails); every object is encrypted as the options ask, commits too; what is read is
+the span that was asked for, whole and as it was stored; what a reply means is decided by its code, in
+`failures`.
 
 Sources: the API reference of Amazon S3. What other servers do differently is noted where it matters.
 """
@@ -15,12 +17,14 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import cached_property
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
+from urllib.parse import urlencode
 
 import s3fs
 from botocore.exceptions import ClientError
+from offload_cloud.ranges import exactly, range_of
 
-from offload.errors import OffloadError
+from offload.errors import OffloadError, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.capabilities import Capabilities
 from offload.store.parts import put_in_parts, whole
@@ -49,6 +53,13 @@ class S3Store(ObjectStore):
         self._options = options or S3Options()
         self._files: s3fs.S3FileSystem | None = None
         self._opening = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r})"
+
+    def __reduce__(self) -> NoReturn:
+        """A store is one event loop's own, and its pickle would hold credentials."""
+        raise TypeError("a store cannot be pickled: send its URL and options, and open it there")
 
     @property
     def url(self) -> str:
@@ -87,15 +98,20 @@ class S3Store(ObjectStore):
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         """One GET. What the store answers to a range that it does not have (416) reads as empty."""
         wanted = range_of(span)
-        ranged = {} if wanted is None else {"Range": wanted}
+        # A checksum is kept of whole objects, so only with them does the store send it.
+        ranged = {"ChecksumMode": "ENABLED"} if wanted is None else {"Range": wanted}
         call = self._read(Bucket=self._bucket, Key=check_key(key), **ranged, **self._keyed, **self._payer)
         try:
-            data = await self.ask(call, f"read {key!r}", key=key)
+            data, reply = await self.ask(call, f"read {key!r}", key=key)
         except OffloadError as exc:
             if isinstance(exc.__cause__, ClientError) and code_of(exc.__cause__) in BEYOND_THE_END:
                 return b""
             raise
-        return data if span is None or span.length else b""
+        where = f"{self.url}: {key!r}"
+        if span is None:
+            make_sure_of_checksum(data, reply, where)
+        status = reply["ResponseMetadata"]["HTTPStatusCode"]
+        return exactly(span, data, status=status, content_range=reply.get("ContentRange"), where=where)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """ListObjectsV2, page by page; keys come in order of their bytes."""
@@ -130,7 +146,8 @@ class S3Store(ObjectStore):
             Bucket=self._bucket,
             Key=check_key(key),
             ChecksumAlgorithm="CRC32C",
-            **self._written,
+            **self._encrypted,
+            **self._kept,
             **self._keyed,
             **self._payer,
         )
@@ -147,14 +164,20 @@ class S3Store(ObjectStore):
     async def client(self) -> Any:
         """The client, made on first use."""
         async with self._opening:
-            if self._files is None:
-                self._files = file_system(self._options)
-            return await self._files.set_session()
+            try:
+                files = self._files or file_system(self._options)
+                client = await files.set_session()
+            except FAILURES as exc:
+                raise explained(exc, what="open a client", where=self.url, mutation=False) from exc
+            self._files = files
+            return client
 
     async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
         """Await one request, and turn what the client raises into the port's errors."""
         try:
             return await call
+        except OffloadError:
+            raise
         except FAILURES as exc:
             raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
 
@@ -166,18 +189,18 @@ class S3Store(ObjectStore):
             Body=data,
             ChecksumCRC32C=checksum_of(data),
             **conditions,
-            **(self._written if not conditions else {}),
+            **self._encrypted,
+            **(self._kept if not conditions else {}),
             **self._keyed,
             **self._payer,
         )
         await self.ask(call, f"{what} {key!r}", key=key, mutation=True)
 
-    async def _read(self, **request: Any) -> bytes:
+    async def _read(self, **request: Any) -> tuple[bytes, Any]:
         client = await self.client()
         reply = await client.get_object(**request)
         async with reply["Body"] as stream:
-            data: bytes = await stream.read()
-        return data
+            return await stream.read(), reply
 
     @cached_property
     def _payer(self) -> dict[str, str]:
@@ -192,28 +215,44 @@ class S3Store(ObjectStore):
         return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": base64.b64decode(key.get_secret_value())}
 
     @cached_property
-    def _written(self) -> dict[str, str]:
-        """How fragments are to be kept."""
+    def _encrypted(self) -> dict[str, Any]:
+        """How every object is encrypted at rest; a bucket's policy may refuse the ones that are not."""
         options = self._options
-        wanted = {
-            "ServerSideEncryption": options.sse,
-            "SSEKMSKeyId": options.sse_kms_key_id,
-            "StorageClass": options.storage_class,
-        }
-        return {name: value for name, value in wanted.items() if value is not None}
+        return given(
+            ServerSideEncryption=options.sse,
+            SSEKMSKeyId=options.sse_kms_key_id,
+            BucketKeyEnabled=options.sse_bucket_key,
+        )
+
+    @cached_property
+    def _kept(self) -> dict[str, Any]:
+        """How fragments are kept, and what is written on them."""
+        options = self._options
+        return given(
+            StorageClass=options.storage_class,
+            Tagging=urlencode(options.tags) or None,
+            Metadata=options.metadata or None,
+        )
 
 
-def range_of(span: Span | Suffix | None) -> str | None:
-    """A span as the header has it. One of length zero asks for a byte: the object must be there."""
-    match span:
-        case None:
-            return None
-        case Span(start, length):
-            return f"bytes={start}-{start + max(length, 1) - 1}"
-        case Suffix(length):
-            return f"bytes=-{max(length, 1)}"
+def given(**wanted: Any) -> dict[str, Any]:
+    """Those parameters of a request that have a value."""
+    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def checksum_of(data: bytes) -> str:
     """CRC-32C as S3 writes it: base64 of four bytes. Servers that keep it refuse bytes that do not fit."""
     return base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
+
+
+def make_sure_of_checksum(data: bytes, reply: Any, where: str) -> None:
+    """Raise `TryAgain` where the store's CRC-32C of the whole object is not that of what arrived.
+
+    Of an object in parts the store may know only a checksum of checksums (`-N`): that is not compared.
+    """
+    stored = reply.get("ChecksumCRC32C")
+    if not stored or "-" in stored or reply.get("ChecksumType") == "COMPOSITE":
+        return
+    found = checksum_of(data)
+    if found != stored:
+        raise TryAgain(f"{where} was damaged on the way: its CRC-32C is {stored}, what came has {found}")

@@ -37,7 +37,9 @@ class S3Upload(Upload):
         if not self._parts:
             await self.put_part(1, b"")
         parts = [self._parts[number] for number in sorted(self._parts)]
-        call = client.complete_multipart_upload(MultipartUpload={"Parts": parts}, **self._where)
+        call = client.complete_multipart_upload(
+            MultipartUpload={"Parts": parts}, **self._where, **self._keyed
+        )
         await self._store.ask(call, f"complete {self._key!r}", key=self._key, mutation=True)
 
     async def abort(self) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+from offload_cloud.ranges import range_of
 from offload_s3 import S3Options, S3Store
 from offload_s3.failures import explained
 from offload_s3.plugin import OPTIONS
-from offload_s3.store import checksum_of, range_of
+from offload_s3.store import checksum_of
 from offload_s3.url import open_url
 
 from offload import (
