@@ -1,48 +1,50 @@
-"""Every server that the tests know: one entry each, with its version, and what it is for."""
+"""Every server that the tests know: one entry each, with the version that is pinned, and what it is for."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
 
+from servers import starts
 from servers.places import PLACES, Place
-from servers.processes import free_port, process, wait_until_it_answers
+from servers.recipes import DebianPackages, GoProgram, Included, NpmPackage, PypiPackage, Recipe
+from servers.rgw import ceph_gateway
 
-Start = Callable[[Path], AbstractContextManager[str]]
-"""Starts a server in a scratch folder that is its own, and says its URL once it answers."""
+Protocol = Literal["s3", "gcs", "azure"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server that can be run on loopback, and what its kind of success is worth."""
+    """A server that can be run on loopback, and what a test that passes on it is worth."""
 
     name: str
-    protocol: Literal["s3", "gcs", "azure"]
+    protocol: Protocol
     kind: Literal["fake", "emulator", "real server"]
+    """A fake imitates replies; an emulator is its maker's own stand-in; a real server keeps people's data."""
+
+    recipe: Recipe
+    start: starts.Start
+    purpose: str
+
     honours_create: bool = True
     """False: it overwrites what it should only create. Commits to it must be refused."""
 
-    version: str
-    start: Start
-
     def missing(self) -> str | None:
         """Why it cannot be run on this machine, and what to do; None where it can."""
-        return None
+        return self.recipe.missing()
 
     @contextmanager
     def running(self) -> Iterator[Running]:
         """Started on a free port of loopback; on leaving it has ended and its files are gone."""
         with (
             tempfile.TemporaryDirectory(prefix=f"{self.name}-", ignore_cleanup_errors=True) as scratch,
-            self.start(Path(scratch)) as endpoint,
+            self.start(self.recipe.folder, Path(scratch)) as endpoint,
         ):
-            yield Running(server=self, endpoint=endpoint, version=self.version)
+            yield Running(server=self, endpoint=endpoint, version=self.recipe.version)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +60,56 @@ class Running:
         return PLACES[self.server.protocol](self.endpoint)
 
 
-@contextmanager
-def _moto(scratch: Path) -> Iterator[str]:
-    port, log = free_port(), scratch / "log"
-    argv = (sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port))
-    with process(*argv, log=log) as running:
-        endpoint = f"http://127.0.0.1:{port}"
-        wait_until_it_answers(endpoint, running, log=log)
-        yield endpoint
-
-
 SERVERS: Final[tuple[Server, ...]] = (
-    Server(name="moto", protocol="s3", kind="fake", version=version("moto"), start=_moto),
+    Server(
+        name="moto",
+        protocol="s3",
+        kind="fake",
+        recipe=Included("moto"),
+        start=starts.moto,
+        purpose="S3 without installing anything",
+    ),
+    Server(
+        name="rgw",
+        protocol="s3",
+        kind="real server",
+        recipe=DebianPackages("rgw", ("radosgw", "ceph-mon", "ceph-osd", "ceph-base", "ceph-common")),
+        start=ceph_gateway,
+        purpose="S3 as Ceph's object gateway speaks it",
+    ),
+    Server(
+        name="minio",
+        protocol="s3",
+        kind="real server",
+        recipe=GoProgram("github.com/minio/minio", "v0.0.0-20260212201848-7aac2a2c5b7c"),
+        start=starts.minio,
+        purpose="S3 as MinIO speaks it",
+    ),
+    Server(
+        name="fake-gcs-server",
+        protocol="gcs",
+        kind="fake",
+        recipe=GoProgram("github.com/fsouza/fake-gcs-server", "v1.56.1"),
+        start=starts.fake_gcs_server,
+        purpose="the JSON API of GCS",
+    ),
+    Server(
+        name="gcp-storage-emulator",
+        protocol="gcs",
+        kind="fake",
+        honours_create=False,
+        recipe=PypiPackage("gcp-storage-emulator", "2026.7.19"),
+        start=starts.gcp_storage_emulator,
+        purpose="a store that ignores preconditions, and must be refused",
+    ),
+    Server(
+        name="azurite",
+        protocol="azure",
+        kind="emulator",
+        recipe=NpmPackage("azurite", "3.35.0"),
+        start=starts.azurite,
+        purpose="Azure Blob Storage, by Microsoft's own stand-in",
+    ),
 )
 
 

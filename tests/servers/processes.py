@@ -37,7 +37,7 @@ def process(
     """A process that is gone on leaving: asked to end, waited for, and killed where it does not."""
     with log.open("wb") as output:
         running = subprocess.Popen(
-            [*_bound_to_us(), *map(str, argv)],
+            [*bound_to_us(), *map(str, argv)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -78,6 +78,12 @@ def end_of(log: Path) -> str:
     return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) or "it printed nothing"
 
 
+def bound_to_us() -> Sequence[str]:
+    """Where Linux' setpriv(1) is there: a server also ends when the process that started it is killed."""
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", "TERM", "--"] if found else []
+
+
 def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2):
@@ -87,9 +93,3 @@ def _answers(url: str) -> bool:
         return True
     except OSError:
         return False
-
-
-def _bound_to_us() -> Sequence[str]:
-    """Where Linux' setpriv(1) is there: a server also ends when the process that started it is killed."""
-    found = shutil.which("setpriv")
-    return [found, "--pdeathsig", "TERM", "--"] if found else []

@@ -1,0 +1,176 @@
+"""A Ceph cluster of one node with its S3 gateway: a real server, run from unpacked Debian packages.
+
+One monitor, one OSD, one gateway; no manager, and no `ceph` command. The monitor is born with a map in
+which the OSD is already placed, so nothing has to be told to it afterwards. What is set and why:
+
+- BlueStore on a sparse file: memory stays at some 150 MiB, and the disk holds what is in the buckets. The
+  other choice, a store in memory, starts in one second instead of eight, and takes the memory twice.
+- `paxos_propose_interval`: the monitor else gathers proposals for a second, and the gateway makes eight
+  pools one after another.
+- `rgw_gc_*`: deleted and overwritten objects are freed within seconds. By default they stay for two hours,
+  and in a full cluster requests do not fail, they hang.
+- `tcp_nodelay`: without it each small read takes 40 milliseconds.
+- Every log, socket and pid file is in the scratch folder, or is not made.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from servers.places import ACCESS_KEY, SECRET_KEY
+from servers.processes import NotReady, bound_to_us, free_port, process, wait_until_it_answers
+
+DISK_SIZE_BYTES: Final = 12 * 2**30
+"""A ceiling of the sparse file, which grows by what is written; BlueStore uses freed space late."""
+
+OSD_MEMORY_SIZE_BYTES: Final = 896 * 2**20
+"""The least that BlueStore accepts as its target."""
+
+TOOL_SECONDS: Final = 60
+
+CAPABILITIES: Final = {
+    "mon.": {"mon": "allow *"},
+    "client.admin": {"mon": "allow *", "osd": "allow *"},
+    "osd.0": {"mon": "allow profile osd", "osd": "allow *"},
+    "client.rgw": {"mon": "allow rw", "osd": "allow rwx"},
+}
+
+CONFIGURATION: Final = """
+[global]
+fsid = {fsid}
+mon_host = {monitor}
+public_addr = 127.0.0.1
+cluster_addr = 127.0.0.1
+auth_cluster_required = cephx
+auth_service_required = cephx
+auth_client_required = cephx
+
+keyring = {scratch}/keyring
+mon_data = {scratch}/mon
+osd_data = {scratch}/osd
+rgw_data = {scratch}/rgw
+run_dir = {scratch}
+crash_dir = {scratch}
+log_file = {scratch}/$name.log
+mon_cluster_log_file = {scratch}/cluster.log
+admin_socket =
+pid_file =
+plugin_dir = {libraries}/ceph
+erasure_code_dir = {libraries}/ceph/erasure-code
+osd_class_dir = {libraries}/rados-classes
+
+osd_pool_default_size = 1
+osd_pool_default_min_size = 1
+mon_allow_pool_size_one = true
+osd_pool_default_pg_num = 4
+osd_pool_default_pgp_num = 4
+osd_pool_default_pg_autoscale_mode = off
+osd_crush_chooseleaf_type = 0
+mon_max_pg_per_osd = 1000
+paxos_propose_interval = 0.02
+paxos_min_wait = 0.01
+
+osd_objectstore = bluestore
+bluestore_block_size = {disk_size_bytes}
+osd_memory_target = {osd_memory_size_bytes}
+
+[osd.0]
+host = localhost
+
+[client.rgw]
+rgw_frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
+rgw_enable_apis = s3
+rgw_dns_name = localhost
+rgw_gc_obj_min_wait = 2
+rgw_gc_processor_period = 5
+"""
+
+
+@contextmanager
+def ceph_gateway(program: Path, scratch: Path) -> Iterator[str]:
+    """The URL of a gateway with one user. On leaving it is stopped first, then the OSD and the monitor."""
+    libraries = next(program.glob("usr/lib/*/ceph")).parent
+    port, fsid = free_port(), uuid4()
+    monitor = f"[v2:127.0.0.1:{free_port()},v1:127.0.0.1:{free_port()}]"
+    for folder in ("mon", "osd", "rgw"):
+        (scratch / folder).mkdir()
+    (scratch / "ceph.conf").write_text(
+        CONFIGURATION.format(
+            fsid=fsid,
+            monitor=monitor,
+            scratch=scratch,
+            libraries=libraries,
+            disk_size_bytes=DISK_SIZE_BYTES,
+            osd_memory_size_bytes=OSD_MEMORY_SIZE_BYTES,
+            port=port,
+        )
+    )
+    node = _Node(program, libraries, scratch)
+    node.make_keys()
+    node.run("monmaptool", "--create", "--fsid", str(fsid), "--addv", "a", monitor, "monmap")
+    node.run("osdmaptool", "--create-from-conf", "osdmap")
+    node.run(
+        "ceph-mon", "--mkfs", "-i", "a", "--monmap", "monmap", "--osdmap", "osdmap", "--keyring", "keyring"
+    )
+    endpoint = f"http://127.0.0.1:{port}"
+    with ExitStack() as daemons:
+        daemons.enter_context(node.daemon("ceph-mon", "-i", "a"))
+        node.run("ceph-osd", "--mkfs", "-i", "0", "--osd-uuid", str(uuid4()))  # asks the monitor
+        daemons.enter_context(node.daemon("ceph-osd", "-i", "0"))
+        gateway = daemons.enter_context(node.daemon("radosgw", "-n", "client.rgw"))
+        wait_until_it_answers(endpoint, gateway, log=scratch / "radosgw.out")
+        node.run(
+            *("radosgw-admin", "-n", "client.rgw", "user", "create", "--uid=tier", "--display-name=tier"),
+            *(f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}"),
+        )
+        yield endpoint
+
+
+class _Node:
+    """The programs of Ceph, run in the scratch folder with its configuration."""
+
+    def __init__(self, program: Path, libraries: Path, scratch: Path) -> None:
+        self._bin, self._scratch = program / "usr" / "bin", scratch
+        beside = program / "lib" / libraries.name  # some packages have theirs here
+        self._env: Mapping[str, str] = {
+            "LD_LIBRARY_PATH": f"{libraries}:{libraries / 'ceph'}:{beside}",
+            "CEPH_CONF": str(scratch / "ceph.conf"),
+        }
+
+    def make_keys(self) -> None:
+        """One keyring for all of them."""
+        self.run("ceph-authtool", "keyring", "--create-keyring")
+        for name, may in CAPABILITIES.items():
+            grants = [word for service, grant in may.items() for word in ("--cap", service, grant)]
+            self.run("ceph-authtool", "keyring", "--gen-key", "-n", name, *grants)
+
+    def run(self, tool: str, *arguments: str) -> None:
+        """Run one of the tools to its end. Raises `NotReady` with what it said where it failed."""
+        try:
+            done = subprocess.run(
+                [*bound_to_us(), self._bin / tool, *arguments],
+                cwd=self._scratch,
+                env={**os.environ, **self._env},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TOOL_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise NotReady(f"{tool} was not done after {TOOL_SECONDS} seconds") from exc
+        if done.returncode:
+            raise NotReady(f"{tool} ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
+
+    @contextmanager
+    def daemon(self, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """One of the daemons, in the foreground of a process of ours."""
+        argv, log = (self._bin / name, "-f", *arguments), self._scratch / f"{name}.out"
+        with process(*argv, log=log, env=self._env, cwd=self._scratch) as running:
+            yield running

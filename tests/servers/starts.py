@@ -1,0 +1,82 @@
+"""How each server that is one process is started on loopback, with its files in a scratch folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from servers.places import ACCESS_KEY, SECRET_KEY
+from servers.processes import free_port, process, wait_until_it_answers
+
+Start = Callable[[Path, Path], AbstractContextManager[str]]
+"""Starts a program, given its folder and a scratch folder; the URL is that of a server which answers."""
+
+
+@contextmanager
+def moto(program: Path, scratch: Path) -> Iterator[str]:
+    """Objects are in its memory."""
+    del program  # a module of this very environment
+    port = free_port()
+    with _answering(port, scratch, sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port) as url:
+        yield url
+
+
+@contextmanager
+def minio(program: Path, scratch: Path) -> Iterator[str]:
+    """Objects are files below the scratch folder."""
+    port = free_port()
+    env = {
+        "MINIO_ROOT_USER": ACCESS_KEY,
+        "MINIO_ROOT_PASSWORD": SECRET_KEY,
+        "MINIO_BROWSER": "off",
+        "MINIO_UPDATE": "off",  # asks nobody on the network for news
+        "GOMEMLIMIT": "1GiB",
+    }
+    argv = (program / "bin" / "minio", "server", "--address", f"127.0.0.1:{port}", scratch / "data")
+    certificates = ("--certs-dir", scratch / "certificates")  # not those of the user
+    with _answering(port, scratch, *argv, *certificates, env=env, ready="/minio/health/ready") as url:
+        yield url
+
+
+@contextmanager
+def fake_gcs_server(program: Path, scratch: Path) -> Iterator[str]:
+    """Objects are files below the scratch folder."""
+    port = free_port()
+    argv = (program / "bin" / "fake-gcs-server", "-scheme", "http", "-host", "127.0.0.1", "-port", port)
+    files = ("-backend", "filesystem", "-filesystem-root", scratch / "data")
+    names = ("-public-host", f"127.0.0.1:{port}", "-external-url", f"http://127.0.0.1:{port}")
+    with _answering(port, scratch, *argv, *files, *names, "-log-level", "warn") as url:
+        yield url
+
+
+@contextmanager
+def gcp_storage_emulator(program: Path, scratch: Path) -> Iterator[str]:
+    """Objects are in its memory."""
+    port = free_port()
+    python = program / "bin" / "python"
+    where = ("--host", "127.0.0.1", "--port", port, "--in-memory")
+    with _answering(port, scratch, python, "-m", "gcp_storage_emulator", "start", *where) as url:
+        yield url
+
+
+@contextmanager
+def azurite(program: Path, scratch: Path) -> Iterator[str]:
+    """Objects are files below the scratch folder. It is told to send no telemetry."""
+    port = free_port()
+    argv = (program / "node_modules" / ".bin" / "azurite-blob", "--silent", "--disableTelemetry")
+    where = ("--blobHost", "127.0.0.1", "--blobPort", port, "--location", scratch / "data")
+    with _answering(port, scratch, *argv, *where, "--skipApiVersionCheck") as url:
+        yield url
+
+
+@contextmanager
+def _answering(
+    port: int, scratch: Path, *argv: str | int | Path, env: Mapping[str, str] | None = None, ready: str = "/"
+) -> Iterator[str]:
+    log = scratch / "log"
+    with process(*map(str, argv), log=log, env=env, cwd=scratch) as running:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_it_answers(url + ready, running, log=log)
+        yield url
