@@ -1,0 +1,31 @@
+"""What the GCS backend declares. Imports nothing of the store itself, and no SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from offload.plugins import Backend, hookimpl
+
+OPTIONS: Final = (
+    "endpoint_url",
+    "project",
+    "anonymous",
+    "token",
+    "user_project",
+    "kms_key_name",
+    "storage_class",
+    "metadata",
+    "verify",
+    "proxy",
+    "connect_timeout_seconds",
+    "read_timeout_seconds",
+    "connections_max",
+)
+"""The fields of `GcsOptions`, whose module imports pydantic; a test holds one against the other."""
+
+
+@hookimpl
+def offload_backends() -> Sequence[Backend]:
+    """Buckets, by `gs://bucket/prefix`."""
+    return [Backend(name="gcs", target="offload_gcs.url:open_url", schemes=("gs", "gcs"), options=OPTIONS)]

@@ -1,0 +1,51 @@
+"""What the reply to a GET says: the bytes that were asked for, whole and as they were stored.
+
+The service keeps a CRC-32C of every object, of composed ones too, and sends it with each reply. It speaks
+of the whole object as stored, so it is compared where the whole was asked for and was not decoded on the
+way.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+
+from offload_cloud.ranges import exactly
+
+from offload.errors import TryAgain
+from offload.formats.checksums import crc32c
+from offload.store.port import Span, Suffix
+from offload_gcs.client import Reply
+
+AS_STORED: Final = {"", "identity"}
+
+
+def bytes_of(reply: Reply, span: Span | Suffix | None, *, where: str) -> bytes:
+    """What of a reply is `span`. Raises `TryAgain` where it is cut short, damaged, or about another one."""
+    content_range = reply.headers.get("Content-Range", "")
+    if span is None:
+        _make_sure_it_is_whole(reply, where)
+    elif not reply.data and content_range.endswith("/0"):
+        return b""  # no range says this rightly; fake-gcs-server says 206 and `bytes 0--1/0`
+    return exactly(span, reply.data, status=reply.status, content_range=content_range, where=where)
+
+
+def written(checksum: int) -> str:
+    """A CRC-32C as the service writes it: base64 of four bytes, big-endian."""
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
+
+
+def stored_checksum(reply: Reply) -> str | None:
+    """The CRC-32C that the service keeps of the object, where the reply names it."""
+    hashes = reply.headers.get("X-Goog-Hash", "")
+    named = dict(each.strip().partition("=")[::2] for each in hashes.split(","))
+    return named.get("crc32c")
+
+
+def _make_sure_it_is_whole(reply: Reply, where: str) -> None:
+    if reply.headers.get("X-Goog-Stored-Content-Encoding", "") not in AS_STORED:
+        return
+    stored = stored_checksum(reply)
+    found = written(crc32c(reply.data))
+    if stored is not None and stored != found:
+        raise TryAgain(f"{where} was damaged on the way: its CRC-32C is {stored}, what came has {found}")

@@ -1,0 +1,272 @@
+"""A bucket of Google Cloud Storage, or of a server that speaks its JSON API, as an object store.
+
+One request for one call, over the session that gcsfs opens (`client`). Invariants: a create is always one
+single upload with `ifGenerationMatch=0`; every upload names its CRC-32C, and the service refuses bytes that
+do not fit; an object becomes visible whole, with its last byte; every object is encrypted as the options
+ask, commits too; what is read is the span that was asked for, whole and as it was stored.
+
+Objects are deleted by single requests, some at once. The service takes a hundred deletions in one batch, and
+then does them one by one itself; emulators take none, and each deletion in a batch fails by itself anyway.
+
+Sources: the reference of the JSON API of Google Cloud Storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, Final, NoReturn
+from urllib.parse import quote, urlencode
+from uuid import uuid4
+
+from offload_cloud.ranges import range_of
+
+from offload.errors import Misuse, NotFound, OffloadError, TryAgain
+from offload.formats.checksums import crc32c
+from offload.store.capabilities import Capabilities
+from offload.store.parts import whole
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.store.spans import clip
+from offload_gcs.client import Client, Reply
+from offload_gcs.failures import FAILURES, Asked, Refused, explained
+from offload_gcs.options import GcsOptions
+from offload_gcs.reading import bytes_of, written
+from offload_gcs.upload import put_resumable, windows_of
+
+PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
+"""Up to here an object goes up in one request. The service takes 5 TiB in either way."""
+
+DELETES_AT_ONCE: Final = 16
+PAGE_ROWS: Final = 1000
+BEYOND_THE_END: Final = 416
+NO_KEY: Final = ("\0", "\r", "\n")
+"""Characters that the service takes in no name."""
+
+
+class GcsStore(ObjectStore):
+    """The bucket `bucket`. The client is made at the first request, on the event loop that asks."""
+
+    def __init__(self, *, bucket: str, options: GcsOptions | None = None) -> None:
+        self._bucket = bucket
+        self._options = options or GcsOptions()
+        self._client = Client(self._options)
+
+    def __repr__(self) -> str:
+        return f"GcsStore({self.url!r})"
+
+    def __reduce__(self) -> NoReturn:
+        """A store is one event loop's own, and its pickle would hold credentials."""
+        raise TypeError("a store cannot be pickled: send its URL and options, and open it there")
+
+    @property
+    def url(self) -> str:
+        """`gs://` and the bucket."""
+        return f"gs://{self._bucket}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the service. Whether another server keeps create-if-absent, a probe must find out."""
+        return Capabilities(
+            atomic_create=True,
+            create_is_probed=not self._options.is_google,
+            strong_listing=True,
+            multipart=False,
+            put_size_bytes_max=5 * 2**40,
+            delete_batch_max=1,
+            server_checksum="crc32c",
+        )
+
+    async def put(self, key: str, body: Body) -> None:
+        """One request, or a resumable upload where the object is large. Memory: the object, or two chunks."""
+        asked = Asked(
+            what=f"store {key!r}", permission="storage.objects.create", key=checked(key), mutation=True
+        )
+        if body.size_bytes <= PUT_SIZE_BYTES_MAX:
+            await self._upload(asked, await whole(body), extra=self._fragment)
+        else:
+            await put_resumable(self, asked, body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        """One request with `ifGenerationMatch=0`: the object's generation must be that of none."""
+        asked = Asked(
+            what=f"create {key!r}",
+            permission="storage.objects.create",
+            key=checked(key),
+            mutation=True,
+            creates=True,
+        )
+        await self._upload(asked, data, ifGenerationMatch="0")
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        """One GET. What the store answers to a range that it does not have (416) reads as empty."""
+        asked = Asked(
+            what=f"read {key!r}", permission="storage.objects.get", key=checked(key), of_object=True
+        )
+        clip(span, 0)  # refuses a negative one
+        wanted = range_of(span)
+        headers = {} if wanted is None else {"Range": wanted}
+        try:
+            reply = await self.ask(asked, "GET", self._object(key, alt="media"), headers=headers)
+        except OffloadError as exc:
+            if isinstance(exc.__cause__, Refused) and exc.__cause__.status == BEYOND_THE_END:
+                return b""
+            raise
+        return bytes_of(reply, span, where=f"{self.url}: {key!r}")
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """objects.list, page by page. Its `startOffset` is inclusive, and emulators may not know it."""
+        if any(character in prefix for character in NO_KEY):
+            return
+        asked = Asked(what=f"list {prefix!r}", permission="storage.objects.list")
+        wanted = {"prefix": prefix, "maxResults": str(PAGE_ROWS), "fields": "items(name,size),nextPageToken"}
+        wanted |= {"startOffset": after} if after else {}
+        beyond = after.encode()
+        while True:
+            reply = await self.ask(asked, "GET", self._url("storage/v1", **wanted))
+            page = self._decoded(reply, asked)
+            for row in page.get("items", ()):
+                if row["name"].encode() > beyond:
+                    yield Listed(row["name"], int(row["size"]))
+            if not page.get("nextPageToken"):
+                return
+            wanted["pageToken"] = page["nextPageToken"]
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """One DELETE each, some at once; one that finds nothing has done its work."""
+        names = iter([checked(key) for key in keys])
+
+        async def work() -> None:
+            for key in names:
+                await self._delete(key)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(DELETES_AT_ONCE, len(keys))):
+                    group.create_task(work())
+        except BaseExceptionGroup as errors:
+            first = errors.exceptions[0]
+            raise first from first.__cause__
+
+    async def start_upload(self, key: str) -> Upload:
+        """Refused: parts in any order are not what this service's uploads are."""
+        checked(key)
+        raise Misuse(f"{self.url} takes no uploads in parts: `put` stores an object of any size")
+
+    async def aclose(self) -> None:
+        """Close the connections. Idempotent."""
+        await self._client.aclose()
+
+    async def ask(
+        self,
+        asked: Asked,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | AsyncIterable[bytes | memoryview] | None = None,
+    ) -> Reply:
+        """Send one request, and turn what the client raises into the port's errors."""
+        try:
+            return await self._client.send(method, url, headers=headers, data=data)
+        except FAILURES as exc:
+            raise explained(exc, asked, where=self.url) from exc
+
+    async def begin(self, asked: Asked, *, size_bytes: int, checksum: int) -> str:
+        """Begin a resumable upload of a fragment: the URL of its session, which is as good as a key."""
+        resource = described(asked.key, checksum, self._fragment)
+        url = self._url("upload/storage/v1", uploadType="resumable", **self._encryption)
+        headers = {"Content-Type": "application/json", "X-Upload-Content-Length": str(size_bytes)}
+        reply = await self.ask(asked, "POST", url, headers=headers, data=resource)
+        session = reply.headers.get("Location", "")
+        if not session.startswith(("https://", f"{self._client.endpoint}/")):
+            raise OffloadError(f"{self.url}: cannot {asked.what}: the server names no session to send it to")
+        return session
+
+    async def _upload(
+        self, asked: Asked, data: bytes, *, extra: Mapping[str, Any] | None = None, **conditions: str
+    ) -> None:
+        """One request that holds the object's description and its bytes. Lines end in CR LF."""
+        boundary = uuid4().hex.encode()
+        resource = described(asked.key, crc32c(data), extra or {})
+        head = b"--%b\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%b\r\n" % (boundary, resource)
+        head += b"--%b\r\nContent-Type: application/octet-stream\r\n\r\n" % boundary
+        tail = b"\r\n--%b--\r\n" % boundary
+
+        async def pieces() -> AsyncIterator[bytes | memoryview]:
+            yield head
+            async for window in windows_of(data):
+                yield window
+            yield tail
+
+        url = self._url("upload/storage/v1", uploadType="multipart", **conditions, **self._encryption)
+        headers = {
+            "Content-Type": f"multipart/related; boundary={boundary.decode()}",
+            "Content-Length": str(len(head) + len(data) + len(tail)),
+        }
+        await self.ask(asked, "POST", url, headers=headers, data=pieces())
+
+    async def _delete(self, key: str) -> None:
+        asked = Asked(
+            what=f"delete {key!r}",
+            permission="storage.objects.delete",
+            key=key,
+            mutation=True,
+            of_object=True,
+        )
+        with suppress(NotFound):
+            await self.ask(asked, "DELETE", self._object(key))
+
+    def _decoded(self, reply: Reply, asked: Asked) -> Any:
+        try:
+            return json.loads(reply.data)
+        except ValueError as exc:
+            raise TryAgain(f"{self.url}: cannot {asked.what}: the reply is cut short or no JSON") from exc
+
+    def _object(self, key: str, **query: str) -> str:
+        return self._url("storage/v1", f"/{quote(key, safe='')}", **query)
+
+    def _url(self, service: str, below: str = "", **query: str) -> str:
+        """The address of the bucket's objects, or of one of them; nothing in it needs quoting any more."""
+        asked = urlencode(query | self._payer, quote_via=quote, safe="")
+        path = f"{self._client.endpoint}/{service}/b/{quote(self._bucket, safe='')}/o{below}"
+        return f"{path}?{asked}" if asked else path
+
+    @cached_property
+    def _payer(self) -> dict[str, str]:
+        return given(userProject=self._options.user_project)
+
+    @cached_property
+    def _encryption(self) -> dict[str, str]:
+        """How every object is encrypted at rest; a bucket's policy may refuse the ones that are not."""
+        return given(kmsKeyName=self._options.kms_key_name)
+
+    @cached_property
+    def _fragment(self) -> dict[str, Any]:
+        """How fragments are kept, and what is written on them."""
+        return given(storageClass=self._options.storage_class, metadata=self._options.metadata or None)
+
+
+def described(key: str, checksum: int, extra: Mapping[str, Any]) -> bytes:
+    """An object's description, as an upload begins with it.
+
+    Without its own word on caches, the service would keep public objects in them for an hour.
+    """
+    return json.dumps(
+        {"name": key, "crc32c": written(checksum), "cacheControl": "no-store", **extra}
+    ).encode()
+
+
+def given(**wanted: Any) -> dict[str, Any]:
+    """Those fields of a request that have a value."""
+    return {name: value for name, value in wanted.items() if value}
+
+
+def checked(key: str) -> str:
+    """The rule of keys, and the service's own: no line ends within a name."""
+    check_key(key)
+    if any(character in key for character in NO_KEY):
+        raise Misuse(f"{key!r} is not an object key here: GCS takes no line ends in names")
+    return key

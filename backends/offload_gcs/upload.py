@@ -1,0 +1,95 @@
+"""A large object on its way into a bucket: a resumable upload, chunk after chunk over one session.
+
+Invariants: nothing is visible before the last chunk; the service is told size and CRC-32C before the first,
+and refuses bytes that do not fit; a session that does not end in an object is cancelled, whatever
+ended it; memory holds two chunks at most. Why not in parts side by side: docs/adr/0011-gcs-uploads.md.
+
+The service may keep less of a chunk than it was sent, and says how much. The rest is sent again, which is
+the protocol's way of going on and no repetition of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Final
+
+from offload.errors import Misuse, OffloadError, OutcomeUnknown
+from offload.formats.checksums import crc32c
+from offload.store.parts import parts_of
+from offload.store.port import Body
+from offload_gcs.client import RESUME, Reply
+from offload_gcs.failures import Asked
+
+if TYPE_CHECKING:
+    from offload_gcs.store import GcsStore
+
+CHUNK_SIZE_BYTES: Final = 16 * 2**20
+"""The service wants a multiple of 256 KiB; more of it in one request is faster, and costs memory."""
+
+WINDOW_SIZE_BYTES: Final = 256 * 1024
+_HELD: Final = re.compile(r"bytes=0-(\d+)")
+
+
+async def put_resumable(store: GcsStore, asked: Asked, body: Body) -> None:
+    """Store a body as one resumable upload. Its windows are read twice: the checksum comes first."""
+    session = await store.begin(asked, size_bytes=body.size_bytes, checksum=await _checksum_of(body))
+    try:
+        await _send(store, asked, session, body)
+    except BaseException:
+        await _cancel(store, asked, session)
+        raise
+
+
+async def windows_of(data: bytes) -> AsyncIterator[memoryview]:
+    """Some bytes in small windows: the transport would copy what it cannot send at once."""
+    view = memoryview(data)
+    for start in range(0, len(data), WINDOW_SIZE_BYTES):
+        yield view[start : start + WINDOW_SIZE_BYTES]
+
+
+async def _checksum_of(body: Body) -> int:
+    checksum = size = 0
+    async for window in body.windows():
+        checksum, size = crc32c(window, checksum), size + len(window)
+    if size != body.size_bytes:
+        raise Misuse(f"a body of {body.size_bytes} bytes yielded {size}")
+    return checksum
+
+
+async def _send(store: GcsStore, asked: Asked, session: str, body: Body) -> None:
+    held, total, reply = 0, body.size_bytes, None
+    async with aclosing(parts_of(body, CHUNK_SIZE_BYTES)) as chunks:
+        async for chunk in chunks:
+            data = chunk
+            while data:
+                if held + len(data) > total:
+                    raise Misuse(f"a body of {total} bytes yielded more when it was read again")
+                reply = await _put(store, asked, session, data, start=held, total=total)
+                kept = (held_by(reply) if reply.status == RESUME else total) - held
+                if not 0 < kept <= len(data):
+                    raise OutcomeUnknown(f"{store.url}: cannot {asked.what}: the upload makes no progress")
+                held, data = held + kept, data[kept:]
+    if reply is None or reply.status == RESUME:
+        raise OutcomeUnknown(f"{store.url}: cannot {asked.what}: the upload did not end with its last byte")
+
+
+async def _put(store: GcsStore, asked: Asked, session: str, data: bytes, *, start: int, total: int) -> Reply:
+    headers = {
+        "Content-Range": f"bytes {start}-{start + len(data) - 1}/{total}",
+        "Content-Length": str(len(data)),
+    }
+    return await store.ask(asked, "PUT", session, headers=headers, data=windows_of(data))
+
+
+def held_by(reply: Reply) -> int:
+    """How many bytes of the object the service has so far."""
+    found = _HELD.fullmatch(reply.headers.get("Range", ""))
+    return int(found[1]) + 1 if found else 0
+
+
+async def _cancel(store: GcsStore, asked: Asked, session: str) -> None:
+    """The error that led here counts, not one of cancelling: an upload left alone ends after a week."""
+    with suppress(OffloadError):
+        await store.ask(asked, "DELETE", session, headers={"Content-Length": "0"})

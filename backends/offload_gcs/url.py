@@ -1,0 +1,28 @@
+"""From `gs://bucket/prefix` and options to a store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from offload.errors import Misuse
+from offload.store.port import ObjectStore, check_key
+from offload.store.prefix import PrefixStore
+from offload_gcs.options import GcsOptions
+from offload_gcs.store import GcsStore
+
+_SCHEME: Final = re.compile(r"gc?s://")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+
+
+def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
+    """The store that a URL names. Raises `Misuse` where it names none, or an option is wrong."""
+    bucket, _, prefix = _SCHEME.sub("", url, count=1).partition("/")
+    if "@" in bucket:
+        raise Misuse("a gs:// URL holds no credentials; give them by environment or the option `token`")
+    if not _BUCKET.fullmatch(bucket):
+        raise Misuse(f"{url!r} names no bucket: use gs://bucket/prefix")
+    store = GcsStore(bucket=bucket, options=GcsOptions.of(options))
+    prefix = prefix.strip("/")
+    return PrefixStore(store, check_key(prefix)) if prefix else store
