@@ -2,7 +2,8 @@
 
 Invariant: one call is one request on the wire. The HTTP library would send a PUT or a GET again by
 itself where a connection drops; that is switched off, so that a create goes out once, and so that an
-error of connecting means that nothing was sent.
+error of connecting means that nothing was sent. One exception is the client's own: a request that is
+refused because the bucket is in another region goes once more, there.
 """
 
 from __future__ import annotations

@@ -138,7 +138,6 @@ SETTINGS: Final = (
     sdk.EndpointProviderError,
     sdk.NoRegionError,
     sdk.ParamValidationError,
-    sdk.PartialCredentialsError,
     sdk.UnsupportedS3ConfigurationError,
     sdk.MissingDependencyException,
 )
@@ -161,6 +160,8 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
             )
         case sdk.NoCredentialsError():
             return Denied(f"{said}: no credentials found; set them in the environment, a profile, or options")
+        case sdk.PartialCredentialsError():
+            return Denied(f"{said}: only a part of the credentials was found: {one_line(exc)}")
         case _ if isinstance(exc, SIGN_IN):
             return Denied(f"{said}: the sign-in has lapsed: {one_line(exc)}")
         case _ if isinstance(exc, MACHINE):
@@ -168,7 +169,7 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
         case sdk.FlexibleChecksumError():
             return TryAgain(f"{said}: the bytes were damaged on the way: {one_line(exc)}")
         case _ if isinstance(exc, SETTINGS) or _is_plain_value_error(exc):
-            return Misuse(f"{said}: {one_line(exc)}")
+            return Misuse(f"{said}: {one_line(exc).partition(': Bucket name must')[0]}")
     return _of_connection(exc, said, lost)
 
 
@@ -221,7 +222,9 @@ def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], Offloa
     if code in DAMAGED:
         return TryAgain(f"{said}: {code}: {message}")
     if code in TRANSIENT or status >= 500 or (code.isdigit() and int(code) >= 500):
-        return lost(f"{said}: {code}: {message}")
+        strange = code.isdigit() and not _speaks_s3(exc)
+        hint = "; this is no answer of an S3 server: check `endpoint_url` and `proxy`" if strange else ""
+        return lost(f"{said}: {code}: {message}{hint}")
     if code in WRONG:
         return Misuse(f"{said}: {code}: {message}")
     if code.startswith("KMS."):
@@ -229,17 +232,21 @@ def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], Offloa
     return OffloadError(f"{said}: {code}: {message}")
 
 
-def _right_region(exc: ClientError) -> str:
+def _headers_of(exc: ClientError) -> dict[str, str]:
+    """The headers of an error reply, their names in small letters."""
     response: Any = exc.response
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    region = headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region")
+    return {name.lower(): str(value) for name, value in headers.items()}
+
+
+def _right_region(exc: ClientError) -> str:
+    response: Any = exc.response
+    region = _headers_of(exc).get("x-amz-bucket-region") or response.get("Error", {}).get("Region")
     return f"set region={region}" if region else "set the option `region` to the bucket's own"
 
 
 def _speaks_s3(exc: ClientError) -> bool:
-    response: Any = exc.response
-    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return any(name.lower().startswith("x-amz-") for name in headers)
+    return any(name.startswith("x-amz-") for name in _headers_of(exc))
 
 
 def _missing_permission(exc: ClientError, message: str) -> str:
@@ -267,10 +274,14 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
         return TryAgain(f"{said}: {place} takes no connection within `connect_timeout_seconds`")
     if isinstance(beneath, aiohttp.ClientConnectorError):
         return TryAgain(f"{said}: nothing answers at {place}; check `endpoint_url`, and that the server runs")
-    if isinstance(beneath, OSError) and not isinstance(beneath, aiohttp.ClientError | TimeoutError):
-        return Misuse(f"{said}: {one_line(beneath)}; check `verify`")
+    for failure in (beneath, exc):
+        if isinstance(failure, FileNotFoundError | PermissionError | NotADirectoryError):
+            return Misuse(f"{said}: a file that the settings name cannot be used: {one_line(failure)}")
     if isinstance(exc, TimeoutError | sdk.ReadTimeoutError):
         return lost(f"{said}: {place} did not answer within `read_timeout_seconds`")
+    if isinstance(exc, sdk.ConnectionClosedError | aiohttp.ServerDisconnectedError):
+        tls = "; does the server want https:// in `endpoint_url`?" if place.startswith("http:") else ""
+        return lost(f"{said}: {place} closed the connection without an answer{tls}")
     return lost(f"{said}: the connection to {place} broke: {type(exc).__name__}: {one_line(exc)}")
 
 
@@ -301,6 +312,5 @@ def _place_of(exc: BaseException) -> str:
 
 def _pause_of(exc: ClientError) -> float | None:
     """What the header `Retry-After` says, where it is a number of seconds."""
-    response: Any = exc.response
-    said = str(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", ""))
+    said = _headers_of(exc).get("retry-after", "")
     return float(said) if said.isascii() and said.isdigit() else None

@@ -24,7 +24,7 @@ import s3fs
 from botocore.exceptions import ClientError
 from offload_cloud.ranges import exactly, range_of
 
-from offload.errors import OffloadError, TryAgain
+from offload.errors import OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.capabilities import Capabilities
 from offload.store.parts import put_in_parts, whole
@@ -42,6 +42,9 @@ PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 DELETE_BATCH_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
 PARTS_AT_ONCE: Final = 4
+NO_S3: Final = "the answer has no ETag, so it is no S3 server's; check `endpoint_url` and `proxy`"
+"""A web page answers 200 as well, to a PUT too."""
+
 BEYOND_THE_END: Final = {"InvalidRange", "416"}
 
 
@@ -107,6 +110,8 @@ class S3Store(ObjectStore):
             if isinstance(exc.__cause__, ClientError) and code_of(exc.__cause__) in BEYOND_THE_END:
                 return b""
             raise
+        if not reply.get("ETag"):
+            raise TryAgain(f"{self.url}: cannot read {key!r}: {NO_S3}")
         where = f"{self.url}: {key!r}"
         if span is None:
             make_sure_of_checksum(data, reply, where)
@@ -194,7 +199,9 @@ class S3Store(ObjectStore):
             **self._keyed,
             **self._payer,
         )
-        await self.ask(call, f"{what} {key!r}", key=key, mutation=True)
+        reply = await self.ask(call, f"{what} {key!r}", key=key, mutation=True)
+        if not reply.get("ETag"):
+            raise OutcomeUnknown(f"{self.url}: cannot {what} {key!r}: {NO_S3}")
 
     async def _read(self, **request: Any) -> tuple[bytes, Any]:
         client = await self.client()

@@ -2,98 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from certificates import certificate, served
-from offload_s3 import S3Options, S3Store
+from offload_s3 import S3Store
 from offload_s3.store import checksum_of
+from s3_calls import (
+    DIGITS,
+    TAGGED,
+    Call,
+    answers,
+    create,
+    error_of,
+    get,
+    names,
+    of_store,
+    put,
+    reading,
+    refusal,
+    upload,
+)
 from wire import Answer, Heard, Wire, wire
 
-from offload import Body, Denied, Misuse, NotFound, OffloadError, OutcomeUnknown, Span, Suffix, TryAgain
-
-T = TypeVar("T")
-DIGITS = b"0123456789"
-LOGIN = {"region": "us-east-1", "key": "AKEY", "secret": "HUSH", "token": "HUSH-TOKEN"}
-
-
-def of_store(url: str, call: Callable[[S3Store], Awaitable[T]], **options: Any) -> T:
-    """What a call of a store with these options returns."""
-
-    async def main() -> T:
-        store = S3Store(bucket="bucket", options=S3Options.of(LOGIN | {"endpoint_url": url} | options))
-        try:
-            return await call(store)
-        finally:
-            await store.aclose()
-
-    return asyncio.run(main())
-
-
-def error_of(url: str, call: Callable[[S3Store], Awaitable[Any]], **options: Any) -> OffloadError:
-    """The error that a call raises, of which no text holds a secret."""
-    with pytest.raises(OffloadError) as caught:
-        of_store(url, call, **options)
-    assert "HUSH" not in str(caught.value)
-    return caught.value
-
-
-async def put(store: S3Store) -> None:
-    await store.put("a/key", Body.of(DIGITS))
-
-
-async def create(store: S3Store) -> None:
-    await store.create("a/key", DIGITS)
-
-
-async def get(store: S3Store) -> bytes:
-    return await store.get("a/key")
-
-
-async def upload(store: S3Store) -> None:
-    begun = await store.start_upload("a/key")
-    await begun.put_part(1, DIGITS)
-    await begun.complete()
-
-
-async def names(store: S3Store) -> list[str]:
-    return [row.key async for row in store.list("")]
-
-
-def reading(span: Span | Suffix) -> Callable[[S3Store], Awaitable[bytes]]:
-    return lambda store: store.get("a/key", span)
-
-
-def answers(heard: Heard) -> Answer:
-    """Enough of S3 for every call of the port to succeed."""
-    tagged = {"ETag": '"e"'}
-    match heard.method, sorted(heard.query):
-        case "POST", ["uploads"]:
-            return xml("InitiateMultipartUploadResult", "<UploadId>u</UploadId>")
-        case "POST", ["uploadId"]:
-            return xml("CompleteMultipartUploadResult", "<Key>a/key</Key>")
-        case "POST", ["delete"]:
-            return xml("DeleteResult", "")
-        case "GET", ["delimiter" | "encoding-type" | "list-type", *_]:
-            return xml("ListBucketResult", "<IsTruncated>false</IsTruncated>")
-        case "GET", _:
-            return Answer(body=DIGITS, headers=tagged)
-    return Answer(headers=tagged)
-
-
-def xml(name: str, inside: str, status: int = 200, **headers: str) -> Answer:
-    return Answer(
-        status, f"<{name}>{inside}</{name}>".encode(), {"Content-Type": "application/xml"} | headers
-    )
-
-
-def refusal(code: str, status: int, inside: str = "", **headers: str) -> Answer:
-    return xml("Error", f"<Code>{code}</Code><Message>m</Message>{inside}", status, **headers)
+from offload import Denied, OffloadError, OutcomeUnknown, Span, Suffix, TryAgain
 
 
 @pytest.fixture
@@ -110,7 +45,7 @@ def s3() -> Iterator[Wire]:
     [(put, "PUT", OutcomeUnknown), (create, "PUT", OutcomeUnknown), (get, "GET", TryAgain)],
 )
 def test_a_connection_that_drops_is_not_asked_again(
-    call: Callable[[S3Store], Awaitable[Any]], method: str, raised: type[OffloadError]
+    call: Call, method: str, raised: type[OffloadError]
 ) -> None:
     """The server may have stored it; a second request of the HTTP library's own would hide that."""
 
@@ -276,12 +211,12 @@ def test_an_authority_that_the_environment_names_is_believed(
 
 @pytest.mark.parametrize("sent", [0, 1, 9])
 @pytest.mark.parametrize("call", [get, reading(Span(0, 10)), reading(Suffix(10))])
-def test_a_body_that_is_cut_short_is_no_body(call: Callable[[S3Store], Awaitable[bytes]], sent: int) -> None:
+def test_a_body_that_is_cut_short_is_no_body(call: Call, sent: int) -> None:
     """Fewer bytes than the reply announced, then the connection ends."""
 
     def cut(heard: Heard) -> Answer:
         part = {"Content-Range": "bytes 0-9/10"} if "range" in heard.headers else {}
-        return Answer(206 if part else 200, DIGITS, part, cut=sent)
+        return Answer(206 if part else 200, DIGITS, TAGGED | part, cut=sent)
 
     with wire(cut) as server:
         error = error_of(server.url, call)
@@ -291,7 +226,7 @@ def test_a_body_that_is_cut_short_is_no_body(call: Callable[[S3Store], Awaitable
 
 def test_a_body_that_is_cut_short_without_a_length_is_no_body() -> None:
     def chunked(heard: Heard) -> Answer:
-        return Answer(200, b"a\r\n0123", {"Transfer-Encoding": "chunked"}, cut=100)
+        return Answer(200, b"a\r\n0123", TAGGED | {"Transfer-Encoding": "chunked"}, cut=100)
 
     with wire(chunked) as server:
         assert type(error_of(server.url, get)) is TryAgain
@@ -319,21 +254,23 @@ def test_a_server_that_ignores_ranges_is_seen_through(s3: Wire, span: Span | Suf
     ],
 )
 def test_another_range_than_was_asked_for_is_not_believed(content_range: str, body: bytes) -> None:
-    with wire(lambda heard: Answer(206, body, {"Content-Range": content_range})) as server:
+    with wire(lambda heard: Answer(206, body, TAGGED | {"Content-Range": content_range})) as server:
         assert type(error_of(server.url, reading(Span(3, 4)))) is TryAgain
 
 
 def test_a_range_whose_whole_is_unknown_is_taken() -> None:
-    with wire(lambda heard: Answer(206, b"3456", {"Content-Range": "bytes 3-6/*"})) as server:
+    with wire(lambda heard: Answer(206, b"3456", TAGGED | {"Content-Range": "bytes 3-6/*"})) as server:
         assert of_store(server.url, reading(Span(3, 4))) == b"3456"
 
 
 def test_the_checksum_that_the_store_keeps_is_held_against_what_came() -> None:
-    wrong, parts = {"x-amz-checksum-crc32c": checksum_of(b"others")}, "x-amz-checksum-type"
+    wrong, parts = TAGGED | {"x-amz-checksum-crc32c": checksum_of(b"others")}, "x-amz-checksum-type"
 
     with wire(lambda heard: Answer(200, DIGITS, wrong | {parts: "FULL_OBJECT"})) as server:
         damaged = error_of(server.url, get)
-    with wire(lambda heard: Answer(200, DIGITS, {"x-amz-checksum-crc32c": checksum_of(DIGITS)})) as server:
+    with wire(
+        lambda heard: Answer(200, DIGITS, TAGGED | {"x-amz-checksum-crc32c": checksum_of(DIGITS)})
+    ) as server:
         assert of_store(server.url, get) == DIGITS
 
     assert type(damaged) is TryAgain
@@ -349,10 +286,34 @@ def test_the_checksum_that_the_store_keeps_is_held_against_what_came() -> None:
     ],
 )
 def test_a_checksum_of_checksums_is_not_compared(headers: dict[str, str]) -> None:
-    with wire(lambda heard: Answer(200, DIGITS, headers)) as server:
+    with wire(lambda heard: Answer(200, DIGITS, TAGGED | headers)) as server:
         assert of_store(server.url, get) == DIGITS
 
 
 def test_any_other_checksum_that_the_store_keeps_is_compared_by_the_client() -> None:
-    with wire(lambda heard: Answer(200, DIGITS, {"x-amz-checksum-crc32": "AAAAAA=="})) as server:
+    with wire(lambda heard: Answer(200, DIGITS, TAGGED | {"x-amz-checksum-crc32": "AAAAAA=="})) as server:
         assert type(error_of(server.url, get)) is TryAgain
+
+
+@pytest.mark.parametrize("call", [get, put, create])
+def test_a_web_page_is_no_object(call: Call) -> None:
+    """What answers 200 to anything, and is no S3 server, has stored nothing that we could rely on."""
+    with wire(lambda heard: Answer(200, b"welcome")) as server:
+        error = error_of(server.url, call)
+
+    assert type(error) is (TryAgain if call is get else OutcomeUnknown)
+    assert "S3 server" in str(error)
+
+
+def test_a_request_that_another_region_must_answer_goes_there_once(s3: Wire) -> None:
+    """The client does that by itself. The first was refused, so that no more than one is applied."""
+
+    def elsewhere(heard: Heard) -> Answer:
+        if "/eu-west-3/" in heard.headers["authorization"]:
+            return answers(heard)
+        return refusal("AuthorizationHeaderMalformed", 400, "<Region>eu-west-3</Region>")
+
+    with wire(elsewhere) as server:
+        of_store(server.url, create)
+
+    assert len(server.heard) == 2

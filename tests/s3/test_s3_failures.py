@@ -1,0 +1,310 @@
+"""What goes wrong with a bucket is one plain sentence: what, and which option or permission mends it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import (
+    ClientError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    FlexibleChecksumError,
+    ReadTimeoutError,
+    UnauthorizedSSOTokenError,
+)
+from botocore.parsers import ResponseParserError
+from certificates import certificate, served
+from offload_s3.failures import explained
+from s3_calls import Call, answers, create, error_of, get, names
+from wire import Answer, Heard, wire
+
+from offload import (
+    AlreadyExists,
+    Denied,
+    Misuse,
+    NoSpace,
+    NotFound,
+    OffloadError,
+    OutcomeUnknown,
+    Throttled,
+    TryAgain,
+)
+
+
+def refused(
+    code: str,
+    message: str = "m",
+    *,
+    operation: str = "PutObject",
+    status: int = 400,
+    mutation: bool = True,
+    headers: dict[str, str] | None = None,
+    **inside: str,
+) -> OffloadError:
+    """The error for a reply with this code."""
+    reply: Any = {
+        "Error": {"Code": code, "Message": message} | inside,
+        "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers or {}},
+    }
+    cause = ClientError(reply, operation)
+    return explained(cause, what="do it", where="s3://b", key="k", mutation=mutation)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        ("PreconditionFailed", AlreadyExists, "exists"),
+        ("412", AlreadyExists, "exists"),
+        ("ConditionalRequestConflict", AlreadyExists, "exists"),
+        ("NoSuchKey", NotFound, "no object"),
+        ("InvalidAccessKeyId", Denied, "access key is not known"),
+        ("SignatureDoesNotMatch", Denied, "secret key does not fit"),
+        ("ExpiredToken", Denied, "token has expired"),
+        ("InvalidToken", Denied, "token is not valid"),
+        ("RequestTimeTooSkewed", Denied, "clock"),
+        ("NoSuchBucket", Denied, "bucket does not exist"),
+        ("PermanentRedirect", Denied, "another region"),
+        ("AuthorizationHeaderMalformed", Denied, "`region`"),
+        ("InvalidObjectState", Denied, "archived; restore it first"),
+        ("InvalidStorageClass", Denied, "`storage_class`"),
+        ("InvalidTag", Denied, "`tags`"),
+        ("NotImplemented", Denied, "does not implement"),
+        ("KMS.DisabledException", Denied, "KMS key is disabled"),
+        ("KMS.NotFoundException", Denied, "`sse_kms_key_id`"),
+        ("KMS.AccessDeniedException", Denied, "kms:GenerateDataKey"),
+        ("KMS.SomethingNewException", Denied, "KMS refuses the key"),
+        ("407", Denied, "`proxy`"),
+        ("QuotaExceeded", NoSpace, "full"),
+        ("SlowDown", Throttled, "SlowDown"),
+        ("BadDigest", TryAgain, "BadDigest"),
+        ("InternalError", OutcomeUnknown, "InternalError"),
+        ("EntityTooSmall", Misuse, "EntityTooSmall"),
+        ("SomethingNew", OffloadError, "SomethingNew: m"),
+    ],
+)
+def test_an_error_is_what_its_code_says(code: str, kind: type[OffloadError], said: str) -> None:
+    """Not what its type says: servers and client libraries differ in types, and agree in codes."""
+    error = refused(code)
+
+    assert type(error) is kind
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("operation", "action"),
+    [
+        ("PutObject", "s3:PutObject"),
+        ("UploadPart", "s3:PutObject"),
+        ("AbortMultipartUpload", "s3:AbortMultipartUpload"),
+        ("GetObject", "s3:GetObject"),
+        ("ListObjectsV2", "s3:ListBucket"),
+        ("DeleteObjects", "s3:DeleteObject"),
+    ],
+)
+def test_a_missing_permission_has_its_name(operation: str, action: str) -> None:
+    error = refused("AccessDenied", "Access Denied", operation=operation, status=403)
+
+    assert type(error) is Denied
+    assert f"lack {action}" in str(error)
+
+
+def test_the_permission_that_kms_misses_is_its_own() -> None:
+    message = "User: u is not authorized to perform: kms:GenerateDataKey on the resource"
+
+    assert "grant kms:GenerateDataKey" in str(refused("AccessDenied", message, status=403))
+
+
+def test_what_the_service_says_of_a_policy_is_passed_on() -> None:
+    message = "User: u is not authorized to perform: s3:PutObject with an explicit deny"
+
+    assert "explicit deny" in str(refused("AccessDenied", message, status=403))
+
+
+@pytest.mark.parametrize(
+    ("headers", "inside"), [({"X-Amz-Bucket-Region": "eu-west-3"}, {}), ({}, {"Region": "eu-west-3"})]
+)
+def test_the_right_region_is_named_where_the_reply_knows_it(
+    headers: dict[str, str], inside: dict[str, str]
+) -> None:
+    assert "set region=eu-west-3" in str(refused("PermanentRedirect", headers=headers, **inside))
+
+
+@pytest.mark.parametrize("code", ["InternalError", "500", "502", "504", "SomethingNew"])
+def test_a_fault_of_the_server_leaves_a_mutation_unknown(code: str) -> None:
+    assert type(refused(code, status=500)) is OutcomeUnknown
+    assert type(refused(code, status=500, mutation=False)) is TryAgain
+
+
+def test_how_long_to_wait_is_passed_on() -> None:
+    error = refused("SlowDown", status=503, headers={"Retry-After": "7"})
+
+    assert isinstance(error, Throttled)
+    assert error.pause_seconds == 7
+
+
+@pytest.mark.parametrize("code", ["400", "403", "404", "405"])
+def test_an_error_without_a_code_is_no_s3_servers_unless_it_bears_its_marks(code: str) -> None:
+    bare = refused(code, status=int(code))
+    marked = refused("404", status=404, headers={"x-amz-request-id": "r"})
+
+    assert type(bare) is Denied
+    assert "no S3 server" in str(bare)
+    assert type(marked) is NotFound
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "said"),
+    [
+        (UnauthorizedSSOTokenError(), Denied, "sign-in has lapsed"),
+        (CredentialRetrievalError(provider="p", error_msg="e"), TryAgain, "credentials could not be fetched"),
+        (FlexibleChecksumError(error_msg="e"), TryAgain, "damaged on the way"),
+        (ResponseParserError("page"), Denied, "no S3 server"),
+        (ValueError("Invalid endpoint: x"), Misuse, "Invalid endpoint"),
+        (FileNotFoundError(2, "no file", "ca.pem"), Misuse, "ca.pem"),
+        (ReadTimeoutError(endpoint_url="http://u:HUSH@h:1/b?sig=HUSH"), OutcomeUnknown, "http://h:1 did not"),
+        (EndpointConnectionError(endpoint_url="http://u:HUSH@h:1/b?sig=HUSH"), OutcomeUnknown, "http://h:1"),
+        (OSError("odd http://u:HUSH@h:1/b?sig=HUSH\nodd"), OutcomeUnknown, "odd http://h:1/b odd"),
+    ],
+)
+def test_what_the_client_raises_is_an_error_of_ours(
+    cause: BaseException, kind: type[OffloadError], said: str
+) -> None:
+    error = explained(cause, what="do it", where="s3://b", mutation=True)
+
+    assert type(error) is kind
+    assert said in str(error)
+    assert "HUSH" not in str(error)
+    assert "\n" not in str(error)
+
+
+# On the wire
+
+
+@pytest.mark.parametrize("call", [create, get, names])
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("http://127.0.0.1:1", {}, "nothing answers at http://127.0.0.1:1; check `endpoint_url`"),
+        ("http://nowhere.invalid", {}, "the name of http://nowhere.invalid does not resolve"),
+        ("http://nowhere.invalid", {"proxy": "http://u:HUSH@127.0.0.1:1"}, "check `proxy`"),
+        ("https://nowhere.invalid", {"proxy": "http://u:HUSH@127.0.0.1:1"}, "check `proxy`"),
+    ],
+)
+def test_what_was_never_sent_may_be_tried_again(
+    call: Call, url: str, options: dict[str, Any], said: str
+) -> None:
+    """A server may be starting anew, so this is no verdict; nothing was sent, so it is not unknown either."""
+    error = error_of(url, call, **options)
+
+    assert type(error) is TryAgain
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("days", "address", "said"),
+    [
+        (-1, "127.0.0.1", "has expired"),
+        (1, "127.0.0.9", "for another name"),
+    ],
+)
+def test_a_certificate_that_does_not_hold_is_a_persons_to_mend(
+    tmp_path: Path, days: int, address: str, said: str
+) -> None:
+    made = certificate(tmp_path, days=days, address=address)
+
+    with wire(answers, tls=served(made)) as server:
+        error = error_of(server.url, create, verify=str(made.path))
+
+    assert type(error) is Denied
+    assert said in str(error)
+
+
+def test_tls_where_there_is_none() -> None:
+    with wire(answers) as server:
+        error = error_of(server.url.replace("http:", "https:"), create)
+
+    assert type(error) is Denied
+    assert "is it http:// in `endpoint_url`?" in str(error)
+
+
+def test_no_tls_where_it_is_wanted(tmp_path: Path) -> None:
+    with wire(answers, tls=served(certificate(tmp_path))) as server:
+        error = error_of(server.url.replace("https:", "http:"), get)
+
+    assert type(error) is TryAgain
+    assert "does the server want https://" in str(error)
+
+
+def page(status: int) -> Answer:
+    return Answer(status, b"<html><body>hello <br> </body></html>", {"Content-Type": "text/html"})
+
+
+@pytest.mark.parametrize("call", [create, get, names])
+@pytest.mark.parametrize("status", [200, 400, 403, 404, 405, 502])
+def test_a_web_server_is_no_s3_server(call: Call, status: int) -> None:
+    """Whatever it answers: it may pass with the page of a proxy, or be the wrong address for good."""
+    with wire(lambda heard: page(status)) as server:
+        error = error_of(server.url, call)
+
+    assert type(error) is (Denied if 400 <= status < 500 else OutcomeUnknown if call is create else TryAgain)
+    assert "S3 server" in str(error)
+    assert "`endpoint_url`" in str(error)
+
+
+def test_a_server_that_does_not_answer_in_time() -> None:
+    def slowly(heard: Heard) -> Answer:
+        time.sleep(1)
+        return answers(heard)
+
+    with wire(slowly) as server:
+        assert type(error_of(server.url, create, read_timeout_seconds=0.2)) is OutcomeUnknown
+        assert type(error_of(server.url, get, read_timeout_seconds=0.2)) is TryAgain
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "kind", "said"),
+    [
+        ({}, {}, Denied, "no credentials found"),
+        ({"AWS_ACCESS_KEY_ID": "AKEY"}, {}, Denied, "missing: AWS_SECRET_ACCESS_KEY"),
+        ({}, {"profile": "nobody"}, Misuse, "(nobody) could not be found"),
+        ({"AWS_CONFIG_FILE": "no-such-file", "AWS_PROFILE": "p"}, {}, Misuse, "(p) could not be found"),
+        ({}, {"profile": "broken"}, Misuse, "does not exist"),
+        ({}, {"profile": "program"}, Misuse, "no-such-program"),
+        ({}, {"profile": "sso"}, Denied, "sign-in has lapsed"),
+        ({"AWS_ENDPOINT_URL_S3": "junk"}, {"endpoint_url": None}, Misuse, "Invalid endpoint: junk"),
+        ({"AWS_CA_BUNDLE": "no.pem"}, {"endpoint_url": "https://127.0.0.1:1"}, Denied, "no credentials"),
+        ({}, {"region": "no region"}, Misuse, "'no region'"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str],
+    options: dict[str, Any],
+    kind: type[OffloadError],
+    said: str,
+) -> None:
+    (tmp_path / "config").write_text(
+        "[profile broken]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = gone\n"
+        "[profile program]\ncredential_process = no-such-program\n"
+        "[profile sso]\nsso_start_url = https://x\nsso_region = us-east-1\n"
+        "sso_account_id = 1\nsso_role_name = r\n"
+    )
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    at_home = {
+        "AWS_CONFIG_FILE": str(tmp_path / "config"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "HOME": str(tmp_path),
+    }
+    for name, value in (at_home | settings).items():
+        monkeypatch.setenv(name, value)
+
+    error = error_of("http://127.0.0.1:1", get, **{"key": None, "secret": None, "token": None} | options)
+
+    assert type(error) is kind
+    assert said in str(error)
