@@ -52,6 +52,8 @@ class Reply:
 
     status: int
     headers: Mapping[str, str]
+    """By name in lower case; what came more than once is joined by commas."""
+
     data: bytes
 
 
@@ -72,9 +74,11 @@ class Client:
         *,
         headers: Mapping[str, str] | None = None,
         data: bytes | AsyncIterable[bytes | memoryview] | None = None,
+        may_resume: bool = False,
     ) -> Reply:
         """Send one request, and read its reply. `url` is taken as it is: what it holds is quoted already.
 
+        `may_resume`: `RESUME` is an answer too, and elsewhere it is a redirect, which we do not follow.
         Raises `Refused` for a reply that is no success, and what `failures.FAILURES` names.
         """
         files = await self._opened()
@@ -91,8 +95,9 @@ class Client:
             allow_redirects=False,
         ) as reply:
             body = await reply.read()
-        if reply.status == RESUME or 200 <= reply.status < 300:
-            return Reply(reply.status, reply.headers, body)
+        if 200 <= reply.status < 300 or (may_resume and reply.status == RESUME):
+            joined = {name.lower(): ", ".join(reply.headers.getall(name)) for name in reply.headers}
+            return Reply(reply.status, joined, body)
         raise Refused(reply.status, body, retry_after=reply.headers.get("Retry-After", ""))
 
     async def aclose(self) -> None:

@@ -22,7 +22,7 @@ AS_STORED: Final = {"", "identity"}
 
 def bytes_of(reply: Reply, span: Span | Suffix | None, *, where: str) -> bytes:
     """What of a reply is `span`. Raises `TryAgain` where it is cut short, damaged, or about another one."""
-    content_range = reply.headers.get("Content-Range", "")
+    content_range = reply.headers.get("content-range", "")
     if span is None:
         _make_sure_it_is_whole(reply, where)
     elif not reply.data and content_range.endswith("/0"):
@@ -37,13 +37,13 @@ def written(checksum: int) -> str:
 
 def stored_checksum(reply: Reply) -> str | None:
     """The CRC-32C that the service keeps of the object, where the reply names it."""
-    hashes = reply.headers.get("X-Goog-Hash", "")
+    hashes = reply.headers.get("x-goog-hash", "")
     named = dict(each.strip().partition("=")[::2] for each in hashes.split(","))
     return named.get("crc32c")
 
 
 def _make_sure_it_is_whole(reply: Reply, where: str) -> None:
-    if reply.headers.get("X-Goog-Stored-Content-Encoding", "") not in AS_STORED:
+    if reply.headers.get("x-goog-stored-content-encoding", "") not in AS_STORED:
         return
     stored = stored_checksum(reply)
     found = written(crc32c(reply.data))

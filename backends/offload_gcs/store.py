@@ -167,10 +167,11 @@ class GcsStore(ObjectStore):
         *,
         headers: Mapping[str, str] | None = None,
         data: bytes | AsyncIterable[bytes | memoryview] | None = None,
+        may_resume: bool = False,
     ) -> Reply:
         """Send one request, and turn what the client raises into the port's errors."""
         try:
-            return await self._client.send(method, url, headers=headers, data=data)
+            return await self._client.send(method, url, headers=headers, data=data, may_resume=may_resume)
         except FAILURES as exc:
             raise explained(exc, asked, where=self.url) from exc
 
@@ -180,7 +181,7 @@ class GcsStore(ObjectStore):
         url = self._url("upload/storage/v1", uploadType="resumable", **self._encryption)
         headers = {"Content-Type": "application/json", "X-Upload-Content-Length": str(size_bytes)}
         reply = await self.ask(asked, "POST", url, headers=headers, data=resource)
-        session = reply.headers.get("Location", "")
+        session = reply.headers.get("location", "")
         if not session.startswith(("https://", f"{self._client.endpoint}/")):
             raise OffloadError(f"{self.url}: cannot {asked.what}: the server names no session to send it to")
         return session

@@ -80,12 +80,12 @@ async def _put(store: GcsStore, asked: Asked, session: str, data: bytes, *, star
         "Content-Range": f"bytes {start}-{start + len(data) - 1}/{total}",
         "Content-Length": str(len(data)),
     }
-    return await store.ask(asked, "PUT", session, headers=headers, data=windows_of(data))
+    return await store.ask(asked, "PUT", session, headers=headers, data=windows_of(data), may_resume=True)
 
 
 def held_by(reply: Reply) -> int:
     """How many bytes of the object the service has so far."""
-    found = _HELD.fullmatch(reply.headers.get("Range", ""))
+    found = _HELD.fullmatch(reply.headers.get("range", ""))
     return int(found[1]) + 1 if found else 0
 
 

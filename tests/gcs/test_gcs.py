@@ -1,0 +1,395 @@
+"""What the GCS backend promises beyond the port: options, errors by reason, secrets, the probe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
+from offload_gcs import GcsOptions, GcsStore
+from offload_gcs.failures import Asked, Refused, Unusable, explained
+from offload_gcs.plugin import OPTIONS
+from offload_gcs.url import open_url
+
+from offload import (
+    AlreadyExists,
+    Denied,
+    Misuse,
+    NoSpace,
+    NotFound,
+    OffloadError,
+    OutcomeUnknown,
+    Throttled,
+    TryAgain,
+)
+
+NOWHERE = {"endpoint_url": "http://127.0.0.1:1", "token": "ya29.HUSH"}
+KEY = "projects/p/locations/eu/keyRings/r/cryptoKeys/k"
+
+READ = Asked(what="read 'k'", permission="storage.objects.get", key="k", of_object=True)
+STORE = Asked(what="store 'k'", permission="storage.objects.create", key="k", mutation=True)
+CREATE = Asked(what="create 'k'", permission="storage.objects.create", key="k", mutation=True, creates=True)
+DELETE = Asked(what="delete 'k'", permission="storage.objects.delete", key="k", mutation=True, of_object=True)
+LIST = Asked(what="list ''", permission="storage.objects.list")
+
+
+@pytest.fixture(autouse=True)
+def _no_emulator_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+
+
+def refused(
+    asked: Asked, status: int, reason: str = "", message: str = "m", *, retry_after: str = ""
+) -> OffloadError:
+    body = {"error": {"code": status, "message": message, "errors": [{"reason": reason}]}}
+    reply = Refused(status, json.dumps(body).encode(), retry_after=retry_after)
+    return explained(reply, asked, where="gs://bucket")
+
+
+def test_the_declared_options_are_those_of_the_model() -> None:
+    """Declared twice, so that listing plugins imports no pydantic."""
+    assert set(OPTIONS) == set(GcsOptions.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"endpoint_url": "ftp://x"}, "endpoint_url"),
+        ({"endpoint_url": "http://me:HUSH@x"}, "endpoint_url"),
+        ({"endpoint_url": "http://gcs.test", "token": "ya29.HUSH"}, "endpoint_url"),
+        ({"endpoint_url": "http://gcs.test"}, "anonymous"),
+        ({"connections_max": "many"}, "connections_max"),
+        ({"kms_key_name": "my-key"}, "kms_key_name"),
+        ({"storage_class": "cold & old"}, "storage_class"),
+        ({"user_project": "a&b"}, "user_project"),
+        ({"metadata": "a"}, "metadata"),
+        ({"metadata": "a b=c"}, "metadata"),
+        ({"metadata": {"a": "line\nend"}}, "metadata"),
+        ({"metadata": {"a": "x" * 9000}}, "metadata"),
+        ({"token": "/no/such/HUSH"}, "token"),
+        ({"token": "HUSH.json"}, "token"),
+        ({"token": '{"HUSH'}, "token"),
+        ({"token": "browser"}, "token"),
+        ({"token": "ya29.HUSH", "anonymous": "true"}, "token"),
+        ({"verify": "/no/such/file"}, "verify"),
+        ({"proxy": "socks://HUSH"}, "proxy"),
+        ({"read_timeout_seconds": "0"}, "read_timeout_seconds"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_wrong_option_is_named_and_no_secret_repeated(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(Misuse, match=named) as caught:
+        GcsOptions.of(options)
+
+    assert "HUSH" not in str(caught.value)
+
+
+def test_a_file_of_authorities_that_holds_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("no certificate")
+    store = GcsStore(bucket="bucket", options=GcsOptions.of(NOWHERE | {"verify": str(tmp_path / "ca")}))
+
+    with pytest.raises(Misuse, match="verify"):
+        asyncio.run(store.create("key", b""))
+
+
+@pytest.mark.parametrize(
+    ("said", "endpoint"),
+    [
+        ("localhost:4443", "http://localhost:4443"),
+        ("http://gcs.test:1/", "http://gcs.test:1"),
+        ("default", "https://storage.googleapis.com"),
+        ("", "https://storage.googleapis.com"),
+    ],
+)
+def test_the_emulator_of_the_environment_is_used_without_credentials(
+    monkeypatch: pytest.MonkeyPatch, said: str, endpoint: str
+) -> None:
+    """As Google's own clients do; what the options say goes first."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", said)
+    found = GcsOptions()
+    given = GcsOptions.of({"endpoint_url": "https://gcs.test"})
+
+    assert found.endpoint == endpoint
+    assert found.is_anonymous == (endpoint != "https://storage.googleapis.com")
+    assert (given.endpoint, given.is_anonymous) == ("https://gcs.test", False)
+
+
+def test_only_another_server_than_googles_is_probed() -> None:
+    """Whether an emulator keeps create-if-absent is not known; that the service does, is documented."""
+    google, other = GcsStore(bucket="bucket"), GcsStore(bucket="bucket", options=GcsOptions.of(NOWHERE))
+
+    assert not google.capabilities.create_is_probed
+    assert other.capabilities.create_is_probed
+
+
+def test_secrets_are_in_no_text_and_no_pickle() -> None:
+    options = GcsOptions.of(NOWHERE | {"proxy": "http://me:HUSH@proxy.test"})
+    store = GcsStore(bucket="bucket", options=options)
+
+    for text in (repr(options), str(options), repr(store), store.url):
+        assert "HUSH" not in text
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(store)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Authorization: Bearer HUSH-1.2_3",
+        "https://x/o?uploadType=resumable&upload_id=HUSH&x=1",
+        "the token ya29.HUSH-x is old",
+        "http://me:HUSH@proxy.test refused",
+    ],
+)
+def test_a_strangers_words_are_quoted_without_secrets(said: str) -> None:
+    """A proxy's error page may repeat what it was sent."""
+    for error in (
+        refused(STORE, 400, "x", said),
+        explained(Refused(502, said.encode()), STORE, where="gs://bucket"),
+        explained(aiohttp.ClientPayloadError(said), READ, where="gs://bucket"),
+        explained(RefreshError(said), READ, where="gs://bucket"),
+    ):
+        assert "HUSH" not in str(error)
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "gs://",
+        "gs:///prefix",
+        "gs://bucket/../other",
+        "gs://bucket/a//b",
+        "gs://Bucket",
+        "gs://a?b=c",
+        "gs://me:HUSH@bucket",
+    ],
+)
+def test_an_url_that_names_no_place_is_refused(url: str) -> None:
+    with pytest.raises(Misuse) as caught:
+        open_url(url, options={})
+
+    assert "HUSH" not in str(caught.value)
+
+
+def test_an_url_is_a_bucket_and_a_prefix() -> None:
+    assert open_url("gs://bucket/a/tier/", options={}).url == "gs://bucket/a/tier"
+    assert open_url("gs://bucket.example.org", options={}).url == "gs://bucket.example.org"
+    assert open_url("gcs://bucket", options={}).url == "gs://bucket"
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "reason", "kind"),
+    [
+        (CREATE, 412, "conditionNotMet", AlreadyExists),
+        (CREATE, 412, "orgPolicyConstraintFailed", Denied),
+        (STORE, 412, "conditionNotMet", OffloadError),
+        (READ, 404, "notFound", NotFound),
+        (DELETE, 404, "notFound", NotFound),
+        (STORE, 404, "notFound", Denied),
+        (LIST, 404, "notFound", Denied),
+        (READ, 401, "authError", Denied),
+        (READ, 403, "forbidden", Denied),
+        (STORE, 403, "insufficientPermissions", Denied),
+        (STORE, 403, "retentionPolicyNotMet", Denied),
+        (STORE, 403, "UserProjectAccountProblem", Denied),
+        (STORE, 400, "cloudKmsBadKey", Denied),
+        (STORE, 302, "", Denied),
+        (STORE, 407, "", Denied),
+        (STORE, 403, "quotaExceeded", NoSpace),
+        (STORE, 507, "", NoSpace),
+        (STORE, 429, "", Throttled),
+        (STORE, 403, "rateLimitExceeded", Throttled),
+        (READ, 503, "", TryAgain),
+        (STORE, 503, "", OutcomeUnknown),
+        (CREATE, 500, "backendError", OutcomeUnknown),
+        (DELETE, 504, "", OutcomeUnknown),
+        (READ, 502, "", TryAgain),
+        (STORE, 408, "", OutcomeUnknown),
+        (STORE, 409, "conflict", TryAgain),
+        (STORE, 413, "uploadTooLarge", Misuse),
+        (READ, 418, "", OffloadError),
+    ],
+)
+def test_an_error_is_what_status_and_reason_say(
+    asked: Asked, status: int, reason: str, kind: type[OffloadError]
+) -> None:
+    assert type(refused(asked, status, reason)) is kind
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "said"),
+    [
+        ("No such object: bucket/no/bucket", NotFound, "no object 'k'"),
+        ("Not Found", NotFound, "no object 'k'"),
+        ("The specified bucket does not exist.", Denied, "the bucket does not exist"),
+    ],
+)
+def test_a_404_speaks_of_the_object_or_of_the_bucket(
+    message: str, kind: type[OffloadError], said: str
+) -> None:
+    error = refused(READ, 404, "notFound", message)
+
+    assert type(error) is kind
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "reason", "message", "said"),
+    [
+        (CREATE, 403, "forbidden", "", "lack the permission storage.objects.create"),
+        (READ, 403, "forbidden", "", "lack the permission storage.objects.get"),
+        (LIST, 403, "forbidden", "", "lack the permission storage.objects.list"),
+        (
+            STORE,
+            403,
+            "forbidden",
+            "me@storage.googleapis.com does not have storage.objects.delete access to the object.",
+            "lack the permission storage.objects.delete",
+        ),
+        (READ, 401, "required", "Anonymous caller does not have access", "gcloud auth"),
+        (READ, 400, "required", "Bucket is a requester pays bucket but no user project", "`user_project`"),
+        (READ, 403, "accountDisabled", "", "billing"),
+        (STORE, 400, "invalid", "Cloud KMS key not found", "`kms_key_name`"),
+        (STORE, 400, "invalid", "Invalid storage class", "`storage_class`"),
+        (STORE, 307, "", "", "`endpoint_url`"),
+    ],
+)
+def test_what_a_person_must_mend_is_said(
+    asked: Asked, status: int, reason: str, message: str, said: str
+) -> None:
+    error = refused(asked, status, reason, message)
+
+    assert isinstance(error, Denied)
+    assert said in str(error)
+
+
+def test_bytes_that_were_damaged_on_the_way_are_sent_again() -> None:
+    said = "Provided CRC32C 'AAAAAA==' doesn't match calculated CRC32C '4waSgw=='."
+
+    assert type(refused(STORE, 400, "invalid", said)) is TryAgain
+
+
+@pytest.mark.parametrize(
+    ("status", "retry_after", "pause_seconds"),
+    [(429, "7", 7.0), (503, "7", 7.0), (429, "", None), (429, "Fri, 31 Dec 1999 23:59:59 GMT", None)],
+)
+def test_how_long_to_wait_is_kept(status: int, retry_after: str, pause_seconds: float | None) -> None:
+    error = refused(STORE, status, retry_after=retry_after)
+
+    assert isinstance(error, Throttled)
+    assert error.pause_seconds == pause_seconds
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"Not Found",
+        b"<html>",
+        b"[]",
+        b'{"error": "x"}',
+        b'{"error": {"errors": []}}',
+        b"\xff\x00",
+        b"null",
+    ],
+)
+def test_a_body_of_another_kind_is_no_failure_of_ours(body: bytes) -> None:
+    assert type(explained(Refused(404, body), READ, where="gs://bucket")) is NotFound
+
+
+def test_an_error_of_the_xml_api_is_understood() -> None:
+    body = b"<?xml version='1.0'?><Error><Code>UserProjectMissing</Code><Message>m</Message></Error>"
+
+    assert "`user_project`" in str(explained(Refused(400, body), READ, where="gs://bucket"))
+
+
+@pytest.mark.parametrize(
+    ("exc", "kind", "said"),
+    [
+        (DefaultCredentialsError("none there"), Denied, "gcloud auth application-default login"),
+        (RefreshError("invalid_grant"), Denied, "could not be renewed"),
+        (RefreshError("busy", retryable=True), TryAgain, "server of tokens"),
+        (TransportError("no route"), TryAgain, "server of tokens"),
+        (Unusable("there are none"), Denied, "there are none"),
+        (TimeoutError(), OutcomeUnknown, "TimeoutError"),
+        (aiohttp.SocketTimeoutError("slow"), OutcomeUnknown, "slow"),
+        (aiohttp.ConnectionTimeoutError("slow"), TryAgain, "cannot connect"),
+        (aiohttp.ServerDisconnectedError(), OutcomeUnknown, "disconnected"),
+    ],
+)
+def test_what_happened_before_anything_was_sent_leaves_no_doubt(
+    exc: Exception, kind: type[OffloadError], said: str
+) -> None:
+    error = explained(exc, CREATE, where="gs://bucket")
+
+    assert type(error) is kind
+    assert said in str(error)
+
+
+def test_a_server_that_is_not_there_was_sent_nothing() -> None:
+    async def main() -> None:
+        store = GcsStore(bucket="bucket", options=GcsOptions.of(NOWHERE | {"connect_timeout_seconds": 1}))
+        try:
+            for call in (store.get("key"), store.create("key", b"x"), store.delete(["key"])):
+                with pytest.raises(TryAgain, match="cannot connect"):
+                    await call
+        finally:
+            await store.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", ["line\nend", "a\rb"])
+def test_a_key_that_the_service_takes_in_no_name_is_misuse(key: str) -> None:
+    async def main() -> None:
+        store = GcsStore(bucket="bucket", options=GcsOptions.of(NOWHERE))
+        for call in (store.get(key), store.create(key, b""), store.delete([key]), store.start_upload(key)):
+            with pytest.raises(Misuse):
+                await call
+        assert [row async for row in store.list(key)] == []
+
+    asyncio.run(main())
+
+
+def python(code: str, folder: Path, **environment: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GCSFS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, env=kept | environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_finding_the_plugin_imports_no_sdk(tmp_path: Path) -> None:
+    code = (
+        "import sys; from offload import Plugins; Plugins.find();"
+        "print([m for m in ('gcsfs', 'google.auth', 'pydantic', 'aiohttp') if m in sys.modules])"
+    )
+
+    assert python(code, tmp_path) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [({}, "false"), ({"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "1"}, "1")]
+)
+def test_no_question_over_grpc_before_the_first_request(
+    tmp_path: Path, given: dict[str, str], kept: str
+) -> None:
+    """What the environment says of zonal buckets stays; our file system asks nobody either way."""
+    code = (
+        "import os, asyncio; from offload_gcs import GcsOptions;"
+        "import offload_gcs.store as s; import offload_gcs.client as c;"
+        "f = asyncio.run(c.Client(GcsOptions(anonymous=True))._open());"
+        "print(os.environ['GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT'], type(f).__module__)"
+    )
+
+    assert python(code, tmp_path, **given) == f"{kept} gcsfs.core"
