@@ -1,29 +1,53 @@
 """The client behind a bucket: s3fs finds credentials and opens it, with our limits and none of its caches.
 
 Invariant: one call is one request on the wire. The HTTP library would send a PUT or a GET again by
-itself where a connection drops; that is switched off, so that a create goes out once, and so that an
-error of connecting means that nothing was sent. One exception is the client's own: a request that is
-refused because the bucket is in another region goes once more, there.
+itself where a connection drops, and follow redirects; that is switched off, so that a create goes out
+once, and so that an error of connecting means that nothing was sent. One exception is the client's own:
+a request that is refused by a reply which names another region goes once more, there.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import aiohttp
 import s3fs
 from aiobotocore.httpsession import AIOHTTPSession
+from botocore.exceptions import ClientError
 from offload_cloud.options import shown
 
 from offload_s3.options import S3Options
 
 
+class Dropped(aiohttp.ClientPayloadError):
+    """The connection ended without a reply. Whether the request was applied, nobody knows."""
+
+
 class OneRequestSession(AIOHTTPSession):  # type: ignore[misc]  # its package ships no types
-    """Sends each request once. The library has no public switch; a test on the wire holds this one."""
+    """Sends each request once and follows no redirect, which could lead secrets to a stranger."""
 
     async def _get_session(self, proxy_url: str | None) -> Any:
-        session = await super()._get_session(proxy_url)
-        session._retry_connection = False
-        return session
+        return _Once(await super()._get_session(proxy_url))
+
+
+class _Once:
+    """A session whose requests are not repeated by the library itself."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    def request(self, *args: Any, **kwargs: Any) -> Any:
+        return self._session.request(*args, allow_redirects=False, middlewares=(_once,), **kwargs)
+
+
+async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Give the HTTP library's own repetition nothing that it would repeat."""
+    try:
+        return await send(request)
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerTimeoutError):
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
+        raise Dropped(str(exc) or type(exc).__name__) from exc
 
 
 def file_system(options: S3Options) -> s3fs.S3FileSystem:
@@ -44,6 +68,18 @@ def file_system(options: S3Options) -> s3fs.S3FileSystem:
         config_kwargs=_configuration(options),
         **({"profile": options.profile} if options.profile else {}),
     )
+
+
+async def opened(files: s3fs.S3FileSystem) -> Any:
+    """The client of a file system of ours, made on first use."""
+    client = await files.set_session()
+    client.meta.events.register_first("before-call.s3.HeadBucket", _look_no_further, unique_id="offload")
+    return client
+
+
+def _look_no_further(**event: Any) -> None:
+    """Stop the client where it would ask for a bucket's region: each answer may make it ask again."""
+    raise ClientError({"ResponseMetadata": {"HTTPHeaders": {}}}, "HeadBucket")
 
 
 def _configuration(options: S3Options) -> dict[str, Any]:

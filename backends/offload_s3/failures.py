@@ -70,7 +70,9 @@ ELSEWHERE: Final = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
     "TemporaryRedirect",
+    "302",
     "307",
+    "308",
 }
 """The bucket lives in another region, which the reply may name."""
 

@@ -29,7 +29,7 @@ from offload.formats.checksums import crc32c
 from offload.store.capabilities import Capabilities
 from offload.store.parts import put_in_parts, whole
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
-from offload_s3.client import file_system
+from offload_s3.client import file_system, opened
 from offload_s3.failures import FAILURES, code_of, explained
 from offload_s3.options import S3Options
 from offload_s3.upload import S3Upload
@@ -171,7 +171,7 @@ class S3Store(ObjectStore):
         async with self._opening:
             try:
                 files = self._files or file_system(self._options)
-                client = await files.set_session()
+                client = await opened(files)
             except FAILURES as exc:
                 raise explained(exc, what="open a client", where=self.url, mutation=False) from exc
             self._files = files

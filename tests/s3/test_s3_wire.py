@@ -72,6 +72,18 @@ def test_a_refusal_is_not_asked_again(status: int) -> None:
     assert len(server.heard) == 1
 
 
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+@pytest.mark.parametrize("call", [create, get])
+def test_no_redirect_is_followed(s3: Wire, status: int, call: Call) -> None:
+    """It could lead the bytes, the session token and a key of the caller's own to a stranger."""
+    with wire(lambda heard: Answer(status, headers={"Location": f"{s3.url}/bucket/a/key"})) as server:
+        error = error_of(server.url, call)
+
+    assert type(error) is Denied
+    assert len(server.heard) == 1
+    assert s3.heard == []
+
+
 def test_a_create_says_so_on_the_wire(s3: Wire) -> None:
     of_store(s3.url, create)
 
