@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from offload.store.capabilities import Capabilities
     from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
     from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+    from offload.tier.place import TierPlan
     from offload.tier.opening import open_source, open_tier
     from offload.tier.reader import Messages, StreamReader
     from offload.tier.stream_writer import StreamWriter
@@ -101,6 +102,7 @@ __all__ = [
     "Suffix",
     "Throttled",
     "TierOptions",
+    "TierPlan",
     "TryAgain",
     "UnsupportedFormat",
     "Upload",
@@ -164,6 +166,7 @@ _HOMES = {
     "StreamWriter": "offload.tier.stream_writer",
     "Suffix": "offload.store.port",
     "TierOptions": "offload.tier.object_store_offloader",
+    "TierPlan": "offload.tier.place",
     "Throttled": "offload.errors",
     "TryAgain": "offload.errors",
     "UnsupportedFormat": "offload.errors",

@@ -66,8 +66,8 @@ class PosixStore(ObjectStore):
 
     @property
     def url(self) -> str:
-        """`file://` and the absolute path of the root."""
-        return f"file://{self._root}"
+        """`file://` and the absolute path of the root, `%XX` for what would not be read back as itself."""
+        return "file://" + str(self._root).replace("%", "%25")
 
     @property
     def capabilities(self) -> Capabilities:

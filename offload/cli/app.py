@@ -60,12 +60,21 @@ def build(state: State, named: str | None) -> typer.Typer:
         """Move a broker's sealed log data to any object store, and read it back."""
         context.obj = state
         state.debug = debug
-        logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, stream=sys.stderr)
+        _log(state.plugins, debug=debug)
 
     for name, command in BUILT_IN.items():
         app.command(name)(guarded(command))
     _add_plugin_commands(app, state.plugins, named)
     return app
+
+
+def _log(found: Plugins, *, debug: bool) -> None:
+    """Log errors, or all that is ours: SDKs write tokens and signatures into their debug logs."""
+    logging.basicConfig(level=logging.INFO if debug else logging.ERROR, stream=sys.stderr)
+    if debug:
+        ours = {each.declaration.target.partition(":")[0].partition(".")[0] for each in found.declared}
+        for name in {"offload", *ours}:
+            logging.getLogger(name).setLevel(logging.DEBUG)
 
 
 def _version(wanted: bool) -> None:

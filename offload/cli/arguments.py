@@ -13,7 +13,7 @@ Options = Annotated[
         "--option",
         "-o",
         metavar="NAME=VALUE",
-        help="An option of the tier's backend; may be repeated. Keep secrets in the environment instead: "
-        "arguments are seen by others.",
+        help="An option of the tier's backend, or a limit; may be repeated. `commit.NAME` is one of the "
+        "commit store. Keep secrets in the environment instead: arguments are seen by others.",
     ),
 ]

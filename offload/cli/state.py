@@ -22,6 +22,7 @@ from offload.plugins import Plugins
 from offload.position import Position, parse_position
 from offload.source import Source
 from offload.tier.opening import open_source, open_tier
+from offload.tier.place import TierPlan
 
 T = TypeVar("T")
 
@@ -42,12 +43,13 @@ class State:
         url: str,
         options: Sequence[str] | None = None,
         *,
+        plan: TierPlan | None = None,
         emit: Callable[[Event], None] | None = None,
     ) -> LedgerOffloader:
         """The tier that an argument names, with `NAME=VALUE` options. Must be called on the event loop."""
         with _usage():
             storage_options = dict(_pair(option) for option in options or ())
-            return open_tier(url, plugins=self.plugins, storage_options=storage_options, emit=emit)
+            return open_tier(url, plugins=self.plugins, storage_options=storage_options, plan=plan, emit=emit)
 
     def source(self, url: str) -> Source:
         """The source that an argument names."""

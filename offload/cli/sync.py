@@ -14,6 +14,7 @@ from offload.cli.arguments import Options, Tier
 from offload.cli.output import one_line, print_error, print_json, print_note, size_text, stderr
 from offload.cli.state import State, run_async
 from offload.events import Event, FragmentUploaded
+from offload.tier.place import TierPlan
 from offload.tier.sync import StreamReport
 from offload.tier.sync import sync as sync_all
 
@@ -27,17 +28,33 @@ def sync(
     stream: Annotated[
         list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.")
     ] = None,
+    commit_store: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Keep roots and anchors on this other store, for a TIER on a store that cannot create only "
+            "if absent. Needed once, when the tier is made; the tier remembers it.",
+        ),
+    ] = "",
+    hashed_keys: Annotated[
+        bool,
+        typer.Option(
+            "--hashed-keys",
+            help="Make the tier with its keys spread over sixteen folders, against hot ranges of a bucket.",
+        ),
+    ] = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
     """Copy what is new from SOURCE to TIER. Running it again copies only what came since."""
     state: State = context.obj
+    plan = TierPlan(commit_store=commit_store, hashed_keys=hashed_keys)
 
     async def main() -> bool:
         good = True
         with _progress() as advance:
             opened = state.source(source)
-            async with state.tier(tier, option, emit=_listener(state, advance)) as offloader:
+            async with state.tier(tier, option, plan=plan, emit=_listener(state, advance)) as offloader:
                 reports = sync_all(opened, offloader, only=stream or [], extra_metadata=_metadata())
                 async for report in reports:
                     _show(report, json=json)

@@ -30,7 +30,16 @@ ANCHOR_SIZE_BYTES_MAX: Final = 64 * 1024
 
 _HEAD: Final = re.compile(rb"ledger-offload (tier|stream) ([0-9]{1,9})\n")
 
-TIER_FIELDS: Final = (("branching_factor", "int", "how many entries of one kind a group takes"),)
+_PASSWORD: Final = re.compile(r"//[^/]*:[^/]*@")
+
+TIER_FIELDS: Final = (
+    ("branching_factor", "int", "how many entries of one kind a group takes"),
+    ("hashed_keys", "bool", "all keys but those of the tier itself stand below a folder, `0/` to `f/`"),
+    ("commit_store", "str", "the URL of the store that holds roots and anchors, without credentials"),
+    ("data_store", "str", "with `commit_store`: the URL of the store that holds everything else"),
+    ("uid", "str", "with `commit_store`: a UUID, so that no other tier has the same anchor"),
+)
+"""A field that is absent is false, or empty; only what is neither is written."""
 STREAM_FIELDS: Final = (("stream", "str", "the stream's true name"),)
 
 
@@ -75,10 +84,25 @@ class TierAnchor(_Anchor):
 
     kind: ClassVar[str] = "tier"
     branching_factor: int = 1024
+    hashed_keys: bool = False
+    commit_store: str = ""
+    data_store: str = ""
+    uid: str = ""
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not False and value != ""}
 
     def _check(self) -> None:
         if type(self.branching_factor) is not int or not 2 <= self.branching_factor <= 2**20:
             raise ValueError(f"a branching factor of {self.branching_factor!r}")
+        if type(self.hashed_keys) is not bool:
+            raise ValueError(f"hashed keys of {self.hashed_keys!r}")
+        names = (self.commit_store, self.data_store, self.uid)
+        if any(type(name) is not str for name in names) or len({not name for name in names}) > 1:
+            raise ValueError("a commit store goes with a data store and a uid")
+        for url in names[:2]:
+            if _PASSWORD.search(url):
+                raise ValueError("an URL with a password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

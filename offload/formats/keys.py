@@ -24,7 +24,12 @@ from uuid import UUID
 
 from offload.errors import Misuse
 
-TIER_ANCHOR: Final = "tier.anchor"
+TIER_PREFIX: Final = "tier."
+"""What the keys of a tier's own objects begin with. No stream's do: an escaped name holds no dot."""
+
+TIER_ANCHOR: Final = TIER_PREFIX + "anchor"
+_STREAM_ANCHOR: Final = "stream.anchor"
+_ROOTS: Final = "metadata/root."
 ESCAPED_SIZE_BYTES_MAX: Final = 200
 STREAM_SIZE_BYTES_MAX: Final = 4096
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -61,7 +66,7 @@ class StreamKeys:
     @property
     def anchor(self) -> str:
         """The object that holds the stream's true name."""
-        return self.prefix + "stream.anchor"
+        return self.prefix + _STREAM_ANCHOR
 
     @property
     def data(self) -> str:
@@ -71,7 +76,7 @@ class StreamKeys:
     @property
     def roots(self) -> str:
         """What the keys of all roots begin with."""
-        return self.prefix + "metadata/root."
+        return self.prefix + _ROOTS
 
     def fragment(self, first_offset: int, attempt: UUID) -> str:
         """The key of a fragment."""
@@ -99,3 +104,21 @@ class StreamKeys:
 def looks_escaped(part: str) -> bool:
     """Whether the first part of a key could be a stream's escaped name."""
     return bool(_ESCAPED.fullmatch(part))
+
+
+def is_decisive(key: str) -> bool:
+    """Whether commits rest on this object being created only once: roots, anchors, probes.
+
+    A tier with a commit store keeps these there, and all others on its data store.
+    """
+    part, slash, rest = key.partition("/")
+    return rest.startswith(_ROOTS) or rest == _STREAM_ANCHOR if slash else part.startswith(TIER_PREFIX)
+
+
+def sides_of(prefix: str) -> tuple[bool, bool]:
+    """Whether decisive keys may begin with this prefix, and whether others may."""
+    _, slash, rest = prefix.partition("/")
+    if not slash:
+        return True, True
+    only_roots = rest.startswith(_ROOTS)
+    return only_roots or _ROOTS.startswith(rest) or _STREAM_ANCHOR.startswith(rest), not only_roots

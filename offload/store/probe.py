@@ -31,7 +31,8 @@ async def make_sure_of_create(store: ObjectStore, env: Env) -> None:
     if not capabilities.atomic_create or not await _second_create_loses(store, f"tier.probe.{env.uuid()}"):
         raise Denied(
             f"{store.url} cannot hold a tier: it overwrites what it was asked to create only if absent, "
-            "so two writers could both commit; use a server that honours If-None-Match"
+            "so two writers could both commit; use a server that honours If-None-Match, or keep the roots "
+            "elsewhere: `offload sync --commit-store URL`"
         )
 
 

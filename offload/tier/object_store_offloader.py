@@ -1,15 +1,15 @@
 """`ObjectStoreOffloader`: the contract on top of any `ObjectStore`. The bucket is the whole truth.
 
-What is where: `formats` holds the bytes, `manifest.commit` the protocol, `tier.fragments` and
-`tier.fragment_writer` the data path, `tier.adoption` the finding of what a crash left. This room
-only puts them together, and bounds how many uploads run at once.
+What is where: `formats` holds the bytes, `manifest.commit` the protocol, `tier.place` which store
+holds what, `tier.fragments` and `tier.fragment_writer` the data path, `tier.adoption` the finding of
+what a crash left. This room only puts them together, and bounds how many uploads run at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -17,19 +17,20 @@ from uuid import UUID
 from offload.env import Env
 from offload.errors import AlreadyExists, Conflict, Corrupt, Misuse, NotFound, NotOffloaded
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
-from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, StreamAnchor, TierAnchor
+from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
 from offload.formats.manifest import Manifest, State
 from offload.manifest.changes import Abort, Change, Claim
 from offload.manifest.commit import RootLog, Step, nobody
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.metrics import MeteredStore
-from offload.store.port import ObjectStore, Span
+from offload.store.port import ObjectStore
 from offload.store.probe import make_sure_of_create
 from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
 from offload.tier.fragments import FragmentHandle, LedgerHandle, only_entries
+from offload.tier.place import Place, TierPlan, get_anchor, no_other_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +59,25 @@ class ObjectStoreOffloader(LedgerOffloader):
         options: TierOptions | None = None,
         emit: Callable[[Event], None] = lambda event: None,
         witness: Callable[[Step], None] = nobody,
+        plan: TierPlan | None = None,
+        open_store: Callable[[str], ObjectStore] = no_other_store,
     ) -> None:
-        self._store: Final = MeteredStore(store)
+        """`open_store` opens the URL of a commit store, where `plan` or the tier's anchor names one."""
         self._env: Final = env or Env()
+        self._store: ObjectStore = MeteredStore(store)
+        self._metrics = metrics = self._store.metrics
+        self._place = Place(
+            data=self._store,
+            env=self._env,
+            plan=plan or TierPlan(),
+            open_store=lambda url: MeteredStore(open_store(url), metrics),
+        )
         self._options: Final = options or TierOptions()
         self._emit = emit
         self._witness = witness
         self._uploads = asyncio.Semaphore(self._options.uploads_max)
         self._anchor: TierAnchor | None = None
-        self._sure_of_create = False
+        self._opening = asyncio.Lock()
 
     @property
     def url(self) -> str:
@@ -75,26 +86,27 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     @property
     def store(self) -> ObjectStore:
-        """The store beneath, for tools that look at objects: `verify`, the sweep, people."""
+        """The store beneath, for tools that look at objects. Once opened, it is as the anchor says."""
         return self._store
 
     @property
     def put_size_bytes(self) -> int:
         """See `LedgerOffloader.put_size_bytes`."""
-        return self._store.metrics.bytes_put
+        return self._metrics.bytes_put
 
     async def open(self, *, create: bool = False) -> None:
         """See `LedgerOffloader.open`."""
-        if self._anchor is not None:
-            return
-        try:
-            self._anchor = await self._load_anchor()
-        except NotFound as exc:
-            if not create:
-                raise NotOffloaded(
-                    f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one"
-                ) from exc
-            await self._create_tier()
+        async with self._opening:
+            if self._anchor is not None:
+                return
+            try:
+                self._anchor, self._store = await self._place.find()
+            except NotFound as exc:
+                if not create:
+                    raise NotOffloaded(
+                        f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one"
+                    ) from exc
+                self._anchor, self._store = await self._place.make()
 
     async def streams(self) -> list[str]:
         """See `LedgerOffloader.streams`."""
@@ -122,8 +134,8 @@ class ObjectStoreOffloader(LedgerOffloader):
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
         """See `LedgerOffloader.commit_manifest`."""
-        await self._make_sure_of_create()
         await self.open(create=isinstance(change, Claim))
+        await self._make_sure_of_create()
         if base is None and isinstance(change, Claim):
             await self._create_stream_anchor(StreamKeys(stream))
         manifest = await self._log(stream).commit(change, base=base, committer=committer)
@@ -135,6 +147,7 @@ class ObjectStoreOffloader(LedgerOffloader):
     ) -> Receipt:
         """See `LedgerOffloader.offload`."""
         prepared = {(manifest.stream, running.ledger_id, running.attempt) for running in manifest.running}
+        await self.open()
         if (attempt.stream, attempt.ledger_id, attempt.uid) not in prepared:
             raise Conflict(f"attempt {attempt.uid} of stream {attempt.stream!r} was not prepared")
         if handle.ledger_id != attempt.ledger_id:
@@ -157,6 +170,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
     ) -> ReadHandle:
         """See `LedgerOffloader.read_offloaded`."""
+        await self.open()
         manifest = manifest or await self.load_manifest(attempt.stream)
         entries = only_entries(manifest, attempt.uid.bytes, only)
         if not entries:
@@ -170,6 +184,7 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         """See `LedgerOffloader.leftovers`."""
+        await self.open()
         return await find_leftovers(self._store, manifest)
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
@@ -212,25 +227,9 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     async def _make_sure_of_create(self) -> None:
         """Once per instance, and only before a commit: reads and a sync with nothing to do never probe."""
-        if not self._sure_of_create:
+        if not self._place.is_probed:
             await make_sure_of_create(self._store, self._env)
-            self._sure_of_create = True
-
-    async def _load_anchor(self) -> TierAnchor:
-        return TierAnchor.decode(await get_anchor(self._store, TIER_ANCHOR), where=TIER_ANCHOR)
-
-    async def _create_tier(self) -> None:
-        """Make an empty place a tier. Of several that do so at once all succeed, with one anchor."""
-        async with aclosing(self._listed("")) as listing:
-            stranger = await anext(listing, None)
-        if stranger is None:
-            with suppress(AlreadyExists):  # a rival's, or our own whose reply was lost
-                await self._store.create(TIER_ANCHOR, TierAnchor().encode())
-        try:
-            self._anchor = await self._load_anchor()
-        except NotFound as exc:
-            message = f"{self.url} is no tier and not empty: it holds {stranger!r}; name an empty place"
-            raise NotOffloaded(message) from exc
+            self._place.is_probed = True
 
     async def _create_stream_anchor(self, keys: StreamKeys) -> None:
         try:
@@ -278,11 +277,6 @@ def _refuse_while_rebuilding(manifest: Manifest | None) -> None:
     """A root that is being rebuilt names nothing yet, so it condemns nothing."""
     if manifest is not None and manifest.state is State.REBUILDING:
         raise Conflict(f"stream {manifest.stream!r} is being rebuilt; wait until the rebuild is done")
-
-
-async def get_anchor(store: ObjectStore, key: str) -> bytes:
-    """The bytes of an anchor, and of anything larger only so much that it cannot be one."""
-    return await store.get(key, Span(0, ANCHOR_SIZE_BYTES_MAX + 1))
 
 
 def check_stream_anchor(raw: bytes, keys: StreamKeys) -> None:

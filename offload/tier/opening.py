@@ -19,8 +19,12 @@ from offload.store.limit import LimitedStore, Limits
 from offload.store.port import ObjectStore
 from offload.store.retry import RetryingStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+from offload.tier.place import TierPlan
 
 FILE_SCHEME: Final = "file"
+COMMIT_OPTION: Final = "commit."
+"""What the names of options for the commit store begin with."""
+
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -36,25 +40,40 @@ def open_tier(
     plugins: Plugins | None = None,
     storage_options: Mapping[str, Any] | None = None,
     options: TierOptions | None = None,
+    plan: TierPlan | None = None,
     env: Env | None = None,
     emit: Callable[[Event], None] | None = None,
 ) -> LedgerOffloader:
     """The offloader behind a tier's URL. Touches nothing: its `open` finds out whether a tier is there.
 
     `plugins` are those of this environment, where none are given; `storage_options` are the backend's.
-    Those that `Limits` names bound what this client asks of the store, whatever the backend.
+    Those that `Limits` names bound what this client asks of the store, whatever the backend; those that
+    begin with `commit.` are the commit store's, where the tier has one. `plan` is for a tier yet to be made.
     Raises `Misuse` for a scheme that no plugin serves, or an URL that its plugin refuses.
     """
     plugins = plugins or Plugins.find()
     env = env or Env()
-    storage_options, limits = _without_limits(storage_options or {})
+    of_commits, of_data = _parted(storage_options or {}, lambda name: name.startswith(COMMIT_OPTION))
+    of_limits, of_data = _parted(of_data, lambda name: name in Limits.names())
+    limits = Limits.of(of_limits)
     backend = plugins.by_scheme("backend", scheme_of(url))
     assert isinstance(backend, Backend)
-    opened = backend.open(url, storage_options)
+    opened = backend.open(url, of_data)
     if isinstance(opened, LedgerOffloader):
         return opened
-    store = guarded(opened, env, limits)
-    return ObjectStoreOffloader(store, env=env, options=options, emit=emit or plugins.emit)
+
+    def open_other(url: str) -> ObjectStore:
+        options = {name.removeprefix(COMMIT_OPTION): value for name, value in of_commits.items()}
+        return guarded(open_store(url, plugins=plugins, storage_options=options), env, limits)
+
+    return ObjectStoreOffloader(
+        guarded(opened, env, limits),
+        env=env,
+        options=options,
+        emit=emit or plugins.emit,
+        plan=plan,
+        open_store=open_other,
+    )
 
 
 def open_store(
@@ -85,8 +104,9 @@ def guarded(store: ObjectStore, env: Env, limits: Limits | None = None) -> Objec
     return RetryingStore(limited, clock=env.monotonic, sleep=env.sleep, random=env.random)
 
 
-def _without_limits(options: Mapping[str, Any]) -> tuple[dict[str, Any], Limits]:
-    """The options that are the backend's, and the limits, which no backend needs to know."""
-    names = set(Limits.names())
-    mine = {name: value for name, value in options.items() if name in names}
-    return {name: value for name, value in options.items() if name not in names}, Limits.of(mine)
+def _parted(
+    options: Mapping[str, Any], chosen: Callable[[str], bool]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options whose names are chosen, and the others."""
+    mine = {name: value for name, value in options.items() if chosen(name)}
+    return mine, {name: value for name, value in options.items() if name not in mine}

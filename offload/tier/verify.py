@@ -10,6 +10,7 @@ fragments that no root names included; an object that nobody names is explained,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
@@ -25,7 +26,8 @@ from offload.store.port import Listed, ObjectStore
 from offload.tasks import run_each
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
-from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor, get_anchor
+from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
+from offload.tier.place import get_anchor
 
 OBJECTS_AT_ONCE: Final = 4
 
@@ -89,6 +91,9 @@ async def verify(
     Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader
     that keeps no objects; damage is reported, not raised.
     """
+    if isinstance(tier, ObjectStoreOffloader):
+        with suppress(Corrupt, NotOffloaded, UnsupportedFormat):  # which are found again, and reported
+            await tier.open()
     store = tier.store if isinstance(tier, ObjectStoreOffloader) else tier
     if isinstance(store, LedgerOffloader):
         raise Misuse(f"{store.url} is no object store; ask its backend for a way to verify it")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 from offload_conformance import OffloaderConformance
+from split_tier import split_tier
 
+from offload.formats.keys import TIER_ANCHOR
 from offload.offloader import LedgerOffloader
 from offload.store.memory import MemoryStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+from offload.tier.place import TierPlan
 
 
 class TestMemoryOffloader(OffloaderConformance):
@@ -40,3 +43,30 @@ class TestSeveralUploadsAtOnce(TestMemoryOffloader):
         return ObjectStoreOffloader(MemoryStore(objects=self.objects), options=options)
 
     tiny_chunks = 300
+
+
+class TestCommitStore(OffloaderConformance):
+    """The data lies on a store that overwrites what it was asked to create; the roots on another one."""
+
+    @pytest.fixture(autouse=True)
+    def place(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.roots: dict[str, bytes] = {}
+
+    def open_offloader(self) -> LedgerOffloader:
+        return split_tier(self.data, self.roots)
+
+    def keys_in_store(self) -> set[str]:
+        """No object but the anchor of the tier is on both."""
+        assert self.data.keys() & self.roots.keys() <= {TIER_ANCHOR}
+        return self.data.keys() | self.roots.keys()
+
+
+class TestHashedKeys(TestMemoryOffloader):
+    """The tier's keys are spread over folders."""
+
+    def open_offloader(self) -> LedgerOffloader:
+        return ObjectStoreOffloader(MemoryStore(objects=self.objects), plan=TierPlan(hashed_keys=True))
+
+    def keys_in_store(self) -> set[str]:
+        return {key if key == TIER_ANCHOR else key[2:] for key in self.objects}

@@ -6,6 +6,7 @@ import pytest
 from offload_conformance import StoreConformance
 
 from offload.store.faults import FaultyStore
+from offload.store.hashed import HashedStore, folder_of
 from offload.store.limit import LimitedStore, Limits
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
@@ -69,3 +70,18 @@ class TestPrefixStore(TestMemoryStore):
     def keys_in_store(self) -> set[str]:
         assert self.beside <= set(self.objects)
         return {key.removeprefix("a/tier/") for key in self.objects if key not in self.beside}
+
+
+class TestHashedStore(TestMemoryStore):
+    """Lone keys are listed too, wherever they begin: at the price of a look at everything."""
+
+    key_size_bytes_max = 1024 - len("0/")
+
+    def open_store(self) -> ObjectStore:
+        return HashedStore(super().open_store(), lone="")
+
+    def keys_in_store(self) -> set[str]:
+        """Without the folders, each of which must be the right one."""
+        spread = {key for key in self.objects if "/" in key}
+        assert all(key[0] == folder_of(key.split("/")[1]) for key in spread)
+        return {key[2:] for key in spread} | (set(self.objects) - spread)

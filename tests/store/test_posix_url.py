@@ -23,7 +23,10 @@ from offload.errors import Misuse
     ],
 )
 def test_only_a_url_has_a_host_and_escapes(url: str, folder: str) -> None:
-    assert open_url(url).url == f"file://{Path(folder).absolute()}"
+    store = open_url(url)
+
+    assert store.url == f"file://{Path(folder).absolute()}".replace("%", "%25")
+    assert open_url(store.url).url == store.url
 
 
 @pytest.mark.parametrize("url", ["", "file://", "file://a%00b"])

@@ -1,0 +1,88 @@
+"""Keys spread over sixteen folders, by a hash of their first part: `orders/x` becomes `7/orders/x`.
+
+Stores that split a bucket by ranges of keys put neighbours on one machine; without this, all streams
+of a tier are neighbours. One first part stays in one folder, so listings below it stay one listing;
+a listing that reaches over first parts asks all sixteen folders and merges. Keys of one part, such as
+anchors of tiers, stay where they are, and are listed only under `lone`, which they all begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from offload.errors import AlreadyExists, NotFound
+from offload.formats.checksums import crc32c
+from offload.store.merge import merged
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.store.wrap import StoreDecorator
+
+FOLDERS: Final = "0123456789abcdef"
+
+
+def folder_of(part: str) -> str:
+    """The folder of all keys with this first part."""
+    return FOLDERS[crc32c(part.encode()) & 15]
+
+
+class HashedStore(StoreDecorator):
+    """Looks like `inner`, and keeps objects in it as the head of this module says."""
+
+    __slots__ = ("_lone",)
+
+    def __init__(self, inner: ObjectStore, *, lone: str) -> None:
+        super().__init__(inner)
+        self._lone = lone
+
+    async def put(self, key: str, body: Body) -> None:
+        """Put into the key's folder."""
+        await self.inner.put(_placed(key), body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        """Create in the key's folder."""
+        try:
+            await self.inner.create(_placed(key), data)
+        except AlreadyExists as error:
+            raise AlreadyExists(key) from error
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        """Read from the key's folder."""
+        try:
+            return await self.inner.get(_placed(key), span)
+        except NotFound as error:
+            raise NotFound(key, store=self.url) from error
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """One listing where the prefix holds a whole first part, else seventeen, merged."""
+        part, slash, _ = prefix.partition("/")
+        folders = [folder_of(part)] if slash else [*FOLDERS]
+        listings = [self._folder(folder, prefix, after) for folder in folders]
+        if not slash and (self._lone.startswith(prefix) or prefix.startswith(self._lone)):
+            listings.append(self._alone(max(prefix, self._lone, key=len), after))
+        async for row in merged(listings):
+            yield row
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete from the keys' folders."""
+        await self.inner.delete([_placed(key) for key in keys])
+
+    async def start_upload(self, key: str) -> Upload:
+        """Begin an upload in the key's folder."""
+        return await self.inner.start_upload(_placed(key))
+
+    async def _folder(self, folder: str, prefix: str, after: str) -> AsyncIterator[Listed]:
+        start = f"{folder}/{after}" if after else ""
+        async for row in self.inner.list(f"{folder}/{prefix}", after=start):
+            key = row.key[2:]
+            if _placed(key) == row.key:  # else somebody else's
+                yield Listed(key, row.size_bytes)
+
+    async def _alone(self, prefix: str, after: str) -> AsyncIterator[Listed]:
+        async for row in self.inner.list(prefix, after=after):
+            if "/" not in row.key:
+                yield row
+
+
+def _placed(key: str) -> str:
+    part, slash, _ = check_key(key).partition("/")
+    return f"{folder_of(part)}/{key}" if slash else key
