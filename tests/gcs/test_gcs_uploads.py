@@ -1,0 +1,323 @@
+"""Large objects: one resumable upload, told apart from its failures, and cancelled by every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from offload_gcs import GcsOptions, GcsStore
+from offload_gcs.reading import written
+from servers import Running, servers_of
+from wire import Answer, Heard, Wire, wire
+
+from offload import Body, Misuse, OffloadError, OutcomeUnknown, Throttled, TryAgain
+from offload.formats.checksums import crc32c
+
+KIB = 1024
+CHUNK = 256 * KIB
+DATA = b"".join(b"%08d" % n for n in range(100 * KIB))  # three chunks and a bit
+TOKEN = "ya29.HUSH"
+SECRET_SESSION = "/upload/storage/v1/b/bucket/o?uploadType=resumable&upload_id=HUSH"
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offload_gcs.store.PUT_SIZE_BYTES_MAX", 0)
+    monkeypatch.setattr("offload_gcs.upload.CHUNK_SIZE_BYTES", CHUNK)
+
+
+class Session:
+    """The service's side of one resumable upload. `keeps` says how much of each chunk it keeps."""
+
+    def __init__(self, *, keeps: Callable[[int], int] = lambda size: size) -> None:
+        self.keeps = keeps
+        self.held = b""
+        self.described: dict[str, Any] = {}
+        self.complete = self.cancelled = False
+        self.fail_at: int | None = None
+        self.failure = Answer(503)
+        self.elsewhere = ""
+
+    def __call__(self, heard: Heard) -> Answer:
+        match heard.method:
+            case "POST":
+                self.described = json.loads(heard.body)
+                where = self.elsewhere or f"http://{heard.headers['host']}"
+                return Answer(headers={"Location": where + SECRET_SESSION})
+            case "DELETE":
+                self.cancelled = True
+                return Answer(499)
+        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", heard.headers["content-range"])
+        assert found is not None
+        start, end, total = (int(number) for number in found.groups())
+        assert (start, end + 1) == (len(self.held), len(self.held) + len(heard.body))
+        assert end + 1 == total or len(heard.body) % (256 * KIB) == 0
+        if start == self.fail_at:
+            return self.failure
+        self.held += heard.body[: self.keeps(len(heard.body))]
+        if len(self.held) == total:
+            self.complete = True
+            return Answer(body=b"{}")
+        said = {"Range": f"bytes=0-{len(self.held) - 1}"} if self.held else {}
+        return Answer(308, headers=said)
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+@pytest.fixture
+def gcs(session: Session) -> Iterator[Wire]:
+    with wire(session) as server:
+        yield server
+
+
+def put(url: str, body: Body, **options: Any) -> None:
+    async def main() -> None:
+        given = {"endpoint_url": url, "token": TOKEN} | options
+        store = GcsStore(bucket="bucket", options=GcsOptions.of(given))
+        try:
+            await store.put("a/key", body)
+        finally:
+            await store.aclose()
+
+    asyncio.run(main())
+
+
+def error_of(url: str, body: Body) -> OffloadError:
+    with pytest.raises(OffloadError) as caught:
+        put(url, body)
+    assert "HUSH" not in str(caught.value)
+    return caught.value
+
+
+def body_of(data: bytes, window_size: int = 100_000) -> Body:
+    async def windows() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), window_size):
+            yield data[start : start + window_size]
+
+    return Body(size_bytes=len(data), windows=windows)
+
+
+def body_that_changes(*readings: bytes, size_bytes: int) -> Body:
+    """Each reading yields something else, against what a body promises."""
+    left = iter(readings)
+
+    async def windows() -> AsyncIterator[bytes]:
+        yield next(left)
+
+    return Body(size_bytes=size_bytes, windows=windows)
+
+
+def test_a_large_object_goes_up_chunk_after_chunk(gcs: Wire, session: Session) -> None:
+    put(gcs.url, body_of(DATA))
+
+    assert session.complete
+    assert not session.cancelled
+    assert session.held == DATA
+    assert [heard.method for heard in gcs.heard] == ["POST", "PUT", "PUT", "PUT", "PUT"]
+    assert [len(heard.body) for heard in gcs.of("PUT")] == [CHUNK] * 3 + [len(DATA) - 3 * CHUNK]
+
+
+def test_size_and_checksum_are_told_before_the_first_byte(gcs: Wire, session: Session) -> None:
+    """So that the service refuses bytes that do not fit, whichever chunk they came in."""
+    put(gcs.url, body_of(DATA))
+
+    begun = gcs.heard[0]
+    assert begun.query == {"uploadType": ["resumable"]}
+    assert begun.headers["x-upload-content-length"] == str(len(DATA))
+    assert session.described == {
+        "name": "a/key",
+        "crc32c": written(crc32c(DATA)),
+        "cacheControl": "no-store",
+    }
+
+
+def test_options_are_those_of_fragments(gcs: Wire, session: Session) -> None:
+    key = "projects/p/locations/eu/keyRings/r/cryptoKeys/k"
+    put(
+        gcs.url,
+        body_of(DATA),
+        storage_class="COLDLINE",
+        metadata="a=b",
+        kms_key_name=key,
+        user_project="payer",
+    )
+
+    assert gcs.heard[0].query["kmsKeyName"] == [key]
+    assert gcs.heard[0].query["userProject"] == ["payer"]
+    assert session.described["storageClass"] == "COLDLINE"
+    assert session.described["metadata"] == {"a": "b"}
+
+
+def test_what_the_service_did_not_keep_is_sent_again() -> None:
+    """It keeps multiples of 256 KiB, and says how much it has. Two requests for each of our chunks here."""
+    session = Session(keeps=lambda size: min(size, CHUNK))
+    with pytest.MonkeyPatch.context() as patch, wire(session) as server:
+        patch.setattr("offload_gcs.upload.CHUNK_SIZE_BYTES", 2 * CHUNK)
+        put(server.url, body_of(DATA))
+
+    assert session.complete
+    assert session.held == DATA
+
+
+def test_an_upload_that_makes_no_progress_ends() -> None:
+    session = Session(keeps=lambda size: 0)
+    with wire(session) as server:
+        error = error_of(server.url, body_of(DATA))
+
+    assert type(error) is OutcomeUnknown
+    assert session.cancelled
+    assert len(server.of("PUT")) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [
+        (Answer(503), OutcomeUnknown),
+        (Answer(503, headers={"Retry-After": "3"}), Throttled),
+        (Answer(drop=True), OutcomeUnknown),
+        (Answer(400, b'{"error": {"message": "Provided CRC32C does not match"}}'), TryAgain),
+    ],
+)
+@pytest.mark.parametrize("fail_at", [0, CHUNK, 3 * CHUNK])
+def test_a_failure_cancels_the_session_and_sends_nothing_again(
+    gcs: Wire, session: Session, fail_at: int, failure: Answer, raised: type[OffloadError]
+) -> None:
+    """Also where the HTTP library would repeat the request by itself: a PUT whose connection drops."""
+    session.fail_at, session.failure = fail_at, failure
+
+    error = error_of(gcs.url, body_of(DATA))
+
+    assert type(error) is raised
+    assert session.cancelled
+    assert not session.complete
+    assert len(gcs.of("PUT")) == fail_at // CHUNK + 1
+    assert len(gcs.of("DELETE")) == 1
+
+
+def test_an_error_of_cancelling_hides_no_other(gcs: Wire, session: Session) -> None:
+    def broken(heard: Heard) -> Answer:
+        return Answer(drop=True) if heard.method in ("PUT", "DELETE") else session(heard)
+
+    with wire(broken) as server:
+        error = error_of(server.url, body_of(DATA))
+
+    assert "store 'a/key'" in str(error)
+    assert [heard.method for heard in server.heard] == ["POST", "PUT", "DELETE"]
+
+
+def test_a_cancelled_put_cancels_its_session(gcs: Wire, session: Session) -> None:
+    async def main() -> None:
+        waiting = asyncio.Event()
+        readings = 0
+
+        async def windows() -> AsyncIterator[bytes]:
+            nonlocal readings
+            readings += 1
+            yield DATA[:CHUNK]
+            if readings == 2:
+                waiting.set()
+                await asyncio.sleep(60)
+            yield DATA[CHUNK:]
+
+        options = GcsOptions.of({"endpoint_url": gcs.url, "anonymous": True})
+        store = GcsStore(bucket="bucket", options=options)
+        putting = asyncio.create_task(store.put("key", Body(size_bytes=len(DATA), windows=windows)))
+        await waiting.wait()
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        await store.aclose()
+
+    asyncio.run(main())
+
+    assert session.cancelled
+    assert not session.complete
+
+
+def test_a_body_of_another_size_is_refused_before_the_first_request(gcs: Wire) -> None:
+    for announced in (len(DATA) - 1, len(DATA) + 1):
+        with pytest.raises(Misuse):
+            put(gcs.url, Body(size_bytes=announced, windows=body_of(DATA).windows))
+
+    assert gcs.heard == []
+
+
+@pytest.mark.parametrize("second", [DATA[:-1], DATA + b"!"])
+def test_a_body_that_changes_is_never_complete(gcs: Wire, session: Session, second: bytes) -> None:
+    with pytest.raises(OffloadError):
+        put(gcs.url, body_that_changes(DATA, second, size_bytes=len(DATA)))
+
+    assert session.cancelled
+    assert not session.complete
+
+
+def test_a_session_elsewhere_gets_no_credentials(gcs: Wire, session: Session) -> None:
+    """The session's address is as good as a key already; ours are for the endpoint alone."""
+    with wire(session) as other:
+        session.elsewhere = other.url.replace("http:", "https:")
+        error = error_of(gcs.url, body_of(DATA))
+        session.elsewhere = other.url
+        refused = error_of(gcs.url, body_of(DATA))
+
+    assert type(error) is TryAgain, "there is no TLS there"
+    assert "names no session" in str(refused)
+    assert other.heard == []
+
+
+def test_credentials_go_with_every_chunk(gcs: Wire) -> None:
+    put(gcs.url, body_of(DATA))
+
+    assert {heard.headers["authorization"] for heard in gcs.heard} == {f"Bearer {TOKEN}"}
+
+
+def test_memory_does_not_grow_with_the_object(gcs: Wire, session: Session) -> None:
+    """Thirty-two chunks, of which never more than a few are held."""
+    window = bytes(CHUNK)
+
+    async def windows() -> AsyncIterator[bytes]:
+        for _ in range(32):
+            yield window
+
+    session.keeps = lambda size: size
+    accept = session.__call__
+
+    def forget(heard: Heard) -> Answer:
+        if heard.method != "PUT":
+            return accept(heard)
+        _, end, total = (int(n) for n in re.findall(r"\d+", heard.headers["content-range"]))
+        gcs.heard.clear()
+        return Answer(body=b"{}") if end + 1 == total else Answer(308, headers={"Range": f"bytes=0-{end}"})
+
+    gcs.answer = forget
+    tracemalloc.start()
+    put(gcs.url, Body(size_bytes=32 * CHUNK, windows=windows))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 12 * CHUNK, "the server of this test holds some of them too"
+
+
+@pytest.mark.parametrize("running_server", servers_of("gcs"), indirect=True)
+def test_a_large_object_comes_back_as_it_went(running_server: Running) -> None:
+    place = running_server.place()
+
+    async def main() -> None:
+        store = GcsStore(bucket=place.name, options=GcsOptions.of(place.options))
+        try:
+            await store.put("a/large one", body_of(DATA))
+            assert await store.get("a/large one") == DATA
+        finally:
+            await store.aclose()
+
+    asyncio.run(main())
+
+    assert place.get("a/large one") == DATA
+    assert place.keys() == {"a/large one"}
