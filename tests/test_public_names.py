@@ -13,6 +13,7 @@ import pytest
 PACKAGES = (
     "offload",
     "offload_conformance",
+    "offload_azure",
     "offload_gcs",
     "offload_posix",
     "offload_rabbitmq",

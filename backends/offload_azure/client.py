@@ -1,0 +1,70 @@
+"""The client behind a container: opened on the account that was found, with our limits and without retries.
+
+Invariants: one call is one request (`transport`; the client's own retries, its switch to a secondary
+host and its redirects are off); an object up to `PUT_SIZE_BYTES_MAX` is one Put Blob; a read of
+whatever length is one GET.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from azure.storage.blob.aio import BlobServiceClient, ContainerClient
+from offload_cloud.options import shown
+
+from offload.errors import Misuse
+from offload_azure.account import account_of
+from offload_azure.failures import one_line
+from offload_azure.options import AzureOptions
+from offload_azure.transport import OneRequestTransport
+
+PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
+"""Up to here an object goes up as one Put Blob, which is atomic. The client itself would cut at 64 MiB."""
+
+GET_SIZE_BYTES_MAX: Final = 2**62
+"""Beyond any object: the client would cut a read at 32 MiB, and ask for the rest by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client of one container, and what must be closed after it."""
+
+    container: ContainerClient
+    service: BlobServiceClient
+    credential: Any
+
+    async def aclose(self) -> None:
+        """Close the connections, those of the credential too."""
+        await self.service.close()
+        if hasattr(self.credential, "close"):
+            await self.credential.close()
+
+
+def open_client(options: AzureOptions, container: str) -> Client:
+    """A client on the running event loop; nothing is shared or cached. Raises `Misuse` for wrong settings."""
+    account = account_of(options)
+    proxy = shown(options.proxy)
+    settings: dict[str, Any] = {
+        "retry_total": 0,  # ours stand before the store, in one place
+        "retry_to_secondary": False,
+        "permit_redirects": False,
+        "max_single_put_size": PUT_SIZE_BYTES_MAX,
+        "max_single_get_size": GET_SIZE_BYTES_MAX,
+        "proxies": {"http": proxy, "https": proxy} if proxy else None,
+        "api_version": options.api_version,
+        "transport": OneRequestTransport(
+            verify=options.verify,
+            connections_max=options.connections_max,
+            connect_timeout_seconds=options.connect_timeout_seconds,
+            read_timeout_seconds=options.read_timeout_seconds,
+        ),
+    }
+    try:
+        if account.connection_string:
+            service = BlobServiceClient.from_connection_string(account.connection_string, **settings)
+        else:
+            service = BlobServiceClient(account.url, credential=account.credential, **settings)
+    except ValueError as exc:
+        raise Misuse(f"azure: {one_line(exc)}") from None
+    return Client(service.get_container_client(container), service, account.credential)

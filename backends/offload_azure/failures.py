@@ -1,0 +1,267 @@
+"""What Azure and its client say went wrong, as the errors of the port. One place, by code and not by type.
+
+The code in the reply decides, then the HTTP status, then the kind of failure. A text says what is wrong
+and which option, role or permission mends it. It holds no secret, no query and no login.
+
+What was never sent is `TryAgain` also for a mutation: a refused connection, a name that does not
+resolve. That is sound because the client sends each request once (`transport`).
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import aiohttp
+from azure.core.exceptions import AzureError, ClientAuthenticationError, DecodeError, HttpResponseError
+
+from offload.errors import (
+    AlreadyExists,
+    Denied,
+    Misuse,
+    NoSpace,
+    NotFound,
+    OffloadError,
+    OutcomeUnknown,
+    Throttled,
+    TryAgain,
+)
+from offload_azure.transport import NEVER_SENT, ProxyRefused
+
+FAILURES: Final = (AzureError, aiohttp.ClientError, TimeoutError, OSError, ValueError)
+"""Whatever the client raises: error replies, its own errors, and those of the libraries beneath it."""
+
+PERMISSIONS: Final = {"read": "r", "list": "l", "store": "c and w", "create": "c", "delete": "d"}
+"""What a shared access signature needs for each thing that we do."""
+
+EXISTS: Final = {"BlobAlreadyExists", "UnauthorizedBlobOverwrite", "ConditionNotMet", "TargetConditionNotMet"}
+"""A create lost. The second is the answer to credentials that may create and not overwrite."""
+
+LACKING: Final = {
+    "AuthorizationPermissionMismatch",
+    "InsufficientAccountPermissions",
+    "AuthorizationResourceTypeMismatch",
+    "AuthorizationServiceMismatch",
+    "UnauthorizedBlobOverwrite",
+    "403",
+}
+ENCRYPTED: Final = "it was written with another encryption key; give that one as `cpk_key`"
+VAULT: Final = "the key vault does not give its key out; ask the owner of the encryption scope"
+DENIED: Final = {
+    "AuthorizationFailure": "it is not allowed: the account's network rules keep this machine out, or the "
+    "credentials lack the permission",
+    "AuthorizationProtocolMismatch": "the SAS token is for https:// only; change `endpoint_url`",
+    "AuthorizationSourceIPMismatch": "the SAS token is for other addresses than this machine's",
+    "InvalidAuthenticationInfo": "the credentials are malformed, or the sign-in is for another tenant",
+    "NoAuthenticationInformation": "the container is not public; give credentials",
+    "PublicAccessNotPermitted": "the account allows no public access; give credentials",
+    "KeyBasedAuthenticationNotPermitted": "the account takes no keys; sign in, or use a user delegation SAS",
+    "AccountIsDisabled": "the account is disabled; ask its owner",
+    "ContainerNotFound": "the container does not exist; create it, or check its name and the account",
+    "ContainerDisabled": "the container is disabled; ask its owner",
+    "ContainerBeingDeleted": "the container is being deleted; wait, and create it anew",
+    "InvalidResourceName": "the container's name, or the key, breaks the rules of names",
+    "BlobArchived": "the blob is archived; set its tier to Hot or Cool, and wait until that is done",
+    "BlobBeingRehydrated": "the blob is on its way out of the archive; that takes hours, wait for it",
+    "BlobImmutableDueToPolicy": "an immutability policy keeps the blob as it is; wait until it ends",
+    "LeaseIdMissing": "another program holds a lease on the blob; end that first",
+    "BlobUsesCustomerSpecifiedEncryption": ENCRYPTED,
+    "BlobCustomerSpecifiedEncryptionMismatch": ENCRYPTED,
+    "BlobDoesNotUseCustomerSpecifiedEncryption": "it was written without a key; leave `cpk_key` out",
+    "KeyVaultEncryptionKeyNotFound": VAULT,
+    "KeyVaultAccessTokenCannotBeAcquired": VAULT,
+    "KeyVaultVaultNotFound": VAULT,
+    "BlobAccessTierNotSupportedForAccountType": "the account has no tiers; leave `access_tier` out",
+    "InvalidBlobTier": "the account has no such tier; check `access_tier`",
+    "InvalidBlobType": "another program's blob of another type has this name; delete it",
+    "407": "the proxy wants a login; put it into the option `proxy`",
+}
+THROTTLED: Final = {"ServerBusy", "TooManyRequests", "429", "503"}
+DAMAGED: Final = {"Md5Mismatch", "Crc64Mismatch", "InvalidMd5"}
+"""The bytes that arrived were not the bytes that were sent: nothing was stored, sending again helps."""
+
+SUPERSEDED: Final = {"InvalidBlockList"}
+"""Parts of this upload are gone: something else was stored under its key meanwhile, and dropped them."""
+
+TRANSIENT: Final = {"InternalError", "OperationTimedOut", "408", "AccountBeingCreated"}
+FULL: Final = {"507", "InsufficientStorage"}
+WRONG: Final = {"RequestBodyTooLarge", "OutOfRangeInput", "InvalidUri", "BlockListTooLong", "InvalidInput"}
+
+
+def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutation: bool) -> OffloadError:
+    """The port's error for `exc`, to be raised from it. The first word of `what` says what we tried.
+
+    Of a mutation whose reply never came, nobody knows whether it was applied: `OutcomeUnknown`.
+    """
+    said = f"{where}: cannot {what}"
+    lost: Callable[[str], OffloadError] = OutcomeUnknown if mutation else TryAgain
+    if isinstance(exc, HttpResponseError) and exc.response is not None and not isinstance(exc, DecodeError):
+        return _of_reply(exc, said, what, key, lost)
+    if isinstance(exc, ClientAuthenticationError):
+        return Denied(f"{said}: {_of_sign_in(exc)}")
+    if isinstance(exc, ValueError) and not isinstance(exc, OSError | aiohttp.ClientError):
+        return Misuse(f"{said}: {one_line(exc)}")
+    return _of_connection(exc, said, lost)
+
+
+def code_of(exc: BaseException | None) -> str:
+    """The code of an error reply; the HTTP status where it has none; nothing where `exc` is no reply."""
+    if not isinstance(exc, HttpResponseError) or exc.response is None:
+        return ""
+    code = getattr(exc, "error_code", None) or _headers(exc).get("x-ms-error-code")
+    return str(getattr(code, "value", code) or exc.status_code)
+
+
+def one_line(exc: BaseException | str) -> str:
+    """An error's text, on one line and of bounded length; URLs without login and query, and no secrets."""
+    text = " ".join(str(exc).split())
+    text = re.sub(r"(https?://)[^\s/@\"']*@", r"\1", text)
+    text = re.sub(r"(https?://[^\s?\"']+)\?[^\s\"']*", r"\1", text)
+    text = re.sub(r"(?i)\b(sig|AccountKey|SharedAccessSignature)=[^\s;&\"']+", r"\1=***", text)
+    return text[:400] or type(exc).__name__
+
+
+def _of_reply(
+    exc: HttpResponseError, said: str, what: str, key: str, lost: Callable[[str], OffloadError]
+) -> OffloadError:
+    code, status = code_of(exc), exc.status_code or 0
+    text = f"{said}: {one_line(_message(exc))} ({code})"
+    if what.startswith("create") and code in EXISTS:
+        return AlreadyExists(key)
+    if code == "BlobNotFound" or (code == "ResourceNotFound" and what.startswith("read")):
+        return NotFound(key, store=said.partition(": cannot ")[0])
+    if code in DENIED:
+        return Denied(f"{said}: {DENIED[code]} ({code})")
+    if code == "ResourceNotFound":
+        return Denied(f"{said}: {DENIED['ContainerNotFound']} ({code})")
+    if code == "AuthenticationFailed":
+        return Denied(f"{said}: {_of_authentication(exc)} ({code})")
+    if code in LACKING:
+        letter = PERMISSIONS.get(what.partition(" ")[0], "")
+        return Denied(
+            f"{said}: the credentials lack the permission: a role like Storage Blob Data Contributor, or "
+            f"{letter!r} in a SAS token ({code})"
+        )
+    if code in FULL:
+        return NoSpace(f"{said}: the account is full ({code})")
+    if code in THROTTLED:
+        return Throttled(text, pause_seconds=_pause_of(exc))
+    if code in DAMAGED:
+        return TryAgain(text)
+    if code in SUPERSEDED:
+        return TryAgain(f"{said}: another write under this key dropped the parts ({code})")
+    if code in EXISTS:
+        return TryAgain(f"{said}: the object was replaced meanwhile ({code})")
+    if code in TRANSIENT or status >= 500:
+        return lost(text)
+    if _names_the_version(exc):
+        return Denied(f"{said}: the server does not know this version; set `api_version` ({code})")
+    if code in WRONG:
+        return Misuse(text)
+    if not _speaks_azure(exc):
+        if status == 401:
+            return Denied(f"{said}: {_of_sign_in(exc)}")
+        return Denied(
+            f"{said}: what answers there is no blob service (HTTP {status}); check `endpoint_url`, "
+            "`account_host` and `proxy`"
+        )
+    return OffloadError(text)
+
+
+def _message(exc: HttpResponseError) -> str:
+    """What the service says, without the lines that repeat it as numbers and codes."""
+    return exc.message.partition("\nRequestId:")[0].partition("\nErrorCode:")[0]
+
+
+def _of_authentication(exc: HttpResponseError) -> str:
+    detail = str(exc).lower()
+    if "date header" in detail:
+        return "this machine's clock is more than 15 minutes off; set it"
+    if "time frame" in detail:
+        return "the SAS token has expired, or is not valid yet; get a new one"
+    if "signature" in detail and ("sas" in detail or "did not match" in detail):
+        return "the SAS token does not fit this account and container; get a new one"
+    return "the account key, the SAS token or the sign-in is not valid for this account"
+
+
+def _of_sign_in(exc: BaseException) -> str:
+    """What to do about credentials that could not be had."""
+    text = str(exc)
+    if "shared key" in text:
+        return "the account key is not valid base64; check `account_key`"
+    code = re.search(r"AADSTS\d+", text)
+    if code is not None:
+        return f"the sign-in was refused ({code[0]}); check `tenant_id`, `client_id` and `client_secret`"
+    return (
+        "no credentials were found: sign in (`az login`), set AZURE_CLIENT_ID and its like, or give "
+        "`account_key`, `sas_token` or `connection_string`"
+    )
+
+
+def _names_the_version(exc: HttpResponseError) -> bool:
+    """Whether the server refuses the version of the protocol that the client speaks."""
+    return exc.status_code == 400 and "x-ms-version" in str(exc)
+
+
+def _speaks_azure(exc: HttpResponseError) -> bool:
+    return any(name.lower().startswith("x-ms-") for name in _headers(exc))
+
+
+def _headers(exc: HttpResponseError) -> Mapping[str, str]:
+    """Those of the reply, by names whose case does not matter."""
+    response: Any = exc.response
+    headers: Mapping[str, str] = response.headers
+    return headers
+
+
+def _pause_of(exc: HttpResponseError) -> float | None:
+    """What the header `Retry-After` says, where it is a number of seconds."""
+    said = _headers(exc).get("Retry-After", "")
+    return float(said) if said.isascii() and said.isdigit() else None
+
+
+def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadError]) -> OffloadError:
+    beneath = getattr(exc, "inner_exception", None) or exc
+    match beneath:
+        case ProxyRefused(status=403 | 407):
+            return Denied(f"{said}: the proxy refuses ({beneath}); check `proxy` and the login in it")
+        case ProxyRefused() | aiohttp.ClientProxyConnectionError():
+            return TryAgain(f"{said}: the proxy does not answer, or does not reach the server; check `proxy`")
+        case aiohttp.ClientSSLError():
+            return Denied(f"{said}: {_of_tls(beneath)}")
+        case aiohttp.ClientConnectorDNSError():
+            return TryAgain(
+                f"{said}: the name {beneath.host} does not resolve; check `account_name`, `account_host` and "
+                "`endpoint_url`"
+            )
+        case aiohttp.ConnectionTimeoutError():
+            return TryAgain(f"{said}: the server takes no connection within `connect_timeout_seconds`")
+        case aiohttp.ClientConnectorError():
+            return TryAgain(
+                f"{said}: nothing answers at {beneath.host}:{beneath.port}; check `account_host` and "
+                "`endpoint_url`, and that the server runs"
+            )
+        case TimeoutError():
+            return lost(f"{said}: the server did not answer within `read_timeout_seconds`")
+    assert not isinstance(beneath, NEVER_SENT)
+    return lost(f"{said}: the connection broke: {type(beneath).__name__}: {one_line(beneath)}")
+
+
+def _of_tls(exc: aiohttp.ClientSSLError) -> str:
+    failure = getattr(exc, "certificate_error", None) or exc.os_error
+    text = getattr(failure, "verify_message", "") or getattr(failure, "reason", "") or ""
+    match failure:
+        case ssl.SSLCertVerificationError(verify_code=10):
+            return f"the TLS certificate of {exc.host} has expired; its owner must renew it"
+        case ssl.SSLCertVerificationError(verify_code=9):
+            return f"the TLS certificate of {exc.host} is not valid yet; check this machine's clock"
+        case ssl.SSLCertVerificationError(verify_code=62 | 64):
+            return f"the TLS certificate of {exc.host} is for another name; check `account_host`"
+        case ssl.SSLCertVerificationError():
+            return (
+                f"the TLS certificate of {exc.host} is not trusted ({text}); name the file of its authority "
+                "by `verify`"
+            )
+    return f"{exc.host} speaks no TLS that we understand ({text}); is it http:// in `endpoint_url`?"

@@ -1,0 +1,43 @@
+"""What the Azure backend declares. Imports nothing of the store itself, and no SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from offload.plugins import Backend, hookimpl
+
+OPTIONS: Final = (
+    "account_name",
+    "account_key",
+    "sas_token",
+    "connection_string",
+    "tenant_id",
+    "client_id",
+    "client_secret",
+    "anonymous",
+    "account_host",
+    "endpoint_url",
+    "api_version",
+    "hierarchical_namespace",
+    "verify",
+    "proxy",
+    "connect_timeout_seconds",
+    "read_timeout_seconds",
+    "connections_max",
+    "encryption_scope",
+    "cpk_key",
+    "access_tier",
+    "tags",
+    "metadata",
+    "part_size_bytes",
+)
+"""The fields of `AzureOptions`, whose module imports pydantic; a test holds one against the other."""
+
+SCHEMES: Final = ("az", "abfs", "abfss")
+
+
+@hookimpl
+def offload_backends() -> Sequence[Backend]:
+    """Containers, by `az://container/prefix` and its synonyms."""
+    return [Backend(name="azure", target="offload_azure.url:open_url", schemes=SCHEMES, options=OPTIONS)]

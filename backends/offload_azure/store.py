@@ -1,0 +1,288 @@
+"""A container of Azure Blob Storage as an object store.
+
+Requests go out through the clients of Azure's SDK, one request for one call (`client`, `transport`): what
+would cache, retry or cut is off, because the decorators of `offload.store` do that in one place.
+Invariants: a create is always one single Put Blob with `If-None-Match: *`; an object becomes visible
+whole, by a Put Blob or a Put Block List; every object is encrypted as the options ask, commits too; what
+is read is the span that was asked for, of one version of the object; what a reply means is decided by
+its code, in `failures`.
+
+Sources: the REST reference of Azure Blob Storage. What emulators do differently is noted where it matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
+from functools import cached_property
+from typing import Any, Final, NoReturn, TypeVar
+
+from azure.core import MatchConditions
+from azure.storage.blob import CustomerProvidedEncryptionKey, StandardBlobTier
+from azure.storage.blob.aio import BlobClient
+from offload_cloud.ranges import asked_for, exactly
+
+from offload.errors import Misuse, NotFound, OffloadError, TryAgain
+from offload.store.capabilities import Capabilities
+from offload.store.parts import put_in_parts, whole
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.store.spans import clip
+from offload_azure.client import PUT_SIZE_BYTES_MAX, Client, open_client
+from offload_azure.failures import FAILURES, code_of, explained
+from offload_azure.listing import FOLDER, Listing
+from offload_azure.options import PART_SIZE_BYTES_MAX, AzureOptions
+from offload_azure.sums import md5_of
+from offload_azure.upload import AzureUpload
+
+T = TypeVar("T")
+
+PARTS_MAX: Final = 50_000
+PARTS_AT_ONCE: Final = 4
+DELETES_AT_ONCE: Final = 16
+"""Each is a request. Blob Batch would take 256 in one, costs the same, and no emulator takes the client's."""
+
+BEYOND_THE_END: Final = {"InvalidRange", "416"}
+ABSENT: Final = {"BlobNotFound", "ResourceNotFound"}
+
+
+class AzureStore(ObjectStore):
+    """The container `container`. The client is made at the first request, on the event loop that asks.
+
+    `place` is the container as a URL named it, perhaps with its account: where this store can be found again.
+    """
+
+    def __init__(self, *, container: str, options: AzureOptions | None = None, place: str = "") -> None:
+        self._container = container
+        self._place = place or container
+        self._options = options or AzureOptions()
+        self._client: Client | None = None
+        self._opening = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"AzureStore({self.url!r})"
+
+    def __reduce__(self) -> NoReturn:
+        """A store is one event loop's own, and its pickle would hold credentials."""
+        raise TypeError("a store cannot be pickled: send its URL and options, and open it there")
+
+    @property
+    def url(self) -> str:
+        """`az://` and the container."""
+        return f"az://{self._place}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of Azure. Whether an emulator keeps create-if-absent, a probe must find out."""
+        return Capabilities(
+            atomic_create=True,
+            create_is_probed=True,
+            strong_listing=True,
+            multipart=True,
+            part_size_bytes_max=PART_SIZE_BYTES_MAX,
+            parts_max=PARTS_MAX,
+            put_size_bytes_max=5000 * 2**20,
+            delete_batch_max=1,
+            server_checksum="md5",
+        )
+
+    async def put(self, key: str, body: Body) -> None:
+        """One Put Blob, or blocks where the object is large. Memory: the object, or a few parts of it."""
+        check(key)
+        if body.size_bytes <= PUT_SIZE_BYTES_MAX:
+            await self._put(key, await whole(body), what="store", overwrite=True, **self.kept)
+        else:
+            size_bytes = max(self._options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
+            await put_in_parts(self, key, body, part_size_bytes=size_bytes, at_once=PARTS_AT_ONCE)
+
+    async def create(self, key: str, data: bytes) -> None:
+        """One Put Blob with `If-None-Match: *`."""
+        if len(data) > PUT_SIZE_BYTES_MAX:
+            raise Misuse(f"{len(data)} bytes are too many to be created in one request")
+        await self._put(check(key), data, what="create", overwrite=False)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        """One GET; for a suffix a HEAD before it, as Azure knows no range from the end.
+
+        What the service answers to a range that it does not have (416) reads as empty.
+        """
+        blob = await self.blob(check(key))
+        wanted = asked_for(span)
+        match wanted:
+            case Span(start, length):
+                data = await self._read(blob, key, start, length)
+            case Suffix():
+                data = await self._read_end(blob, key, wanted)
+            case _:
+                data = await self._read(blob, key, 0, None)
+        return data if span is None or span.length else b""
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """List Blobs, page by page. Where `after` is no object, the pages before it are read as well."""
+        if not _begins_a_key(prefix):
+            return
+        client = await self.client()
+
+        async def ask(call: Awaitable[T]) -> T:
+            return await self.ask(call, f"list {prefix!r}")
+
+        listing = Listing(client.container, ask, where=self.url, sort=self._options.hierarchical_namespace)
+        async with aclosing(listing.rows(prefix, after)) as rows:
+            async for row in rows:
+                yield row
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete Blob for each key, some at a time. Snapshots of an object go with it."""
+        names = iter([check(key) for key in keys])
+
+        async def work() -> None:
+            for name in names:
+                await self._delete(name)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(DELETES_AT_ONCE, len(keys))):
+                    group.create_task(work())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def start_upload(self, key: str) -> Upload:
+        """No request: an upload begins with its first block."""
+        return AzureUpload(self, check(key))
+
+    async def aclose(self) -> None:
+        """Close the connections. Idempotent."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def client(self) -> Client:
+        """The client, made on first use."""
+        async with self._opening:
+            if self._client is None:
+                self._client = open_client(self._options, self._container)
+            return self._client
+
+    async def blob(self, key: str) -> BlobClient:
+        """The client of one blob."""
+        return (await self.client()).container.get_blob_client(key)
+
+    async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
+        """Await one request, and turn what the client raises into the port's errors."""
+        try:
+            return await call
+        except OffloadError:
+            raise
+        except FAILURES as exc:
+            raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
+
+    @cached_property
+    def encrypted(self) -> dict[str, Any]:
+        """How every object is encrypted at rest."""
+        scope = self._options.encryption_scope
+        return self._keyed | ({"encryption_scope": scope} if scope else {})
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """How fragments are kept, and what is written on them."""
+        options = self._options
+        wanted = {
+            "standard_blob_tier": StandardBlobTier(options.access_tier) if options.access_tier else None,
+            "tags": options.tags,
+            "metadata": options.metadata,
+        }
+        return {name: value for name, value in wanted.items() if value}
+
+    @cached_property
+    def _keyed(self) -> dict[str, Any]:
+        """What every request about an object's bytes carries where the key is the caller's own."""
+        if self._options.cpk_key is None:
+            return {}
+        key = self._options.cpk_key.get_secret_value()
+        digest = hashlib.sha256(base64.b64decode(key)).digest()
+        return {"cpk": CustomerProvidedEncryptionKey(key, base64.b64encode(digest).decode())}
+
+    async def _put(self, key: str, data: bytes, *, what: str, **settings: Any) -> None:
+        md5 = await md5_of(data)
+        blob = await self.blob(key)
+        call = blob.upload_blob(
+            data, length=len(data), headers={"Content-MD5": md5}, **settings, **self.encrypted
+        )
+        await self.ask(call, f"{what} {key!r}", key=key, mutation=True)
+
+    async def _read(
+        self, blob: BlobClient, key: str, start: int, length: int | None, **conditions: Any
+    ) -> bytes:
+        replies: list[Any] = []
+
+        async def read() -> bytes:
+            call = blob.download_blob(
+                offset=start, length=length, raw_response_hook=replies.append, **conditions, **self._keyed
+            )
+            data: bytes = await (await call).readall()
+            return data
+
+        try:
+            data = await self.ask(read(), f"read {key!r}", key=key)
+        except OffloadError as exc:
+            if code_of(exc.__cause__) in BEYOND_THE_END:
+                return b""
+            raise
+        reply, where = replies[-1].http_response, f"{self.url}: {key!r}"
+        if reply.headers.get(f"x-ms-meta-{FOLDER}") == "true":
+            raise NotFound(key, store=self.url)
+        asked = Span(start, 2**62 if length is None else length)
+        content_range = reply.headers.get("Content-Range")
+        data = exactly(asked, data, status=reply.status_code, content_range=content_range, where=where)
+        if length is None:
+            await make_sure_of_sum(data, reply.headers.get("x-ms-blob-content-md5"), where)
+        return data
+
+    async def _read_end(self, blob: BlobClient, key: str, wanted: Suffix) -> bytes:
+        """The end of the very version whose size was asked for; if it is replaced in between, `TryAgain`."""
+        seen = await self.ask(blob.get_blob_properties(**self._keyed), f"read {key!r}", key=key)
+        start, end = clip(wanted, seen.size)
+        if start == end:
+            return b""
+        same = {"etag": seen.etag, "match_condition": MatchConditions.IfNotModified}
+        return await self._read(blob, key, start, end - start, **same)
+
+    async def _delete(self, key: str) -> None:
+        blob = await self.blob(key)
+        try:
+            call = blob.delete_blob(delete_snapshots="include")
+            await self.ask(call, f"delete {key!r}", key=key, mutation=True)
+        except OffloadError as exc:
+            if code_of(exc.__cause__) not in ABSENT:
+                raise
+
+
+def check(key: str) -> str:
+    """Return `key`, or raise `Misuse` where it is none, or where Azure would take it for another.
+
+    The service reads a backslash as a slash, and drops dots at the end of a part.
+    """
+    check_key(key)
+    if "\\" in key or any(part.endswith(".") for part in key.split("/")):
+        raise Misuse(f"{key!r} is no key in Azure, which reads \\ as / and drops dots at the end of a part")
+    return key
+
+
+def _begins_a_key(prefix: str) -> bool:
+    """Whether any key begins with `prefix`. The service answers 500 to some that do not."""
+    try:
+        check(prefix + "x")
+    except Misuse:
+        return False
+    return True
+
+
+async def make_sure_of_sum(data: bytes, stored: str | None, where: str) -> None:
+    """Raise `TryAgain` where the MD5 that the service keeps of the object is not that of what arrived.
+
+    Of an object in blocks it keeps none.
+    """
+    if stored and (found := await md5_of(data)) != stored:
+        raise TryAgain(f"{where} was damaged on the way: its MD5 is {stored}, what came has {found}")

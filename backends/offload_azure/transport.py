@@ -1,0 +1,86 @@
+"""How requests go out: each of them once, and a reply is whole before anybody sees it.
+
+The HTTP library repeats a GET, PUT or DELETE whose connection drops, and Azure's client repeats a
+read whose body breaks off. Both would hide from the caller that a request was sent twice, so both are
+kept from it here: by telling the library of another error, and by reading a body where the request is
+sent, before the loop in the client that would ask again.
+
+Invariant: no error that leaves this module has a query in its text; that is where a token stands.
+"""
+
+from __future__ import annotations
+
+import io
+import ssl
+from typing import Any, Final
+
+import aiohttp
+from aiohttp.client_middlewares import ClientHandlerType
+from azure.core.pipeline.transport import AioHttpTransport
+
+NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""The connection was not made, so the server heard nothing."""
+
+PIECE_SIZE_BYTES: Final = 2**20
+"""A body of more bytes is not handed to the event loop in one go."""
+
+
+class ProxyRefused(aiohttp.ClientError):
+    """The proxy answered in the server's place."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status = status
+
+
+async def once(request: aiohttp.ClientRequest, handler: ClientHandlerType) -> aiohttp.ClientResponse:
+    """Send a request. Errors that the library would answer by sending it again become others."""
+    try:
+        return await handler(request)
+    except aiohttp.ConnectionTimeoutError:
+        raise aiohttp.ConnectionTimeoutError(f"no connection to {request.url.host} in time") from None
+    except aiohttp.ClientHttpProxyError as exc:
+        raise ProxyRefused(exc.status) from None
+    except aiohttp.ClientResponseError as exc:
+        raise aiohttp.ClientConnectionError(f"the reply is not HTTP: {exc.message}") from None
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
+        raise aiohttp.ClientConnectionError(f"{type(exc).__name__}: {exc}") from None
+
+
+class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its package names it late, without types
+    """Loads every body at once. Made on the running event loop, which it belongs to."""
+
+    def __init__(
+        self,
+        *,
+        verify: bool | str,
+        connections_max: int,
+        connect_timeout_seconds: float,
+        read_timeout_seconds: float,
+    ) -> None:
+        session = aiohttp.ClientSession(
+            # Not by `connection_verify`: that makes a context, and so a connection, for every request.
+            connector=aiohttp.TCPConnector(limit=connections_max, ssl=_tls(verify)),
+            middlewares=(once,),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=True,
+        )
+        super().__init__(
+            session=session,
+            session_owner=True,
+            connection_timeout=connect_timeout_seconds,
+            read_timeout=read_timeout_seconds,
+        )
+
+    async def send(self, request: Any, *, stream: bool = False, **config: Any) -> Any:
+        """Send a request and read its reply to the end, also where the caller would read it in a stream."""
+        if isinstance(request.data, bytes) and len(request.data) > PIECE_SIZE_BYTES:
+            request.data = io.BytesIO(request.data)  # which the library writes piece by piece; no copy
+        return await super().send(request, stream=False, **config)
+
+
+def _tls(verify: bool | str) -> ssl.SSLContext | bool:
+    return ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify

@@ -1,0 +1,61 @@
+"""The Azure store, held against the contracts on every Azure server of the catalogue."""
+
+from __future__ import annotations
+
+import pytest
+from offload_azure import AzureOptions, AzureStore
+from offload_conformance import OffloaderConformance, StoreConformance
+from offload_conformance.asynchronous import Run
+from servers import Place, Running, servers_of
+
+from offload import Body, LedgerOffloader, Misuse, ObjectStore, ObjectStoreOffloader
+
+SERVERS = pytest.mark.parametrize("running_server", servers_of("azure"), indirect=True)
+
+
+class _OnServer:
+    place: Place
+
+    @pytest.fixture(autouse=True)
+    def _place(self, running_server: Running) -> None:
+        self.place = running_server.place()
+
+    def azure_store(self, **options: object) -> AzureStore:
+        checked = AzureOptions.of(self.place.options | options)
+        return AzureStore(container=self.place.name, options=checked)
+
+    def keys_in_store(self) -> set[str]:
+        """By the synchronous client: the store's own is another."""
+        return self.place.keys()
+
+
+@SERVERS
+class TestAzureStore(_OnServer, StoreConformance):
+    def open_store(self) -> ObjectStore:
+        return self.azure_store()
+
+    @pytest.mark.parametrize("key", ["a b", "a%2Fb", "100%", "~", "*", "?x", "a+b", "é/日本", "x" * 200])
+    def test_keys_are_taken_as_they_are(self, run: Run, store: ObjectStore, key: str) -> None:
+        """The clause as it stands, but for the backslash, which the service itself reads as a slash."""
+        super().test_keys_are_taken_as_they_are(run, store, key)
+
+    @pytest.mark.parametrize("key", ["a\\b", "\\", "a.", "a./b", "a/b..."])
+    def test_keys_that_the_service_takes_for_others_are_refused(
+        self, run: Run, store: ObjectStore, key: str
+    ) -> None:
+        """`a\\b` would overwrite `a/b`, and `a.` would overwrite `a`."""
+        run(store.put("a/b", Body.of(b"slash")))
+
+        for call in (store.put(key, Body.of(b"")), store.create(key, b""), store.get(key)):
+            with pytest.raises(Misuse):
+                run(call)
+        with pytest.raises(Misuse):
+            run(store.delete(["a/b", key]))
+
+        assert self.keys_in_store() == {"a/b"}
+
+
+@SERVERS
+class TestAzureOffloader(_OnServer, OffloaderConformance):
+    def open_offloader(self) -> LedgerOffloader:
+        return ObjectStoreOffloader(self.azure_store())
