@@ -7,10 +7,17 @@ is created twice under a name of its own, and the second must lose.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Final
+
 from offload.env import Env
-from offload.errors import AlreadyExists, Denied
+from offload.errors import AlreadyExists, Denied, OutcomeUnknown, TryAgain
 from offload.store.port import ObjectStore
 
+PROBE: Final = "tier.probe."
+"""What the names of probes begin with."""
+
+TRIALS_MAX: Final = 4
 FIRST, SECOND = b"ledger-offload probe 1\n", b"ledger-offload probe 2\n"
 
 
@@ -18,7 +25,8 @@ async def make_sure_of_create(store: ObjectStore, env: Env) -> None:
     """Return where create-if-absent holds. Raises `Denied`, with what to do, where it does not.
 
     Costs four small requests where `capabilities.create_is_probed`, else none. Leaves nothing behind
-    unless it is interrupted: then an object `tier.probe.<uuid>`, which nothing reads.
+    unless it is interrupted: then an object `tier.probe.<uuid>`, which nothing reads. Raises `TryAgain`
+    or `OutcomeUnknown` where the store does not answer in several trials.
     """
     capabilities = store.capabilities
     if not capabilities.strong_listing:
@@ -28,7 +36,7 @@ async def make_sure_of_create(store: ObjectStore, env: Env) -> None:
         )
     if capabilities.atomic_create and not capabilities.create_is_probed:
         return
-    if not capabilities.atomic_create or not await _second_create_loses(store, f"tier.probe.{env.uuid()}"):
+    if not capabilities.atomic_create or not await _second_create_loses(store, env):
         raise Denied(
             f"{store.url} cannot hold a tier: it overwrites what it was asked to create only if absent, "
             "so two writers could both commit; use a server that honours If-None-Match, or keep the roots "
@@ -36,9 +44,20 @@ async def make_sure_of_create(store: ObjectStore, env: Env) -> None:
         )
 
 
-async def _second_create_loses(store: ObjectStore, key: str) -> bool:
+async def _second_create_loses(store: ObjectStore, env: Env) -> bool:
+    """The verdict; a trial that was interrupted says nothing, and the next one is made under a new name."""
+    for attempt in range(TRIALS_MAX - 1):
+        try:
+            return await _try_once(store, f"{PROBE}{env.uuid()}")
+        except (TryAgain, OutcomeUnknown):
+            await env.sleep(env.backoff_seconds(attempt))
+    return await _try_once(store, f"{PROBE}{env.uuid()}")
+
+
+async def _try_once(store: ObjectStore, key: str) -> bool:
     try:
-        await store.create(key, FIRST)
+        with suppress(AlreadyExists):  # nobody else knows the name: our own, sent again by the client
+            await store.create(key, FIRST)
         try:
             await store.create(key, SECOND)
         except AlreadyExists:

@@ -1,0 +1,111 @@
+"""The probe of create-if-absent: it believes no store on its word, and no lost reply changes its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from offload.env import Env
+from offload.errors import Denied, OffloadError, OutcomeUnknown, TryAgain
+from offload.store.capabilities import Capabilities
+from offload.store.faults import Fault, FaultyStore, Rule
+from offload.store.memory import MemoryStore
+from offload.store.port import Body, ObjectStore
+from offload.store.probe import make_sure_of_create
+from offload.store.wrap import StoreDecorator
+
+
+class Unsure(StoreDecorator):
+    """A store that must be asked."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, create_is_probed=True)
+
+
+class Overwrites(Unsure):
+    """A server that does not know the precondition."""
+
+    async def create(self, key: str, data: bytes) -> None:
+        await self.inner.put(key, Body.of(data))
+
+
+class Resends(StoreDecorator):
+    """A client library that sends a create again when it hears no answer."""
+
+    async def create(self, key: str, data: bytes) -> None:
+        try:
+            await self.inner.create(key, data)
+        except OutcomeUnknown:
+            await self.inner.create(key, data)
+
+
+def _probe(store: ObjectStore) -> None:
+    async def no_time(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    asyncio.run(make_sure_of_create(store, Env(sleep=no_time)))
+
+
+def _faulty(store: ObjectStore, rules: Sequence[Rule]) -> FaultyStore:
+    return FaultyStore(store, rules=rules)
+
+
+def test_a_store_that_overwrites_is_refused_and_one_that_does_not_is_not() -> None:
+    with pytest.raises(Denied, match="overwrites"):
+        _probe(Overwrites(MemoryStore()))
+
+    _probe(Unsure(MemoryStore()))
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.LOSE_REPLY, Fault.DELAY])
+def test_one_failed_create_changes_nothing(fault: Fault, nth: int) -> None:
+    _probe(_faulty(Unsure(MemoryStore()), [Rule(fault, "create", nth=nth)]))
+
+    with pytest.raises(Denied):
+        _probe(_faulty(Overwrites(MemoryStore()), [Rule(fault, "create", nth=nth)]))
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_client_that_met_its_own_create_is_no_rival(nth: int) -> None:
+    objects: dict[str, bytes] = {}
+
+    _probe(
+        Resends(_faulty(Unsure(MemoryStore(objects=objects)), [Rule(Fault.LOSE_REPLY, "create", nth=nth)]))
+    )
+
+    assert not objects
+
+
+def test_a_store_that_never_answers_is_not_believed() -> None:
+    with pytest.raises(OutcomeUnknown):
+        _probe(_faulty(Unsure(MemoryStore()), [Rule(Fault.LOSE_REPLY, "create")]))
+
+
+@pytest.mark.parametrize("resends", [False, True])
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_fails_no_verdict_is_wrong(seed: int, resends: bool) -> None:
+    chances = {Fault.FAIL_BEFORE: 0.2, Fault.LOSE_REPLY: 0.2, Fault.DELAY: 0.2}
+
+    for honest, wrong in ((True, Denied), (False, None)):
+        inner = (Unsure if honest else Overwrites)(MemoryStore())
+        store: ObjectStore = FaultyStore(inner, chances=chances, random=Random(seed))
+        said: type[OffloadError] | None = None
+        try:
+            _probe(Resends(store) if resends else store)
+        except (Denied, TryAgain, OutcomeUnknown) as error:
+            said = type(error)
+        assert said is not wrong
+
+
+def test_what_an_interrupted_probe_left_is_removed_where_the_store_lets_it() -> None:
+    objects: dict[str, bytes] = {}
+
+    _probe(_faulty(Unsure(MemoryStore(objects=objects)), [Rule(Fault.LOSE_REPLY, "create", nth=2)]))
+
+    assert not objects
