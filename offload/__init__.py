@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from offload.store.capabilities import Capabilities
     from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
     from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
-    from offload.tier.place import TierPlan
     from offload.tier.opening import open_source, open_tier
+    from offload.tier.place import TierPlan
     from offload.tier.reader import Messages, StreamReader
     from offload.tier.stream_writer import StreamWriter
     from offload.tier.sync import StreamReport, sync

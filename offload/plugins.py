@@ -69,6 +69,9 @@ class Backend(Declaration):
     capabilities: Capabilities | None = None
     """What its stores can do, where that does not depend on the place."""
 
+    advice: tuple[str, ...] = ()
+    """What an operator should set up at the store itself, for `offload check`. A sentence each."""
+
     def open(self, url: str, options: Mapping[str, Any]) -> Any:
         """What the target makes of a URL. Raises `Misuse` for an option that was not declared."""
         for name in options:

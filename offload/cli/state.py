@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
 from offload.decoder import Decoder
+from offload.env import Env
 from offload.errors import Misuse, OffloadError
 from offload.events import Event
 from offload.offloader import LedgerOffloader
 from offload.plugins import Plugins
 from offload.position import Position, parse_position
 from offload.source import Source
-from offload.tier.opening import open_source, open_tier
+from offload.store.limit import Limits
+from offload.store.port import ObjectStore
+from offload.store.retry import RetryPolicy
+from offload.tier.opening import GivenOptions, open_source, open_store, open_tier
+from offload.tier.opening import guarded as guarded_store
 from offload.tier.place import TierPlan
 
 T = TypeVar("T")
@@ -50,6 +55,17 @@ class State:
         with _usage():
             storage_options = dict(_pair(option) for option in options or ())
             return open_tier(url, plugins=self.plugins, storage_options=storage_options, plan=plan, emit=emit)
+
+    def bare_store(self, url: str, options: Mapping[str, object], limits: Limits) -> ObjectStore:
+        """The store that a URL names, as it is: with deadlines, and with hardly any patience."""
+        with _usage():
+            store = open_store(url, plugins=self.plugins, storage_options=options)
+        return guarded_store(store, Env(), limits, RetryPolicy(attempts_max=2))
+
+    def options(self, options: Sequence[str] | None) -> GivenOptions:
+        """What `NAME=VALUE` options say, by whom they are for."""
+        with _usage():
+            return GivenOptions.of(dict(_pair(option) for option in options or ()))
 
     def source(self, url: str) -> Source:
         """The source that an argument names."""

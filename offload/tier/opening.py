@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from offload.env import Env
@@ -17,7 +18,7 @@ from offload.plugins import Backend, Plugins
 from offload.source import Source
 from offload.store.limit import LimitedStore, Limits
 from offload.store.port import ObjectStore
-from offload.store.retry import RetryingStore
+from offload.store.retry import RetryingStore, RetryPolicy
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload.tier.place import TierPlan
 
@@ -53,26 +54,21 @@ def open_tier(
     """
     plugins = plugins or Plugins.find()
     env = env or Env()
-    of_commits, of_data = _parted(storage_options or {}, lambda name: name.startswith(COMMIT_OPTION))
-    of_limits, of_data = _parted(of_data, lambda name: name in Limits.names())
-    limits = Limits.of(of_limits)
+    given = GivenOptions.of(storage_options or {})
     backend = plugins.by_scheme("backend", scheme_of(url))
     assert isinstance(backend, Backend)
-    opened = backend.open(url, of_data)
+    opened = backend.open(url, given.data)
     if isinstance(opened, LedgerOffloader):
         return opened
-
-    def open_other(url: str) -> ObjectStore:
-        options = {name.removeprefix(COMMIT_OPTION): value for name, value in of_commits.items()}
-        return guarded(open_store(url, plugins=plugins, storage_options=options), env, limits)
-
     return ObjectStoreOffloader(
-        guarded(opened, env, limits),
+        guarded(opened, env, given.limits),
         env=env,
         options=options,
         emit=emit or plugins.emit,
         plan=plan,
-        open_store=open_other,
+        open_store=lambda url: guarded(
+            open_store(url, plugins=plugins, storage_options=given.commits), env, given.limits
+        ),
     )
 
 
@@ -98,10 +94,34 @@ def open_source(url: str, *, plugins: Plugins | None = None) -> Source:
     return source
 
 
-def guarded(store: ObjectStore, env: Env, limits: Limits | None = None) -> ObjectStore:
+def guarded(
+    store: ObjectStore, env: Env, limits: Limits | None = None, policy: RetryPolicy | None = None
+) -> ObjectStore:
     """A store with deadlines, bounds on what is asked of it, and bounded retries, in this order."""
     limited = LimitedStore(store, limits, clock=env.monotonic, sleep=env.sleep)
-    return RetryingStore(limited, clock=env.monotonic, sleep=env.sleep, random=env.random)
+    return RetryingStore(limited, policy=policy, clock=env.monotonic, sleep=env.sleep, random=env.random)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenOptions:
+    """Options by whom they are for."""
+
+    data: Mapping[str, Any]
+    """The backend's."""
+
+    commits: Mapping[str, Any]
+    """Those of the commit store's backend, by their own names."""
+
+    limits: Limits
+    """What no backend needs to know."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> GivenOptions:
+        """Part them. Raises `Misuse` for a limit that is none."""
+        commits, others = _parted(options, lambda name: name.startswith(COMMIT_OPTION))
+        limits, data = _parted(others, lambda name: name in Limits.names())
+        commits = {name.removeprefix(COMMIT_OPTION): value for name, value in commits.items()}
+        return cls(data=data, commits=commits, limits=Limits.of(limits))
 
 
 def _parted(

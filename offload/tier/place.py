@@ -69,16 +69,22 @@ class Place:
 
         Raises `Denied`, before anything is written, where commits could not be safe here.
         """
-        async with aclosing(cast("AsyncGenerator[Listed, None]", self.data.list(""))) as listing:
-            stranger = await anext(listing, None)
+        stranger = await self._stranger()
         if stranger is None:
             await (self._make_split() if self.plan.commit_store else self._make_whole())
         try:
             return await self.find()
         except NotFound as exc:
-            holds = stranger.key if stranger is not None else ""
-            message = f"{self.data.url} is no tier and not empty: it holds {holds!r}; name an empty place"
+            message = f"{self.data.url} is no tier and not empty: it holds {stranger!r}; name an empty place"
             raise NotOffloaded(message) from exc
+
+    async def _stranger(self) -> str | None:
+        """Some key that says that this place is used for something else. A rival's probe does not."""
+        async with aclosing(cast("AsyncGenerator[Listed, None]", self.data.list(""))) as listing:
+            async for row in listing:
+                if not row.key.startswith(TIER_PREFIX):
+                    return row.key
+        return None
 
     async def _make_whole(self) -> None:
         await make_sure_of_create(self.data, self.env)

@@ -1,0 +1,85 @@
+"""`offload check`: what works at a place with these credentials, what does not, and what to do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from offload.cli.arguments import Options, Tier
+from offload.cli.output import one_line, print_json
+from offload.cli.state import State, run_async
+from offload.plugins import Backend
+from offload.tier.check import CheckReport, Finding, Verdict
+from offload.tier.check import check as check_store
+from offload.tier.opening import GivenOptions, scheme_of
+
+MARKS: Final = {Verdict.WORKS: "ok", Verdict.FAILS: "FAILS", Verdict.NOT_TRIED: "-"}
+
+
+def check(
+    context: typer.Context,
+    tier: Tier,
+    option: Options = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Put and delete nothing.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> int:
+    """Try what TIER's store can do, and say what works, what does not, and what to change."""
+    state: State = context.obj
+    given = state.options(option)
+
+    async def main() -> list[CheckReport]:
+        report = await _checked(state, tier, given, read_only=read_only, json=json)
+        if not report.commit_store:
+            return [report]
+        commits = GivenOptions(data=given.commits, commits={}, limits=given.limits)
+        return [report, await _checked(state, report.commit_store, commits, read_only=read_only, json=json)]
+
+    reports = run_async(main)
+    advice = _advice(state, tier)
+    summary = {what: _all_can(reports, what) for what in ("read", "write", "commit")}
+    if json:
+        stores = [{"url": r.url, "findings": [f.as_json() for f in r.findings]} for r in reports]
+        print_json({"stores": stores, "can": summary, "advice": advice}, indent=2)
+    else:
+        _show_summary(summary, advice, read_only=read_only)
+    return 0 if summary["read"] and (read_only or summary["commit"]) else 1
+
+
+async def _checked(
+    state: State, url: str, given: GivenOptions, *, read_only: bool, json: bool
+) -> CheckReport:
+    store = state.bare_store(url, given.data, given.limits)
+    if not json:
+        print(one_line(store.url))
+    try:
+        return await check_store(store, writing=not read_only, tell=(lambda finding: None) if json else _show)
+    finally:
+        await store.aclose()
+
+
+def _show(finding: Finding) -> None:
+    print(f"  {MARKS[finding.verdict]:<6}{finding.name:<18}{one_line(finding.says)}", flush=True)
+
+
+def _all_can(reports: list[CheckReport], what: str) -> bool:
+    """A tier with a commit store commits there; its data store need only be written."""
+    data, *commits = reports
+    if commits and what == "commit":
+        return data.can("write") and commits[0].can("commit")
+    return all(report.can(what) for report in reports)
+
+
+def _advice(state: State, url: str) -> list[str]:
+    backend = state.plugins.by_scheme("backend", scheme_of(url))
+    return list(backend.advice) if isinstance(backend, Backend) else []
+
+
+def _show_summary(summary: dict[str, bool], advice: list[str], *, read_only: bool) -> None:
+    words = {True: "yes", False: "not tried" if read_only else "NO"}
+    print(
+        f"reading: {'yes' if summary['read'] else 'NO'}; writing: {words[summary['write']]}; "
+        f"committing: {words[summary['commit']]}"
+    )
+    for line in advice:
+        print(f"advice: {line}")

@@ -1,0 +1,204 @@
+"""`check` says that something works only where it was seen to work, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import offload
+from osiris_data import DATA
+from split_tier import Overwriting
+
+from offload.errors import AlreadyExists, Denied, NotFound, OffloadError
+from offload.store.capabilities import Capabilities
+from offload.store.memory import MemoryStore
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+from offload.store.wrap import StoreDecorator, UploadDecorator
+from offload.tier.check import CheckReport, Verdict, check
+
+
+def checked(store: ObjectStore, *, writing: bool = True) -> CheckReport:
+    return asyncio.run(check(store, writing=writing))
+
+
+def failed(report: CheckReport) -> list[str]:
+    return [finding.name for finding in report.findings if finding.verdict is Verdict.FAILS]
+
+
+def test_on_a_sound_store_everything_works_and_nothing_is_left() -> None:
+    objects: dict[str, bytes] = {"a stranger": b""}
+
+    report = checked(MemoryStore(objects=objects))
+
+    assert failed(report) == []
+    assert all(finding.verdict is Verdict.WORKS for finding in report.findings)
+    assert [report.can(what) for what in ("read", "write", "commit")] == [True] * 3
+    assert objects == {"a stranger": b""}
+
+
+def test_reading_only_changes_nothing_and_claims_nothing() -> None:
+    class Guarded(MemoryStore):
+        async def put(self, key: str, body: Body) -> None:
+            raise AssertionError("put")
+
+        async def create(self, key: str, data: bytes) -> None:
+            raise AssertionError("create")
+
+        async def delete(self, keys: Sequence[str]) -> None:
+            raise AssertionError("delete")
+
+    report = checked(Guarded(), writing=False)
+
+    assert [report.can(what) for what in ("read", "write", "commit")] == [True, False, False]
+
+
+class LosesTheLastByte(StoreDecorator):
+    async def put(self, key: str, body: Body) -> None:
+        data = b"".join([window async for window in body.windows()])
+        await self.inner.put(key, Body.of(data[:-1]))
+
+
+class CountsFromOne(StoreDecorator):
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        if isinstance(span, Span):
+            span = Span(span.start + 1, span.length)
+        return await self.inner.get(key, span)
+
+
+class ListsLate(StoreDecorator):
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        return self._rows(prefix, after)
+
+    async def _rows(self, prefix: str, after: str) -> AsyncIterator[Listed]:
+        async for row in self.inner.list(prefix, after=after):
+            if ".listed.4" not in row.key:
+                yield row
+
+
+class SaysThatListingsAreLate(StoreDecorator):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, strong_listing=False)
+
+
+class KeepsWhatIsDeleted(StoreDecorator):
+    async def delete(self, keys: Sequence[str]) -> None:
+        pass
+
+
+class MayNotDelete(StoreDecorator):
+    async def delete(self, keys: Sequence[str]) -> None:
+        raise Denied("the credentials lack the permission s3:DeleteObject")
+
+
+class MixesParts(StoreDecorator):
+    async def start_upload(self, key: str) -> Upload:
+        return _Mixed(await self.inner.start_upload(key))
+
+
+class _Mixed(UploadDecorator):
+    async def put_part(self, number: int, data: bytes) -> None:
+        await self.inner.put_part(3 - number, data)
+
+
+class CreatesTwice(Overwriting):
+    """Refuses the second create, and overwrites all the same."""
+
+    async def create(self, key: str, data: bytes) -> None:
+        was_there = key in self.objects
+        await super().create(key, data)
+        if was_there:
+            raise AlreadyExists(key)
+
+
+@pytest.mark.parametrize(
+    ("store", "names", "can"),
+    [
+        (Overwriting(), ["create"], ["read", "write"]),
+        (CreatesTwice(), ["create"], ["read", "write"]),
+        (CountsFromOne(MemoryStore()), ["ranges", "large objects"], ["read"]),
+        (LosesTheLastByte(MemoryStore()), ["put"], ["read"]),
+        (ListsLate(MemoryStore()), ["list after write"], ["read", "write"]),
+        (SaysThatListingsAreLate(MemoryStore()), ["list after write"], ["read", "write"]),
+        (KeepsWhatIsDeleted(MemoryStore()), ["delete", "clean up"], ["read"]),
+        (MayNotDelete(MemoryStore()), ["delete", "clean up"], ["read"]),
+        (MixesParts(MemoryStore()), ["large objects"], ["read"]),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, ObjectStore) else "",
+)
+def test_what_is_broken_is_named_and_what_rests_on_it_does_not_work(
+    store: ObjectStore, names: list[str], can: list[str]
+) -> None:
+    report = checked(store)
+
+    assert [name for name in failed(report) if name in names] == names
+    assert [what for what in ("read", "write", "commit") if report.can(what)] == can
+
+
+def test_a_place_that_cannot_be_reached_is_asked_no_further() -> None:
+    class Gone(MemoryStore):
+        asked = 0
+
+        async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+            raise Denied("the bucket does not exist")
+            yield Listed("", 0)
+
+        async def get(self, key: str, span: object = None) -> bytes:
+            raise OffloadError("the bucket does not exist")
+
+        async def put(self, key: str, body: Body) -> None:
+            raise AssertionError("put")
+
+    report = checked(Gone())
+
+    assert failed(report) == ["list", "read"]
+    assert not any(report.can(what) for what in ("read", "write", "commit"))
+
+
+def test_an_error_in_the_middle_still_cleans_up() -> None:
+    class Breaks(MemoryStore):
+        async def get(self, key: str, span: object = None) -> bytes:
+            if "latency" in key:
+                raise NotFound(key)
+            return await super().get(key, span)  # type: ignore[arg-type]
+
+    objects: dict[str, bytes] = {}
+
+    assert failed(checked(Breaks(objects=objects))) == ["latency"]
+    assert objects == {}
+
+
+class TestCommand:
+    def test_a_folder_that_is_no_tier_yet_may_become_one(self, tmp_path: Path) -> None:
+        done = offload("check", str(tmp_path / "tier"))
+
+        assert done.code == 0, done.stderr
+        assert "no tier yet; `offload sync` makes one" in done.text
+        assert done.text.rstrip().endswith("reading: yes; writing: yes; committing: yes")
+        assert [path for path in (tmp_path / "tier").rglob("*") if "check" in path.name] == []
+
+    def test_with_a_commit_store_both_are_checked_and_the_verdict_is_of_both(self, tmp_path: Path) -> None:
+        data, roots = tmp_path / "data", tmp_path / "roots"
+        assert (
+            offload("sync", f"rabbitmq://{DATA / 'tiny'}", str(data), "--commit-store", str(roots)).code == 0
+        )
+
+        done = offload("check", str(data), "--json")
+
+        document = done.document
+        assert [store["url"] for store in document["stores"]] == [f"file://{data}", f"file://{roots}"]
+        assert document["can"] == {"read": True, "write": True, "commit": True}
+
+    def test_read_only_makes_no_folder(self, tmp_path: Path) -> None:
+        done = offload("check", str(tmp_path / "tier"), "--read-only")
+
+        assert (done.code, [*tmp_path.iterdir()]) == (0, [])
+
+    def test_a_wrong_option_is_a_wrong_call(self, tmp_path: Path) -> None:
+        done = offload("check", str(tmp_path), "-o", "colour=blue")
+
+        assert done.code == 2
+        assert "has no option 'colour'" in done.stderr
