@@ -18,7 +18,7 @@ from uuid import UUID
 from offload.env import Env
 from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor, TierAnchor
-from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape, looks_escaped
+from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
 from offload.formats.manifest import Entry, Manifest, State, decode_entries
 from offload.manifest.commit import RootLog, decode_root
 from offload.offloader import LedgerOffloader
@@ -261,8 +261,10 @@ class _Verifier:
             self._count(listed.size_bytes)
 
     def _strange(self, objects: Iterable[Listed]) -> None:
-        reason = "not an object of this format; nothing here will ever touch it"
         for listed in objects:
+            reason = "not an object of this format; nothing here will ever touch it"
+            if listed.key.startswith(TIER_PREFIX):
+                reason = "left by a trial of the store that was interrupted; nothing reads it, and it may go"
             self.report.unreferenced.append(Unreferenced(key=listed.key, attempt=None, reason=reason))
 
     def _judging(self, key: str, stream: str | None) -> _Judging:

@@ -223,6 +223,14 @@ class TestAllIsWell:
         [row] = [row for row in report.unreferenced if row.key == key]
         assert (row.attempt, row.reason.split(";")[0]) == (None, "not an object of this format")
 
+    @pytest.mark.parametrize("key", ["tier.probe.0b1c", "tier.check.0b1c.a"])
+    def test_what_a_trial_of_the_store_left_is_called_so(self, objects: Objects, key: str) -> None:
+        report = verified(objects | {key: b"hello"})
+
+        assert report.damages == []
+        [row] = [row for row in report.unreferenced if row.key == key]
+        assert (row.attempt, row.reason.split(" that")[0]) == (None, "left by a trial of the store")
+
     def test_one_stream_alone(self, objects: Objects) -> None:
         [victim] = [key for key in objects if key.startswith("tiny/data/")]
         damaged = objects | {victim: objects[victim][::-1]}
