@@ -18,7 +18,7 @@ from offload.cli.output import print_note
 from offload.cli.state import State, position_of, run_async
 from offload.decoder import Decoded, Decoder
 from offload.position import AtOffset, Position, iso_of
-from offload.tier.reader import Messages, StreamReader
+from offload.tier.reader import IN_FLIGHT, Messages, StreamReader
 
 OUTPUT_SIZE_BYTES: Final = 256 * 1024
 """How much is gathered before it is written."""
@@ -47,6 +47,9 @@ def read(
     ] = "first",
     option: Options = None,
     limit: Annotated[int | None, typer.Option("--limit", min=0, help="At most so many messages.")] = None,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, max=64, help="Requests under way, each for some 4 MiB.")
+    ] = IN_FLIGHT,
     decode: Annotated[str, typer.Option("--decode", help="raw, or what a plugin can decode: amqp.")] = "raw",
     format: Annotated[Format, typer.Option("--format", help="How each message is printed.")] = Format.JSONL,  # noqa: A002 - the option's own name
 ) -> None:
@@ -54,36 +57,34 @@ def read(
     state: State = context.obj
     position = position_of(start)
     render = renderer(format, _decoder(state, decode))
-    run_async(lambda: _read(state, tier, option, stream, position, limit, render))
+
+    async def main() -> None:
+        async with state.tier(tier, option) as offloader:
+            reader = await StreamReader.open(offloader, stream, in_flight=at_once)
+            await _read(reader, position, limit, render)
+
+    run_async(main)
 
 
 async def _read(
-    state: State,
-    tier: str,
-    option: list[str] | None,
-    stream: str,
-    position: Position,
-    limit: int | None,
-    render: Callable[[Messages], bytes],
+    reader: StreamReader, position: Position, limit: int | None, render: Callable[[Messages], bytes]
 ) -> None:
-    async with state.tier(tier, option) as offloader:
-        reader = await StreamReader.open(offloader, stream)
-        offset = await reader.offset_of(position)
-        if isinstance(position, AtOffset) and position.offset < offset:
-            print_note(f"offset {position.offset} is below the first; reading starts at offset {offset}")
-        if limit == 0:
-            return
-        output, left = _Output(), limit
-        try:
-            async with aclosing(reader.messages(offset)) as batches:
-                async for batch in batches:
-                    if left is not None and len(batch.bodies) >= left:
-                        output.write(render(Messages(batch.offset, batch.timestamp_ms, batch.bodies[:left])))
-                        break
-                    output.write(render(batch))
-                    left = None if left is None else left - len(batch.bodies)
-        finally:
-            output.flush()  # what stands before a damaged chunk is sound, and is printed
+    offset = await reader.offset_of(position)
+    if isinstance(position, AtOffset) and position.offset < offset:
+        print_note(f"offset {position.offset} is below the first; reading starts at offset {offset}")
+    if limit == 0:
+        return
+    output, left = _Output(), limit
+    try:
+        async with aclosing(reader.messages(offset)) as batches:
+            async for batch in batches:
+                if left is not None and len(batch.bodies) >= left:
+                    output.write(render(Messages(batch.offset, batch.timestamp_ms, batch.bodies[:left])))
+                    break
+                output.write(render(batch))
+                left = None if left is None else left - len(batch.bodies)
+    finally:
+        output.flush()  # what stands before a damaged chunk is sound, and is printed
 
 
 class _Output:

@@ -25,6 +25,7 @@ from offload.source import Source
 from offload.store.limit import Limits
 from offload.store.port import ObjectStore
 from offload.store.retry import RetryPolicy
+from offload.tier.object_store_offloader import TierOptions
 from offload.tier.opening import GivenOptions, open_source, open_store, open_tier
 from offload.tier.opening import guarded as guarded_store
 from offload.tier.place import TierPlan
@@ -48,6 +49,7 @@ class State:
         url: str,
         options: Sequence[str] | None = None,
         *,
+        how: TierOptions | None = None,
         plan: TierPlan | None = None,
         emit: Callable[[Event], None] | None = None,
     ) -> LedgerOffloader:

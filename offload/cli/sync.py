@@ -14,6 +14,7 @@ from offload.cli.arguments import Options, Tier
 from offload.cli.output import one_line, print_error, print_json, print_note, size_text, stderr
 from offload.cli.state import State, run_async
 from offload.events import Event, FragmentUploaded
+from offload.tier.object_store_offloader import TierOptions
 from offload.tier.place import TierPlan
 from offload.tier.sync import StreamReport
 from offload.tier.sync import sync as sync_all
@@ -43,18 +44,24 @@ def sync(
             help="Make the tier with its keys spread over sixteen folders, against hot ranges of a bucket.",
         ),
     ] = False,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, max=64, help="Fragments on their way, of some 64 MiB each.")
+    ] = TierOptions().uploads_max,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
     """Copy what is new from SOURCE to TIER. Running it again copies only what came since."""
     state: State = context.obj
+    how = TierOptions(uploads_max=at_once)
     plan = TierPlan(commit_store=commit_store, hashed_keys=hashed_keys)
 
     async def main() -> bool:
         good = True
         with _progress() as advance:
             opened = state.source(source)
-            async with state.tier(tier, option, plan=plan, emit=_listener(state, advance)) as offloader:
+            async with state.tier(
+                tier, option, how=how, plan=plan, emit=_listener(state, advance)
+            ) as offloader:
                 reports = sync_all(opened, offloader, only=stream or [], extra_metadata=_metadata())
                 async for report in reports:
                     _show(report, json=json)

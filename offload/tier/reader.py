@@ -41,9 +41,14 @@ class StreamReader:
         self._offloader, self.manifest, self._in_flight = offloader, manifest, in_flight
 
     @classmethod
-    async def open(cls, offloader: LedgerOffloader, stream: str) -> StreamReader:
-        """A reader of the newest manifest. Raises `NotOffloaded` where there is none."""
-        return cls(offloader, await offloader.load_manifest(stream))
+    async def open(
+        cls, offloader: LedgerOffloader, stream: str, *, in_flight: int = IN_FLIGHT
+    ) -> StreamReader:
+        """A reader of the newest manifest, with so many requests ahead of its consumer.
+
+        Raises `NotOffloaded` where there is no such stream.
+        """
+        return cls(offloader, await offloader.load_manifest(stream), in_flight=in_flight)
 
     async def offset_of(self, position: Position) -> int:
         """The offset from which a reader of this position is served.

@@ -426,3 +426,12 @@ class TestClosedPipes:
 class TestWholeAndInOrder:
     def test_a_large_stream_comes_back_byte_for_byte(self, large: Path) -> None:
         assert bodies(large, "large") == [b"%01024d" % i for i in range(200)] * 150
+
+
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_however_many_requests_are_under_way_the_messages_are_the_same(tier: Path, at_once: int) -> None:
+    assert offsets(tier, "filtered", "--at-once", at_once) == message_offsets("filtered")
+
+
+def test_requests_at_once_are_at_least_one(tier: Path) -> None:
+    assert offload("read", tier, "tiny", "--at-once", 0).code == 2

@@ -20,7 +20,7 @@ from command_line import (
     verify,
 )
 from offload_rabbitmq import sample_path
-from osiris_data import DATA, MANIFEST, STREAMS, TORN
+from osiris_data import DATA, MANIFEST, STREAMS, TORN, body_of
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
 from offload.cli.app import run
@@ -391,3 +391,9 @@ class TestDivergence:
         assert ran.code == 1
         assert "ends at offset 0" in ran.error
         assert contents(tmp_path / "tier") == before
+
+
+def test_fragments_go_up_as_many_at_once_as_asked(tmp_path: Path) -> None:
+    sync(DATA, tmp_path / "tier", "--at-once", "1")
+
+    assert bodies(tmp_path / "tier", "tiny") == [body_of(i) for i in range(10)]
