@@ -25,9 +25,10 @@ from xml.etree.ElementTree import Element
 from azure.core.pipeline.policies import ContentDecodePolicy
 from azure.storage.blob.aio import ContainerClient
 
-from offload.errors import Denied, TryAgain
+from offload.errors import Denied
 from offload.store.port import Listed
 
+OK: Final = 200
 FOLDER: Final = "hdi_isfolder"
 """The metadata that marks a blob as a folder; the service sets it, and so do Hadoop's tools."""
 
@@ -74,19 +75,40 @@ class Listing:
 
     async def _listed(self, prefix: str, start: str | None = None) -> AsyncGenerator[Listed | None, None]:
         """What the service lists, as it lists it: None stands for a folder."""
-        replies: list[Any] = []
-        begin: Any = {"start_from": start} if start else {}
-        pages = self._container.list_blob_names(
-            name_starts_with=prefix or None,
-            include=["metadata"],
-            raw_response_hook=replies.append,
-            **begin,
-        ).by_page()
-        while await self._ask(anext(pages, None)) is not None:
-            page = replies[-1].context[ContentDecodePolicy.CONTEXT_NAME]
-            replies.clear()
+        marker: str | None = None
+        while True:
+            page = await self._page(prefix, start, marker)
             for row in rows_of(page):
                 yield row
+            marker = page.findtext("NextMarker")
+            if not marker:
+                return
+
+    async def _page(self, prefix: str, start: str | None, marker: str | None) -> Element:
+        """One request. The client's own way to the next page would ask for a prefix that the reply names."""
+        replies: list[Any] = []
+
+        def keep(reply: Any) -> None:
+            said = reply.http_response
+            if said.status_code == OK and "xml" not in (said.content_type or ""):
+                raise self._no_listing()  # the client cannot read it either
+            replies.append(reply)
+
+        begin: Any = {"start_from": start} if start else {}
+        pages = self._container.list_blob_names(
+            name_starts_with=prefix or None, include=["metadata"], raw_response_hook=keep, **begin
+        ).by_page(continuation_token=marker)
+        await self._ask(anext(pages))
+        page: Element = replies[-1].context[ContentDecodePolicy.CONTEXT_NAME]
+        if page.tag != "EnumerationResults":
+            raise self._no_listing()
+        return page
+
+    def _no_listing(self) -> Denied:
+        return Denied(
+            f"{self._where}: what answers there is no blob service; check `endpoint_url`, `account_host` "
+            "and `proxy`"
+        )
 
     def _out_of_order(self, what: str) -> Denied:
         return Denied(
@@ -96,9 +118,7 @@ class Listing:
 
 
 def rows_of(page: Element) -> Iterator[Listed | None]:
-    """The rows of a page of List Blobs; None for a folder. Raises `TryAgain` where it is no such page."""
-    if page.tag != "EnumerationResults":
-        raise TryAgain(f"a listing was asked for, and the reply is a {page.tag!r}")
+    """The rows of a page of List Blobs; None for a folder."""
     for blob in page.iterfind("Blobs/Blob"):
         name = blob.find("Name")
         assert name is not None

@@ -216,12 +216,20 @@ class AzureStore(ObjectStore):
         self, blob: BlobClient, key: str, start: int, length: int | None, **conditions: Any
     ) -> bytes:
         replies: list[Any] = []
+        where = f"{self.url}: {key!r}"
 
         async def read() -> bytes:
             call = blob.download_blob(
                 offset=start, length=length, raw_response_hook=replies.append, **conditions, **self._keyed
             )
-            data: bytes = await (await call).readall()
+            try:
+                data: bytes = await (await call).readall()
+            except ValueError as exc:
+                if not replies:
+                    raise
+                raise TryAgain(
+                    f"{where}: the reply does not say which part it is; is that a blob service?"
+                ) from exc
             return data
 
         try:
@@ -230,7 +238,7 @@ class AzureStore(ObjectStore):
             if code_of(exc.__cause__) in BEYOND_THE_END:
                 return b""
             raise
-        reply, where = replies[-1].http_response, f"{self.url}: {key!r}"
+        reply = replies[-1].http_response
         if reply.headers.get(f"x-ms-meta-{FOLDER}") == "true":
             raise NotFound(key, store=self.url)
         asked = Span(start, 2**62 if length is None else length)
@@ -243,6 +251,8 @@ class AzureStore(ObjectStore):
     async def _read_end(self, blob: BlobClient, key: str, wanted: Suffix) -> bytes:
         """The end of the very version whose size was asked for; if it is replaced in between, `TryAgain`."""
         seen = await self.ask(blob.get_blob_properties(**self._keyed), f"read {key!r}", key=key)
+        if not seen.etag:
+            raise TryAgain(f"{self.url}: {key!r}: the reply names no version; is that a blob service?")
         start, end = clip(wanted, seen.size)
         if start == end:
             return b""

@@ -1,0 +1,671 @@
+"""What the Azure backend really sends, and that it believes no reply that is short, shifted or damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import fromstring
+
+import pytest
+from azure_calls import (
+    DIGITS,
+    SPEAKS,
+    TAGGED,
+    Call,
+    answers,
+    asked_range,
+    create,
+    delete,
+    error_of,
+    get,
+    names,
+    of_store,
+    page,
+    part_of,
+    put,
+    put_part,
+    reading,
+    refusal,
+    upload,
+)
+from certificates import certificate, served
+from offload_azure import AzureStore
+from wire import Answer, Heard, Wire, wire
+
+from offload import (
+    AlreadyExists,
+    Body,
+    Denied,
+    Misuse,
+    NotFound,
+    OutcomeUnknown,
+    Span,
+    Suffix,
+    Throttled,
+    TryAgain,
+)
+
+CALLS = [put, create, get, reading(Span(0, 5)), reading(Suffix(5)), delete, put_part, names]
+MUTATIONS = (put, create, delete, put_part, upload)
+CPK = base64.b64encode(b"k" * 32).decode()
+
+
+@pytest.fixture
+def azure() -> Iterator[Wire]:
+    with wire(answers) as server:
+        yield server
+
+
+# One call, one request
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504])
+def test_a_request_that_fails_is_sent_once(call: Call, status: int) -> None:
+    with wire(lambda heard: refusal("InternalError" if status == 500 else "ServerBusy", status)) as server:
+        error = error_of(server.url, call)
+
+    assert len(server.heard) == 1
+    assert isinstance(error, TryAgain | OutcomeUnknown)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_request_whose_connection_drops_is_sent_once(call: Call) -> None:
+    """On a new connection, and on one that has served before."""
+    dropping = False
+
+    def drop(heard: Heard) -> Answer:
+        return Answer(drop=True) if dropping else answers(heard)
+
+    async def twice(store: AzureStore) -> None:
+        nonlocal dropping
+        await names(store)
+        dropping = True
+        await call(store)
+
+    with wire(lambda heard: Answer(drop=True)) as new:
+        first = error_of(new.url, call)
+    with wire(drop) as used:
+        second = error_of(used.url, twice)
+
+    assert len(new.heard) == 1
+    assert len(used.heard) == 2
+    assert type(first) is type(second) is (OutcomeUnknown if call in MUTATIONS else TryAgain)
+
+
+@pytest.mark.parametrize("call", [get, reading(Span(0, 10))])
+@pytest.mark.parametrize("sent", [0, 1, 9])
+def test_a_body_that_breaks_off_is_asked_for_once_and_is_no_body(call: Call, sent: int) -> None:
+    """The client itself would ask three times in all."""
+
+    def cut(heard: Heard) -> Answer:
+        whole = part_of(DIGITS, heard)
+        return Answer(whole.status, whole.body, whole.headers, cut=sent)
+
+    with wire(cut) as server:
+        error = error_of(server.url, call)
+
+    assert len(server.heard) == 1
+    assert type(error) is TryAgain
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_redirect_is_followed(call: Call, azure: Wire) -> None:
+    """It could lead credentials to a stranger."""
+    with wire(lambda heard: Answer(307, b"", SPEAKS | {"Location": azure.url + heard.target})) as server:
+        error_of(server.url, call)
+
+    assert len(server.heard) == 1
+    assert azure.heard == []
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "seconds"),
+    [(503, {"Retry-After": "7"}, 7.0), (503, {}, None), (429, {"Retry-After": "later"}, None)],
+)
+def test_a_server_that_is_busy_is_left_alone_as_long_as_it_says(
+    status: int, headers: dict[str, str], seconds: float | None
+) -> None:
+    with wire(lambda heard: refusal("ServerBusy", status, **headers)) as server:
+        error = error_of(server.url, put)
+
+    assert type(error) is Throttled
+    assert error.pause_seconds == seconds
+
+
+# Writes
+
+
+def test_a_create_says_so_on_the_wire(azure: Wire) -> None:
+    of_store(azure.url, create)
+
+    [heard] = azure.heard
+    assert (heard.method, heard.target, heard.body) == ("PUT", "/container/a/key", DIGITS)
+    assert heard.headers["if-none-match"] == "*"
+    assert heard.headers["x-ms-blob-type"] == "BlockBlob"
+    assert heard.headers["content-md5"] == base64.b64encode(hashlib.md5(DIGITS).digest()).decode()
+
+
+def test_a_put_replaces_what_is_there(azure: Wire) -> None:
+    of_store(azure.url, put)
+
+    [heard] = azure.heard
+    assert not {"if-none-match", "if-match"} & heard.headers.keys()
+    assert heard.headers["content-md5"]
+
+
+@pytest.mark.parametrize("code", ["BlobAlreadyExists", "UnauthorizedBlobOverwrite", "ConditionNotMet"])
+def test_a_create_that_meets_a_blob_says_so(code: str) -> None:
+    """The second is what credentials hear that may create and not overwrite."""
+    with wire(lambda heard: refusal(code, 403 if "Un" in code else 409)) as server:
+        error = error_of(server.url, create)
+
+    assert type(error) is AlreadyExists
+    assert error.key == "a/key"
+
+
+def test_beyond_what_the_client_would_cut_an_object_is_still_one_request(azure: Wire) -> None:
+    """Which cuts at 64 MiB, were it not told otherwise."""
+    data = bytes(64 * 2**20 + 1)
+
+    of_store(azure.url, lambda store: store.put("k", Body.of(data)))
+
+    [heard] = azure.heard
+    assert "comp" not in heard.query
+    assert heard.body == data
+
+
+def test_a_large_object_goes_up_in_blocks_whose_list_has_their_order(azure: Wire) -> None:
+    sizes = [2**20] * 128 + [5]
+
+    async def windows() -> Any:
+        for size in sizes:
+            yield bytes(size)
+
+    body = Body(size_bytes=sum(sizes), windows=windows)
+    of_store(azure.url, lambda store: store.put("k", body), part_size_bytes=64 * 2**20)
+
+    *blocks, listed = azure.heard
+    assert sorted(len(heard.body) for heard in blocks) == [5, 64 * 2**20, 64 * 2**20]
+    assert all(heard.query["comp"] == ["block"] for heard in blocks)
+    assert all(heard.headers["content-md5"] for heard in blocks)
+    names = [node.text for node in fromstring(listed.body)]
+    assert names == sorted(heard.query["blockid"][0] for heard in blocks)
+    assert {len(base64.b64decode(name or "")) for name in names} == {40}
+
+
+def test_two_uploads_of_one_key_share_no_block(azure: Wire) -> None:
+    of_store(azure.url, upload)
+    of_store(azure.url, upload)
+
+    first, _, second, _ = azure.heard
+    assert first.query["blockid"] != second.query["blockid"]
+
+
+def test_an_upload_whose_blocks_were_dropped_stored_nothing() -> None:
+    """Another write under the key dropped them; the same object may be put again."""
+
+    def dropped(heard: Heard) -> Answer:
+        if heard.query["comp"] == ["blocklist"]:
+            return refusal("InvalidBlockList", 400)
+        return answers(heard)
+
+    with wire(dropped) as server:
+        error = error_of(server.url, upload)
+
+    assert type(error) is TryAgain
+
+
+def test_an_upload_that_is_given_up_asks_for_nothing(azure: Wire) -> None:
+    async def give_up(store: AzureStore) -> None:
+        begun = await store.start_upload("k")
+        await begun.abort()
+        await begun.abort()
+
+    of_store(azure.url, give_up)
+
+    assert azure.heard == []
+
+
+@pytest.mark.parametrize(("code", "status"), [("Md5Mismatch", 400), ("Crc64Mismatch", 400)])
+def test_bytes_that_arrive_damaged_are_sent_again(code: str, status: int) -> None:
+    with wire(lambda heard: refusal(code, status)) as server:
+        assert type(error_of(server.url, put)) is TryAgain
+
+
+def test_what_is_deleted_already_counts_as_deleted() -> None:
+    with wire(lambda heard: refusal("BlobNotFound", 404)) as server:
+        of_store(server.url, delete)
+
+    assert server.heard[0].headers["x-ms-delete-snapshots"] == "include"
+
+
+def test_one_delete_that_fails_is_an_error() -> None:
+    def one(heard: Heard) -> Answer:
+        return refusal("BlobImmutableDueToPolicy", 409) if heard.path.endswith("/k7") else answers(heard)
+
+    with wire(one) as server:
+        error = error_of(server.url, lambda store: store.delete([f"k{n}" for n in range(40)]))
+
+    assert type(error) is Denied
+    assert "immutability" in str(error)
+
+
+# Reads
+
+
+@pytest.mark.parametrize(
+    ("span", "asked", "found"),
+    [
+        (Span(3, 4), (3, 6), b"3456"),
+        (Span(8, 5), (8, 12), b"89"),
+        (Span(2, 0), (2, 2), b""),
+        (Span(10, 1), (10, 10), b""),
+        (Span(0, 2**40), (0, 2**40 - 1), DIGITS),
+    ],
+)
+def test_a_span_is_one_request_for_a_range(
+    azure: Wire, span: Span, asked: tuple[int, int], found: bytes
+) -> None:
+    assert of_store(azure.url, reading(span)) == found
+
+    [heard] = azure.heard
+    assert asked_range(heard) == asked
+
+
+def test_beyond_what_the_client_would_cut_a_read_is_still_one_request() -> None:
+    """Which cuts at 32 MiB, were it not told otherwise."""
+    data = bytes(33 * 2**20)
+
+    with wire(lambda heard: part_of(data, heard)) as server:
+        assert of_store(server.url, lambda store: store.get("k")) == data
+        assert of_store(server.url, lambda store: store.get("k", Span(0, len(data)))) == data
+
+    assert len(server.heard) == 2
+
+
+def test_an_empty_object_is_one_request() -> None:
+    """The client itself would ask again, without a range."""
+    with wire(lambda heard: part_of(b"", heard)) as server:
+        assert of_store(server.url, get) == b""
+
+    assert len(server.heard) == 1
+
+
+@pytest.mark.parametrize(("length", "asked"), [(3, (7, 9)), (10, (0, 9)), (99, (0, 9))])
+def test_a_suffix_is_read_of_the_version_whose_size_was_asked_for(
+    azure: Wire, length: int, asked: tuple[int, int]
+) -> None:
+    found = of_store(azure.url, reading(Suffix(length)))
+
+    head, read = azure.heard
+    assert found == DIGITS[-length:]
+    assert head.method == "HEAD"
+    assert asked_range(read) == asked
+    assert read.headers["if-match"] == '"e"'
+
+
+def test_a_suffix_of_what_is_replaced_in_between_is_no_suffix() -> None:
+    """Nothing shifted comes back, and nothing of the other version."""
+
+    def replaced(heard: Heard) -> Answer:
+        return refusal("ConditionNotMet", 412) if "if-match" in heard.headers else answers(heard)
+
+    with wire(replaced) as server:
+        error = error_of(server.url, reading(Suffix(3)))
+
+    assert type(error) is TryAgain
+    assert "replaced" in str(error)
+
+
+@pytest.mark.parametrize("call", [get, reading(Span(0, 1)), reading(Suffix(1))])
+def test_a_folder_of_a_hierarchical_namespace_is_no_object(call: Call) -> None:
+    def folder(heard: Heard) -> Answer:
+        answer = answers(heard)
+        return Answer(answer.status, answer.body, answer.headers | {"x-ms-meta-hdi_isfolder": "true"})
+
+    with wire(folder) as server:
+        assert type(error_of(server.url, call)) is NotFound
+
+
+@pytest.mark.parametrize(
+    ("content_range", "body"),
+    [
+        ("bytes 0-3/10", b"0123"),
+        ("bytes 3-5/10", b"345"),
+        ("bytes 3-6/10", b"345"),
+        ("bytes 3-7/10", b"34567"),
+        ("bytes 3-6/11", b"345"),
+        ("", b"3456"),
+    ],
+)
+def test_another_range_than_was_asked_for_is_not_believed(content_range: str, body: bytes) -> None:
+    with wire(lambda heard: Answer(206, body, TAGGED | {"Content-Range": content_range})) as server:
+        assert type(error_of(server.url, reading(Span(3, 4)))) is TryAgain
+
+
+@pytest.mark.parametrize(
+    ("content_range", "body"), [("bytes 0-8/10", DIGITS[:9]), ("bytes 1-9/10", DIGITS[1:])]
+)
+def test_a_part_is_not_the_whole(content_range: str, body: bytes) -> None:
+    with wire(lambda heard: Answer(206, body, TAGGED | {"Content-Range": content_range})) as server:
+        assert type(error_of(server.url, get)) is TryAgain
+
+
+def test_the_checksum_that_the_service_keeps_is_held_against_what_came() -> None:
+    with wire(lambda heard: part_of(DIGITS, heard, **{"x-ms-blob-content-md5": "AAAA"})) as server:
+        error = error_of(server.url, get)
+
+    assert type(error) is TryAgain
+    assert "damaged" in str(error)
+
+
+@pytest.mark.parametrize("call", [get, put, create, names, reading(Suffix(1))])
+def test_a_web_page_is_no_object(call: Call) -> None:
+    """What answers 200 to anything has stored nothing that we could rely on."""
+    with wire(lambda heard: Answer(200, b"<html>hello</html>", {"Content-Type": "text/html"})) as server:
+        error = error_of(server.url, call)
+
+    assert "blob service" in str(error)
+
+
+# Listings
+
+
+def service(keys: list[str], *, size: int = 3, starts: bool = True) -> Any:
+    """List Blobs over some keys in the order that they have here; `starts`: it knows where to start from."""
+
+    def answer(heard: Heard) -> Answer:
+        query = {name: value[0] for name, value in heard.query.items()}
+        rows = [key for key in keys if key.startswith(query.get("prefix", ""))]
+        if starts and "startFrom" in query:
+            at = next((n for n, key in enumerate(rows) if key >= query["startFrom"]), len(rows))
+            rows = rows[at:]
+        begin = int(query.get("marker", 0))
+        more = str(begin + size) if begin + size < len(rows) else ""
+        return page(rows[begin : begin + size], following=more)
+
+    return answer
+
+
+def listing(prefix: str, after: str = "") -> Call:
+    async def call(store: AzureStore) -> list[str]:
+        return [row.key async for row in store.list(prefix, after=after)]
+
+    return call
+
+
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize(
+    "after", ["", "r/a", "r/root.3", "r/root.35", "r/root.9", "r/root.99", "r/s", "z", "é"]
+)
+def test_a_listing_begins_after_a_key_whatever_the_service_knows(after: str, *, starts: bool) -> None:
+    """Also a service that takes no name to start from, and ignores it."""
+    keys = ["q", *(f"r/root.{n}" for n in range(10)), "r/z", "s"]
+
+    with wire(service(keys, starts=starts)) as server:
+        found = of_store(server.url, listing("r/root.", after))
+
+    assert found == [key for key in keys if key.startswith("r/root.") and key > after]
+
+
+def test_a_listing_that_starts_where_it_should_costs_one_request() -> None:
+    keys = [f"root.{n:03}" for n in range(100)]
+
+    with wire(service(keys)) as server:
+        assert of_store(server.url, listing("root.", "root.098")) == ["root.099"]
+        assert of_store(server.url, listing("root.", "root.099")) == []
+
+    assert [heard.query["startFrom"] for heard in server.heard] == [["root.098"], ["root.099"]]
+
+
+def test_a_listing_that_starts_too_late_is_begun_anew() -> None:
+    """As it would be where the service took the name for one within a folder: nothing is missed."""
+    keys = [f"root.{n}" for n in range(10)]
+
+    def shifted(heard: Heard) -> Answer:
+        return page(keys[7:]) if "startFrom" in heard.query else page(keys)
+
+    with wire(shifted) as server:
+        assert of_store(server.url, listing("root.", "root.4")) == keys[5:]
+
+
+HIERARCHICAL = [
+    "A",
+    "A/dat1",
+    "A-B",
+    "A-B/dat2",
+    "A-B-C",
+    "A-C",
+    "A.C",
+    "A.C/dat3",
+    "AB",
+    "AB/AB",
+    "AB/dat4",
+    "AB.txt",
+]
+"""As an account with a hierarchical namespace lists: folder by folder."""
+
+
+def test_an_order_of_folders_is_refused_and_sorted_where_the_option_says_so() -> None:
+    with wire(service(HIERARCHICAL)) as server:
+        error = error_of(server.url, names)
+        found = of_store(server.url, names, hierarchical_namespace="true")
+        after = of_store(server.url, listing("A", "A-B/dat2"), hierarchical_namespace="true")
+
+    assert type(error) is Denied
+    assert "hierarchical_namespace=true" in str(error)
+    assert found == sorted(HIERARCHICAL)
+    assert after == [key for key in sorted(HIERARCHICAL) if key > "A-B/dat2"]
+
+
+def test_folders_are_no_objects() -> None:
+    with wire(lambda heard: page(["a", "a/x", "b"], folders=["a"])) as server:
+        error = error_of(server.url, names)
+        found = of_store(server.url, names, hierarchical_namespace="true")
+
+    assert type(error) is Denied
+    assert found == ["a/x", "b"]
+
+
+def test_names_that_xml_cannot_hold_come_back_as_they_are() -> None:
+    row = b'<Blob><Name Encoded="true">a%02%2525b</Name></Blob>'
+    listed = b"<EnumerationResults><Blobs>" + row + b"</Blobs></EnumerationResults>"
+
+    with wire(lambda heard: Answer(200, listed, SPEAKS | {"Content-Type": "application/xml"})) as server:
+        assert of_store(server.url, names) == ["a\x02%25b"]
+
+
+# Options on the wire
+
+
+@pytest.mark.parametrize("call", [put, create, upload])
+def test_every_object_is_encrypted_as_asked_commits_too(azure: Wire, call: Call) -> None:
+    of_store(azure.url, call, encryption_scope="scope-1")
+
+    assert {heard.headers.get("x-ms-encryption-scope") for heard in azure.heard} == {"scope-1"}
+
+
+@pytest.mark.parametrize("call", [put, create, upload, get, reading(Span(0, 1)), reading(Suffix(1))])
+def test_a_key_of_the_callers_own_goes_with_every_request_about_bytes(call: Call, tmp_path: Path) -> None:
+    made = certificate(tmp_path)
+
+    with wire(answers, tls=served(made)) as server:
+        of_store(server.url, call, cpk_key=CPK, verify=str(made.path))
+
+    digest = base64.b64encode(hashlib.sha256(b"k" * 32).digest()).decode()
+    for heard in server.heard:
+        assert heard.headers["x-ms-encryption-key"] == CPK
+        assert heard.headers["x-ms-encryption-key-sha256"] == digest
+        assert heard.headers["x-ms-encryption-algorithm"] == "AES256"
+
+
+def test_a_key_of_the_callers_own_is_never_sent_in_clear_text(azure: Wire) -> None:
+    error = error_of(azure.url, get, cpk_key=CPK)
+
+    assert type(error) is Misuse
+    assert "HTTPS" in str(error)
+    assert azure.heard == []
+
+
+def test_tier_tags_and_metadata_are_the_fragments_alone(azure: Wire) -> None:
+    options = {"access_tier": "Cool", "tags": "team=a b,cost=1", "metadata": "written_by=us"}
+    written = {"x-ms-access-tier": "Cool", "x-ms-tags": "team=a%20b&cost=1", "x-ms-meta-written_by": "us"}
+
+    of_store(azure.url, put, **options)
+    of_store(azure.url, upload, **options)
+    of_store(azure.url, create, **options)
+
+    fragment, block, listed, commit = azure.heard
+    assert written.items() <= fragment.headers.items()
+    assert written.items() <= listed.headers.items()
+    assert not written.keys() & (block.headers.keys() | commit.headers.keys())
+
+
+def test_the_version_that_is_asked_for_is_spoken(azure: Wire) -> None:
+    of_store(azure.url, get, api_version="2021-12-02")
+
+    assert azure.heard[0].headers["x-ms-version"] == "2021-12-02"
+
+
+def test_a_version_that_the_server_does_not_know_is_a_persons_to_change() -> None:
+    inside = "<HeaderName>x-ms-version</HeaderName><HeaderValue>2026-10-06</HeaderValue>"
+    with wire(lambda heard: refusal("InvalidHeaderValue", 400, inside=inside)) as server:
+        error = error_of(server.url, get)
+
+    assert type(error) is Denied
+    assert "`api_version`" in str(error)
+
+
+def test_a_proxy_is_asked_for_the_whole_address(azure: Wire) -> None:
+    """The name of the server resolves nowhere: only the proxy could have been asked."""
+    proxy = azure.url.replace("://", "://user:HUSH@")
+
+    of_store("http://acct.blob.invalid", get, proxy=proxy)
+
+    [heard] = azure.heard
+    assert heard.target == "http://acct.blob.invalid/container/a/key"
+    assert "proxy-authorization" in heard.headers
+
+
+def test_certificates_are_checked_unless_told_otherwise(tmp_path: Path) -> None:
+    made = certificate(tmp_path)
+
+    with wire(answers, tls=served(made)) as server:
+        untrusted = error_of(server.url, get)
+        unchecked = of_store(server.url, get, verify="false")
+        checked = of_store(server.url, get, verify=str(made.path))
+
+    assert isinstance(untrusted, Denied)
+    assert "not trusted" in str(untrusted)
+    assert "`verify`" in str(untrusted)
+    assert unchecked == checked == DIGITS
+
+
+def test_a_certificate_that_has_expired_is_its_owners_to_renew(tmp_path: Path) -> None:
+    made = certificate(tmp_path, days=-1)
+
+    with wire(answers, tls=served(made)) as server:
+        error = error_of(server.url, get, verify=str(made.path))
+
+    assert type(error) is Denied
+    assert "expired" in str(error)
+
+
+def test_connections_are_used_again_under_an_authority_of_ones_own(tmp_path: Path) -> None:
+    """The client would make a new one for each request, were the file named to it."""
+    made = certificate(tmp_path)
+
+    async def thrice(store: AzureStore) -> None:
+        for _ in range(3):
+            await store.get("k")
+
+    with wire(answers, tls=served(made)) as server:
+        of_store(server.url, thrice, verify=str(made.path))
+
+    assert {heard.connection for heard in server.heard} == {1}
+
+
+def test_no_more_connections_are_open_than_allowed(azure: Wire) -> None:
+    async def many(store: AzureStore) -> None:
+        await asyncio.gather(*(store.get("k") for _ in range(20)))
+
+    of_store(azure.url, many, connections_max=2)
+
+    assert azure.connections <= 2
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for(azure: Wire) -> None:
+    import time
+
+    def slow(heard: Heard) -> Answer:
+        time.sleep(1)
+        return answers(heard)
+
+    with wire(slow) as server:
+        read = error_of(server.url, get, read_timeout_seconds=0.1)
+        written = error_of(server.url, create, read_timeout_seconds=0.1)
+
+    assert type(read) is TryAgain
+    assert type(written) is OutcomeUnknown
+    assert "`read_timeout_seconds`" in str(read)
+
+
+# Keys and places
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("a/b c", "/container/a/b%20c"),
+        ("a%2Fb", "/container/a%252Fb"),
+        ("?x=y", "/container/%3Fx=y"),
+        ("a#b", "/container/a%23b"),
+        ("é", "/container/%C3%A9"),
+        ("a//b", None),
+        ("../other/key", None),
+        ("a/../../other/key", None),
+    ],
+)
+def test_no_key_leads_out_of_the_container(azure: Wire, key: str, path: str | None) -> None:
+    async def call(store: AzureStore) -> None:
+        await store.put(key, Body.of(b""))
+
+    if path is None:
+        assert type(error_of(azure.url, call)) is Misuse
+    else:
+        of_store(azure.url, call)
+
+    assert [heard.target for heard in azure.heard] == ([path] if path else [])
+
+
+def test_an_endpoint_may_have_a_path(azure: Wire) -> None:
+    of_store(azure.url + "/acct", put)
+
+    assert azure.heard[0].target == "/acct/container/a/key"
+
+
+def test_closing_leaves_nothing_open_and_no_thread(azure: Wire) -> None:
+    """Also not at exit: adlfs would close its client there, on an event loop that is gone."""
+    import subprocess
+
+    code = f"""
+import asyncio, threading
+from offload_azure import AzureOptions, AzureStore
+async def main():
+    options = {{"account_name": "acct", "account_key": "aGk=", "endpoint_url": {azure.url!r}}}
+    store = AzureStore(container="container", options=AzureOptions.of(options))
+    print(await store.get("k"))
+    await store.aclose()
+    print([each.name for each in threading.enumerate() if "fsspec" in each.name])
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+
+    assert done.stderr == ""
+    assert done.stdout.split("\n") == ["b'0123456789'", "[]", ""]
