@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from offload import sync as sync_all
 from offload.errors import Denied, Misuse
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, is_decisive, sides_of
+from offload.store.capabilities import Capabilities
 from offload.store.hashed import HashedStore, folder_of
 from offload.store.memory import MemoryStore
 from offload.store.port import Body, ObjectStore
@@ -196,6 +198,25 @@ class TestCommitStore:
 
         with pytest.raises(Misuse, match="has no option 'colour'"):
             run(StreamWriter.claim(tier, "orders"))
+
+
+def test_another_writer_s_probe_is_no_stranger() -> None:
+    """Many who begin on one empty place, each of which tries the store out first, all succeed."""
+
+    class Probed(MemoryStore):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, create_is_probed=True)
+
+    objects: Objects = {"tier.probe.left-by-a-crash": b""}
+
+    async def scenario() -> None:
+        tiers = [ObjectStoreOffloader(Probed(objects=objects)) for _ in range(8)]
+        await asyncio.gather(*(StreamWriter.claim(tier, f"stream {n}") for n, tier in enumerate(tiers)))
+
+    run(scenario())
+
+    assert sum(key.endswith("stream.anchor") for key in objects) == 8
 
 
 class TestHashedKeys:

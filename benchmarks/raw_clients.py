@@ -1,0 +1,124 @@
+"""What the raw clients of S3 do with the same objects: each a process of its own, so that it can be measured.
+
+    python benchmarks/raw_clients.py CLIENT put|get AT_ONCE < job.json
+
+The job: `endpoint`, `bucket`, `key`, `secret`, `objects` (a file and a key each). Nothing is checked
+beyond what the client checks by itself; what is read is dropped. Printed are the seconds of the
+transfer alone, without the start of the interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+Job = dict[str, Any]
+REGION = "us-east-1"
+
+
+def boto3_client(job: Job, at_once: int) -> Any:
+    """A client with as many connections as threads."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        "s3",
+        endpoint_url=job["endpoint"],
+        region_name=REGION,
+        aws_access_key_id=job["key"],
+        aws_secret_access_key=job["secret"],
+        config=Config(max_pool_connections=at_once, s3={"addressing_style": "path"}),
+    )
+
+
+def by_boto3(job: Job, verb: str, at_once: int) -> float:
+    """Threads, one request each; a read goes through a buffer of 1 MiB."""
+    client = boto3_client(job, at_once)
+
+    def put(item: tuple[str, str]) -> None:
+        with Path(item[0]).open("rb") as file:
+            client.put_object(Bucket=job["bucket"], Key=item[1], Body=file)
+
+    def get(item: tuple[str, str]) -> None:
+        body = client.get_object(Bucket=job["bucket"], Key=item[1])["Body"]
+        while body.read(2**20):
+            pass
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(put if verb == "put" else get, job["objects"]))
+    return time.perf_counter() - begin
+
+
+def by_obstore(job: Job, verb: str, at_once: int) -> float:
+    """Its asynchronous calls, one request each."""
+    import obstore
+    from obstore.store import S3Store
+
+    store = S3Store(
+        job["bucket"],
+        endpoint=job["endpoint"],
+        region=REGION,
+        access_key_id=job["key"],
+        secret_access_key=job["secret"],
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+    )
+
+    async def put(path: str, key: str) -> None:
+        data = await asyncio.to_thread(Path(path).read_bytes)
+        await obstore.put_async(store, key, data, use_multipart=False)
+
+    async def get(path: str, key: str) -> None:
+        async for _ in (await obstore.get_async(store, key)).stream(2**20):
+            pass
+
+    async def main() -> float:
+        turns = asyncio.Semaphore(at_once)
+
+        async def one(path: str, key: str) -> None:
+            async with turns:
+                await (put if verb == "put" else get)(path, key)
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(one(path, key) for path, key in job["objects"]))
+        return time.perf_counter() - begin
+
+    return asyncio.run(main())
+
+
+def by_curl(job: Job, verb: str, at_once: int) -> float:
+    """One process, transfers in parallel, URLs that were signed before the clock starts."""
+    client = boto3_client(job, 1)
+    lines = []
+    for path, key in job["objects"]:
+        where = {"Bucket": job["bucket"], "Key": key}
+        url = client.generate_presigned_url(f"{verb}_object", Params=where, ExpiresIn=3600)
+        how = f'upload-file = "{path}"' if verb == "put" else 'output = "/dev/null"'
+        lines.append(f'url = "{url}"\n{how}')
+    with tempfile.NamedTemporaryFile("w", suffix=".curl") as config:
+        config.write("\n".join(lines))
+        config.flush()
+        argv = ["curl", "-sSf", "--parallel", "--parallel-immediate", "--parallel-max", str(at_once)]
+        begin = time.perf_counter()
+        subprocess.run([*argv, "--config", config.name], check=True)
+        return time.perf_counter() - begin
+
+
+CLIENTS: dict[str, Callable[[Job, str, int], float]] = {
+    "boto3": by_boto3,
+    "obstore": by_obstore,
+    "curl": by_curl,
+}
+
+
+if __name__ == "__main__":
+    print(CLIENTS[sys.argv[1]](json.load(sys.stdin), sys.argv[2], int(sys.argv[3])))
