@@ -14,7 +14,8 @@ from offload.store.port import Span, Suffix
 from offload.store.spans import clip
 
 WHOLE, PART = 200, 206
-_ANSWERED: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_ANSWERED: Final = re.compile(r"bytes (\d+)-(\d+|-1)/(\d+|\*)")
+"""MinIO calls the end of an empty object `0--1/0`."""
 
 
 def range_of(span: Span | Suffix | None) -> str | None:

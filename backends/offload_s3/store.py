@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 
 import s3fs
 from botocore.exceptions import ClientError
+from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import exactly, range_of
 
 from offload.errors import OffloadError, OutcomeUnknown, TryAgain
@@ -120,6 +121,8 @@ class S3Store(ObjectStore):
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """ListObjectsV2, page by page; keys come in order of their bytes."""
+        if not begins_a_key(prefix):
+            return
         following = {"StartAfter": after} if after else {}
         while True:
             client = await self.client()

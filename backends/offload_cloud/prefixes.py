@@ -1,0 +1,11 @@
+"""Prefixes that no key begins with. Servers answer them with errors of many kinds, so none is asked."""
+
+from __future__ import annotations
+
+
+def begins_a_key(prefix: str) -> bool:
+    """Whether a key that the port allows can begin with `prefix`."""
+    *folders, last = prefix.split("/")
+    if "\0" in prefix or last.startswith("."):
+        return False
+    return all(folder and not folder.startswith(".") for folder in folders)
