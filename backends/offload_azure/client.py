@@ -14,7 +14,7 @@ from azure.storage.blob.aio import BlobServiceClient, ContainerClient
 from offload_cloud.options import shown
 
 from offload.errors import Misuse
-from offload_azure.account import account_of
+from offload_azure.account import Account, account_of
 from offload_azure.failures import one_line
 from offload_azure.options import AzureOptions
 from offload_azure.transport import OneRequestTransport
@@ -37,15 +37,36 @@ class Client:
     async def aclose(self) -> None:
         """Close the connections, those of the credential too."""
         await self.service.close()
-        if hasattr(self.credential, "close"):
-            await self.credential.close()
+        await _close(self.credential)
 
 
-def open_client(options: AzureOptions, container: str) -> Client:
+async def open_client(options: AzureOptions, container: str) -> Client:
     """A client on the running event loop; nothing is shared or cached. Raises `Misuse` for wrong settings."""
     account = account_of(options)
+    transport = OneRequestTransport(
+        verify=options.verify,
+        connections_max=options.connections_max,
+        connect_timeout_seconds=options.connect_timeout_seconds,
+        read_timeout_seconds=options.read_timeout_seconds,
+    )
+    try:
+        service = _service(account, _settings(options) | {"transport": transport})
+    except ValueError as exc:
+        await transport.close()
+        await _close(account.credential)
+        raise Misuse(f"azure: {one_line(exc)}") from None
+    return Client(service.get_container_client(container), service, account.credential)
+
+
+def _service(account: Account, settings: dict[str, Any]) -> BlobServiceClient:
+    if account.connection_string:
+        return BlobServiceClient.from_connection_string(account.connection_string, **settings)
+    return BlobServiceClient(account.url, credential=account.credential, **settings)
+
+
+def _settings(options: AzureOptions) -> dict[str, Any]:
     proxy = shown(options.proxy)
-    settings: dict[str, Any] = {
+    return {
         "retry_total": 0,  # ours stand before the store, in one place
         "retry_to_secondary": False,
         "permit_redirects": False,
@@ -53,18 +74,9 @@ def open_client(options: AzureOptions, container: str) -> Client:
         "max_single_get_size": GET_SIZE_BYTES_MAX,
         "proxies": {"http": proxy, "https": proxy} if proxy else None,
         "api_version": options.api_version,
-        "transport": OneRequestTransport(
-            verify=options.verify,
-            connections_max=options.connections_max,
-            connect_timeout_seconds=options.connect_timeout_seconds,
-            read_timeout_seconds=options.read_timeout_seconds,
-        ),
     }
-    try:
-        if account.connection_string:
-            service = BlobServiceClient.from_connection_string(account.connection_string, **settings)
-        else:
-            service = BlobServiceClient(account.url, credential=account.credential, **settings)
-    except ValueError as exc:
-        raise Misuse(f"azure: {one_line(exc)}") from None
-    return Client(service.get_container_client(container), service, account.credential)
+
+
+async def _close(credential: Any) -> None:
+    if hasattr(credential, "close"):
+        await credential.close()

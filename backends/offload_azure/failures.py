@@ -51,7 +51,7 @@ ENCRYPTED: Final = "it was written with another encryption key; give that one as
 VAULT: Final = "the key vault does not give its key out; ask the owner of the encryption scope"
 DENIED: Final = {
     "AuthorizationFailure": "it is not allowed: the account's network rules keep this machine out, or the "
-    "credentials lack the permission",
+    "credentials are wrong or lack the permission",
     "AuthorizationProtocolMismatch": "the SAS token is for https:// only; change `endpoint_url`",
     "AuthorizationSourceIPMismatch": "the SAS token is for other addresses than this machine's",
     "InvalidAuthenticationInfo": "the credentials are malformed, or the sign-in is for another tenant",

@@ -162,7 +162,7 @@ class AzureStore(ObjectStore):
         """The client, made on first use."""
         async with self._opening:
             if self._client is None:
-                self._client = open_client(self._options, self._container)
+                self._client = await open_client(self._options, self._container)
             return self._client
 
     async def blob(self, key: str) -> BlobClient:
