@@ -11,6 +11,7 @@ import binascii
 import re
 from typing import Annotated, ClassVar, Final, Literal, Self
 
+from offload_cloud.choice import Client
 from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -59,6 +60,9 @@ class S3Options(StoreOptions):
     """Every option, as text from the command line or as a value from Python."""
 
     backend: ClassVar = "s3"
+
+    client: Client = "auto"
+    """Which client moves fragments: obstore, or that of fsspec. `auto`: obstore where it can."""
 
     endpoint_url: Endpoint | None = None
     """Another server than AWS': MinIO, Ceph, and so on."""

@@ -8,6 +8,7 @@ from typing import Final
 from offload.plugins import Backend, hookimpl
 
 OPTIONS: Final = (
+    "client",
     "endpoint_url",
     "region",
     "profile",

@@ -53,8 +53,8 @@ class S3Store(ObjectStore):
     """The bucket `bucket`. The client is made at the first request, on the event loop that asks."""
 
     def __init__(self, *, bucket: str, options: S3Options | None = None) -> None:
-        self._bucket = bucket
-        self._options = options or S3Options()
+        self.bucket: Final = bucket
+        self.options: Final = options or S3Options()
         self._files: s3fs.S3FileSystem | None = None
         self._opening = asyncio.Lock()
 
@@ -68,7 +68,7 @@ class S3Store(ObjectStore):
     @property
     def url(self) -> str:
         """`s3://` and the bucket."""
-        return f"s3://{self._bucket}"
+        return f"s3://{self.bucket}"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -92,7 +92,7 @@ class S3Store(ObjectStore):
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             await self._put(key, await whole(body), what="store")
         else:
-            size_bytes = max(self._options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
+            size_bytes = max(self.options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
             await put_in_parts(self, key, body, part_size_bytes=size_bytes, at_once=PARTS_AT_ONCE)
 
     async def create(self, key: str, data: bytes) -> None:
@@ -104,7 +104,7 @@ class S3Store(ObjectStore):
         wanted = range_of(span)
         # A checksum is kept of whole objects, so only with them does the store send it.
         ranged = {"ChecksumMode": "ENABLED"} if wanted is None else {"Range": wanted}
-        call = self._read(Bucket=self._bucket, Key=check_key(key), **ranged, **self._keyed, **self._payer)
+        call = self._read(Bucket=self.bucket, Key=check_key(key), **ranged, **self._keyed, **self._payer)
         try:
             data, reply = await self.ask(call, f"read {key!r}", key=key)
         except OffloadError as exc:
@@ -126,7 +126,7 @@ class S3Store(ObjectStore):
         following = {"StartAfter": after} if after else {}
         while True:
             client = await self.client()
-            call = client.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **following, **self._payer)
+            call = client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **following, **self._payer)
             page = await self.ask(call, f"list {prefix!r}")
             for row in page.get("Contents", ()):
                 yield Listed(row["Key"], row["Size"])
@@ -141,7 +141,7 @@ class S3Store(ObjectStore):
             batch = names[start : start + DELETE_BATCH_MAX]
             client = await self.client()
             objects = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
-            call = client.delete_objects(Bucket=self._bucket, Delete=objects, **self._payer)
+            call = client.delete_objects(Bucket=self.bucket, Delete=objects, **self._payer)
             reply = await self.ask(call, f"delete {len(batch)} objects", mutation=True)
             for error in reply.get("Errors", ()):
                 refused = ClientError({"Error": error}, "DeleteObjects")
@@ -151,7 +151,7 @@ class S3Store(ObjectStore):
         """CreateMultipartUpload."""
         client = await self.client()
         call = client.create_multipart_upload(
-            Bucket=self._bucket,
+            Bucket=self.bucket,
             Key=check_key(key),
             ChecksumAlgorithm="CRC32C",
             **self._encrypted,
@@ -160,7 +160,7 @@ class S3Store(ObjectStore):
             **self._payer,
         )
         reply = await self.ask(call, f"begin to store {key!r}")
-        where = {"Bucket": self._bucket, "Key": key, "UploadId": reply["UploadId"], **self._payer}
+        where = {"Bucket": self.bucket, "Key": key, "UploadId": reply["UploadId"], **self._payer}
         return S3Upload(self, key, where, keyed=self._keyed)
 
     async def aclose(self) -> None:
@@ -173,12 +173,17 @@ class S3Store(ObjectStore):
         """The client, made on first use."""
         async with self._opening:
             try:
-                files = self._files or file_system(self._options)
+                files = self._files or file_system(self.options)
                 client = await opened(files)
             except FAILURES as exc:
                 raise explained(exc, what="open a client", where=self.url, mutation=False) from exc
             self._files = files
             return client
+
+    async def session(self) -> Any:
+        """The session that finds and renews the credentials."""
+        await self.client()
+        return None if self._files is None else self._files.session
 
     async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
         """Await one request, and turn what the client raises into the port's errors."""
@@ -192,7 +197,7 @@ class S3Store(ObjectStore):
     async def _put(self, key: str, data: bytes, *, what: str, **conditions: str) -> None:
         client = await self.client()
         call = client.put_object(
-            Bucket=self._bucket,
+            Bucket=self.bucket,
             Key=key,
             Body=data,
             ChecksumCRC32C=checksum_of(data),
@@ -214,12 +219,12 @@ class S3Store(ObjectStore):
 
     @cached_property
     def _payer(self) -> dict[str, str]:
-        return {"RequestPayer": "requester"} if self._options.requester_pays else {}
+        return {"RequestPayer": "requester"} if self.options.requester_pays else {}
 
     @cached_property
     def _keyed(self) -> dict[str, Any]:
         """What every request about an object's bytes carries where the key is the caller's own (SSE-C)."""
-        key = self._options.sse_c_key
+        key = self.options.sse_c_key
         if key is None:
             return {}
         return {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": base64.b64decode(key.get_secret_value())}
@@ -227,7 +232,7 @@ class S3Store(ObjectStore):
     @cached_property
     def _encrypted(self) -> dict[str, Any]:
         """How every object is encrypted at rest; a bucket's policy may refuse the ones that are not."""
-        options = self._options
+        options = self.options
         return given(
             ServerSideEncryption=options.sse,
             SSEKMSKeyId=options.sse_kms_key_id,
@@ -237,7 +242,7 @@ class S3Store(ObjectStore):
     @cached_property
     def _kept(self) -> dict[str, Any]:
         """How fragments are kept, and what is written on them."""
-        options = self._options
+        options = self.options
         return given(
             StorageClass=options.storage_class,
             Tagging=urlencode(options.tags) or None,

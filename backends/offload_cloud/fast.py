@@ -1,0 +1,222 @@
+"""Immutable objects by a faster client: obstore sends and fetches bytes without Python between.
+
+A `FastStore` stands before a backend's own store. Whole puts and reads go through obstore, one request for
+one call; everything else, above all every create, goes to the store behind. Invariants:
+
+- What obstore cannot express it does not send: then `open_fast` says `None`, and the store behind does all.
+- A request that obstore never sent (no connection, no credentials, a key it does not take) goes to the store
+  behind instead, whose errors say what is wrong. A mutation that it may have sent is never sent again.
+- What is returned is the span that was asked for: obstore's word about the range is held against it.
+
+obstore has threads and connections of its own, which do not survive a fork: open stores after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NoReturn, Protocol
+
+import obstore
+from obstore.exceptions import BaseError, InvalidPathError, UnauthenticatedError
+from obstore.store import ObjectStore as Objects
+
+from offload.errors import Misuse, NotFound, OffloadError, OutcomeUnknown, TryAgain
+from offload.store.capabilities import Capabilities
+from offload.store.port import Body, ObjectStore, Span, Suffix, check_key
+from offload.store.spans import clip
+from offload.store.wrap import StoreDecorator
+from offload_cloud.ranges import asked_for
+
+PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
+"""Up to here an object is one put. What is larger goes up in the parts of the store behind."""
+
+PUT_BYTES_PER_SECOND_MIN: Final = 256 * 2**10
+"""A put that is slower than this, on the whole, is given up."""
+
+BEYOND_THE_END: Final = 416
+FAILURES: Final = (BaseError, OSError, ValueError)
+_STATUS: Final = re.compile(r"status code: (\d{3})[^:\n]*:? ?(.*?)(?:\n\nDebug source:|\Z)", re.DOTALL)
+_KIND: Final = re.compile(r"HttpError \{\s*kind: (\w+)")
+_WHOLE: Final = "NotPartial"
+"""The server answered a range with the whole object."""
+
+_UNREAD: Final = "ParseContentRange"
+"""It did not say how large the object is, or (MinIO, of the end of an empty one) said it oddly."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fast:
+    """What a backend opens: obstore's stores for one bucket, and what is written on fragments.
+
+    `writes` has no timeout for reading: obstore would count the time that the bytes take on their way.
+    """
+
+    reads: Objects
+    writes: Objects
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+class Explain(Protocol):
+    """Turns an error reply into the port's error; None: the store behind knows the way and takes over."""
+
+    def __call__(self, status: int, body: str, *, what: str, key: str, mutation: bool) -> OffloadError | None:
+        """`body` is what the server said, or the beginning of it."""
+
+
+class FastStore(StoreDecorator):
+    """Opens obstore's stores by `open_fast` at the first request, on the event loop that asks."""
+
+    __slots__ = ("_explain", "_fast", "_is_open", "_open_fast", "_opening", "_patience_seconds", "_turns")
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        *,
+        open_fast: Callable[[], Awaitable[Fast | None]],
+        explain: Explain,
+        patience_seconds: float,
+        at_once: int,
+    ) -> None:
+        super().__init__(inner)
+        self._open_fast, self._explain = open_fast, explain
+        self._patience_seconds = patience_seconds
+        self._turns = asyncio.Semaphore(at_once)
+        self._opening = asyncio.Lock()
+        self._fast: Fast | None = None
+        self._is_open = False
+
+    def __repr__(self) -> str:
+        return f"FastStore({self.inner!r})"
+
+    def __reduce__(self) -> NoReturn:
+        """A store is one event loop's own, and its pickle would hold credentials."""
+        raise TypeError("a store cannot be pickled: send its URL and options, and open it there")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the store behind, but for its checksum: obstore does not send that with a put."""
+        return replace(self.inner.capabilities, server_checksum=None)
+
+    async def put(self, key: str, body: Body) -> None:
+        """One PUT whose windows are not joined. Memory: the object."""
+        fast = await self._opened()
+        if fast is None or body.size_bytes > PUT_SIZE_BYTES_MAX:
+            await self.inner.put(key, body)
+            return
+        check_key(key)
+        windows = [window async for window in body.windows()]
+        if sum(map(len, windows)) != body.size_bytes:
+            raise Misuse(f"a body of {body.size_bytes} bytes yielded {sum(map(len, windows))}")
+        what = f"store {key!r}"
+        patience_seconds = self._patience_seconds + body.size_bytes / PUT_BYTES_PER_SECOND_MIN
+        try:
+            async with self._turns, asyncio.timeout(patience_seconds):
+                result = await obstore.put_async(
+                    fast.writes,
+                    key,
+                    windows or b"",
+                    attributes=dict(fast.attributes) or None,
+                    tags=dict(fast.tags) or None,
+                    use_multipart=False,
+                )
+        except TimeoutError as exc:
+            text = f"{self.url}: cannot {what}: it took longer than {patience_seconds:.0f} s and was given up"
+            raise OutcomeUnknown(text) from exc
+        except FAILURES as exc:
+            self._make_sure_unanswered(exc, what, key, mutation=True)
+            await self.inner.put(key, body)
+        else:
+            if not result["e_tag"]:
+                raise OutcomeUnknown(f"{self.url}: cannot {what}: the answer is no object store's")
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        """One GET. The copy into `bytes` is the only one."""
+        fast = await self._opened()
+        if fast is None:
+            return await self.inner.get(key, span)
+        check_key(key)
+        clip(span, 0)  # refuses a negative one
+        what = f"read {key!r}"
+        try:
+            async with self._turns:
+                result = await obstore.get_async(fast.reads, key, options=_options_of(span))
+                data = await result.bytes_async()
+        except FAILURES as exc:
+            if _status_of(exc)[0] == BEYOND_THE_END:
+                return b""
+            self._make_sure_unanswered(exc, what, key, mutation=False)
+            return await self.inner.get(key, span)
+        if not result.meta["e_tag"]:
+            raise TryAgain(f"{self.url}: cannot {what}: the answer is no object store's")
+        if result.range != clip(asked_for(span), result.meta["size"]) or len(data) != _length(result.range):
+            raise TryAgain(f"{self.url}: {key!r}: asked for {span}, got {len(data)} bytes of {result.range}")
+        return b"" if span is not None and not span.length else data.to_bytes()
+
+    async def aclose(self) -> None:
+        """Let go of obstore's stores, which close what is theirs; and close the store behind."""
+        self._fast, self._is_open = None, False
+        await self.inner.aclose()
+
+    async def _opened(self) -> Fast | None:
+        async with self._opening:
+            if not self._is_open:
+                self._fast = await self._open_fast()
+                self._is_open = True
+        return self._fast
+
+    def _make_sure_unanswered(self, exc: Exception, what: str, key: str, *, mutation: bool) -> None:
+        """Return where the store behind may be asked the same instead; else raise what `exc` is."""
+        status, body = _status_of(exc)
+        if status:
+            error = self._explain(status, body, what=what, key=key, mutation=mutation)
+            if error is not None:
+                raise error from exc
+            self._step_back(f"HTTP {status}")
+            return
+        text = str(exc)
+        kind = _KIND.search(text)
+        if isinstance(exc, InvalidPathError | UnauthenticatedError) or (kind and kind[1] == "Connect"):
+            if "InvalidCertificate" in text:
+                self._step_back("it does not trust the server's certificate")
+            return  # nothing was sent; the store behind succeeds, or tells why it cannot
+        if not mutation and _WHOLE in text:
+            self._step_back("the server ignores ranges")
+            return
+        if not mutation and _UNREAD in text:
+            return
+        if isinstance(exc, FileNotFoundError):
+            raise NotFound(key, store=self.url) from exc
+        said = " ".join(text.partition("\n\nDebug source:")[0].split())[:400]
+        lost = OutcomeUnknown if mutation else TryAgain
+        raise lost(f"{self.url}: cannot {what}: {said} ({kind[1] if kind else type(exc).__name__})") from exc
+
+    def _step_back(self, why: str) -> None:
+        _log.info("%s: from now on without obstore: %s", self.url, why)
+        self._fast = None
+
+
+def _options_of(span: Span | Suffix | None) -> obstore.GetOptions | None:
+    match asked_for(span):
+        case Span(start, length):
+            return {"range": (start, start + length)}
+        case Suffix(length):
+            return {"range": {"suffix": length}}
+        case _:
+            return None
+
+
+def _length(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
+
+
+def _status_of(exc: BaseException) -> tuple[int, str]:
+    """The HTTP status of an error reply and its body, from the error's text, where obstore has them."""
+    found = _STATUS.search(str(exc))
+    return (int(found[1]), found[2]) if found else (0, "")

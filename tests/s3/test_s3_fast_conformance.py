@@ -1,0 +1,43 @@
+"""A bucket whose fragments go by obstore, held against the contracts on every S3 server of the catalogue."""
+
+from __future__ import annotations
+
+import pytest
+from offload_cloud.fast import FastStore
+from offload_conformance import OffloaderConformance, StoreConformance
+from offload_s3 import S3Options
+from offload_s3.url import open_bucket
+from servers import Place, Running, servers_of
+
+from offload import LedgerOffloader, ObjectStore, ObjectStoreOffloader
+
+SERVERS = pytest.mark.parametrize("running_server", servers_of("s3"), indirect=True)
+
+
+class _OnServer:
+    place: Place
+
+    @pytest.fixture(autouse=True)
+    def _place(self, running_server: Running) -> None:
+        self.place = running_server.place()
+
+    def fast_store(self) -> ObjectStore:
+        store = open_bucket(self.place.name, S3Options.of(self.place.options | {"client": "obstore"}))
+        assert isinstance(store, FastStore)
+        return store
+
+    def keys_in_store(self) -> set[str]:
+        """By boto3: another client than the store's own."""
+        return self.place.keys()
+
+
+@SERVERS
+class TestFastS3Store(_OnServer, StoreConformance):
+    def open_store(self) -> ObjectStore:
+        return self.fast_store()
+
+
+@SERVERS
+class TestFastS3Offloader(_OnServer, OffloaderConformance):
+    def open_offloader(self) -> LedgerOffloader:
+        return ObjectStoreOffloader(self.fast_store())
