@@ -1,0 +1,227 @@
+"""What the tests against real servers share: which servers, seeds, and an audit of what a bucket holds.
+
+The audit reads the bucket directly, past every proxy, between the rounds of a test; it shows the judge of
+the commit protocol (`protocol_judge`) what is new, in the order in which it must have come about.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+from uuid import UUID
+
+from protocol_judge import DATA, ROOT, Judge, Objects, read_root
+from protocol_world import CHUNK_RECORDS, NOTHING_COMMITTED, TRACED, WitnessedOffloader, source
+from servers import SERVERS, Place, servers_of
+from servers.places import PLACES
+
+from offload import Plugins, StreamReader, StreamWriter, TierOptions
+from offload.env import Env
+from offload.errors import Misuse, OffloadError
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Manifest
+from offload.manifest.changes import Append, Change, Claim, Prepare
+from offload.store.capabilities import Capabilities
+from offload.store.limit import LimitedStore
+from offload.store.port import ObjectStore
+from offload.store.retry import RetryingStore, RetryPolicy
+from offload.store.wrap import StoreDecorator
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.opening import open_store
+from offload.tier.verify import verify
+
+CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
+SEED: Final = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))
+QUICK: Final = RetryPolicy(
+    attempts_max=6, deadline_seconds=10, pause_seconds_first=0.002, pause_seconds_max=0.05
+)
+
+PROBE: Final = "tier.probe."
+"""What an interrupted probe of create-if-absent leaves behind."""
+
+
+def _every_server() -> list[Any]:
+    """Those that keep create-if-absent and whose protocol has a backend, for `running_server`."""
+    found: list[Any] = []
+    for protocol in dict.fromkeys(server.protocol for server in SERVERS if server.honours_create):
+        try:
+            Plugins.find().by_scheme("backend", PLACES[protocol].scheme)
+        except Misuse:
+            continue
+        found += servers_of(protocol)
+    return found
+
+
+EVERY_SERVER: Final = _every_server()
+
+
+def bare_store(url: str, options: dict[str, str]) -> ObjectStore:
+    """The backend's store alone: no retries, no limits."""
+    return open_store(url, plugins=Plugins.find(), storage_options=options)
+
+
+def guarded(store: ObjectStore, *, chance: random.Random | None = None) -> ObjectStore:
+    """The store as `open_tier` guards it, but with short pauses."""
+    return RetryingStore(LimitedStore(store), policy=QUICK, random=(chance or random.Random()).random)
+
+
+class Sure(StoreDecorator):
+    """A store that need not be asked whether it keeps create-if-absent. The probe has tests of its own."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, create_is_probed=False)
+
+
+class Audit:
+    """Looks at one stream in a bucket, again and again, and has its history judged.
+
+    `store` leads to the bucket directly. Sweeps are not known to it: nothing may ever go.
+    """
+
+    def __init__(self, store: ObjectStore, stream: str) -> None:
+        self.store, self.stream = store, stream
+        self.judge = Judge(source)
+        self.objects = Objects(self.judge)
+        self._keys = StreamKeys(stream)
+        self._announced: set[UUID] = set()
+        self._unseen: dict[str, bytes] = {}
+
+    @property
+    def next_offset(self) -> int:
+        """Where the newest root that was seen ends."""
+        root = self.judge.root
+        return 0 if root is None else int(root.next_offset)
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest root that was seen."""
+        return self.judge.newest
+
+    async def look(self) -> None:
+        """Read what is new. Nobody may be writing meanwhile. An `AssertionError` says what does not hold."""
+        prefix = self._keys.anchor.removesuffix("stream.anchor")
+        listed = {row.key async for row in self.store.list(prefix)}
+        gone = self.objects.keys() - listed
+        assert not gone, f"objects went, and nobody deletes: {sorted(gone)}"
+        roots: dict[int, str] = {}
+        for key in sorted(listed - self.objects.keys() - self._unseen.keys()):
+            data = await self.store.get(key)
+            match = ROOT.fullmatch(key)
+            if match:
+                roots[int(match[1])] = key
+                self._unseen[key] = data
+            elif DATA.fullmatch(key):
+                self._unseen[key] = data
+            else:
+                self.objects[key] = data
+        self._show_fragments()
+        for _, key in sorted(roots.items()):
+            data = self._unseen.pop(key)
+            self._announced |= {UUID(bytes=uid) for uid in read_root(data).running}
+            self.objects[key] = data
+            self._show_fragments()
+        for key in self._unseen:
+            uid = UUID(self._uid_of(key))
+            assert uid in self._announced, f"{key} was uploaded before its attempt was announced"
+        for key in list(self._unseen):  # what landed when its attempt was over
+            self.objects[key] = self._unseen.pop(key)
+        self.check()
+
+    async def look_again(self) -> None:
+        """Read everything once more: no object ever changes."""
+        await self.look()
+        for key in list(self.objects):
+            self.objects[key] = await self.store.get(key)
+        self.check()
+
+    def hear(self, who: str, commits: Iterable[tuple[Change, Manifest | OffloadError]]) -> None:
+        """What a writer was told of its commits, held against what was seen. Look first."""
+        for change, result in commits:
+            if not isinstance(result, OffloadError):
+                self.judge.told(result, who)
+                assert self._was_in(change), f"{who} was told of a commit that never was: {change}"
+            elif isinstance(result, NOTHING_COMMITTED) and isinstance(change, TRACED):
+                assert not self._was_in(change), f"{who} was told untruly: {result}"
+        self.check()
+
+    def check(self) -> None:
+        """Raise an `AssertionError` with the first invariant that was seen broken."""
+        assert not self.judge.violations, f"stream {self.stream!r}: {self.judge.violations[0]}"
+
+    def _show_fragments(self) -> None:
+        root = self.judge.root
+        if root is not None:
+            for key in [key for key in self._unseen if DATA.fullmatch(key)]:
+                if UUID(self._uid_of(key)).bytes in root.running:
+                    self.objects[key] = self._unseen.pop(key)
+
+    def _uid_of(self, key: str) -> str:
+        match = DATA.fullmatch(key)
+        assert match is not None, key
+        return match[2]
+
+    def _was_in(self, change: Change) -> bool:
+        """Whether the history ever showed the change. True for one without a trace."""
+        history = self.judge.history.values()
+        if isinstance(change, Claim):
+            return any(root.writer == change.writer.bytes for root in history)
+        if isinstance(change, Prepare):
+            return any(uid.bytes in root.running for uid, _ in change.attempts for root in history)
+        if isinstance(change, Append) and change.entries:
+            first = change.entries[0]
+            name = f"{first.first_offset:020d}.{first.attempt}.fragment"
+            return any(name in root.named for root in history)
+        return True
+
+
+async def read_all(store: ObjectStore, stream: str) -> bytes:
+    """The stored chunks of a stream from its first offset to its last, back to back."""
+    reader = await StreamReader.open(ObjectStoreOffloader(store), stream)
+    windows = reader.windows(reader.manifest.first_offset)
+    try:
+        return b"".join([window.data async for window in windows])
+    finally:
+        await windows.aclose()
+
+
+async def assert_sound(store: ObjectStore, place: Place, *, streams: int | None = None) -> None:
+    """`verify` finds no damage and can explain everything; another client sees the same objects."""
+    report = await verify(store)
+    assert not report.damages, report.damages
+    strange = [row for row in report.unreferenced if row.attempt is None and not row.key.startswith(PROBE)]
+    assert not strange, strange
+    assert streams in (None, report.streams)
+    listed = {row.key async for row in store.list("")}
+    assert listed == place.keys()
+    assert report.objects == len([key for key in listed if not key.startswith(PROBE)])
+
+
+class Writer:
+    """A process at the bucket, as far as the protocol can tell: names, chance and memory of its own.
+
+    `client` may be that of others too, since to open one costs more than all of its requests.
+    """
+
+    def __init__(self, name: str, client: ObjectStore, *, chance: random.Random) -> None:
+        self.name = name
+        self.env = Env(uuid=lambda: UUID(int=chance.getrandbits(128), version=4), random=chance.random)
+        self.offloader = WitnessedOffloader(
+            Sure(guarded(client, chance=chance)),
+            env=self.env,
+            options=TierOptions(fragment_size_bytes=len(source(0, CHUNK_RECORDS)) + 1),
+        )
+        self.writer: StreamWriter | None = None
+
+    async def claim(self, stream: str) -> StreamWriter:
+        """Take the stream."""
+        self.writer = await StreamWriter.claim(self.offloader, stream, env=self.env)
+        return self.writer
+
+    def commits_told(self) -> list[tuple[Change, Manifest | OffloadError]]:
+        """What it was told of its commits since this was last asked."""
+        told, self.offloader.commits = self.offloader.commits, []
+        return told

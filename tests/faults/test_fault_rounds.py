@@ -1,0 +1,216 @@
+"""Commits through a network and a server that fail in every way we know: none is lost, none is doubled.
+
+In each round a writer offloads one ledger, through a proxy that breaks requests by chance, creates above
+all; sometimes it is a fresh writer, sometimes two rivals at once. What came of it is read past the proxy and
+judged.
+`OFFLOAD_SEED` repeats the faults of a run; `OFFLOAD_CAMPAIGN=1` goes on for 1,000 rounds per server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from faults.rig import (
+    CAMPAIGN,
+    EVERY_SERVER,
+    SEED,
+    Audit,
+    Writer,
+    assert_sound,
+    bare_store,
+    guarded,
+    read_all,
+)
+from protocol_world import CHUNK_RECORDS, Ledger, source
+from servers import Place, Running
+from servers.proxy import Fault, Plan, Proxy, proxied
+
+from offload.errors import Conflict, Fenced, OutcomeUnknown, TryAgain
+from offload.store.port import ObjectStore
+
+ROUNDS = 1000 if CAMPAIGN else 40
+ROUNDS_PER_STREAM = 20
+READS_MAX = 20
+
+DOCUMENTED = (TryAgain, OutcomeUnknown, Conflict, Fenced)
+"""What a caller must be ready for when the store fails; anything else is a bug."""
+
+CHANCES = {
+    Fault.CUT_AFTER: 0.03,
+    Fault.ERROR_AFTER: 0.03,
+    Fault.REFUSE: 0.03,
+    Fault.RESET: 0.03,
+    Fault.LATE: 0.02,
+    Fault.TRICKLE: 0.02,
+    Fault.TRUNCATE: 0.03,
+}
+CREATE_CHANCES = {
+    Fault.CUT_AFTER: 0.15,
+    Fault.ERROR_AFTER: 0.15,
+    Fault.LATE: 0.10,
+    Fault.RESET: 0.10,
+    Fault.REFUSE: 0.10,
+}
+
+
+@dataclass
+class Campaign:
+    """Rounds on one bucket, judged past the proxy by `direct`."""
+
+    place: Place
+    proxy: Proxy
+    direct: ObjectStore
+    name: str
+    rounds: int = 0
+    offloaded: int = 0
+    roots: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    async def run(self, rounds: int) -> None:
+        """All rounds, on a new stream every now and then."""
+        while self.rounds < rounds:
+            stream = f"orders-{self.rounds // ROUNDS_PER_STREAM}"
+            clients = [bare_store(self.place.url, self.options) for _ in range(2)]
+            try:
+                await Rounds(self, stream, clients).run(min(ROUNDS_PER_STREAM, rounds - self.rounds))
+            except BaseException:
+                print(f"round {self.rounds}, on {stream}; the last requests:", *self.proxy.log, sep="\n")
+                raise
+            finally:
+                for client in clients:
+                    await client.aclose()
+        await assert_sound(self.direct, self.place)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Those that lead through the proxy."""
+        return {name: self.proxy.before(value) for name, value in self.place.options.items()}
+
+    def chance(self, what: str) -> random.Random:
+        """Chance that the seed and this name repeat."""
+        return random.Random(f"{SEED} {self.name} {what}")
+
+    def break_requests(self, what: str) -> None:
+        """From here on faults are drawn from the seed and this name."""
+        self.proxy.plan = Plan(
+            chances=CHANCES,
+            create_chances=CREATE_CHANCES,
+            seed=f"{SEED} {self.name} {what}",
+            forget=[self.place.name],
+            late_seconds=0.05,
+            retry_after_seconds_max=0,
+        )
+
+    def mend(self) -> None:
+        """No more faults; and what was late has landed."""
+        self.proxy.plan = Plan()
+        self.proxy.settle()
+
+
+class Rounds:
+    """Those on one stream."""
+
+    def __init__(self, campaign: Campaign, stream: str, clients: Sequence[ObjectStore]) -> None:
+        self.campaign, self.stream, self.clients = campaign, stream, clients
+        self.audit = Audit(campaign.direct, stream)
+        self.written = 0
+        """How many writers there were."""
+
+        self.holder = self._fresh()
+
+    async def run(self, rounds: int) -> None:
+        """So many rounds with faults, and a last one without."""
+        for number in range(rounds):
+            self.campaign.break_requests(f"{self.stream}/{number}")
+            await self._round(self.campaign.chance(f"{self.stream}/{number}"))
+            self.campaign.rounds += 1
+        await self._read_through_faults()
+        self.campaign.mend()
+        offloaded = self.campaign.offloaded
+        await self._round(self.campaign.chance(f"{self.stream}/last"))
+        assert self.campaign.offloaded > offloaded
+        if CAMPAIGN:
+            await self.audit.look_again()
+        self.campaign.roots += self.audit.newest
+
+    async def _round(self, chance: random.Random) -> None:
+        """One writer, or two at once, each with one ledger; then the truth is read."""
+        what = chance.choices(["go on", "fresh", "rivals"], [5, 2, 3])[0]
+        if what == "fresh":
+            self.holder = self._fresh()
+        writers = [self.holder] + [self._fresh()] * (what == "rivals")
+        sizes = [chance.randint(1, 3) for _ in writers]
+        forget = chance.random() < 0.7
+
+        told = await asyncio.gather(*map(self._offload, writers, sizes))
+
+        self.campaign.proxy.settle()
+        await self.audit.look()
+        for writer, next_offset in zip(writers, told, strict=True):
+            self.audit.hear(writer.name, writer.commits_told())
+            assert next_offset is None or next_offset <= self.audit.next_offset, f"{writer.name} was misled"
+            if next_offset is None and forget:
+                writer.writer = None  # it claims anew; else it goes on with what it believes
+        self.holder = writers[-1]
+
+    async def _offload(self, writer: Writer, chunks: int) -> int | None:
+        """The offset that is committed by its word; None where it was told of an error."""
+        try:
+            holder = writer.writer or await writer.claim(self.stream)
+            first = holder.manifest.next_offset
+            await holder.offload([Ledger(first, first + chunks * CHUNK_RECORDS)])
+        except DOCUMENTED as error:
+            self.campaign.errors[type(error).__name__] += 1
+            if isinstance(error, Fenced):
+                writer.writer = None
+            return None
+        self.campaign.offloaded += 1
+        return first + chunks * CHUNK_RECORDS
+
+    async def _read_through_faults(self) -> None:
+        """A reader is given the right bytes, or told to try again; and soon it has the bytes."""
+        expected = source(0, self.audit.next_offset)
+        for _ in range(READS_MAX):
+            try:
+                read = await read_all(guarded(self.clients[0]), self.stream)
+            except TryAgain:
+                continue
+            assert read == expected
+            return
+        raise AssertionError(f"could not be read in {READS_MAX} tries")
+
+    def _fresh(self) -> Writer:
+        self.written += 1
+        name = f"{self.stream}/writer-{self.written}"
+        client = self.clients[self.written % len(self.clients)]
+        return Writer(name, client, chance=self.campaign.chance(name))
+
+
+@pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
+def test_nothing_is_lost_and_nothing_is_doubled(running_server: Running) -> None:
+    print(f"OFFLOAD_SEED={SEED}")
+
+    async def run(proxy: Proxy) -> Campaign:
+        place = running_server.place()
+        direct = bare_store(place.url, place.options)
+        campaign = Campaign(place=place, proxy=proxy, direct=direct, name=running_server.server.name)
+        try:
+            await campaign.run(ROUNDS)
+        finally:
+            await direct.aclose()
+        return campaign
+
+    with proxied(running_server.endpoint) as proxy:
+        campaign = asyncio.run(run(proxy))
+
+    print(f"{campaign.rounds} rounds, {campaign.offloaded} ledgers, {campaign.roots} roots")
+    print(f"errors: {dict(campaign.errors)}; the proxy: {dict(proxy.counts)}")
+    # Enough went wrong, and enough went right, for this to say something.
+    assert campaign.offloaded > campaign.rounds / 2
+    assert campaign.roots > 2 * campaign.rounds
+    assert all(proxy.counts[fault.name.lower()] for fault in CHANCES)
