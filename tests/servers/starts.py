@@ -42,12 +42,11 @@ def minio(program: Path, scratch: Path) -> Iterator[str]:
 
 @contextmanager
 def fake_gcs_server(program: Path, scratch: Path) -> Iterator[str]:
-    """Objects are files below the scratch folder."""
+    """Objects are in its memory: as files, `a` and `a/b` could not both be there."""
     port = free_port()
     argv = (program / "bin" / "fake-gcs-server", "-scheme", "http", "-host", "127.0.0.1", "-port", port)
-    files = ("-backend", "filesystem", "-filesystem-root", scratch / "data")
     names = ("-public-host", f"127.0.0.1:{port}", "-external-url", f"http://127.0.0.1:{port}")
-    with _answering(port, scratch, *argv, *files, *names, "-log-level", "warn") as url:
+    with _answering(port, scratch, *argv, *names, "-backend", "memory", "-log-level", "warn") as url:
         yield url
 
 
