@@ -18,7 +18,7 @@ import os
 import ssl
 from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from os.path import isfile
 from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -164,7 +164,7 @@ def _token_of(options: GcsOptions) -> Any:
     if options.is_anonymous:
         return "anon"
     said = shown(options.token) or "google_default"
-    if said in MODES or Path(said).is_file():
+    if said in MODES or isfile(said):
         return said
     return json.loads(said) if said.lstrip().startswith("{") else Credentials(said)  # type: ignore[no-untyped-call]
 

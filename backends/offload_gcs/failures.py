@@ -202,6 +202,7 @@ def _forbidden(exc: Refused, asked: Asked, said: str) -> OffloadError:
 def _of_credentials(exc: BaseException, said: str) -> OffloadError:
     reason = without_secrets(exc.args[0] if exc.args else type(exc).__name__)
     if isinstance(exc, DefaultCredentialsError):
+        reason = reason.partition(" To set up Application Default")[0]  # we say it in our own words
         return Denied(f"{said}: no credentials found ({reason}); {LOGIN}")
     if isinstance(exc, TransportError) or getattr(exc, "retryable", False):
         return TryAgain(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
+from os.path import isfile
 from typing import Annotated, ClassVar, Final, Self
 from urllib.parse import urlsplit
 
@@ -50,7 +50,7 @@ def _token(token: SecretStr) -> SecretStr:
             json.loads(said)
         except ValueError:
             raise ValueError("begins like the JSON of a key, and is none") from None
-    elif said not in MODES and ("/" in said or said.endswith(".json")) and not Path(said).is_file():
+    elif said not in MODES and ("/" in said or said.endswith(".json")) and not isfile(said):
         raise ValueError("looks like the path of a key file, and there is no such file")
     elif said in {"browser", "token", ""}:
         raise ValueError(f"use a key file, its JSON, an access token, or one of {', '.join(sorted(MODES))}")

@@ -148,6 +148,13 @@ def test_a_login_of_a_person_is_used(server: Wire, google: Google, tmp_path: Pat
     assert "no kind that is known" in str(error)
 
 
+def test_a_token_longer_than_any_files_name_is_a_token(server: Wire) -> None:
+    """Some are; whether a file is meant must not be asked in a way that fails on them."""
+    get(server, token="ya29." + "x" * 2000)
+
+    assert shown(server) == ["Bearer ya29." + "x" * 2000]
+
+
 def test_an_access_token_is_sent_as_it_is_and_nowhere_else(server: Wire) -> None:
     get(server, token="ya29.HUSH-own")
 

@@ -7,9 +7,11 @@ import json
 import re
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import certificate, served
 from offload_gcs import GcsOptions, GcsStore
 from offload_gcs.reading import written
 from servers import Running, servers_of
@@ -177,6 +179,18 @@ def test_an_upload_that_makes_no_progress_ends() -> None:
     assert len(server.of("PUT")) == 1
 
 
+def test_an_upload_that_does_not_end_with_its_last_byte_is_in_doubt(session: Session) -> None:
+    def never_done(heard: Heard) -> Answer:
+        answer = session(heard)
+        return Answer(308, headers={"Range": f"bytes=0-{len(DATA) - 1}"}) if session.complete else answer
+
+    with wire(never_done) as server:
+        error = error_of(server.url, body_of(DATA))
+
+    assert type(error) is OutcomeUnknown
+    assert server.heard[-1].method == "DELETE"
+
+
 @pytest.mark.parametrize(
     ("failure", "raised"),
     [
@@ -259,16 +273,24 @@ def test_a_body_that_changes_is_never_complete(gcs: Wire, session: Session, seco
     assert not session.complete
 
 
-def test_a_session_elsewhere_gets_no_credentials(gcs: Wire, session: Session) -> None:
+def test_a_session_elsewhere_gets_no_credentials(gcs: Wire, session: Session, tmp_path: Path) -> None:
     """The session's address is as good as a key already; ours are for the endpoint alone."""
-    with wire(session) as other:
-        session.elsewhere = other.url.replace("http:", "https:")
-        error = error_of(gcs.url, body_of(DATA))
+    made = certificate(tmp_path)
+    with wire(session, tls=served(made)) as other:
         session.elsewhere = other.url
-        refused = error_of(gcs.url, body_of(DATA))
+        put(gcs.url, body_of(DATA), verify=str(made.path))
 
-    assert type(error) is TryAgain, "there is no TLS there"
-    assert "names no session" in str(refused)
+    assert session.complete
+    assert len(gcs.heard) == 1
+    assert not any("authorization" in heard.headers for heard in other.heard)
+
+
+def test_a_session_without_tls_is_refused_elsewhere(gcs: Wire, session: Session) -> None:
+    with wire(session) as other:
+        session.elsewhere = other.url
+        error = error_of(gcs.url, body_of(DATA))
+
+    assert "names no session" in str(error)
     assert other.heard == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -388,6 +389,13 @@ def test_the_checksum_of_what_was_decoded_on_the_way_is_not_compared() -> None:
     with wire(reply) as server:
         assert of_store(server.url, get) == DIGITS
         assert server.heard[0].headers["accept-encoding"] == "identity"
+
+
+def test_bytes_are_handed_on_as_they_came() -> None:
+    """The HTTP library would unpack them where the reply says that they are packed."""
+    packed = gzip.compress(DIGITS)
+    with wire(replying(packed, Content_Encoding="gzip")) as server:
+        assert of_store(server.url, get) == packed
 
 
 @pytest.mark.parametrize(
