@@ -8,13 +8,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types check bench campaign clean
+.PHONY: demo test servers lint types check bench campaign clean
 
 demo: $(READY)
 	$(BIN)/offload demo
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# Real servers and emulators for the tests, into a cache outside this folder. The first time takes some
+# ten minutes, most of it for building MinIO; docs/testing.md has more.
+servers: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m servers
 
 lint: $(READY)
 	$(BIN)/ruff check .

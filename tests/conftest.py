@@ -7,6 +7,12 @@ from collections.abc import Iterator
 import pytest
 from servers import Running
 from servers.session import Session
+from servers.table import ClosingTable
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every run of pytest ends with the table."""
+    config.pluginmanager.register(ClosingTable(), "servers-closing-table")
 
 
 @pytest.fixture(scope="session")

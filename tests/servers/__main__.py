@@ -1,0 +1,70 @@
+"""`make servers`: installs every server that can be had here, tries each once, and says how it went.
+
+Installations wait for the network side by side; builds, which take both processors for minutes, follow one
+another. What is there already is left as it is. The exit code is 0 only where every server can be run.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from servers.catalogue import SERVERS, Server
+from servers.processes import NotReady
+from servers.recipes import home
+from servers.table import aligned
+
+HEAD: Final = ("protocol", "server", "version", "installed in", "ready after", "")
+TRIED_AT_ONCE: Final = 2
+KEY, DATA = "a/tried once", b"\x00\xff some bytes\r\n"
+
+
+def main() -> int:
+    """Install, then try, then the table."""
+    print(f"servers for tests, in {home()}", flush=True)
+    with ThreadPoolExecutor(1) as one_by_one, ThreadPoolExecutor(len(SERVERS)) as side_by_side:
+        installing = [
+            (one_by_one if each.recipe.builds else side_by_side).submit(_installed, each) for each in SERVERS
+        ]
+    with ThreadPoolExecutor(TRIED_AT_ONCE) as trying:
+        rows = list(trying.map(_row, SERVERS, installing))
+    for line in aligned([HEAD, *rows]):
+        print(line)
+    return 0 if all("CANNOT" not in row[-1] for row in rows) else 1
+
+
+def _installed(server: Server) -> str:
+    if server.missing() is None:
+        return "-"
+    print(f"{server.name} {server.recipe.version}: installing", flush=True)
+    started = time.monotonic()
+    server.recipe.install()
+    return _since(started)
+
+
+def _row(server: Server, installing: Future[str]) -> tuple[str, ...]:
+    """How it went with one server; one that cannot be had or run hides no other."""
+    installed = ready = "-"
+    try:
+        installed = installing.result()
+        started = time.monotonic()
+        with server.running() as running:
+            ready = _since(started)
+            place = running.place()
+            place.put(KEY, DATA)
+            if (place.keys(), place.get(KEY)) != ({KEY}, DATA):
+                raise NotReady("it does not give back what was put")
+        said = server.purpose
+    except Exception as exc:  # noqa: BLE001 - whatever its client raises is this server's trouble
+        said = f"CANNOT BE RUN: {exc}"
+    return server.protocol, server.name, server.recipe.version, installed, ready, said
+
+
+def _since(started: float) -> str:
+    return f"{time.monotonic() - started:.1f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
