@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any, Final, NoReturn, TypeVar
 
 from azure.core import MatchConditions
-from azure.storage.blob import CustomerProvidedEncryptionKey, StandardBlobTier
+from azure.storage.blob import BlobProperties, CustomerProvidedEncryptionKey, StandardBlobTier
 from azure.storage.blob.aio import BlobClient
 from offload_cloud.ranges import asked_for, exactly
 
@@ -235,9 +235,11 @@ class AzureStore(ObjectStore):
         try:
             data = await self.ask(read(), f"read {key!r}", key=key)
         except OffloadError as exc:
-            if code_of(exc.__cause__) in BEYOND_THE_END:
-                return b""
-            raise
+            if code_of(exc.__cause__) not in BEYOND_THE_END:
+                raise
+            if self._options.hierarchical_namespace:
+                await self._properties(blob, key)  # it may be a folder, which reads as empty too
+            return b""
         reply = replies[-1].http_response
         if reply.headers.get(f"x-ms-meta-{FOLDER}") == "true":
             raise NotFound(key, store=self.url)
@@ -248,9 +250,16 @@ class AzureStore(ObjectStore):
             await make_sure_of_sum(data, reply.headers.get("x-ms-blob-content-md5"), where)
         return data
 
+    async def _properties(self, blob: BlobClient, key: str) -> BlobProperties:
+        """One HEAD. Raises `NotFound` for a folder as well."""
+        seen = await self.ask(blob.get_blob_properties(**self._keyed), f"read {key!r}", key=key)
+        if (seen.metadata or {}).get(FOLDER) == "true":
+            raise NotFound(key, store=self.url)
+        return seen
+
     async def _read_end(self, blob: BlobClient, key: str, wanted: Suffix) -> bytes:
         """The end of the very version whose size was asked for; if it is replaced in between, `TryAgain`."""
-        seen = await self.ask(blob.get_blob_properties(**self._keyed), f"read {key!r}", key=key)
+        seen = await self._properties(blob, key)
         if not seen.etag:
             raise TryAgain(f"{self.url}: {key!r}: the reply names no version; is that a blob service?")
         start, end = clip(wanted, seen.size)

@@ -43,7 +43,7 @@ class AzureUpload(Upload):
         blob = await self._store.blob(self._key)
         names = [BlobBlock(self._name(number)) for number in sorted(self._numbers)]
         call = blob.commit_block_list(names, **self._store.encrypted, **self._store.kept)
-        await self._store.ask(call, f"store {self._key!r}, whose parts are there,", mutation=True)
+        await self._store.ask(call, f"store {self._key!r} of its parts", mutation=True)
 
     async def abort(self) -> None:
         """Nothing to do: the service drops blocks that no list names, after a week at the latest."""

@@ -323,14 +323,19 @@ def test_a_suffix_of_what_is_replaced_in_between_is_no_suffix() -> None:
     assert "replaced" in str(error)
 
 
+@pytest.mark.parametrize("size", [0, 10])
 @pytest.mark.parametrize("call", [get, reading(Span(0, 1)), reading(Suffix(1))])
-def test_a_folder_of_a_hierarchical_namespace_is_no_object(call: Call) -> None:
+def test_a_folder_of_a_hierarchical_namespace_is_no_object(call: Call, size: int) -> None:
+    """It is a blob of no bytes, and reads as one."""
+
     def folder(heard: Heard) -> Answer:
-        answer = answers(heard)
-        return Answer(answer.status, answer.body, answer.headers | {"x-ms-meta-hdi_isfolder": "true"})
+        marked = {"x-ms-meta-hdi_isfolder": "true"}
+        if heard.method == "HEAD":
+            return Answer(200, DIGITS[:size], TAGGED | marked)
+        return part_of(DIGITS[:size], heard, **marked)
 
     with wire(folder) as server:
-        assert type(error_of(server.url, call)) is NotFound
+        assert type(error_of(server.url, call, hierarchical_namespace="true")) is NotFound
 
 
 @pytest.mark.parametrize(
