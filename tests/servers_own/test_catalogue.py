@@ -1,0 +1,143 @@
+"""The servers of the tests: none is passed over in silence, none outlives its test, none is had by halves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from servers import SERVERS
+from servers.processes import NotReady, free_port, process, wait_until_it_answers
+from servers.recipes import CannotBeHad, Recipe, home
+
+ROOT = Path(__file__).parents[2]
+USES_A_SERVER = "tests/backends/test_refused_stores.py"
+ITS_SERVER = "gcp-storage-emulator"
+
+
+@dataclass(frozen=True)
+class Broken(Recipe):
+    """A recipe that gets as far as its first file."""
+
+    place: Path
+    version = "1"
+
+    @property
+    def folder(self) -> Path:
+        return self.place
+
+    def make(self, folder: Path) -> None:
+        (folder / "half").write_bytes(b"")
+        raise CannotBeHad("the network is down")
+
+
+class Whole(Broken):
+    def make(self, folder: Path) -> None:
+        (folder / "all").write_bytes(b"")
+
+
+def run_without_servers(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """One file of tests, on a machine on which nothing was installed."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", USES_A_SERVER, "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "OFFLOAD_SERVERS_REQUIRED": "",
+            "OFFLOAD_SERVERS_HOME": str(tmp_path),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def rows_of(stdout: str) -> dict[str, str]:
+    """The closing table's rows, by server."""
+    rows = [line for line in stdout.splitlines() if line.startswith(("s3 ", "gcs ", "azure "))]
+    return {line.split()[1]: line for line in rows}
+
+
+def test_a_server_that_is_missing_is_named_with_the_reason(tmp_path: Path) -> None:
+    done = run_without_servers(tmp_path)
+
+    assert done.returncode == 0
+    rows = rows_of(done.stdout)
+    assert set(rows) == {each.name for each in SERVERS}
+    assert rows[ITS_SERVER].endswith(
+        f"NOT RUN: {ITS_SERVER} cannot be run here: not installed: run `make servers`"
+    )
+    assert all(row.endswith("not used by this selection") for name, row in rows.items() if name != ITS_SERVER)
+
+
+def test_a_server_that_is_missing_and_required_fails_its_tests(tmp_path: Path) -> None:
+    done = run_without_servers(tmp_path, OFFLOAD_SERVERS_REQUIRED="1")
+
+    assert done.returncode == 1
+    assert rows_of(done.stdout)[ITS_SERVER].split()[4:7] == ["0", "3", "0"]
+
+
+def test_an_installation_that_fails_leaves_nothing_and_may_be_tried_again(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+
+    with pytest.raises(CannotBeHad):
+        Broken(program).install()
+    left = [path.name for path in tmp_path.iterdir()]
+    Whole(program).install()
+    Broken(program).install()  # it is there: nothing is made
+
+    assert left == [".program.lock"]
+    assert [path.name for path in program.iterdir()] == ["all"]
+
+
+def test_what_an_interruption_left_is_no_program(tmp_path: Path) -> None:
+    (tmp_path / "program.unfinished").mkdir()
+    (tmp_path / "program.unfinished" / "half").write_bytes(b"")
+
+    missing = Whole(tmp_path / "program").missing()
+    Whole(tmp_path / "program").install()
+
+    assert missing == "not installed: run `make servers`"
+    assert [path.name for path in (tmp_path / "program").iterdir()] == ["all"]
+
+
+def test_programs_are_installed_outside_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("OFFLOAD_SERVERS_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+
+    assert not home().is_relative_to(ROOT)
+
+
+def test_a_process_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servers.processes.STOP_SECONDS", 0.2)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"
+    log = tmp_path / "log"
+
+    with process(sys.executable, "-c", f"{deaf}; time.sleep(60)", log=log) as running:
+        while not log.read_bytes():
+            pass
+
+    assert running.returncode == -signal.SIGKILL
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    with (
+        process(sys.executable, "-c", "raise SystemExit('no such thing')", log=log) as running,
+        pytest.raises(NotReady, match="no such thing"),
+    ):
+        wait_until_it_answers(f"http://127.0.0.1:{free_port()}", running, log=log)
+
+
+def test_every_server_is_on_the_page_about_them() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+
+    for each in SERVERS:
+        assert page.count(f"| `{each.name}` |") >= 1, each.name
