@@ -24,8 +24,22 @@ OPTIONS: Final = (
 )
 """The fields of `GcsOptions`, whose module imports pydantic; a test holds one against the other."""
 
+ADVICE: Final = (
+    "Soft delete is on in new buckets: what is deleted is kept and billed for seven days, unless it is off.",
+    "Set no lifecycle rule that deletes objects below this prefix: only `offload` knows which are needed.",
+    "Set no retention policy or hold: an upload whose reply was lost is repeated, and replaces its object.",
+)
+
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
     """Buckets, by `gs://bucket/prefix`."""
-    return [Backend(name="gcs", target="offload_gcs.url:open_url", schemes=("gs", "gcs"), options=OPTIONS)]
+    return [
+        Backend(
+            name="gcs",
+            target="offload_gcs.url:open_url",
+            schemes=("gs", "gcs"),
+            options=OPTIONS,
+            advice=ADVICE,
+        )
+    ]

@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
+from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import range_of
 
 from offload.errors import Misuse, NotFound, OffloadError, TryAgain
@@ -42,7 +43,7 @@ PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 DELETES_AT_ONCE: Final = 16
 PAGE_ROWS: Final = 1000
 BEYOND_THE_END: Final = 416
-NO_KEY: Final = ("\0", "\r", "\n")
+NO_KEY: Final = ("\r", "\n")
 """Characters that the service takes in no name."""
 
 
@@ -118,7 +119,7 @@ class GcsStore(ObjectStore):
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """objects.list, page by page. Its `startOffset` is inclusive, and emulators may not know it."""
-        if any(character in prefix for character in NO_KEY):
+        if not begins_a_key(prefix) or any(character in prefix for character in NO_KEY):
             return
         asked = Asked(what=f"list {prefix!r}", permission="storage.objects.list")
         wanted = {"prefix": prefix, "maxResults": str(PAGE_ROWS), "fields": "items(name,size),nextPageToken"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from offload_conformance import OffloaderConformance, StoreConformance
 from offload_gcs import GcsOptions, GcsStore
 from servers import Place, Running, servers_of
 
-from offload import LedgerOffloader, ObjectStore, ObjectStoreOffloader
+from offload import Denied, LedgerOffloader, ObjectStore, ObjectStoreOffloader, StreamWriter
 
 SERVERS = pytest.mark.parametrize("running_server", servers_of("gcs"), indirect=True)
 
@@ -37,3 +39,19 @@ class TestGcsStore(_OnServer, StoreConformance):
 class TestGcsOffloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
         return ObjectStoreOffloader(self.gcs_store())
+
+
+@pytest.mark.parametrize("running_server", servers_of("gcs", honours_create=False), indirect=True)
+def test_a_server_that_overwrites_what_it_should_create_holds_no_tier(running_server: Running) -> None:
+    """Found out before the first commit; what was tried is removed."""
+    place = running_server.place()
+
+    async def main() -> None:
+        store = GcsStore(bucket=place.name, options=GcsOptions.of(place.options))
+        async with ObjectStoreOffloader(store) as offloader:
+            await StreamWriter.claim(offloader, "orders")
+
+    with pytest.raises(Denied, match="two writers could both commit"):
+        asyncio.run(main())
+
+    assert place.keys() == set()
