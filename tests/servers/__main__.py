@@ -41,6 +41,7 @@ def _installed(server: Server) -> str:
     print(f"{server.name} {server.recipe.version}: installing", flush=True)
     started = time.monotonic()
     server.recipe.install()
+    print(f"{server.name} {server.recipe.version}: installed in {_since(started)}", flush=True)
     return _since(started)
 
 

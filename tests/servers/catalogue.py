@@ -11,8 +11,12 @@ from typing import Final, Literal
 
 from servers import starts
 from servers.places import PLACES, Place
+from servers.processes import end_of
 from servers.recipes import DebianPackages, GoProgram, Included, NpmPackage, PypiPackage, Recipe
 from servers.rgw import ceph_gateway
+
+LOGS: Final = {".log", ".out"}
+"""The endings of logs in scratch folders."""
 
 Protocol = Literal["s3", "gcs", "azure"]
 
@@ -44,7 +48,7 @@ class Server:
             tempfile.TemporaryDirectory(prefix=f"{self.name}-", ignore_cleanup_errors=True) as scratch,
             self.start(self.recipe.folder, Path(scratch)) as endpoint,
         ):
-            yield Running(server=self, endpoint=endpoint, version=self.recipe.version)
+            yield Running(server=self, endpoint=endpoint, version=self.recipe.version, scratch=Path(scratch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +58,16 @@ class Running:
     server: Server
     endpoint: str
     version: str
+    scratch: Path
 
     def place(self) -> Place:
-        """A new, empty bucket or container."""
-        return PLACES[self.server.protocol](self.endpoint)
+        """A new, empty bucket or container. A failure is told with what the server wrote last."""
+        try:
+            return PLACES[self.server.protocol](self.endpoint)
+        except Exception as exc:
+            for log in sorted(path for path in self.scratch.iterdir() if path.suffix in LOGS):
+                exc.add_note(f"{self.server.name}: {log.name}: {end_of(log)}")
+            raise
 
 
 SERVERS: Final[tuple[Server, ...]] = (

@@ -164,7 +164,10 @@ def _boto(endpoint: str) -> Any:
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY,
         config=Config(
-            connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS, s3={"addressing_style": "path"}
+            connect_timeout=TIMEOUT_SECONDS,
+            read_timeout=TIMEOUT_SECONDS,
+            retries={"total_max_attempts": 2},  # a server that hangs is no secret for minutes
+            s3={"addressing_style": "path"},
         ),
     )
 

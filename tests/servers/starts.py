@@ -74,7 +74,7 @@ def azurite(program: Path, scratch: Path) -> Iterator[str]:
 def _answering(
     port: int, scratch: Path, *argv: str | int | Path, env: Mapping[str, str] | None = None, ready: str = "/"
 ) -> Iterator[str]:
-    log = scratch / "log"
+    log = scratch / "server.log"
     with process(*map(str, argv), log=log, env=env, cwd=scratch) as running:
         url = f"http://127.0.0.1:{port}"
         wait_until_it_answers(url + ready, running, log=log)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from servers import SERVERS
+from servers import SERVERS, Running, server
 from servers.processes import NotReady, free_port, process, wait_until_it_answers
 from servers.recipes import CannotBeHad, Recipe, home
 
@@ -141,3 +141,14 @@ def test_every_server_is_on_the_page_about_them() -> None:
 
     for each in SERVERS:
         assert page.count(f"| `{each.name}` |") >= 1, each.name
+
+
+def test_a_server_that_died_is_told_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("fine\nout of something\n")
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    dead = Running(server=server("fake-gcs-server"), endpoint=endpoint, version="1", scratch=tmp_path)
+
+    with pytest.raises(OSError, match="refused") as told:
+        dead.place()
+
+    assert told.value.__notes__ == ["fake-gcs-server: server.log: fine / out of something"]
