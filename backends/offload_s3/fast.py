@@ -9,10 +9,13 @@ plain HTTP it is. The CRC-32C of S3 is not sent: obstore has none.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -20,7 +23,7 @@ from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from offload_cloud.options import shown
 
-from offload.errors import OffloadError
+from offload.errors import Misuse, OffloadError
 from offload_s3.failures import ELSEWHERE, code_of, explained
 from offload_s3.options import S3Options
 
@@ -42,17 +45,33 @@ OF_OBSTORE_ALONE: Final = (
 VALID_FOR: Final = timedelta(minutes=10)
 """The session renews credentials that have less than this left, so that any it hands out has it."""
 
+TRUSTS_MORE: Final = ", and obstore would trust those of the system as well"
+SYSTEMS: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+"""Where distributions keep the authorities that everybody trusts."""
+
+_log: Final = logging.getLogger(__name__)
 _FIELD: Final = re.compile(r"<(Code|Message|Region)>([^<]*)</")
 
 
 def why_not_fast(options: S3Options) -> str | None:
     """What of these options, and of the environment, obstore could not do exactly so; None: it can do all."""
-    if isinstance(options.verify, str):
-        return "the option `verify` names authorities, and obstore would trust those of the system as well"
+    if isinstance(options.verify, str) and not _is_the_systems(options.verify):
+        return f"the option `verify` names authorities{TRUSTS_MORE}"
     for name in OF_OBSTORE_ALONE:
         if name in os.environ:
             return f"{name} is set, which obstore alone would obey; use options instead"
     return None
+
+
+def _is_the_systems(path: str) -> bool:
+    """Whether a file of authorities is the one that everything on this machine trusts."""
+    here = Path(path).resolve()
+    return any(here == Path(known).resolve() for known in SYSTEMS if Path(known).exists())
 
 
 def fast_store(store: S3Store) -> FastStore:
@@ -81,12 +100,19 @@ async def _opened(store: S3Store) -> Fast | None:
     from offload_cloud.fast import Fast
 
     options, client, session = store.options, await store.client(), await store.session()
-    if options.verify is True and session.get_config_variable("ca_bundle"):
-        return None  # authorities of the user's own, as with the option `verify`
-    if store.bucket.endswith("--x-s3"):
-        return None  # directory buckets have sessions of their own
     place = await store.ask(_place_of(client, store.bucket), "open a client")
+    authorities = session.get_config_variable("ca_bundle") if options.verify is True else None
+    why_not = None
     if place is None:
+        why_not = "the bucket's address is of a kind that it has not"
+    elif store.bucket.endswith("--x-s3"):
+        why_not = "directory buckets have sessions of their own"
+    elif authorities and place[0].startswith("https://") and not _is_the_systems(authorities):
+        why_not = f"the environment or the profile names authorities{TRUSTS_MORE}"
+    if place is None or why_not is not None:
+        if options.client == "obstore":
+            raise Misuse(f"{store.url}: client=obstore cannot be: {why_not}")
+        _log.info("%s: without obstore: %s", store.url, why_not)
         return None
     endpoint, is_virtual = place
     is_tls = endpoint.startswith("https://")
@@ -96,7 +122,7 @@ async def _opened(store: S3Store) -> Fast | None:
         "virtual_hosted_style_request": is_virtual,
         "region": "us-east-1" if region in {None, "aws-global"} else region,
         "skip_signature": options.anonymous,
-        "unsigned_payload": is_tls,
+        "unsigned_payload": True,
         "request_payer": options.requester_pays,
         "disable_tagging": False,
         "s3_express": False,
@@ -108,6 +134,8 @@ async def _opened(store: S3Store) -> Fast | None:
         "connect_timeout": timedelta(seconds=options.connect_timeout_seconds),
         "timeout": timedelta(days=1),
     }
+    if bundle := options.verify if isinstance(options.verify, str) else authorities:
+        limits["root_certificate"] = await asyncio.to_thread(Path(bundle).read_bytes)
     if options.proxy is not None:
         limits["proxy_url"] = options.proxy.get_secret_value()
 

@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 
 import s3fs
 from botocore.exceptions import ClientError
+from offload_cloud.bodies import sliced
 from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import exactly, range_of
 
@@ -199,7 +200,7 @@ class S3Store(ObjectStore):
         call = client.put_object(
             Bucket=self.bucket,
             Key=key,
-            Body=data,
+            Body=sliced(data),
             ChecksumCRC32C=checksum_of(data),
             **conditions,
             **self._encrypted,

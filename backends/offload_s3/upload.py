@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
+from offload_cloud.bodies import sliced
+
 from offload.errors import NotFound
 from offload.formats.checksums import crc32c
 from offload.store.port import Upload
@@ -25,7 +27,7 @@ class S3Upload(Upload):
         checksum = base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
         client = await self._store.client()
         call = client.upload_part(
-            PartNumber=number, Body=data, ChecksumCRC32C=checksum, **self._where, **self._keyed
+            PartNumber=number, Body=sliced(data), ChecksumCRC32C=checksum, **self._where, **self._keyed
         )
         what = f"store part {number} of {self._key!r}"
         reply = await self._store.ask(call, what, key=self._key, mutation=True)

@@ -6,6 +6,7 @@ Invariant: an upload in parts that does not complete is aborted, whatever ended 
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -14,12 +15,15 @@ from offload.store.port import Body, ObjectStore
 
 
 async def whole(body: Body) -> bytes:
-    """The bytes of a body. Raises `Misuse` where they are not as many as it says."""
-    pieces = [window async for window in body.windows()]
-    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if len(data) != body.size_bytes:
-        raise Misuse(f"a body of {body.size_bytes} bytes yielded {len(data)}")
-    return data
+    """The bytes of a body, in memory once. Raises `Misuse` where they are not as many as it says."""
+    gathered = io.BytesIO()
+    async for window in body.windows():
+        if gathered.tell() + len(window) > body.size_bytes:
+            raise Misuse(f"a body of {body.size_bytes} bytes yielded more")
+        gathered.write(window)
+    if gathered.tell() != body.size_bytes:
+        raise Misuse(f"a body of {body.size_bytes} bytes yielded {gathered.tell()}")
+    return gathered.getvalue()  # hands its buffer over, and copies nothing
 
 
 async def put_in_parts(

@@ -1,0 +1,58 @@
+"""A large body goes out in slices: the same bytes, no more than announced, and never all at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from offload_cloud.bodies import SLICE_SIZE_BYTES, SlicedBody, sliced
+
+DATA = bytes(range(256)) * 4096 + b"end"
+
+
+class Writer:
+    """Takes what is written, and notes how much before each wait for the socket."""
+
+    def __init__(self) -> None:
+        self.taken = bytearray()
+        self.between_waits: list[int] = [0]
+
+    async def write(self, piece: Any) -> None:
+        self.taken += piece
+        self.between_waits[-1] += len(piece)
+
+    async def drain(self) -> None:
+        self.between_waits.append(0)
+
+
+@pytest.mark.parametrize("announced", [None, len(DATA), SLICE_SIZE_BYTES + 1, 0])
+def test_what_goes_out_is_what_was_announced_slice_by_slice(announced: int | None) -> None:
+    writer: Any = Writer()
+
+    asyncio.run(SlicedBody(DATA).write_with_length(writer, announced))
+
+    assert writer.taken == DATA[:announced]
+    assert max(writer.between_waits) <= SLICE_SIZE_BYTES
+
+
+def test_it_can_be_sent_again() -> None:
+    writer: Any = Writer()
+    body = SlicedBody(DATA)
+
+    asyncio.run(body.write(writer))
+    asyncio.run(body.write(writer))
+
+    assert writer.taken == DATA + DATA
+
+
+def test_it_reads_and_seeks_like_a_file() -> None:
+    body = SlicedBody(DATA)
+
+    assert (body.read(4), body.tell(), body.seek(-3, 2), body.read()) == (DATA[:4], 4, len(DATA) - 3, b"end")
+    assert (body.seek(1), body.seek(2, 1), body.read(2), len(body)) == (1, 3, DATA[3:5], len(DATA))
+
+
+def test_small_bytes_stay_as_they_are() -> None:
+    assert sliced(b"small") == b"small"
+    assert isinstance(sliced(DATA), SlicedBody)
