@@ -7,23 +7,25 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
-from offload_s3 import S3Options, S3Store
+from offload_s3 import S3Options
+from offload_s3.url import open_bucket
 from wire import Answer, Heard
 
-from offload import Body, OffloadError, Span, Suffix
+from offload import Body, ObjectStore, OffloadError, Span, Suffix
 
 T = TypeVar("T")
-Call = Callable[[S3Store], Awaitable[Any]]
+Call = Callable[[ObjectStore], Awaitable[Any]]
 DIGITS = b"0123456789"
 TAGGED = {"ETag": '"e"'}
 LOGIN = {"region": "us-east-1", "key": "AKEY", "secret": "HUSH", "token": "HUSH-TOKEN"}
 
 
-def of_store(url: str | None, call: Callable[[S3Store], Awaitable[T]], **options: Any) -> T:
-    """What a call of a store with these options returns."""
+def of_store(url: str | None, call: Callable[[ObjectStore], Awaitable[T]], **options: Any) -> T:
+    """What a call of a store with these options returns; by fsspec's client unless they say otherwise."""
 
     async def main() -> T:
-        store = S3Store(bucket="bucket", options=S3Options.of(LOGIN | {"endpoint_url": url} | options))
+        chosen = {"client": "fsspec"} | LOGIN | {"endpoint_url": url} | options
+        store = open_bucket("bucket", S3Options.of(chosen))
         try:
             return await call(store)
         finally:
@@ -40,29 +42,29 @@ def error_of(url: str | None, call: Call, **options: Any) -> OffloadError:
     return caught.value
 
 
-async def put(store: S3Store) -> None:
+async def put(store: ObjectStore) -> None:
     await store.put("a/key", Body.of(DIGITS))
 
 
-async def create(store: S3Store) -> None:
+async def create(store: ObjectStore) -> None:
     await store.create("a/key", DIGITS)
 
 
-async def get(store: S3Store) -> bytes:
+async def get(store: ObjectStore) -> bytes:
     return await store.get("a/key")
 
 
-async def upload(store: S3Store) -> None:
+async def upload(store: ObjectStore) -> None:
     begun = await store.start_upload("a/key")
     await begun.put_part(1, DIGITS)
     await begun.complete()
 
 
-async def names(store: S3Store) -> list[str]:
+async def names(store: ObjectStore) -> list[str]:
     return [row.key async for row in store.list("")]
 
 
-def reading(span: Span | Suffix) -> Callable[[S3Store], Awaitable[bytes]]:
+def reading(span: Span | Suffix) -> Callable[[ObjectStore], Awaitable[bytes]]:
     return lambda store: store.get("a/key", span)
 
 

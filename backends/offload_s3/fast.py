@@ -122,7 +122,7 @@ async def _opened(store: S3Store) -> Fast | None:
         "virtual_hosted_style_request": is_virtual,
         "region": "us-east-1" if region in {None, "aws-global"} else region,
         "skip_signature": options.anonymous,
-        "unsigned_payload": True,
+        "unsigned_payload": is_tls,
         "request_payer": options.requester_pays,
         "disable_tagging": False,
         "s3_express": False,

@@ -1,0 +1,592 @@
+"""Fragments by obstore: the same headers, errors and care as by the client behind, and only where it can."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.credentials import RefreshableCredentials
+from certificates import certificate, served
+from offload_cloud.fast import FastStore
+from offload_s3 import S3Options, S3Store
+from offload_s3.fast import OF_OBSTORE_ALONE, _credentials, why_not_fast
+from offload_s3.url import open_bucket
+from s3_calls import (
+    DIGITS,
+    LOGIN,
+    TAGGED,
+    Call,
+    answers,
+    create,
+    error_of,
+    get,
+    of_store,
+    put,
+    reading,
+    refusal,
+    upload,
+)
+from wire import Answer, Heard, Wire, wire
+
+from offload import (
+    Body,
+    Denied,
+    Misuse,
+    ObjectStore,
+    OffloadError,
+    OutcomeUnknown,
+    Span,
+    Suffix,
+    Throttled,
+    TryAgain,
+)
+
+FAST = {"client": "obstore"}
+KEY_OF_32_BYTES = base64.b64encode(b"k" * 32).decode()
+
+
+@pytest.fixture
+def s3() -> Iterator[Wire]:
+    with wire(answers) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _no_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+
+
+def by_obstore(heard: Heard) -> bool:
+    return heard.headers["user-agent"].startswith("object_store/")
+
+
+def open_fast(**options: Any) -> ObjectStore:
+    return open_bucket(
+        "bucket", S3Options.of(FAST | LOGIN | {"endpoint_url": "http://127.0.0.1:1"} | options)
+    )
+
+
+# What goes which way
+
+
+def test_only_whole_puts_and_reads_go_by_obstore(s3: Wire) -> None:
+    for call in (put, get, create, upload):
+        of_store(s3.url, call, **FAST)
+    of_store(s3.url, lambda store: store.delete(["a"]), **FAST)
+
+    assert [by_obstore(heard) for heard in s3.heard] == [True, True, *[False] * 5]
+
+
+def test_a_large_object_goes_up_in_the_parts_of_the_store_behind(
+    s3: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offload_cloud.fast.PUT_SIZE_BYTES_MAX", len(DIGITS) - 1)
+
+    of_store(s3.url, put, **FAST)
+
+    assert [by_obstore(heard) for heard in s3.heard] == [False]
+
+
+def test_obstore_is_taken_where_it_can_be_and_nobody_objects(s3: Wire) -> None:
+    for client in ("auto", "obstore", "fsspec"):
+        of_store(s3.url, put, client=client)
+
+    assert [by_obstore(heard) for heard in s3.heard] == [True, True, False]
+
+
+@pytest.mark.parametrize("name", OF_OBSTORE_ALONE)
+def test_what_obstore_alone_would_obey_keeps_it_out(
+    s3: Wire, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "x")
+
+    of_store(s3.url, put, client="auto")
+
+    assert [by_obstore(heard) for heard in s3.heard] == [False]
+    with pytest.raises(Misuse, match=name):
+        open_fast()
+
+
+def test_authorities_of_ones_own_keep_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would trust those of the system besides them."""
+    made = certificate(tmp_path)
+
+    with wire(answers, tls=served(made)) as server:
+        of_store(server.url, put, client="auto", verify=str(made.path))
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(made.path))
+        of_store(server.url, put, client="auto")
+
+        assert "authorities" in str(error_of(server.url, put, **FAST))
+
+    assert [by_obstore(heard) for heard in server.heard] == [False, False]
+    with pytest.raises(Misuse, match="verify"):
+        open_fast(verify=str(made.path))
+
+
+CAN: dict[str, Any] = {
+    "client": "auto",
+    "endpoint_url": "https://host",
+    "region": "r",
+    "profile": "p",
+    "key": "k",
+    "secret": "s",
+    "token": "t",
+    "anonymous": True,
+    "addressing": "virtual",
+    "requester_pays": True,
+    "verify": False,
+    "proxy": "http://u:p@h",
+    "connect_timeout_seconds": 1,
+    "read_timeout_seconds": 1,
+    "connections_max": 1,
+    "sse": "aws:kms",
+    "sse_kms_key_id": "k",
+    "sse_bucket_key": True,
+    "sse_c_key": KEY_OF_32_BYTES,
+    "storage_class": "STANDARD_IA",
+    "tags": "a=b",
+    "metadata": "a=b",
+    "part_size_bytes": 5 * 2**20,
+}
+WITH: dict[str, dict[str, Any]] = {
+    "key": {"secret": "s"},
+    "secret": {"key": "k"},
+    "token": {"key": "k", "secret": "s"},
+    "sse_kms_key_id": {"sse": "aws:kms"},
+    "sse_bucket_key": {"sse": "aws:kms"},
+}
+
+
+@pytest.mark.parametrize("name", S3Options.model_fields)
+def test_of_every_option_it_is_known_whether_obstore_can_do_it(name: str) -> None:
+    """A new option fails here, until somebody has seen it on the wire."""
+    assert why_not_fast(S3Options.of({name: CAN[name]} | WITH.get(name, {}))) is None
+
+
+def test_all_works_where_obstore_is_not_installed(s3: Wire, tmp_path: Path) -> None:
+    code = f"""
+import asyncio, sys
+sys.modules["obstore"] = None
+from offload import Body, Misuse
+from offload_s3.url import open_url
+options = {LOGIN | {"endpoint_url": s3.url}!r}
+async def main():
+    store = open_url("s3://bucket", options=options)
+    await store.put("a/key", Body.of(b"x"))
+    print(await store.get("a/key"))
+    await store.aclose()
+asyncio.run(main())
+try:
+    open_url("s3://bucket", options=options | {{"client": "obstore"}})
+except Misuse as error:
+    print(error)
+"""
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+
+    assert ran.stdout.splitlines()[0] == repr(DIGITS), ran.stderr
+    assert 'pip install --upgrade "ledger-offload[fast]"' in ran.stdout
+    assert not any(by_obstore(heard) for heard in s3.heard)
+
+
+# Options on the wire
+
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        ({"sse": "AES256"}, {"x-amz-server-side-encryption": "AES256"}),
+        (
+            {"sse": "aws:kms", "sse_kms_key_id": "alias/k", "sse_bucket_key": "true"},
+            {
+                "x-amz-server-side-encryption": "aws:kms",
+                "x-amz-server-side-encryption-aws-kms-key-id": "alias/k",
+                "x-amz-server-side-encryption-bucket-key-enabled": "true",
+            },
+        ),
+        ({"sse": "aws:kms:dsse"}, {"x-amz-server-side-encryption": "aws:kms:dsse"}),
+        (
+            {"sse_c_key": KEY_OF_32_BYTES},
+            {
+                "x-amz-server-side-encryption-customer-algorithm": "AES256",
+                "x-amz-server-side-encryption-customer-key": KEY_OF_32_BYTES,
+            },
+        ),
+        ({"storage_class": "STANDARD_IA"}, {"x-amz-storage-class": "STANDARD_IA"}),
+        ({"tags": "team=a b"}, {"x-amz-tagging": "team=a+b"}),
+        ({"metadata": "written-by=us"}, {"x-amz-meta-written-by": "us"}),
+        ({"requester_pays": "true"}, {"x-amz-request-payer": "requester"}),
+        ({}, {"x-amz-security-token": "HUSH-TOKEN"}),
+    ],
+)
+def test_headers_are_those_of_the_client_behind(
+    s3: Wire, options: dict[str, Any], headers: dict[str, str]
+) -> None:
+    for client in ("obstore", "fsspec"):
+        of_store(s3.url, put, client=client, **options)
+
+    fast, plain = s3.heard
+    assert headers.items() <= fast.headers.items()
+    assert headers.items() <= plain.headers.items()
+    assert (fast.method, fast.path, fast.body) == (plain.method, plain.path, plain.body)
+
+
+def test_reads_carry_the_callers_own_key_and_who_pays(s3: Wire) -> None:
+    of_store(s3.url, get, **FAST, sse_c_key=KEY_OF_32_BYTES, requester_pays=True)
+
+    [heard] = s3.heard
+    assert heard.headers["x-amz-server-side-encryption-customer-key"] == KEY_OF_32_BYTES
+    assert heard.headers["x-amz-request-payer"] == "requester"
+
+
+def test_without_credentials_nothing_is_signed(s3: Wire) -> None:
+    of_store(s3.url, get, **FAST, anonymous=True, key=None, secret=None, token=None)
+
+    assert [by_obstore(heard) and "authorization" in heard.headers for heard in s3.heard] == [False]
+
+
+@pytest.mark.parametrize(
+    ("addressing", "url"),
+    [("path", "http://store.invalid/bucket/a/key"), ("virtual", "http://bucket.store.invalid/a/key")],
+)
+def test_a_proxy_is_asked_for_the_bucket_where_addressing_puts_it(
+    s3: Wire, addressing: str, url: str
+) -> None:
+    proxy = s3.url.replace("://", "://user:HUSH@")
+
+    of_store("http://store.invalid", put, **FAST, addressing=addressing, proxy=proxy)
+
+    [heard] = s3.heard
+    assert by_obstore(heard)
+    assert heard.target == url
+    assert "proxy-authorization" in heard.headers
+
+
+def test_the_payload_is_signed_where_nothing_else_protects_it(s3: Wire, tmp_path: Path) -> None:
+    of_store(s3.url, put, **FAST)
+    with wire(answers, tls=served(certificate(tmp_path))) as server:
+        of_store(server.url, put, **FAST, verify=False)
+
+    [plain], [secure] = s3.heard, server.heard
+    assert len(plain.headers["x-amz-content-sha256"]) == 64
+    assert secure.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert by_obstore(plain)
+    assert by_obstore(secure)
+
+
+# Credentials
+
+
+def test_credentials_are_those_of_the_profile(
+    s3: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the profile leads to; here a program, as companies have them."""
+    said = '{"Version": 1, "AccessKeyId": "FROMPROGRAM", "SecretAccessKey": "HUSH", "SessionToken": "T"}'
+    (tmp_path / "said").write_text(said)
+    (tmp_path / "config").write_text(f"[profile company]\ncredential_process = cat {tmp_path}/said\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+    of_store(s3.url, put, **FAST, key=None, secret=None, token=None, profile="company")
+
+    assert [by_obstore(heard) and "FROMPROGRAM" in heard.headers["authorization"] for heard in s3.heard] == [
+        True
+    ]
+
+
+def test_credentials_that_expire_are_asked_for_again() -> None:
+    class _Frozen:
+        access_key, secret_key, token = "A", "HUSH", "T"
+
+    class Renewed(RefreshableCredentials):
+        def __init__(self) -> None:
+            """Nothing to fetch."""
+
+        async def get_frozen_credentials(self) -> Any:
+            return _Frozen()
+
+    class Session:
+        async def get_credentials(self) -> Any:
+            return found
+
+    found = Renewed()
+    given = asyncio.run(_credentials(S3Options(), Session())())
+
+    assert given["expires_at"] is not None
+    assert timedelta(minutes=9) < given["expires_at"] - datetime.now(UTC) <= timedelta(minutes=10)
+
+
+def test_no_credentials_are_a_persons_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    error = error_of("http://127.0.0.1:1", get, **FAST, key=None, secret=None, token=None)
+
+    assert type(error) is Denied
+    assert "no credentials found" in str(error)
+
+
+def test_secrets_are_in_no_text_and_in_no_pickle() -> None:
+    store = open_fast(proxy="http://user:HUSH@127.0.0.1:1")
+
+    async def main() -> BaseException:
+        try:
+            with pytest.raises(OffloadError) as caught:
+                await store.get("key")
+        finally:
+            await store.aclose()
+        return caught.value
+
+    error = asyncio.run(main())
+    assert "HUSH" not in repr(store) + "".join(traceback.format_exception(error))
+    assert b"HUSH" not in pickle.dumps(error)
+    with pytest.raises(TypeError):
+        pickle.dumps(store)
+
+
+# One call is one request, and errors are the same
+
+
+@pytest.mark.parametrize(("call", "raised"), [(put, OutcomeUnknown), (get, TryAgain)])
+def test_a_connection_that_drops_is_not_asked_again(call: Call, raised: type[OffloadError]) -> None:
+    with wire(lambda heard: Answer(drop=True)) as server:
+        error = error_of(server.url, call, **FAST)
+
+    assert type(error) is raised
+    assert len(server.heard) == 1
+
+
+REFUSALS = [
+    ("AccessDenied", 403),
+    ("InvalidAccessKeyId", 403),
+    ("SignatureDoesNotMatch", 403),
+    ("ExpiredToken", 400),
+    ("NoSuchBucket", 404),
+    ("InvalidObjectState", 403),
+    ("KMS.DisabledException", 400),
+    ("SlowDown", 503),
+    ("InternalError", 500),
+    ("QuotaExceeded", 403),
+    ("OperationAborted", 409),
+    ("InvalidTag", 400),
+]
+
+
+@pytest.mark.parametrize("call", [put, get])
+@pytest.mark.parametrize(("code", "status"), REFUSALS)
+def test_a_refusal_is_the_same_error_by_either_client(call: Call, code: str, status: int) -> None:
+    with wire(lambda heard: refusal(code, status)) as server:
+        fast = error_of(server.url, call, **FAST)
+        plain = error_of(server.url, call)
+
+    assert (type(fast), str(fast)) == (type(plain), str(plain))
+    assert [by_obstore(heard) for heard in server.heard] == [True, False]
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 429])
+def test_an_error_without_a_body_is_not_asked_again(status: int) -> None:
+    with wire(lambda heard: Answer(status)) as server:
+        error = error_of(server.url, put, **FAST)
+
+    assert type(error) is (OutcomeUnknown if status in {500, 502} else Throttled)
+    assert len(server.heard) == 1
+
+
+@pytest.mark.parametrize("call", [put, get])
+def test_what_was_never_sent_is_told_by_the_client_behind(call: Call) -> None:
+    error = error_of("http://127.0.0.1:1", call, **FAST)
+
+    assert type(error) is TryAgain
+    assert "nothing answers at http://127.0.0.1:1" in str(error)
+
+
+def test_a_certificate_that_is_not_trusted_is_told_by_the_client_behind(tmp_path: Path) -> None:
+    with wire(answers, tls=served(certificate(tmp_path))) as server:
+        error = error_of(server.url, put, **FAST)
+
+    assert type(error) is Denied
+    assert "not trusted" in str(error)
+
+
+def test_a_bucket_of_another_region_is_found_by_the_client_behind() -> None:
+    def elsewhere(heard: Heard) -> Answer:
+        if "/eu-west-3/" in heard.headers["authorization"]:
+            return answers(heard)
+        return refusal("AuthorizationHeaderMalformed", 400, "<Region>eu-west-3</Region>")
+
+    async def twice(store: ObjectStore) -> None:
+        await put(store)
+        await put(store)
+
+    with wire(elsewhere) as server:
+        of_store(server.url, twice, **FAST)
+
+    assert [by_obstore(heard) for heard in server.heard] == [True, False, False, False]
+
+
+# Replies that lie
+
+
+@pytest.mark.parametrize("sent", [0, 1, 9])
+@pytest.mark.parametrize("call", [get, reading(Span(0, 10)), reading(Suffix(10))])
+def test_a_body_that_is_cut_short_is_no_body(call: Call, sent: int) -> None:
+    def cut(heard: Heard) -> Answer:
+        part = {"Content-Range": "bytes 0-9/10"} if "range" in heard.headers else {}
+        return Answer(206 if part else 200, DIGITS, TAGGED | part, cut=sent)
+
+    with wire(cut) as server:
+        error = error_of(server.url, call, **FAST)
+
+    assert type(error) is TryAgain
+    assert len(server.heard) == 1
+
+
+def test_a_body_that_is_cut_short_without_a_length_is_no_body() -> None:
+    def chunked(heard: Heard) -> Answer:
+        return Answer(200, b"a\r\n0123", TAGGED | {"Transfer-Encoding": "chunked"}, cut=100)
+
+    with wire(chunked) as server:
+        assert type(error_of(server.url, get, **FAST)) is TryAgain
+
+
+@pytest.mark.parametrize(
+    ("span", "found"),
+    [(Span(3, 4), b"3456"), (Span(8, 5), b"89"), (Span(10, 1), b""), (Span(2, 0), b""), (Suffix(3), b"789")],
+)
+def test_a_server_that_ignores_ranges_is_seen_through(s3: Wire, span: Span | Suffix, found: bytes) -> None:
+    """And from then on asked by the client behind, which can cut."""
+
+    async def twice(store: ObjectStore) -> list[bytes]:
+        return [await store.get("a/key", span), await store.get("a/key", span)]
+
+    assert of_store(s3.url, twice, **FAST) == [found, found]
+    assert [by_obstore(heard) for heard in s3.heard] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("content_range", "body"),
+    [
+        ("bytes 0-3/10", b"0123"),
+        ("bytes 3-5/10", b"345"),
+        ("bytes 3-6/10", b"345"),
+        ("bytes 3-7/10", b"34567"),
+        ("bytes 4-7/*", b"4567"),
+        ("", b"3456"),
+    ],
+)
+def test_another_range_than_was_asked_for_is_not_believed(content_range: str, body: bytes) -> None:
+    with wire(lambda heard: Answer(206, body, TAGGED | {"Content-Range": content_range})) as server:
+        assert type(error_of(server.url, reading(Span(3, 4)), **FAST)) is TryAgain
+
+
+@pytest.mark.parametrize("call", [put, get])
+def test_a_web_page_is_no_object(call: Call) -> None:
+    with wire(lambda heard: Answer(200, b"welcome")) as server:
+        assert type(error_of(server.url, call, **FAST)) is (TryAgain if call is get else OutcomeUnknown)
+
+
+# Time
+
+
+def test_a_server_that_does_not_answer_in_time() -> None:
+    def slowly(heard: Heard) -> Answer:
+        time.sleep(1.5)
+        return answers(heard)
+
+    timeouts = FAST | {"connect_timeout_seconds": 0.2, "read_timeout_seconds": 0.2}
+    with wire(slowly) as server:
+        assert type(error_of(server.url, put, **timeouts)) is OutcomeUnknown
+        assert type(error_of(server.url, get, **timeouts)) is TryAgain
+
+    assert len(server.heard) == 2
+
+
+def test_a_put_may_take_longer_than_a_reply(tmp_path: Path) -> None:
+    """Its bytes are under way meanwhile, more than the sockets hold."""
+    size_bytes = 8 * 2**20
+
+    async def put_large(store: ObjectStore) -> None:
+        await store.put("key", Body.of(bytes(size_bytes)))
+
+    with slow_server(size_bytes, seconds=1.5) as url:
+        of_store(url, put_large, **FAST, read_timeout_seconds=0.3)
+
+
+class slow_server:  # noqa: N801 - reads as a function
+    """Takes so many bytes, the first of them slowly, and answers one request."""
+
+    def __init__(self, size_bytes: int, *, seconds: float) -> None:
+        self.size_bytes, self.seconds = size_bytes, seconds
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.thread = threading.Thread(target=self._serve)
+
+    def _serve(self) -> None:
+        connection, _ = self.listening.accept()
+        with connection, suppress(OSError):
+            taken, end, data = 0, time.monotonic() + self.seconds, b"first"
+            while data and taken < self.size_bytes:
+                data = connection.recv(2**16)
+                taken += len(data)
+                time.sleep(0.05 if time.monotonic() < end else 0)
+            connection.sendall(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 0\r\n\r\n')
+            connection.shutdown(socket.SHUT_WR)
+
+    def __enter__(self) -> str:
+        self.thread.start()
+        return f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+
+    def __exit__(self, *exc: object) -> None:
+        self.thread.join()
+        self.listening.close()
+
+
+def test_a_cancelled_call_leaves_a_store_that_works() -> None:
+    def slowly(heard: Heard) -> Answer:
+        time.sleep(0.3)
+        return answers(heard)
+
+    async def cancelled_then_read(store: ObjectStore) -> bytes:
+        for call in (put, get):
+            task = asyncio.create_task(call(store))  # type: ignore[arg-type]
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        return await store.get("a/key")
+
+    with wire(slowly) as server:
+        assert of_store(server.url, cancelled_then_read, **FAST) == DIGITS
+
+
+def test_a_store_may_be_closed_twice_and_opened_again(s3: Wire) -> None:
+    async def again(store: ObjectStore) -> bytes:
+        await put(store)
+        await store.aclose()
+        await store.aclose()
+        return await store.get("a/key")
+
+    assert of_store(s3.url, again, **FAST) == DIGITS
+
+
+def test_the_stores_say_what_they_are() -> None:
+    store = open_fast()
+
+    assert isinstance(store, FastStore)
+    assert isinstance(store.inner, S3Store)
+    assert store.url == "s3://bucket"
+    assert store.capabilities.server_checksum is None
