@@ -16,11 +16,10 @@ from uuid import UUID
 from protocol_judge import DATA, ROOT, Judge, Objects, read_root
 from protocol_world import CHUNK_RECORDS, NOTHING_COMMITTED, TRACED, WitnessedOffloader, source
 from servers import SERVERS, Place, servers_of
-from servers.places import PLACES
 
 from offload import Plugins, StreamReader, StreamWriter, TierOptions
 from offload.env import Env
-from offload.errors import Misuse, OffloadError
+from offload.errors import OffloadError
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Append, Change, Claim, Prepare
@@ -43,19 +42,12 @@ PROBE: Final = "tier.probe."
 """What an interrupted probe of create-if-absent leaves behind."""
 
 
-def _every_server() -> list[Any]:
-    """Those that keep create-if-absent and whose protocol has a backend, for `running_server`."""
-    found: list[Any] = []
-    for protocol in dict.fromkeys(server.protocol for server in SERVERS if server.honours_create):
-        try:
-            Plugins.find().by_scheme("backend", PLACES[protocol].scheme)
-        except Misuse:
-            continue
-        found += servers_of(protocol)
-    return found
-
-
-EVERY_SERVER: Final = _every_server()
+EVERY_SERVER: Final[list[Any]] = [
+    server
+    for protocol in dict.fromkeys(server.protocol for server in SERVERS if server.honours_create)
+    for server in servers_of(protocol)
+]
+"""Those that keep create-if-absent, for `running_server`."""
 
 
 def bare_store(url: str, options: dict[str, str]) -> ObjectStore:

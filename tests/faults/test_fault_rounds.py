@@ -28,14 +28,17 @@ from faults.rig import (
 )
 from protocol_world import CHUNK_RECORDS, Ledger, source
 from servers import Place, Running
-from servers.proxy import Fault, Plan, Proxy, proxied
+from servers.proxy import Fault, Plan, Proxy, Rule, proxied
 
-from offload.errors import Conflict, Fenced, OutcomeUnknown, TryAgain
+from offload import ObjectStoreOffloader, StreamWriter
+from offload.errors import Conflict, Denied, Fenced, OutcomeUnknown, TryAgain
 from offload.store.port import ObjectStore
 
 ROUNDS = 1000 if CAMPAIGN else 40
 ROUNDS_PER_STREAM = 20
 READS_MAX = 20
+PLACES = 50 if CAMPAIGN else 4
+TRIES_MAX = 30
 
 DOCUMENTED = (TryAgain, OutcomeUnknown, Conflict, Fenced)
 """What a caller must be ready for when the store fails; anything else is a bug."""
@@ -214,3 +217,62 @@ def test_nothing_is_lost_and_nothing_is_doubled(running_server: Running) -> None
     assert campaign.offloaded > campaign.rounds / 2
     assert campaign.roots > 2 * campaign.rounds
     assert all(proxy.counts[fault.name.lower()] for fault in CHANCES)
+
+
+@pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
+def test_a_new_place_becomes_a_tier_in_spite_of_faults(running_server: Running) -> None:
+    """Probe, anchors and the first claim: tried again after each error, by a fresh writer, they succeed."""
+    print(f"OFFLOAD_SEED={SEED}")
+    name = f"{running_server.server.name} new"
+
+    async def run(proxy: Proxy) -> None:
+        for number in range(PLACES):
+            place = running_server.place()
+            direct = bare_store(place.url, place.options)
+            campaign = Campaign(place=place, proxy=proxy, direct=direct, name=name)
+            client = bare_store(place.url, campaign.options)
+            campaign.break_requests(f"place {number}")
+            try:
+                await claim_until_it_holds(client)
+                campaign.mend()
+                await assert_sound(direct, place)
+            except BaseException:
+                print(f"place {number}; the last requests:", *proxy.log, sep="\n")
+                raise
+            finally:
+                await client.aclose()
+                await direct.aclose()
+
+    async def claim_until_it_holds(client: ObjectStore) -> None:
+        for _ in range(TRIES_MAX):
+            try:
+                await StreamWriter.claim(ObjectStoreOffloader(guarded(client)), "orders")
+            except DOCUMENTED:
+                continue
+            return
+        raise AssertionError(f"no tier after {TRIES_MAX} tries")
+
+    with proxied(running_server.endpoint) as proxy:
+        asyncio.run(run(proxy))
+        print(f"the proxy: {dict(proxy.counts)}")
+
+
+@pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
+def test_a_server_that_never_hears_the_precondition_is_refused(running_server: Running) -> None:
+    """Where the request's signature covers the precondition, the server refuses the request itself."""
+    place = running_server.place()
+
+    async def run(proxy: Proxy) -> None:
+        options = {name: proxy.before(value) for name, value in place.options.items()}
+        client = bare_store(place.url, options)
+        try:
+            with pytest.raises(Denied):
+                await StreamWriter.claim(ObjectStoreOffloader(guarded(client)), "orders")
+        finally:
+            await client.aclose()
+
+    with proxied(running_server.endpoint, Plan(rules=[Rule(Fault.IGNORE_PRECONDITION)])) as proxy:
+        asyncio.run(run(proxy))
+
+    assert proxy.counts["ignore_precondition"] == proxy.counts["creates"] > 0
+    assert not place.keys()
