@@ -34,9 +34,9 @@ check: lint types test
 bench: $(READY)
 	$(BIN)/python benchmarks/throughput.py
 
-# The state machines for a long time, and kill -9 at many moments.
+# The state machines for a long time, kill -9 at many moments, and a thousand rounds of faults per server.
 campaign: $(READY)
-	OFFLOAD_CAMPAIGN=1 $(BIN)/python -m pytest tests/protocol tests/store tests/cli -q
+	OFFLOAD_CAMPAIGN=1 $(BIN)/python -m pytest tests/protocol tests/store tests/cli tests/faults -q
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
