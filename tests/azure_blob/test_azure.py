@@ -84,6 +84,13 @@ def test_the_declared_options_are_those_of_the_model() -> None:
     assert set(OPTIONS) == set(AzureOptions.model_fields)
 
 
+def test_every_option_is_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs/azure.md").read_text(encoding="utf-8")
+    table = page.partition("## Options")[2].partition("\n## ")[0]
+
+    assert [option for option in OPTIONS if f"`{option}`" not in table] == []
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -469,6 +469,18 @@ def test_an_order_of_folders_is_refused_and_sorted_where_the_option_says_so() ->
     assert after == [key for key in sorted(HIERARCHICAL) if key > "A-B/dat2"]
 
 
+def test_a_listing_never_starts_where_the_orders_differ() -> None:
+    """Folder by folder, `a/x` comes before `a-b/x`, from which a start would miss it without a trace."""
+
+    def hierarchical(heard: Heard) -> Answer:
+        return page(["a-b/x", "a0"] if "startFrom" in heard.query else ["a/x", "a-b/x", "a0"])
+
+    with wire(hierarchical) as server:
+        error = error_of(server.url, listing("", "a-b/x"))
+
+    assert type(error) is Denied
+
+
 def test_folders_are_no_objects() -> None:
     with wire(lambda heard: page(["a", "a/x", "b"], folders=["a"])) as server:
         error = error_of(server.url, names)
