@@ -8,6 +8,7 @@ from typing import Final
 from offload.plugins import Backend, hookimpl
 
 OPTIONS: Final = (
+    "client",
     "account_name",
     "account_key",
     "sas_token",
@@ -36,8 +37,21 @@ OPTIONS: Final = (
 
 SCHEMES: Final = ("az", "abfs", "abfss")
 
+ADVICE: Final = (
+    "Blocks of an upload that a killed process left are invisible, and the service drops them after a week.",
+    (
+        "Set no lifecycle policy that deletes blobs below this prefix, or moves roots and anchors to the archive "
+        "tier: only `offload` knows which are needed."
+    ),
+    "Soft delete and versioning keep what is deleted, and it is billed until their days are over.",
+)
+
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
     """Containers, by `az://container/prefix` and its synonyms."""
-    return [Backend(name="azure", target="offload_azure.url:open_url", schemes=SCHEMES, options=OPTIONS)]
+    return [
+        Backend(
+            name="azure", target="offload_azure.url:open_url", schemes=SCHEMES, options=OPTIONS, advice=ADVICE
+        )
+    ]

@@ -34,8 +34,22 @@ OPTIONS: Final = (
 )
 """The fields of `S3Options`, whose module imports pydantic; a test holds one against the other."""
 
+ADVICE: Final = (
+    (
+        "Give the bucket a lifecycle rule that aborts unfinished multipart uploads after seven days: a process "
+        "that was killed leaves parts behind, which no listing shows and which are billed."
+    ),
+    (
+        "Set no lifecycle rule that expires objects below this prefix, or moves roots and anchors to an archive: "
+        "only `offload` knows which are needed."
+    ),
+    "Where the bucket keeps versions, let noncurrent ones expire: what is deleted stays billed until then.",
+)
+
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
     """Buckets, by `s3://bucket/prefix`."""
-    return [Backend(name="s3", target="offload_s3.url:open_url", schemes=("s3",), options=OPTIONS)]
+    return [
+        Backend(name="s3", target="offload_s3.url:open_url", schemes=("s3",), options=OPTIONS, advice=ADVICE)
+    ]
