@@ -134,7 +134,7 @@ class Rounds:
             self.campaign.rounds += 1
         await self._read_through_faults()
         self.campaign.mend()
-        offloaded = self.campaign.offloaded
+        offloaded, self.holder = self.campaign.offloaded, self._fresh()
         await self._round(self.campaign.chance(f"{self.stream}/last"))
         assert self.campaign.offloaded > offloaded
         if CAMPAIGN:
