@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
 import pytest
-from offload_azure import AzureOptions, AzureStore
+from offload_azure import AzureOptions
+from offload_azure.url import open_container
 from wire import Answer, Heard
 
-from offload import Body, OffloadError, Span, Suffix
+from offload import Body, ObjectStore, OffloadError, Span, Suffix
 
 T = TypeVar("T")
-Call = Callable[[AzureStore], Awaitable[Any]]
+Call = Callable[[ObjectStore], Awaitable[Any]]
 DIGITS = b"0123456789"
 KEY = base64.b64encode(b"HUSH" * 16).decode()
 SPEAKS = {"x-ms-request-id": "r", "x-ms-version": "2026-02-06"}
@@ -31,12 +32,13 @@ FOLDER = "<Metadata><hdi_isfolder>true</hdi_isfolder></Metadata>"
 LOGIN = {"account_name": "acct", "account_key": KEY}
 
 
-def of_store(url: str | None, call: Callable[[AzureStore], Awaitable[T]], **options: Any) -> T:
-    """What a call of a store with these options returns."""
+def of_store(url: str | None, call: Callable[[ObjectStore], Awaitable[T]], **options: Any) -> T:
+    """What a call of a store with these options returns; by fsspec's client unless they say otherwise."""
 
     async def main() -> T:
-        given = {name: value for name, value in (LOGIN | {"endpoint_url": url} | options).items() if value}
-        store = AzureStore(container="container", options=AzureOptions.of(given))
+        chosen = {"client": "fsspec"} | LOGIN | {"endpoint_url": url} | options
+        given = {name: value for name, value in chosen.items() if value is not None and value != ""}
+        store = open_container("container", AzureOptions.of(given))
         try:
             return await call(store)
         finally:
@@ -56,38 +58,38 @@ def error_of(url: str | None, call: Call, **options: Any) -> OffloadError:
     return caught.value
 
 
-async def put(store: AzureStore) -> None:
+async def put(store: ObjectStore) -> None:
     await store.put("a/key", Body.of(DIGITS))
 
 
-async def create(store: AzureStore) -> None:
+async def create(store: ObjectStore) -> None:
     await store.create("a/key", DIGITS)
 
 
-async def get(store: AzureStore) -> bytes:
+async def get(store: ObjectStore) -> bytes:
     return await store.get("a/key")
 
 
-async def delete(store: AzureStore) -> None:
+async def delete(store: ObjectStore) -> None:
     await store.delete(["a/key"])
 
 
-async def put_part(store: AzureStore) -> None:
+async def put_part(store: ObjectStore) -> None:
     begun = await store.start_upload("a/key")
     await begun.put_part(1, DIGITS)
 
 
-async def upload(store: AzureStore) -> None:
+async def upload(store: ObjectStore) -> None:
     begun = await store.start_upload("a/key")
     await begun.put_part(1, DIGITS)
     await begun.complete()
 
 
-async def names(store: AzureStore) -> list[str]:
+async def names(store: ObjectStore) -> list[str]:
     return [row.key async for row in store.list("")]
 
 
-def reading(span: Span | Suffix) -> Callable[[AzureStore], Awaitable[bytes]]:
+def reading(span: Span | Suffix) -> Callable[[ObjectStore], Awaitable[bytes]]:
     return lambda store: store.get("a/key", span)
 
 

@@ -32,12 +32,12 @@ class Client:
 
     container: ContainerClient
     service: BlobServiceClient
-    credential: Any
+    account: Account
 
     async def aclose(self) -> None:
         """Close the connections, those of the credential too."""
         await self.service.close()
-        await _close(self.credential)
+        await _close(self.account.credential)
 
 
 async def open_client(options: AzureOptions, container: str) -> Client:
@@ -55,7 +55,7 @@ async def open_client(options: AzureOptions, container: str) -> Client:
         await transport.close()
         await _close(account.credential)
         raise Misuse(f"azure: {one_line(exc)}") from None
-    return Client(service.get_container_client(container), service, account.credential)
+    return Client(service.get_container_client(container), service, account)
 
 
 def _service(account: Account, settings: dict[str, Any]) -> BlobServiceClient:

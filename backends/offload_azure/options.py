@@ -11,6 +11,7 @@ import binascii
 import re
 from typing import Annotated, ClassVar, Final, Literal, Self
 
+from offload_cloud.choice import Client
 from offload_cloud.options import Endpoint, Pairs, Proxy, StoreOptions, Verify
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -83,6 +84,9 @@ class AzureOptions(StoreOptions):
     """Every option, as text from the command line or as a value from Python."""
 
     backend: ClassVar = "azure"
+
+    client: Client = "auto"
+    """Which client moves fragments: obstore, or that of fsspec. `auto`: obstore where it can."""
 
     account_name: str | None = Field(default=None, pattern=r"^[a-z0-9]{3,24}$")
     account_key: Annotated[SecretStr, AfterValidator(_base64)] | None = None

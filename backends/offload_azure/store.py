@@ -55,9 +55,9 @@ class AzureStore(ObjectStore):
     """
 
     def __init__(self, *, container: str, options: AzureOptions | None = None, place: str = "") -> None:
-        self._container = container
+        self.container: Final = container
         self._place = place or container
-        self._options = options or AzureOptions()
+        self.options: Final = options or AzureOptions()
         self._client: Client | None = None
         self._opening = asyncio.Lock()
 
@@ -94,7 +94,7 @@ class AzureStore(ObjectStore):
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
             await self._put(key, await whole(body), what="store", overwrite=True, **self.kept)
         else:
-            size_bytes = max(self._options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
+            size_bytes = max(self.options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
             await put_in_parts(self, key, body, part_size_bytes=size_bytes, at_once=PARTS_AT_ONCE)
 
     async def create(self, key: str, data: bytes) -> None:
@@ -128,7 +128,7 @@ class AzureStore(ObjectStore):
         async def ask(call: Awaitable[T]) -> T:
             return await self.ask(call, f"list {prefix!r}")
 
-        listing = Listing(client.container, ask, where=self.url, sort=self._options.hierarchical_namespace)
+        listing = Listing(client.container, ask, where=self.url, sort=self.options.hierarchical_namespace)
         async with aclosing(listing.rows(prefix, after)) as rows:
             async for row in rows:
                 yield row
@@ -162,7 +162,7 @@ class AzureStore(ObjectStore):
         """The client, made on first use."""
         async with self._opening:
             if self._client is None:
-                self._client = await open_client(self._options, self._container)
+                self._client = await open_client(self.options, self.container)
             return self._client
 
     async def blob(self, key: str) -> BlobClient:
@@ -181,13 +181,13 @@ class AzureStore(ObjectStore):
     @cached_property
     def encrypted(self) -> dict[str, Any]:
         """How every object is encrypted at rest."""
-        scope = self._options.encryption_scope
+        scope = self.options.encryption_scope
         return self._keyed | ({"encryption_scope": scope} if scope else {})
 
     @cached_property
     def kept(self) -> dict[str, Any]:
         """How fragments are kept, and what is written on them."""
-        options = self._options
+        options = self.options
         wanted = {
             "standard_blob_tier": StandardBlobTier(options.access_tier) if options.access_tier else None,
             "tags": options.tags,
@@ -198,9 +198,9 @@ class AzureStore(ObjectStore):
     @cached_property
     def _keyed(self) -> dict[str, Any]:
         """What every request about an object's bytes carries where the key is the caller's own."""
-        if self._options.cpk_key is None:
+        if self.options.cpk_key is None:
             return {}
-        key = self._options.cpk_key.get_secret_value()
+        key = self.options.cpk_key.get_secret_value()
         digest = hashlib.sha256(base64.b64decode(key)).digest()
         return {"cpk": CustomerProvidedEncryptionKey(key, base64.b64encode(digest).decode())}
 
@@ -237,7 +237,7 @@ class AzureStore(ObjectStore):
         except OffloadError as exc:
             if code_of(exc.__cause__) not in BEYOND_THE_END:
                 raise
-            if self._options.hierarchical_namespace:
+            if self.options.hierarchical_namespace:
                 await self._properties(blob, key)  # it may be a folder, which reads as empty too
             return b""
         reply = replies[-1].http_response

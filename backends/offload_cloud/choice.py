@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, Literal
 
 from offload.errors import Misuse
@@ -11,6 +12,15 @@ from offload.errors import Misuse
 Client = Literal["auto", "fsspec", "obstore"]
 OLDEST: Final = (0, 12)
 """The first release that takes a timeout for reading."""
+
+TRUSTS_MORE: Final = ", and obstore would trust those of the system as well"
+SYSTEMS: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+"""Where distributions keep the authorities that everybody trusts."""
 
 
 def takes_obstore(client: Client, why_not: str | None, *, backend: str) -> bool:
@@ -21,6 +31,12 @@ def takes_obstore(client: Client, why_not: str | None, *, backend: str) -> bool:
     if why_not is not None and client == "obstore":
         raise Misuse(f"{backend}: client=obstore cannot be: {why_not}")
     return why_not is None
+
+
+def is_the_systems(path: str) -> bool:
+    """Whether a file of authorities is the one that everything on this machine trusts."""
+    here = Path(path).resolve()
+    return any(here == Path(known).resolve() for known in SYSTEMS if Path(known).exists())
 
 
 def _why_not_there() -> str | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NoReturn, Protocol
 
 import obstore
-from obstore.exceptions import BaseError, InvalidPathError, UnauthenticatedError
+from obstore.exceptions import BaseError, InvalidPathError, NotSupportedError, UnauthenticatedError
 from obstore.store import ObjectStore as Objects
 
 from offload.errors import Misuse, NotFound, OffloadError, OutcomeUnknown, TryAgain
@@ -40,8 +40,12 @@ PUT_BYTES_PER_SECOND_MIN: Final = 256 * 2**10
 
 BEYOND_THE_END: Final = 416
 FAILURES: Final = (BaseError, OSError, ValueError)
+NEVER_SENT: Final = (InvalidPathError, NotSupportedError, UnauthenticatedError)
 _STATUS: Final = re.compile(r"status code: (\d{3})[^:\n]*:? ?(.*?)(?:\n\nDebug source:|\Z)", re.DOTALL)
 _KIND: Final = re.compile(r"HttpError \{\s*kind: (\w+)")
+_BEYOND: Final = "StartTooLarge"
+"""A server answered with nothing where it should have refused."""
+
 _WHOLE: Final = "NotPartial"
 """The server answered a range with the whole object."""
 
@@ -62,6 +66,8 @@ class Fast:
     writes: Objects
     attributes: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    no_objects: Mapping[str, str] = field(default_factory=dict)
+    """Attributes that mark what is no object, such as a folder."""
 
 
 class Explain(Protocol):
@@ -74,7 +80,16 @@ class Explain(Protocol):
 class FastStore(StoreDecorator):
     """Opens obstore's stores by `open_fast` at the first request, on the event loop that asks."""
 
-    __slots__ = ("_explain", "_fast", "_is_open", "_open_fast", "_opening", "_patience_seconds", "_turns")
+    __slots__ = (
+        "_check",
+        "_explain",
+        "_fast",
+        "_is_open",
+        "_open_fast",
+        "_opening",
+        "_patience_seconds",
+        "_turns",
+    )
 
     def __init__(
         self,
@@ -84,9 +99,10 @@ class FastStore(StoreDecorator):
         explain: Explain,
         patience_seconds: float,
         at_once: int,
+        check: Callable[[str], str] = check_key,
     ) -> None:
         super().__init__(inner)
-        self._open_fast, self._explain = open_fast, explain
+        self._open_fast, self._explain, self._check = open_fast, explain, check
         self._patience_seconds = patience_seconds
         self._turns = asyncio.Semaphore(at_once)
         self._opening = asyncio.Lock()
@@ -107,11 +123,11 @@ class FastStore(StoreDecorator):
 
     async def put(self, key: str, body: Body) -> None:
         """One PUT whose windows are not joined. Memory: the object."""
+        self._check(key)
         fast = await self._opened()
         if fast is None or body.size_bytes > PUT_SIZE_BYTES_MAX:
             await self.inner.put(key, body)
             return
-        check_key(key)
         windows = [window async for window in body.windows()]
         if sum(map(len, windows)) != body.size_bytes:
             raise Misuse(f"a body of {body.size_bytes} bytes yielded {sum(map(len, windows))}")
@@ -139,10 +155,10 @@ class FastStore(StoreDecorator):
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         """One GET. The copy into `bytes` is the only one."""
+        self._check(key)
         fast = await self._opened()
         if fast is None:
             return await self.inner.get(key, span)
-        check_key(key)
         clip(span, 0)  # refuses a negative one
         what = f"read {key!r}"
         try:
@@ -150,10 +166,12 @@ class FastStore(StoreDecorator):
                 result = await obstore.get_async(fast.reads, key, options=_options_of(span))
                 data = await result.bytes_async()
         except FAILURES as exc:
-            if _status_of(exc)[0] == BEYOND_THE_END:
+            if _status_of(exc)[0] == BEYOND_THE_END or _BEYOND in str(exc):
                 return b""
             self._make_sure_unanswered(exc, what, key, mutation=False)
             return await self.inner.get(key, span)
+        if fast.no_objects and fast.no_objects.items() <= dict(result.attributes).items():
+            raise NotFound(key, store=self.url)
         if not result.meta["e_tag"]:
             raise TryAgain(f"{self.url}: cannot {what}: the answer is no object store's")
         start, end = result.range
@@ -186,7 +204,7 @@ class FastStore(StoreDecorator):
             return
         text = str(exc)
         kind = _KIND.search(text)
-        if isinstance(exc, InvalidPathError | UnauthenticatedError) or (kind and kind[1] == "Connect"):
+        if isinstance(exc, NEVER_SENT) or (kind and kind[1] == "Connect"):
             if "InvalidCertificate" in text:
                 self._step_back("it does not trust the server's certificate")
             return  # nothing was sent; the store behind succeeds, or tells why it cannot

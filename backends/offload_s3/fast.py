@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from botocore.credentials import RefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from offload_cloud.choice import TRUSTS_MORE, is_the_systems
 from offload_cloud.options import shown
 
 from offload.errors import Misuse, OffloadError
@@ -45,33 +46,18 @@ OF_OBSTORE_ALONE: Final = (
 VALID_FOR: Final = timedelta(minutes=10)
 """The session renews credentials that have less than this left, so that any it hands out has it."""
 
-TRUSTS_MORE: Final = ", and obstore would trust those of the system as well"
-SYSTEMS: Final = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-)
-"""Where distributions keep the authorities that everybody trusts."""
-
 _log: Final = logging.getLogger(__name__)
 _FIELD: Final = re.compile(r"<(Code|Message|Region)>([^<]*)</")
 
 
 def why_not_fast(options: S3Options) -> str | None:
     """What of these options, and of the environment, obstore could not do exactly so; None: it can do all."""
-    if isinstance(options.verify, str) and not _is_the_systems(options.verify):
+    if isinstance(options.verify, str) and not is_the_systems(options.verify):
         return f"the option `verify` names authorities{TRUSTS_MORE}"
     for name in OF_OBSTORE_ALONE:
         if name in os.environ:
             return f"{name} is set, which obstore alone would obey; use options instead"
     return None
-
-
-def _is_the_systems(path: str) -> bool:
-    """Whether a file of authorities is the one that everything on this machine trusts."""
-    here = Path(path).resolve()
-    return any(here == Path(known).resolve() for known in SYSTEMS if Path(known).exists())
 
 
 def fast_store(store: S3Store) -> FastStore:
@@ -107,7 +93,7 @@ async def _opened(store: S3Store) -> Fast | None:
         why_not = "the bucket's address is of a kind that it has not"
     elif store.bucket.endswith("--x-s3"):
         why_not = "directory buckets have sessions of their own"
-    elif authorities and place[0].startswith("https://") and not _is_the_systems(authorities):
+    elif authorities and place[0].startswith("https://") and not is_the_systems(authorities):
         why_not = f"the environment or the profile names authorities{TRUSTS_MORE}"
     if place is None or why_not is not None:
         if options.client == "obstore":

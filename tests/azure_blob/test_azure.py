@@ -193,11 +193,11 @@ def test_an_url_is_a_container_and_a_prefix(scheme: str) -> None:
 def test_an_url_may_name_the_account(host: str, account: str, reached: str | None) -> None:
     url = f"abfss://container@{host}/tier"
 
-    store = open_url(url, options={"account_key": KEY})
+    store = open_url(url, options={"account_key": KEY, "client": "fsspec"})
 
     assert isinstance(store, PrefixStore)
     assert isinstance(store.inner, AzureStore)
-    options = store.inner._options
+    options = store.inner.options
     assert (options.account_name, options.account_host) == (account, reached)
     assert store.url == f"az://container@{host}/tier"
     assert open_url(store.url, options={"account_key": KEY}).url == store.url
