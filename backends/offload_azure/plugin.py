@@ -40,8 +40,8 @@ SCHEMES: Final = ("az", "abfs", "abfss")
 ADVICE: Final = (
     "Blocks of an upload that a killed process left are invisible, and the service drops them after a week.",
     (
-        "Set no lifecycle policy that deletes blobs below this prefix, or moves roots and anchors to the archive "
-        "tier: only `offload` knows which are needed."
+        "Set no lifecycle policy that deletes blobs below this prefix, or moves roots and anchors to the "
+        "archive tier: only `offload` knows which are needed."
     ),
     "Soft delete and versioning keep what is deleted, and it is billed until their days are over.",
 )

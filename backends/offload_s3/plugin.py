@@ -36,12 +36,12 @@ OPTIONS: Final = (
 
 ADVICE: Final = (
     (
-        "Give the bucket a lifecycle rule that aborts unfinished multipart uploads after seven days: a process "
-        "that was killed leaves parts behind, which no listing shows and which are billed."
+        "Give the bucket a lifecycle rule that aborts unfinished multipart uploads after seven days: a "
+        "process that was killed leaves parts behind, which no listing shows and which are billed."
     ),
     (
-        "Set no lifecycle rule that expires objects below this prefix, or moves roots and anchors to an archive: "
-        "only `offload` knows which are needed."
+        "Set no lifecycle rule that expires objects below this prefix, or moves roots and anchors to an "
+        "archive: only `offload` knows which are needed."
     ),
     "Where the bucket keeps versions, let noncurrent ones expire: what is deleted stays billed until then.",
 )
