@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import urllib.parse
 import urllib.request
@@ -153,7 +154,9 @@ PLACES: Final[dict[str, type[S3Place | GcsPlace | AzurePlace]]] = {
 }
 
 
+@functools.cache
 def _boto(endpoint: str) -> Any:
+    """One client for all places of a server: to make one takes longer than what it is asked."""
     import boto3
     from botocore.config import Config
 
