@@ -3,8 +3,8 @@
 One monitor, one OSD, one gateway; no manager, and no `ceph` command. The monitor is born with a map in
 which the OSD is already placed, so nothing has to be told to it afterwards. What is set and why:
 
-- BlueStore on a sparse file: memory stays at some 150 MiB, and the disk holds what is in the buckets. The
-  other choice, a store in memory, starts in one second instead of eight, and takes the memory twice.
+- BlueStore on a sparse file: the OSD's memory stays below 250 MiB, whatever is stored. The other choice, a
+  store in memory, starts in one second instead of eight, and takes the memory twice.
 - `paxos_propose_interval`: the monitor else gathers proposals for a second, and the gateway makes eight
   pools one after another.
 - `rgw_gc_*`: deleted and overwritten objects are freed within seconds. By default they stay for two hours,
@@ -27,7 +27,7 @@ from servers.places import ACCESS_KEY, SECRET_KEY
 from servers.processes import NotReady, bound_to_us, free_port, process, wait_until_it_answers
 
 DISK_SIZE_BYTES: Final = 12 * 2**30
-"""A ceiling of the sparse file, which grows by what is written; BlueStore uses freed space late."""
+"""A ceiling of the sparse file. BlueStore uses freed space again when it has been once through the file."""
 
 OSD_MEMORY_SIZE_BYTES: Final = 896 * 2**20
 """The least that BlueStore accepts as its target."""
