@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,14 @@ def s3() -> Iterator[Wire]:
 
 
 # One call is one request
+
+
+def test_no_request_deletes_a_key_twice(s3: Wire) -> None:
+    """Ceph's gateway 16.2.15 deletes the keys of one request side by side, and crashes where two are one."""
+    of_store(s3.url, lambda store: store.delete(["b", "a", "b", "c", "a"]))
+
+    [asked] = s3.heard
+    assert re.findall(rb"<Key>(.*?)</Key>", asked.body) == [b"b", b"a", b"c"]
 
 
 @pytest.mark.parametrize(
