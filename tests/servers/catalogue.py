@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from servers.places import PLACES, Place
 from servers.processes import end_of
 from servers.recipes import DebianPackages, GoProgram, Included, NpmPackage, PypiPackage, Recipe
 from servers.rgw import ceph_gateway
+from servers.scratch import scratch_folder
 
 LOGS: Final = {".log", ".out"}
 """The endings of logs in scratch folders."""
@@ -45,10 +45,10 @@ class Server:
     def running(self) -> Iterator[Running]:
         """Started on a free port of loopback; on leaving it has ended and its files are gone."""
         with (
-            tempfile.TemporaryDirectory(prefix=f"{self.name}-", ignore_cleanup_errors=True) as scratch,
-            self.start(self.recipe.folder, Path(scratch)) as endpoint,
+            scratch_folder(self.name) as scratch,
+            self.start(self.recipe.folder, scratch) as endpoint,
         ):
-            yield Running(server=self, endpoint=endpoint, version=self.recipe.version, scratch=Path(scratch))
+            yield Running(server=self, endpoint=endpoint, version=self.recipe.version, scratch=scratch)
 
 
 @dataclass(frozen=True, kw_only=True)

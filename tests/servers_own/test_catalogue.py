@@ -13,6 +13,7 @@ import pytest
 from servers import SERVERS, Running, server
 from servers.processes import NotReady, free_port, process, wait_until_it_answers
 from servers.recipes import CannotBeHad, Recipe, home
+from servers.scratch import scratch_folder
 
 ROOT = Path(__file__).parents[2]
 USES_A_SERVER = "tests/backends/test_refused_stores.py"
@@ -124,6 +125,29 @@ def test_a_process_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
             pass
 
     assert running.returncode == -signal.SIGKILL
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    killed = (
+        "import os; from servers.scratch import scratch_folder as s; f = s('x'); f.__enter__(); os._exit(1)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", killed], env={**os.environ, "PYTHONPATH": str(ROOT / "tests")}, check=False
+    )
+    left = list(tmp_path.iterdir())
+
+    with scratch_folder("y") as first, scratch_folder("z") as second:
+        found = set(tmp_path.iterdir())
+
+        assert len(left) == 2
+        assert found == {
+            each.with_name(f"{each.name}{end}") for each in (first, second) for end in ("", ".lock")
+        }
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
