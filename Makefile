@@ -13,8 +13,9 @@ READY  := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/offload demo
 
+# In three processes, because tests wait as much as they work; those of one server stay in one process.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
 
 # Real servers and emulators for the tests, into a cache outside this folder. The first time takes some
 # ten minutes, most of it for building MinIO; docs/testing.md has more.

@@ -77,7 +77,7 @@ SERVERS: Final[tuple[Server, ...]] = (
         kind="fake",
         recipe=Included("moto"),
         start=starts.moto,
-        purpose="S3 without installing anything",
+        purpose="S3 without installing anything; a lock of ours makes its creates atomic",
     ),
     Server(
         name="rgw",

@@ -16,10 +16,10 @@ Start = Callable[[Path, Path], AbstractContextManager[str]]
 
 @contextmanager
 def moto(program: Path, scratch: Path) -> Iterator[str]:
-    """Objects are in its memory."""
+    """Objects are in its memory. Before it stands a layer of ours that makes its creates atomic."""
     del program  # a module of this very environment
     port = free_port()
-    with _answering(port, scratch, sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port) as url:
+    with _answering(port, scratch, sys.executable, Path(__file__).parent / "moto_in_turn.py", port) as url:
         yield url
 
 

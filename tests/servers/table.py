@@ -27,6 +27,7 @@ class ClosingTable:
         name = getattr(item, "callspec", None) and item.callspec.params.get("running_server")
         if name:
             item.user_properties.append((PROPERTY, name))
+            item.add_marker(pytest.mark.xdist_group(name))  # one process of tests, one server of a kind
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test once: as failed if any of its phases failed, as not run if one skipped it."""
