@@ -34,7 +34,7 @@ from offload import ObjectStoreOffloader, StreamWriter
 from offload.errors import Conflict, Denied, Fenced, OutcomeUnknown, TryAgain
 from offload.store.port import ObjectStore
 
-ROUNDS = 1000 if CAMPAIGN else 40
+ROUNDS = 1000 if CAMPAIGN else 24
 ROUNDS_PER_STREAM = 20
 READS_MAX = 20
 PLACES = 50 if CAMPAIGN else 4

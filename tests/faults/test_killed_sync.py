@@ -20,7 +20,7 @@ from osiris_data import MANIFEST, STREAMS
 from servers import Place, Running
 from servers.proxy import Proxy, Request, proxied
 
-KILLS = 20 if CAMPAIGN else 4
+KILLS = 20 if CAMPAIGN else 2
 EXPLAINED = re.compile(
     "its attempt (runs: an upload is under way|was dropped or superseded and can never)|left by a trial"
 )

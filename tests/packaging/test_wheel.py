@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("wheel")  # built and installed once
+
 ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = [folder.name for folder in (ROOT / "backends").glob("offload_*")]
 
