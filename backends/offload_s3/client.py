@@ -74,7 +74,13 @@ async def opened(files: s3fs.S3FileSystem) -> Any:
     """The client of a file system of ours, made on first use."""
     client = await files.set_session()
     client.meta.events.register_first("before-call.s3.HeadBucket", _look_no_further, unique_id="offload")
+    client.meta.events.register_last("before-call.s3", _do_not_ask_to_go_on, unique_id="offload-expect")
     return client
+
+
+def _do_not_ask_to_go_on(params: dict[str, Any], **event: Any) -> None:
+    """No `Expect: 100-continue` on bodies that read like files: a server that knows it not is waited for."""
+    params["headers"].pop("Expect", None)
 
 
 def _look_no_further(**event: Any) -> None:

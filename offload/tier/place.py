@@ -61,7 +61,7 @@ class Place:
     async def find(self) -> tuple[TierAnchor, ObjectStore]:
         """The anchor and the store. Raises `NotFound` without an anchor, `Misuse` if it is not as planned."""
         anchor = await self._load()
-        self._check_plan(anchor)
+        await self._check_plan(anchor)
         return anchor, await self._arranged(anchor)
 
     async def make(self) -> tuple[TierAnchor, ObjectStore]:
@@ -119,11 +119,15 @@ class Place:
     async def _load(self) -> TierAnchor:
         return TierAnchor.decode(await get_anchor(self.data, TIER_ANCHOR), where=TIER_ANCHOR)
 
-    def _check_plan(self, anchor: TierAnchor) -> None:
+    async def _check_plan(self, anchor: TierAnchor) -> None:
         if self.plan.hashed_keys and not anchor.hashed_keys:
             raise Misuse(f"the tier at {self.data.url} was made without hashed keys, and stays so")
         wanted = self.plan.commit_store
-        if wanted and self.open_store(wanted).url != anchor.commit_store:
+        if not wanted:
+            return
+        async with aclosing(self.open_store(wanted)) as named:
+            is_the_same = named.url == anchor.commit_store
+        if not is_the_same:
             where = f"are at {anchor.commit_store}" if anchor.commit_store else "are beside its data"
             raise Misuse(f"the roots of the tier at {self.data.url} {where}, not at {wanted}")
 
