@@ -29,7 +29,7 @@ from s3_calls import (
 )
 from wire import Answer, Heard, Wire, wire
 
-from offload import Denied, OffloadError, OutcomeUnknown, Span, Suffix, TryAgain
+from offload import Body, Denied, OffloadError, OutcomeUnknown, Span, Suffix, TryAgain
 
 
 @pytest.fixture
@@ -47,6 +47,17 @@ def test_no_request_deletes_a_key_twice(s3: Wire) -> None:
 
     [asked] = s3.heard
     assert re.findall(rb"<Key>(.*?)</Key>", asked.body) == [b"b", b"a", b"c"]
+
+
+def test_a_large_body_goes_out_whole_without_asking_for_leave(s3: Wire) -> None:
+    """A server that does not know `Expect: 100-continue` would be waited for until the deadline."""
+    data = bytes(range(256)) * 4096
+
+    of_store(s3.url, lambda store: store.put("key", Body.of(data)))
+
+    [asked] = s3.of("PUT")
+    assert "expect" not in {name.lower() for name in asked.headers}
+    assert asked.body == data
 
 
 @pytest.mark.parametrize(
