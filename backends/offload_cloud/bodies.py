@@ -1,12 +1,16 @@
 """Large bytes on their way out over aiohttp, a slice at a time.
 
 Handed over whole, the event loop copies what the socket does not take at once: as much memory again for
-each transfer. Slices wait for the socket instead, and are views. Botocore looks at bodies too (to sign
-them, and for their size), and takes anything that reads and seeks like a file.
+each transfer. Slices wait for the socket instead, and are views. The windows in which a body came are never
+joined: that would be one more copy. Botocore looks at bodies too (to sign them, and for their size), and
+takes anything that reads and seeks like a file.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Final, NoReturn
 
 from aiohttp.abc import AbstractStreamWriter
@@ -16,22 +20,24 @@ SLICE_SIZE_BYTES: Final = 256 * 1024
 """Small enough to leave the event loop to others, large enough to cost little."""
 
 
-def sliced(data: bytes) -> bytes | SlicedBody:
-    """`data` for a request: as it is where it is small."""
-    return data if len(data) <= SLICE_SIZE_BYTES else SlicedBody(data)
+def sliced(windows: Sequence[bytes]) -> bytes | SlicedBody:
+    """Some bytes for a request: as they are where they are few."""
+    few = sum(map(len, windows)) <= SLICE_SIZE_BYTES
+    return b"".join(windows) if few else SlicedBody(windows)
 
 
 class SlicedBody(Payload):
     """Bytes that a request sends slice by slice, and that others may read like a file."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data, content_type="application/octet-stream")
-        self._data = data
-        self._size = len(data)
+    def __init__(self, windows: Sequence[bytes]) -> None:
+        super().__init__(windows, content_type="application/octet-stream")
+        self._windows = windows
+        self._ends = list(accumulate(map(len, windows)))
+        self._size = self._ends[-1]
         self._at = 0
 
     def __len__(self) -> int:
-        return len(self._data)
+        return self._ends[-1]
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Send all of it."""
@@ -39,10 +45,11 @@ class SlicedBody(Payload):
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         """Send no more than `content_length`, which is what the request's head announced."""
-        view = memoryview(self._data)[:content_length]
-        for start in range(0, len(view), SLICE_SIZE_BYTES):
-            await writer.write(view[start : start + SLICE_SIZE_BYTES])
-            await writer.drain()
+        size = len(self) if content_length is None else min(content_length, len(self))
+        for view in self._views(0, size):
+            for start in range(0, len(view), SLICE_SIZE_BYTES):
+                await writer.write(view[start : start + SLICE_SIZE_BYTES])
+                await writer.drain()
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> NoReturn:
         """Not text."""
@@ -50,16 +57,25 @@ class SlicedBody(Payload):
 
     def read(self, size: int | None = -1) -> bytes:
         """As of a file."""
-        stop = len(self._data) if size is None or size < 0 else self._at + size
-        piece = self._data[self._at : stop]
+        stop = len(self) if size is None or size < 0 else min(self._at + size, len(self))
+        piece = b"".join(self._views(self._at, stop))
         self._at += len(piece)
         return piece
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """As of a file."""
-        self._at = (0, self._at, len(self._data))[whence] + offset
+        self._at = (0, self._at, len(self))[whence] + offset
         return self._at
 
     def tell(self) -> int:
         """As of a file."""
         return self._at
+
+    def _views(self, start: int, stop: int) -> Iterator[memoryview]:
+        """The bytes from `start` to `stop`, of each window what belongs to them."""
+        number = bisect_right(self._ends, start)
+        while start < stop:
+            window, end = self._windows[number], self._ends[number]
+            begin = end - len(window)
+            yield memoryview(window)[start - begin : stop - begin]
+            start, number = end, number + 1

@@ -29,7 +29,7 @@ from offload_cloud.ranges import exactly, range_of
 from offload.errors import OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.capabilities import Capabilities
-from offload.store.parts import put_in_parts, whole
+from offload.store.parts import put_in_parts, windows_in_memory
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload_s3.client import file_system, opened
 from offload_s3.failures import FAILURES, code_of, explained
@@ -91,14 +91,14 @@ class S3Store(ObjectStore):
         """One PUT, or parts where the object is large. Memory: the object, or a few parts of it."""
         check_key(key)
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
-            await self._put(key, await whole(body), what="store")
+            await self._put(key, await windows_in_memory(body), what="store")
         else:
             size_bytes = max(self.options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
             await put_in_parts(self, key, body, part_size_bytes=size_bytes, at_once=PARTS_AT_ONCE)
 
     async def create(self, key: str, data: bytes) -> None:
         """One PUT with `If-None-Match: *`."""
-        await self._put(check_key(key), data, what="create", IfNoneMatch="*")
+        await self._put(check_key(key), [data], what="create", IfNoneMatch="*")
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         """One GET. What the store answers to a range that it does not have (416) reads as empty."""
@@ -195,13 +195,13 @@ class S3Store(ObjectStore):
         except FAILURES as exc:
             raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
 
-    async def _put(self, key: str, data: bytes, *, what: str, **conditions: str) -> None:
+    async def _put(self, key: str, windows: Sequence[bytes], *, what: str, **conditions: str) -> None:
         client = await self.client()
         call = client.put_object(
             Bucket=self.bucket,
             Key=key,
-            Body=sliced(data),
-            ChecksumCRC32C=checksum_of(data),
+            Body=sliced(windows),
+            ChecksumCRC32C=checksum_of(*windows),
             **conditions,
             **self._encrypted,
             **(self._kept if not conditions else {}),
@@ -256,9 +256,12 @@ def given(**wanted: Any) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if value is not None}
 
 
-def checksum_of(data: bytes) -> str:
+def checksum_of(*windows: bytes) -> str:
     """CRC-32C as S3 writes it: base64 of four bytes. Servers that keep it refuse bytes that do not fit."""
-    return base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
+    checksum = 0
+    for window in windows:
+        checksum = crc32c(window, checksum)
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
 def make_sure_of_checksum(data: bytes, reply: Any, where: str) -> None:

@@ -27,7 +27,7 @@ class S3Upload(Upload):
         checksum = base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
         client = await self._store.client()
         call = client.upload_part(
-            PartNumber=number, Body=sliced(data), ChecksumCRC32C=checksum, **self._where, **self._keyed
+            PartNumber=number, Body=sliced([data]), ChecksumCRC32C=checksum, **self._where, **self._keyed
         )
         what = f"store part {number} of {self._key!r}"
         reply = await self._store.ask(call, what, key=self._key, mutation=True)

@@ -48,7 +48,7 @@ def read(
     option: Options = None,
     limit: Annotated[int | None, typer.Option("--limit", min=0, help="At most so many messages.")] = None,
     at_once: Annotated[
-        int, typer.Option("--at-once", min=1, max=64, help="Requests under way, each for some 4 MiB.")
+        int, typer.Option("--at-once", min=1, max=64, help="Requests under way, each for up to 16 MiB.")
     ] = IN_FLIGHT,
     decode: Annotated[str, typer.Option("--decode", help="raw, or what a plugin can decode: amqp.")] = "raw",
     format: Annotated[Format, typer.Option("--format", help="How each message is printed.")] = Format.JSONL,  # noqa: A002 - the option's own name

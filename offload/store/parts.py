@@ -1,4 +1,4 @@
-"""What backends of distant stores share: a body gathered whole, or sent in parts.
+"""What backends of distant stores share: a body gathered in memory, or sent in parts.
 
 Invariant: an upload in parts that does not complete is aborted, whatever ended it.
 """
@@ -12,6 +12,19 @@ from contextlib import aclosing
 
 from offload.errors import Misuse
 from offload.store.port import Body, ObjectStore
+
+
+async def windows_in_memory(body: Body) -> list[bytes]:
+    """The windows of a body, not joined. Raises `Misuse` where they are not as long as it says."""
+    windows, size = [], 0
+    async for window in body.windows():
+        windows.append(window)
+        size += len(window)
+        if size > body.size_bytes:
+            raise Misuse(f"a body of {body.size_bytes} bytes yielded more")
+    if size != body.size_bytes:
+        raise Misuse(f"a body of {body.size_bytes} bytes yielded {size}")
+    return windows
 
 
 async def whole(body: Body) -> bytes:

@@ -36,8 +36,9 @@ from offload.formats.manifest import Entry, Manifest
 from offload.offloader import Attempt, ReadHandle
 from offload.store.port import Body
 
-WINDOW_SIZE_BYTES: Final = 1024 * 1024
-"""How much is read, checked and written at a time: small enough to stay in a core's cache."""
+WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
+"""How much is read, checked and written at a time. Each window takes two turns of threads, which cost more
+than the bytes of a small one."""
 
 INDEX_COUNT_MAX: Final = 2**20
 """Chunks of one fragment: keeps an index of tiny chunks below 40 MiB."""

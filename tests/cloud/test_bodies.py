@@ -9,6 +9,7 @@ import pytest
 from offload_cloud.bodies import SLICE_SIZE_BYTES, SlicedBody, sliced
 
 DATA = bytes(range(256)) * 4096 + b"end"
+WINDOWS = [DATA[:100], DATA[100 : SLICE_SIZE_BYTES + 7], DATA[SLICE_SIZE_BYTES + 7 : -3], DATA[-3:]]
 
 
 class Writer:
@@ -30,7 +31,7 @@ class Writer:
 def test_what_goes_out_is_what_was_announced_slice_by_slice(announced: int | None) -> None:
     writer: Any = Writer()
 
-    asyncio.run(SlicedBody(DATA).write_with_length(writer, announced))
+    asyncio.run(SlicedBody(WINDOWS).write_with_length(writer, announced))
 
     assert writer.taken == DATA[:announced]
     assert max(writer.between_waits) <= SLICE_SIZE_BYTES
@@ -38,7 +39,7 @@ def test_what_goes_out_is_what_was_announced_slice_by_slice(announced: int | Non
 
 def test_it_can_be_sent_again() -> None:
     writer: Any = Writer()
-    body = SlicedBody(DATA)
+    body = SlicedBody(WINDOWS)
 
     asyncio.run(body.write(writer))
     asyncio.run(body.write(writer))
@@ -47,12 +48,24 @@ def test_it_can_be_sent_again() -> None:
 
 
 def test_it_reads_and_seeks_like_a_file() -> None:
-    body = SlicedBody(DATA)
+    body = SlicedBody(WINDOWS)
 
     assert (body.read(4), body.tell(), body.seek(-3, 2), body.read()) == (DATA[:4], 4, len(DATA) - 3, b"end")
     assert (body.seek(1), body.seek(2, 1), body.read(2), len(body)) == (1, 3, DATA[3:5], len(DATA))
 
 
 def test_small_bytes_stay_as_they_are() -> None:
-    assert sliced(b"small") == b"small"
-    assert isinstance(sliced(DATA), SlicedBody)
+    assert sliced([b"sm", b"all"]) == b"small"
+    assert sliced([]) == b""
+    assert isinstance(sliced([DATA]), SlicedBody)
+
+
+@pytest.mark.parametrize("step", [1, 99, 100, 101, 2**16, len(DATA)])
+def test_pieces_of_any_size_cross_the_windows(step: int) -> None:
+    body = SlicedBody(WINDOWS)
+    body.seek(50)
+
+    pieces = list(iter(lambda: body.read(step), b"")) if step > 1 else [body.read(1) for _ in range(200)]
+
+    assert b"".join(pieces) == (DATA[50:] if step > 1 else DATA[50:250])
+    assert step == 1 or body.read() == b""
