@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -121,4 +122,5 @@ CLIENTS: dict[str, Callable[[Job, str, int], float]] = {
 
 
 if __name__ == "__main__":
-    print(CLIENTS[sys.argv[1]](json.load(sys.stdin), sys.argv[2], int(sys.argv[3])))
+    print(CLIENTS[sys.argv[1]](json.load(sys.stdin), sys.argv[2], int(sys.argv[3])), flush=True)
+    os._exit(0)  # obstore's threads may abort an interpreter that ends while they let go of a stream

@@ -15,8 +15,9 @@ from uuid import UUID
 
 from offload.errors import Misuse
 from offload.formats.chunk import ChunkTable, row_from
-from offload.formats.manifest import Entry, Manifest
+from offload.formats.manifest import Entries, Entry, Manifest
 from offload.manifest.changes import Change
+from offload.manifest.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,17 @@ class LedgerOffloader(ABC):
     @abstractmethod
     async def load_manifest(self, stream: str) -> Manifest:
         """The newest committed manifest. Raises `NotOffloaded` where nothing was ever committed."""
+
+    async def load_group(self, manifest: Manifest, entry: Entries) -> Entries:
+        """The entries of the group that `entry`, one row of `manifest`'s tree, names.
+
+        For offloaders whose manifests have groups. Raises `Corrupt` where it is gone or does not hold.
+        """
+        raise Misuse(f"the manifests of {self.url} have no groups")
+
+    def tree(self, manifest: Manifest) -> Tree:
+        """The fragments that `manifest` names, to be found by offset and time."""
+        return Tree(manifest, self.load_group)
 
     @abstractmethod
     async def commit_manifest(

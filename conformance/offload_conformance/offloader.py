@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -20,6 +21,7 @@ from offload.errors import Conflict, Corrupt, Fenced, NotOffloaded
 from offload.formats.chunk import ChunkTable, scan
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Abort, Append, Claim, Prepare, Resolve
+from offload.manifest.commit import shows
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
 from offload.position import AtOffset, AtTime, Place
 from offload.tier.reader import StreamReader
@@ -379,7 +381,7 @@ class OffloaderConformance(Asynchronous, ABC):
         assert [m.version for m in accepted] == [parent.version + 1 + n for n in range(6)]
         assert [m.parent_commit_id for m in accepted] == [m.commit_id for m in (parent, *accepted[:-1])]
         assert accepted[-1].commit_id == newest.commit_id
-        assert all(change.is_in(newest) for change in changes)
+        assert all(run(shows(other.tree(newest), change)) for change in changes)
 
     @pytest.mark.parametrize("records", [5, 10, 20])
     def test_history_is_linear_where_changes_exclude_each_other(
@@ -399,8 +401,8 @@ class OffloaderConformance(Asynchronous, ABC):
 
         newest = run(other.load_manifest("orders"))
         assert (newest.commit_id, newest.next_offset) == (won.commit_id, 10)
-        assert newest.names(wins.uid)
-        assert not newest.names(loses.uid)
+        assert run(other.tree(newest).names(0, wins.uid))
+        assert not run(other.tree(newest).names(0, loses.uid))
 
     # Claims fence
 
@@ -633,7 +635,11 @@ async def left_by_a_crash(offloader: LedgerOffloader, stream: str) -> list[bytes
     """Take the stream as the next writer would, and return the chunks that it then holds."""
     successor = await StreamWriter.claim(offloader, stream)
     chunks: list[bytes] = []
-    for uid in dict.fromkeys(UUID(bytes=bytes(raw)) for raw in successor.manifest.entries["attempt"]):
+    uids: dict[UUID, None] = {}
+    async with aclosing(offloader.tree(successor.manifest).walk()) as runs:
+        async for run in runs:
+            uids |= dict.fromkeys(UUID(bytes=bytes(raw)) for raw in run["attempt"])
+    for uid in uids:
         chunks += await chunks_of(offloader, Attempt(stream=stream, ledger_id=0, uid=uid))
     return chunks
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Final
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -13,7 +15,8 @@ from offload.cli.arguments import Options, Tier
 from offload.cli.output import one_line, print_json, size_text
 from offload.cli.state import State, run_async
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest, Running, decode_entries
+from offload.formats.manifest import Entries, Entry, Kind, Manifest, Running, decode_entries
+from offload.manifest.groups import key_of
 from offload.position import iso_of
 from offload.tier.sync import totals
 
@@ -60,8 +63,39 @@ def document(manifest: Manifest) -> dict[str, object]:
         "stream": manifest.stream,
         "totals": totals(manifest.stream, manifest) | {"stored_bytes": manifest.stored_size_bytes},
         "root": root,
-        "fragments": [_fragment(manifest, entry) for entry in decode_entries(manifest.entries)],
+        "groups": [_group(manifest, row) for row in _groups_of(manifest)],
+        "fragments": [_fragment(manifest, entry) for entry in decode_entries(_fragments_of(manifest))],
         "attempts": [_running(running) for running in manifest.running],
+    }
+
+
+def _groups_of(manifest: Manifest) -> Iterator[Entries]:
+    """The root's own groups, oldest first, a row each. What is in them is not fetched."""
+    for row in np.flatnonzero(manifest.entries["kind"]):
+        yield manifest.entries[row : row + 1]
+
+
+def _fragments_of(manifest: Manifest) -> Entries:
+    """The fragments that the root itself names: the newest."""
+    fragments: Entries = manifest.entries[manifest.entries["kind"] == 0]
+    return fragments
+
+
+def _group(manifest: Manifest, row: Entries) -> dict[str, object]:
+    first_offset, records = int(row["first_offset"][0]), int(row["records"][0])
+    return {
+        "object": key_of(manifest.stream, row),
+        "kind": Kind(row["kind"][0]).name.lower().replace("_", "-"),
+        "first_offset": first_offset,
+        "next_offset": first_offset + records,
+        "records": records,
+        "messages": int(row["messages"][0]),
+        "fragments": int(row["fragments"][0]),
+        "bytes": int(row["data_size_bytes"][0]),
+        "stored_bytes": int(row["stored_size_bytes"][0]),
+        "first_timestamp": iso_of(int(row["first_timestamp_ms"][0])),
+        "last_timestamp": iso_of(int(row["last_timestamp_ms"][0])),
+        "crc32c": f"{int(row['checksum'][0]):08x}",
     }
 
 
@@ -107,7 +141,15 @@ def _tree(manifest: Manifest) -> Tree:
     for each in manifest.running:
         running.add(f"{each.attempt}  ledger {each.ledger_id}, epoch {each.epoch}, {each.kind.name.lower()}")
     fragments = tree.add(f"fragments: {manifest.fragments}, ledgers: {manifest.ledgers}")
-    for entry in decode_entries(manifest.entries):
+    for row in _groups_of(manifest):
+        group = _group(manifest, row)
+        fragments.add(
+            escape(
+                f"[{group['first_offset']}, {group['next_offset']})  {group['kind']} of "
+                f"{group['fragments']} fragments, {size_text(int(row['stored_size_bytes'][0]))}"
+            )
+        )
+    for entry in decode_entries(_fragments_of(manifest)):
         fragments.add(
             escape(
                 f"[{entry.first_offset}, {entry.next_offset})  {size_text(entry.stored_size_bytes)}  "

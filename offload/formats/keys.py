@@ -5,13 +5,15 @@ tier.anchor                                                    what this place i
 <stream, escaped>/stream.anchor                                what this prefix is
 <stream, escaped>/data/<first offset>.<attempt>.fragment       a fragment
 <stream, escaped>/metadata/root.<version>.manifest             a root
+<stream, escaped>/metadata/<first offset>.<version>.<uid>.group    a group, made for the root of that version
 ```
 
-Numbers have 20 decimal digits. A stream's name is escaped for good and in one way: its bytes
-outside `A-Za-z0-9_-` become `%XX`; where that is longer than 200 bytes, it is cut to 134 and
-followed by `%s` (which no escaped byte reads) and the name's SHA-256 in hex. The escaped name
-holds no dot and no slash, so no stream's name reaches outside its own prefix or meets an anchor.
-Two names of one escape would need a collision of SHA-256; the anchor holds the true name.
+Numbers have 20 decimal digits; kilo-groups end in `.kgroup`, mega-groups in `.mgroup`. A stream's
+name is escaped for good and in one way: its bytes outside `A-Za-z0-9_-` become `%XX`; where that is
+longer than 200 bytes, it is cut to 134 and followed by `%s` (which no escaped byte reads) and the
+name's SHA-256 in hex. The escaped name holds no dot and no slash, so no stream's name reaches
+outside its own prefix or meets an anchor. Two names of one escape would need a collision of
+SHA-256; the anchor holds the true name.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ ESCAPED_SIZE_BYTES_MAX: Final = 200
 STREAM_SIZE_BYTES_MAX: Final = 4096
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _FRAGMENT: Final = re.compile(r"data/([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.fragment")
+_GROUP: Final = re.compile(
+    r"metadata/([0-9]{20})\.([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(group|kgroup|mgroup)"
+)
+_GROUP_KINDS: Final = ("group", "kgroup", "mgroup")
 _ROOT: Final = re.compile(r"metadata/root\.([0-9]{20})\.manifest")
 _ESCAPED: Final = re.compile(r"[A-Za-z0-9_%-]+")
 
@@ -86,6 +92,15 @@ class StreamKeys:
         """The key of a root."""
         return f"{self.roots}{version:020d}.manifest"
 
+    @property
+    def metadata(self) -> str:
+        """What the keys of all roots and groups begin with."""
+        return self.prefix + "metadata/"
+
+    def group(self, first_offset: int, version: int, uid: UUID, kind: int) -> str:
+        """The key of a group, made for the root of `version`. `kind` is 1 to 3."""
+        return f"{self.metadata}{first_offset:020d}.{version:020d}.{uid}.{_GROUP_KINDS[kind - 1]}"
+
     def before_fragments_of(self, offset: int) -> str:
         """A key that stands before every fragment that begins at or after `offset`, and behind all others."""
         return f"{self.data}{offset:020d}."
@@ -94,6 +109,13 @@ class StreamKeys:
         """First offset and attempt, or None where the key is no fragment's of this stream."""
         match = _FRAGMENT.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
         return (int(match[1]), UUID(match[2])) if match else None
+
+    def parse_group(self, key: str) -> tuple[int, int, UUID, int] | None:
+        """First offset, version, uid and kind, or None where the key is no group's of this stream."""
+        match = _GROUP.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        if match is None:
+            return None
+        return int(match[1]), int(match[2]), UUID(match[3]), _GROUP_KINDS.index(match[4]) + 1
 
     def parse_root(self, key: str) -> int | None:
         """The version, or None where the key is no root's of this stream."""

@@ -4,15 +4,20 @@
 header | stream name | running attempts | entries | CRC-32C of all before it
 ```
 
-Invariants: entries ascend by offset, touch each other, and cover exactly [first_offset,
-next_offset); the totals are the sums over the entries; every byte is under the checksum. Entries
-stay NumPy records from disk to disk: appending one decodes none of the others.
+An entry describes a fragment, or a group: an object of its own that holds entries of the next lower kind
+(`formats.group`). Larger kinds come first, so the oldest fragments are the deepest.
+
+Invariants: entries ascend by offset, touch each other, and cover [first_offset, next_offset); only a group
+may begin below first_offset, and what of it lies there is trimmed and dead. The totals are those of the
+live fragments: the sums over the entries, less what is trimmed of the first. Every byte is under the
+checksum. Entries stay NumPy records from disk to disk: appending one decodes none of the others.
 
 Sources: the fields and their reasons are those of the commit protocol (docs/commit-protocol.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -51,6 +56,9 @@ ROOT_HEADER: Final = layout(
     ("messages", "Q", "records in user chunks, over all entries"),
     ("data_size_bytes", "Q", "stored chunk bytes, over all entries"),
     ("stored_size_bytes", "Q", "size of the objects, over all entries"),
+    ("fragments", "Q", "live fragments, at any depth"),
+    ("ledgers", "Q", "ledgers that they came from"),
+    ("last_ledger_id", "Q", "ledger of the newest fragment; zero where there never was one"),
     ("stream_size_bytes", "I", "length of the stream's name, UTF-8"),
     ("running_count", "I", "number of running attempts"),
     ("entry_count", "I", "number of entries"),
@@ -75,10 +83,16 @@ ENTRY: Final = layout(
     ("last_timestamp_ms", "q", "the greatest timestamp of any chunk"),
     ("data_size_bytes", "Q", "stored chunk bytes; a fragment's index begins at 16 + this"),
     ("stored_size_bytes", "Q", "size of the object"),
-    ("ledger_id", "Q", "the ledger that was copied"),
-    ("attempt", "16s", "UUID of the attempt that wrote the object"),
+    (
+        "ledger_id",
+        "Q",
+        "the ledger that was copied; of a group, the root version that it was made for",
+    ),
+    ("attempt", "16s", "UUID of the attempt that wrote the object; of a group, its own"),
     ("checksum", "I", "CRC-32C of the object"),
-    ("kind", "B", "0 fragment; 1 group, 2 kilo-group, 3 mega-group are kept for the tree"),
+    ("fragments", "I", "1; of a group, how many it holds at any depth"),
+    ("ledgers", "I", "1 where another ledger begins with this fragment, else 0; of a group, the sum"),
+    ("kind", "B", "0 fragment, 1 group, 2 kilo-group, 3 mega-group"),
     ("reserved", "3s", "zero, and refused otherwise"),
 )
 
@@ -86,6 +100,15 @@ Entries = npt.NDArray[np.void]
 """Manifest entries as stored: an array of `ENTRY.dtype`, ascending by offset."""
 
 NO_ENTRIES: Final[Entries] = np.empty(0, ENTRY.dtype)
+
+
+class Kind(IntEnum):
+    """What an entry names."""
+
+    FRAGMENT = 0
+    GROUP = 1
+    KILO_GROUP = 2
+    MEGA_GROUP = 3
 
 
 class State(IntEnum):
@@ -116,7 +139,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One manifest entry, decoded. Fields as in `ENTRY`; only fragments exist in version 1."""
+    """One fragment's manifest entry, decoded. Fields as in `ENTRY`."""
 
     first_offset: int
     records: int
@@ -139,7 +162,7 @@ class Entry:
 class Manifest:
     """The committed state of one stream: one root, decoded. Immutable, `entries` included.
 
-    The totals (`records`, `messages`, `data_size_bytes`, `stored_size_bytes`) are the entries' sums.
+    `entries` are the root's own, groups first; `manifest.tree` finds the fragments in them.
     """
 
     stream: str
@@ -157,6 +180,9 @@ class Manifest:
     messages: int = 0
     data_size_bytes: int = 0
     stored_size_bytes: int = 0
+    fragments: int = 0
+    ledgers: int = 0
+    last_ledger_id: int = 0
     running: tuple[Running, ...] = ()
     entries: Entries = field(default_factory=lambda: NO_ENTRIES)
 
@@ -166,22 +192,9 @@ class Manifest:
         return self.next_offset - self.first_offset
 
     @property
-    def fragments(self) -> int:
-        """How many fragments hold them."""
-        return len(self.entries)
-
-    @property
-    def ledgers(self) -> int:
-        """How many ledgers they came from."""
-        return len(np.unique(self.entries["ledger_id"]))
-
-    def entry(self, row: int) -> Entry:
-        """The entry in this row, decoded."""
-        return decode_entries(self.entries[row : row + 1])[0]
-
-    def names(self, attempt: UUID) -> bool:
-        """Whether any entry names an object of this attempt."""
-        return bool((self.entries["attempt"] == np.void(attempt.bytes)).any())
+    def has_groups(self) -> bool:
+        """Whether some fragments are in groups. Larger kinds come first."""
+        return bool(len(self.entries) and self.entries["kind"][0])
 
     def runs(self, attempt: UUID) -> bool:
         """Whether the attempt is announced and neither committed whole nor dropped."""
@@ -230,47 +243,81 @@ class Manifest:
 
         Called before a root is written and after it was read.
         """
-        starts, records = self.entries["first_offset"], self.entries["records"]
-        nexts = starts + records
-        if (nexts <= starts).any() or (self.entries["messages"] > records).any():
-            raise Corrupt(
-                "entry records", where, expected="1 or more, below 2**64", found="an impossible range"
-            )
-        begins = np.concatenate(([np.uint64(self.first_offset)], nexts))
-        ends = np.concatenate((starts, [np.uint64(self.next_offset)]))
-        if (begins != ends).any():
-            row = int((begins != ends).argmax())
-            raise Corrupt("coverage", where, expected=f"offset {begins[row]}", found=f"offset {ends[row]}")
-        if self.entries["kind"].any() or (self.entries["reserved"] != np.void(bytes(3))).any():
-            raise Corrupt("entry kind", where, expected="fragments", found="another kind or reserved bytes")
-        for total in ("messages", "data_size_bytes", "stored_size_bytes"):
-            found = _exact_sum(self.entries[total])
-            if found != getattr(self, total):
-                raise Corrupt(f"total of {total}", where, expected=getattr(self, total), found=found)
+        first = self.entries[0] if len(self.entries) else None
+        begin = self.first_offset
+        if first is not None and first["kind"] and int(first["first_offset"]) < begin:
+            begin = int(first["first_offset"])
+            if begin + int(first["records"]) <= self.first_offset:
+                raise Corrupt("coverage", where, expected="no entry that is trimmed whole", found="one")
+        check_entries(self.entries, begin, self.next_offset, where=where)
+        if (self.entries["kind"][1:] > self.entries["kind"][:-1]).any():
+            raise Corrupt("entry kind", where, expected="larger kinds first", found="another order")
+        self._check_totals(where, trimmed=begin < self.first_offset)
+
+    def _check_totals(self, where: str, *, trimmed: bool) -> None:
+        for total in TOTALS:
+            claimed, found = getattr(self, total), exact_sum(self.entries[total])
+            less = int(self.entries[total][0]) if trimmed else 0
+            if not found - less <= claimed <= found:
+                raise Corrupt(f"total of {total}", where, expected=claimed, found=found)
+        most = exact_sum(self.entries["ledgers"]) + 1
+        if bool(self.ledgers) != bool(self.fragments) or self.ledgers > min(self.fragments, most):
+            raise Corrupt("total of ledgers", where, expected=self.ledgers, found=most - 1)
 
 
-def _exact_sum(column: npt.NDArray[np.uint64]) -> int:
+TOTALS: Final = ("messages", "data_size_bytes", "stored_size_bytes", "fragments")
+"""What a root has of all live fragments together, and an entry of its own; both under one name."""
+
+
+def check_entries(entries: Entries, first_offset: int, next_offset: int, *, where: str) -> None:
+    """Raise `Corrupt` unless each entry is possible and together they cover exactly these offsets."""
+    starts, records = entries["first_offset"], entries["records"]
+    nexts = starts + records
+    if (nexts <= starts).any() or (entries["messages"] > records).any():
+        raise Corrupt("entry records", where, expected="1 or more, below 2**64", found="an impossible range")
+    begins = np.concatenate(([np.uint64(first_offset)], nexts))
+    ends = np.concatenate((starts, [np.uint64(next_offset)]))
+    if (begins != ends).any():
+        row = int((begins != ends).argmax())
+        raise Corrupt("coverage", where, expected=f"offset {begins[row]}", found=f"offset {ends[row]}")
+    kinds, fragments = entries["kind"], entries["fragments"]
+    if (kinds > max(Kind)).any() or (entries["reserved"] != np.void(bytes(3))).any():
+        raise Corrupt("entry kind", where, expected="0 to 3", found="another kind or reserved bytes")
+    impossible = (fragments < 1) | ((kinds == 0) & (fragments != 1)) | (entries["ledgers"] > fragments)
+    if impossible.any():
+        raise Corrupt("entry fragments", where, expected="1, or a group's sum", found="an impossible number")
+
+
+def exact_sum(column: npt.NDArray[np.unsignedinteger[Any]]) -> int:
     """The sum as an integer of any size: NumPy's own would wrap at 2**64."""
-    high, low = column >> np.uint64(32), column & np.uint64(2**32 - 1)
+    wide = column.astype(np.uint64)
+    high, low = wide >> np.uint64(32), wide & np.uint64(2**32 - 1)
     return (int(high.sum(dtype=np.uint64)) << 32) + int(low.sum(dtype=np.uint64))
 
 
-def encode_entries(entries: list[Entry]) -> Entries:
-    """Entries as stored."""
+def joined(*runs: Entries) -> Entries:
+    """Runs of entries as one. Not `np.concatenate`: it would turn big-endian records into native ones."""
+    return np.frombuffer(b"".join(run.tobytes() for run in runs), ENTRY.dtype)
+
+
+def encode_entries(entries: Sequence[Entry], *, after_ledger: int | None = None) -> Entries:
+    """Fragments' entries as stored. `after_ledger` is that of the fragment before them, if there is one."""
     rows = b"".join(
         ENTRY.pack(
-            kind=0,
+            kind=Kind.FRAGMENT,
+            fragments=1,
+            ledgers=int(entry.ledger_id != before),
             reserved=bytes(3),
             attempt=entry.attempt.bytes,
             **{n: getattr(entry, n) for n in _ENTRY_NUMBERS},
         )
-        for entry in entries
+        for entry, before in zip(entries, (after_ledger, *(e.ledger_id for e in entries)), strict=False)
     )
     return np.frombuffer(rows, ENTRY.dtype)
 
 
 def decode_entries(entries: Entries) -> list[Entry]:
-    """Undo `encode_entries`."""
+    """Undo `encode_entries`. Every row must be a fragment's."""
     columns = [entries[name].tolist() for name in _ENTRY_NUMBERS]
     attempts = [UUID(bytes=bytes(raw)) for raw in entries["attempt"]]
     return [
@@ -331,6 +378,6 @@ def _decode_running(raw: bytes, where: str, position: int) -> tuple[Running, ...
 _ROOT_UUIDS: Final = ("incarnation", "writer", "committer", "commit_id", "parent_commit_id")
 _ROOT_NUMBERS: Final = (
     "state", "version", "epoch", "source_epoch", "first_offset", "next_offset",
-    "messages", "data_size_bytes", "stored_size_bytes",
+    "messages", "data_size_bytes", "stored_size_bytes", "fragments", "ledgers", "last_ledger_id",
 )  # fmt: skip
 _ENTRY_NUMBERS: Final = tuple(name for name in Entry.__dataclass_fields__ if name != "attempt")

@@ -2,7 +2,8 @@
 
 Each change says how it is applied, which precondition it has, and how a manifest shows that it is
 in already. That last question decides a commit whose reply was lost: by content, never by the
-reply (docs/commit-protocol.md, step 1).
+reply (docs/commit-protocol.md, step 1). Where the answer is a fragment, it may stand in a group by then:
+a change says at which offset to look (`mark`), and is shown the fragment that is named there.
 
 Invariant: `apply` raises, or returns a manifest that keeps every invariant of `formats.manifest`.
 Who may commit is decided here too: every change but a claim is refused unless its author's writer
@@ -16,10 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-import numpy as np
-
 from offload.errors import Conflict, Fenced, Misuse, StreamDeleted
-from offload.formats.manifest import AttemptKind, Entry, Manifest, Running, State, encode_entries
+from offload.formats.manifest import (
+    TOTALS,
+    AttemptKind,
+    Entry,
+    Manifest,
+    Running,
+    State,
+    encode_entries,
+    exact_sum,
+    joined,
+)
 
 
 class Change(ABC):
@@ -35,8 +44,16 @@ class Change(ABC):
         """
 
     @abstractmethod
-    def is_in(self, manifest: Manifest) -> bool:
-        """Whether `manifest` shows that the change was committed."""
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
+        """Whether `manifest` shows that the change was committed.
+
+        `marked` is the fragment that its tree names at `mark`; None where it names none there.
+        """
+
+    @property
+    def mark(self) -> int | None:
+        """The first offset of a fragment that is named if and only if the change is in, if there is such."""
+        return None
 
     def check_author(self, base: Manifest | None) -> None:
         """Raise `Fenced` or `StreamDeleted` where the change's author may not commit on `base`.
@@ -80,7 +97,7 @@ class Claim(Change):
             base, writer=self.writer, epoch=base.epoch + 1, source_epoch=source_epoch, state=State.LIVE
         )
 
-    def is_in(self, manifest: Manifest) -> bool:
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`."""
         return manifest.writer == self.writer
 
@@ -140,7 +157,7 @@ class Prepare(_OfWriter):
         )
         return replace(base, running=base.running + announced)
 
-    def is_in(self, manifest: Manifest) -> bool:
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`."""
         return all(manifest.runs(attempt) for attempt, _ in self.attempts)
 
@@ -161,14 +178,19 @@ class Append(_OfWriter):
         appended = append_entries(base, self.entries)
         return replace(appended, running=tuple(r for r in base.running if r.attempt not in self.finished))
 
-    def is_in(self, manifest: Manifest) -> bool:
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`. All entries were committed at once, so the last one speaks for all."""
         if not self.entries:
             return not any(manifest.runs(attempt) for attempt in self.finished)
         last = self.entries[-1]
         trimmed = manifest.first_offset >= last.next_offset and bool(self.finished)
         over = not any(manifest.runs(attempt) for attempt in self.finished)
-        return names_entry(manifest, last) or (trimmed and over)
+        return is_same(marked, last) or (trimmed and over)
+
+    @property
+    def mark(self) -> int | None:
+        """See `Change.mark`."""
+        return self.entries[-1].first_offset if self.entries else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,10 +211,15 @@ class Resolve(_OfWriter):
         appended = append_entries(base, self.adopted)
         return replace(appended, running=tuple(r for r in base.running if not self.settles(r)))
 
-    def is_in(self, manifest: Manifest) -> bool:
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`."""
-        reached = not self.adopted or names_entry(manifest, self.adopted[-1])
+        reached = not self.adopted or is_same(marked, self.adopted[-1])
         return reached and not any(self.settles(running) for running in manifest.running)
+
+    @property
+    def mark(self) -> int | None:
+        """See `Change.mark`."""
+        return self.adopted[-1].first_offset if self.adopted else None
 
     def settles(self, running: Running) -> bool:
         """Whether this attempt is one of those that the change drops."""
@@ -217,15 +244,14 @@ class Abort(Change):
             raise StreamDeleted(f"stream {base.stream!r} was deleted in epoch {base.epoch}", epoch=base.epoch)
         return replace(base, running=tuple(r for r in base.running if r.attempt not in self.attempts))
 
-    def is_in(self, manifest: Manifest) -> bool:
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`."""
         return not any(manifest.runs(attempt) for attempt in self.attempts)
 
 
-def names_entry(manifest: Manifest, entry: Entry) -> bool:
-    """Whether `manifest` names the fragment of this attempt at this offset."""
-    rows = manifest.entries[manifest.entries["first_offset"] == entry.first_offset]
-    return bool((rows["attempt"] == np.void(entry.attempt.bytes)).any())
+def is_same(marked: Entry | None, entry: Entry) -> bool:
+    """Whether the fragment found at an offset is the one of this entry."""
+    return marked is not None and (marked.first_offset, marked.attempt) == (entry.first_offset, entry.attempt)
 
 
 def append_entries(base: Manifest, entries: Sequence[Entry]) -> Manifest:
@@ -239,13 +265,11 @@ def append_entries(base: Manifest, entries: Sequence[Entry]) -> Manifest:
                 f"stream {base.stream!r}: offset {entry.first_offset} does not continue {expected}"
             )
         expected = entry.next_offset
-    rows = encode_entries(list(entries))
+    rows = encode_entries(entries, after_ledger=base.last_ledger_id if base.fragments else None)
     return replace(
         base,
         next_offset=entries[-1].next_offset,
-        messages=base.messages + int(rows["messages"].sum()),
-        data_size_bytes=base.data_size_bytes + int(rows["data_size_bytes"].sum()),
-        stored_size_bytes=base.stored_size_bytes + int(rows["stored_size_bytes"].sum()),
-        # Not np.concatenate: it would turn big-endian records into native ones.
-        entries=np.frombuffer(base.entries.tobytes() + rows.tobytes(), base.entries.dtype),
+        **{total: getattr(base, total) + exact_sum(rows[total]) for total in (*TOTALS, "ledgers")},
+        last_ledger_id=entries[-1].ledger_id,
+        entries=joined(base.entries, rows),
     )

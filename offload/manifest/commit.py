@@ -20,9 +20,12 @@ Therefore every create, whatever came of it, is followed by a listing, and the l
                         it does not                 Conflict
 
     stopped             left behind                 cured by
-    before the create   nothing                     -
+    before the create   perhaps groups of n+1       the sweep, as soon as n+1 is decided
     during the create   a root, or none             the next claim: it goes on from whatever is newest
     after the create    a committed root            nothing to cure
+
+Where a commit makes runs of entries too long, they move into groups (`manifest.tree`). Those are stored
+before the create, under names that carry the number n+1: a writer that loses it stores them anew.
 
 Invariant: of two commits on one parent, one succeeds, and the loser knows before it acts on it.
 Rejected: a pointer object; probing for n+1 with GET; trusting the reply of the create; numbers
@@ -32,8 +35,9 @@ remembered from before (docs/adr/0002-numbered-roots.md).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import partial
 from typing import Final, NoReturn
 from uuid import UUID
 
@@ -54,7 +58,9 @@ from offload.errors import (
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Change
-from offload.store.port import ObjectStore
+from offload.manifest.groups import GroupCache
+from offload.manifest.tree import FACTOR, Tree, collapse
+from offload.store.port import Body, ObjectStore
 
 
 class Step(Enum):
@@ -95,6 +101,8 @@ class RootLog:
     stream: str
     env: Env
     witness: Callable[[Step], None] = nobody
+    groups: GroupCache = field(default_factory=GroupCache)
+    factor: int = FACTOR
 
     @property
     def keys(self) -> StreamKeys:
@@ -126,27 +134,38 @@ class RootLog:
 
         Raises as `LedgerOffloader.commit_manifest` promises.
         """
-        if base is not None and change.is_in(base):  # perhaps undone since: the newest root decides
+        if base is not None and await self._is_in(change, base):  # perhaps undone since
             base = await self.load_newest(known=base.version)
             change.check_author(base)
-            if base is not None and change.is_in(base):
+            if base is not None and await self._is_in(change, base):
                 return base
         for attempt in range(REQUESTS_MAX):
-            proposal = self._propose(change, base, committer)
+            proposal = await self._propose(change, base, committer)
             newest = await self._settle(proposal)
             if newest is None:
                 self.witness(Step.ACCEPTED)
                 return proposal
             self.witness(Step.IN_DOUBT)
             change.check_author(newest)
-            if change.is_in(newest):
+            if await self._is_in(change, newest):
                 return newest
             base = newest
             await self.env.sleep(self.env.backoff_seconds(attempt))
         raise TryAgain(f"stream {self.stream!r}: other writers commit faster than this one; run again")
 
-    def _propose(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
+    def tree(self, manifest: Manifest) -> Tree:
+        """The fragments of one manifest of this stream."""
+        return Tree(manifest, partial(self.groups.load, self.store))
+
+    async def _is_in(self, change: Change, manifest: Manifest) -> bool:
+        return await shows(self.tree(manifest), change)
+
+    async def _propose(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
+        """The root that would follow, after the groups that it names were stored."""
         changed = change.apply(base)
+        changed, groups = collapse(
+            changed, factor=self.factor, version=changed.version + 1, uuid=self.env.uuid
+        )
         proposal = replace(
             changed,
             version=changed.version + 1,
@@ -155,6 +174,8 @@ class RootLog:
             parent_commit_id=changed.commit_id,
         )
         proposal.check(self.keys.root(proposal.version))
+        for group, raw in groups:
+            await self.store.put(group.key, Body.of(raw))
         return proposal
 
     async def _settle(self, proposal: Manifest) -> Manifest | None:
@@ -248,6 +269,12 @@ class RootLog:
             expected=f"version {known} or newer",
             found=found,
         )
+
+
+async def shows(tree: Tree, change: Change) -> bool:
+    """Whether the change is in the manifest of this tree."""
+    marked = None if change.mark is None else await tree.find(change.mark)
+    return change.is_in(tree.manifest, marked)
 
 
 def decode_root(raw: bytes, stream: str, version: int, *, where: str) -> Manifest:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import Final
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,8 @@ from offload.events import DamageFound, Event
 from offload.formats.chunk import ChunkTable, check_stored
 from offload.formats.fragment import HEADER, FragmentTail, FragmentTrailer, stream_digest
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest
+from offload.formats.manifest import Entry, Manifest, decode_entries
+from offload.manifest.tree import Tree
 from offload.offloader import ReadHandle
 from offload.store.port import ObjectStore, Span
 
@@ -205,16 +208,19 @@ class LedgerHandle(ReadHandle):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def only_entries(manifest: Manifest, attempt: bytes, only: range | None) -> list[Entry]:
-    """The entries of one attempt, in order; where `only` is given, those that hold some of its offsets."""
-    start, stop = 0, manifest.fragments
-    if only is not None:
-        if only.step != 1:
-            raise Misuse("offsets are narrowed by a range of step 1")
-        begins = manifest.entries["first_offset"]
-        start = max(int(np.searchsorted(begins, np.uint64(only.start), side="right")) - 1, 0)
-        stop = int(np.searchsorted(begins, np.uint64(only.stop)))
-        if start < stop and manifest.entry(start).next_offset <= only.start:
-            start += 1  # behind the last entry, where no search sees that it ends too early
-    mine = manifest.entries["attempt"][start:stop] == np.void(attempt)
-    return [manifest.entry(start + int(row)) for row in np.flatnonzero(mine)]
+async def only_entries(tree: Tree, attempt: UUID, only: range | None) -> list[Entry]:
+    """The entries of one attempt, in order; where `only` is given, those that hold some of its offsets.
+
+    Without `only` the whole tree is walked.
+    """
+    only = range(2**64) if only is None else only
+    if only.step != 1:
+        raise Misuse("offsets are narrowed by a range of step 1")
+    found: list[Entry] = []
+    async with aclosing(tree.walk(only.start)) as runs:
+        async for run in runs:
+            rows = run[run["first_offset"] < np.uint64(min(only.stop, 2**64 - 1))]
+            found += decode_entries(rows[rows["attempt"] == np.void(attempt.bytes)])
+            if len(rows) < len(run):
+                break
+    return found

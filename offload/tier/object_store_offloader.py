@@ -19,9 +19,11 @@ from offload.errors import AlreadyExists, Conflict, Corrupt, Misuse, NotFound, N
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
-from offload.formats.manifest import Manifest, State
+from offload.formats.manifest import Entries, Manifest, State
 from offload.manifest.changes import Abort, Change, Claim
 from offload.manifest.commit import RootLog, Step, nobody
+from offload.manifest.groups import GroupCache
+from offload.manifest.tree import FACTOR
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.metrics import MeteredStore
 from offload.store.port import ObjectStore
@@ -76,6 +78,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         self._emit = emit
         self._witness = witness
         self._uploads = asyncio.Semaphore(self._options.uploads_max)
+        self._groups = GroupCache()
         self._anchor: TierAnchor | None = None
         self._opening = asyncio.Lock()
 
@@ -130,6 +133,11 @@ class ObjectStoreOffloader(LedgerOffloader):
         check_stream_anchor(raw, keys)
         return manifest
 
+    async def load_group(self, manifest: Manifest, entry: Entries) -> Entries:
+        """See `LedgerOffloader.load_group`. One request, unless the group was used lately."""
+        await self.open()
+        return await self._groups.load(self._store, manifest, entry)
+
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
@@ -172,7 +180,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         """See `LedgerOffloader.read_offloaded`."""
         await self.open()
         manifest = manifest or await self.load_manifest(attempt.stream)
-        entries = only_entries(manifest, attempt.uid.bytes, only)
+        entries = await only_entries(self.tree(manifest), attempt.uid, only)
         if not entries:
             raise NotOffloaded(f"stream {attempt.stream!r} names nothing of attempt {attempt.uid}")
         parts = [
@@ -203,7 +211,9 @@ class ObjectStoreOffloader(LedgerOffloader):
         _refuse_while_rebuilding(manifest)
         if manifest is None and condemned:  # a rebuild would name them
             raise Corrupt("root sequence", keys.roots, stream=keys.stream, expected="present", found="absent")
-        if manifest is not None and (manifest.names(attempt.uid) or manifest.runs(attempt.uid)):
+        if manifest is not None and (
+            manifest.runs(attempt.uid) or await self._names_any(manifest, keys, condemned)
+        ):
             raise Conflict(f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first")
         await self._store.delete(condemned)
 
@@ -212,7 +222,22 @@ class ObjectStoreOffloader(LedgerOffloader):
         await self._store.aclose()
 
     def _log(self, stream: str) -> RootLog:
-        return RootLog(store=self._store, stream=stream, env=self._env, witness=self._witness)
+        return RootLog(
+            store=self._store,
+            stream=stream,
+            env=self._env,
+            witness=self._witness,
+            groups=self._groups,
+            factor=FACTOR if self._anchor is None else self._anchor.branching_factor,
+        )
+
+    async def _names_any(self, manifest: Manifest, keys: StreamKeys, fragments: list[str]) -> bool:
+        tree = self.tree(manifest)
+        for key in fragments:
+            parsed = keys.parse_fragment(key)
+            if parsed is not None and await tree.names(*parsed):
+                return True
+        return False
 
     async def _upload_all(self, writers: list[FragmentWriter], keys: StreamKeys) -> None:
         """Upload every fragment; at the first error cancel the rest, wait for them, and raise it alone."""

@@ -12,8 +12,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from offload.errors import NotOffloaded
 from offload.formats.chunk import ChunkType
 from offload.formats.entries import messages
@@ -55,7 +53,8 @@ class StreamReader:
 
         An offset below the first becomes the first. A time, and `last`, become the first offset of
         a chunk; where no chunk fits, `next_offset`. Raises `NotOffloaded` for an offset beyond
-        `next_offset`. Costs one request for an index where a chunk must be found, else none.
+        `next_offset`. Where a chunk must be found, costs one request for an index, and one for each group
+        above it that was not used lately (three at most); else none.
         """
         manifest = self.manifest
         match position:
@@ -77,7 +76,8 @@ class StreamReader:
 
     def windows(self, offset: int) -> WindowStream:
         """The chunks from the one that holds `offset` to the end, a window at a time. Close it when done."""
-        return WindowStream(self.manifest, offset, open_entry=self.open_entry, in_flight_max=self._in_flight)
+        tree = self._offloader.tree(self.manifest)
+        return WindowStream(tree, offset, open_entry=self.open_entry, in_flight_max=self._in_flight)
 
     async def messages(self, offset: int) -> AsyncGenerator[Messages, None]:
         """The messages from `offset` on, chunk by chunk; chunks without any are passed over.
@@ -100,19 +100,18 @@ class StreamReader:
         return await self._offloader.read_offloaded(attempt, manifest=self.manifest, only=only)
 
     async def _last_with_messages(self) -> int:
-        rows = np.flatnonzero(self.manifest.entries["messages"])
-        if not len(rows):
+        entry = await self._offloader.tree(self.manifest).last_with_messages()
+        if entry is None:
             return self.manifest.next_offset
-        async with await self.open_entry(self.manifest.entry(int(rows[-1]))) as handle:
+        async with await self.open_entry(entry) as handle:
             table = await handle.table()
             return int(table["offset"][table["type"] == ChunkType.USER][-1])
 
     async def _first_since(self, timestamp_ms: int) -> int:
-        # The entry's last timestamp is its greatest: entries before this one hold nothing that fits.
-        late = self.manifest.entries["last_timestamp_ms"] >= timestamp_ms
-        if not late.any():
+        entry = await self._offloader.tree(self.manifest).first_since(timestamp_ms)
+        if entry is None:
             return self.manifest.next_offset
-        async with await self.open_entry(self.manifest.entry(int(late.argmax()))) as handle:
+        async with await self.open_entry(entry) as handle:
             table = await handle.table()
             return int(table["offset"][(table["timestamp_ms"] >= timestamp_ms).argmax()])
 

@@ -232,7 +232,8 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
 
 async def last_chunk(offloader: LedgerOffloader, manifest: Manifest) -> ChunkHeader:
     """The header of the last committed chunk, read and checked."""
-    entry = manifest.entry(manifest.fragments - 1)
+    entry = await offloader.tree(manifest).last()
+    assert entry is not None, "only asked where there are fragments"
     attempt = Attempt(stream=manifest.stream, ledger_id=entry.ledger_id, uid=entry.attempt)
     only = range(entry.first_offset, entry.next_offset)
     async with await offloader.read_offloaded(attempt, manifest=manifest, only=only) as handle:

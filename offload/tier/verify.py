@@ -15,12 +15,17 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
+import numpy as np
+
 from offload.env import Env
 from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.group import group_size_bytes
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
-from offload.formats.manifest import Entry, Manifest, State, decode_entries
+from offload.formats.manifest import Entries, Entry, Manifest, State, decode_entries
 from offload.manifest.commit import RootLog, decode_root
+from offload.manifest.groups import fetch_group, key_of
+from offload.manifest.tree import Tree
 from offload.offloader import LedgerOffloader
 from offload.store.port import Listed, ObjectStore
 from offload.tasks import run_each
@@ -108,6 +113,7 @@ class _Verifier:
     env: Env
     progress: Callable[[VerifyReport], None]
     report: VerifyReport = field(default_factory=VerifyReport)
+    _groups: set[str] = field(default_factory=set)
 
     async def run(self, stream: str | None) -> None:
         parts: dict[str, list[Listed]] = {}
@@ -148,7 +154,7 @@ class _Verifier:
         self.report.streams += 1
         keys = StreamKeys(stream)
         newest = await self._newest(keys)
-        named = {} if newest is None else self._named(newest, keys)
+        named = {} if newest is None else await self._named(newest, keys)
         listed_keys = {listed.key for listed in objects}
         # Committed since the listing: not listed, but named.
         late = [
@@ -204,8 +210,23 @@ class _Verifier:
         except (Corrupt, UnsupportedFormat):
             return None  # the root is among the objects, and is reported as one of them
 
-    def _named(self, newest: Manifest, keys: StreamKeys) -> dict[str, Entry]:
-        return {keys.fragment(e.first_offset, e.attempt): e for e in decode_entries(newest.entries)}
+    async def _named(self, newest: Manifest, keys: StreamKeys) -> dict[str, Entry]:
+        """The live fragments by their keys. The groups above them are read, checked and counted."""
+        named: dict[str, Entry] = {}
+        levels = [newest.entries]
+        while levels:
+            entries = levels.pop()
+            for row in np.flatnonzero(entries["kind"]):
+                one = entries[row : row + 1]
+                self._groups.add(key_of(keys.stream, one))
+                with self._judging(key_of(keys.stream, one), keys.stream):
+                    below = (await fetch_group(self.store, newest, one)).entries
+                    self._count(group_size_bytes(len(below)))
+                    levels.append(below)
+            live = entries["first_offset"] + entries["records"] > np.uint64(newest.first_offset)
+            leaves = decode_entries(entries[(entries["kind"] == 0) & live])
+            named |= {keys.fragment(e.first_offset, e.attempt): e for e in leaves}
+        return named
 
     async def _check_object(
         self, listed: Listed, keys: StreamKeys, newest: Manifest | None, named: dict[str, Entry]
@@ -219,6 +240,9 @@ class _Verifier:
             await self._check_named(key, listed.size_bytes, keys, newest, named[key])
         elif (parsed := keys.parse_fragment(key)) is not None:
             await self._check_unnamed(listed, parsed[1], keys, newest)
+        elif (group := keys.parse_group(key)) is not None:
+            if key not in self._groups:
+                self._unnamed_group(listed, newest, version=group[1])
         else:
             self._strange([listed])
 
@@ -239,7 +263,7 @@ class _Verifier:
                 checked = await check_fragment(self.store, key, size_bytes=size_bytes)
             except NotFound:
                 again = await self._newest(keys)
-                if again is not None and key in self._named(again, keys):
+                if again is not None and await _is_named(self.store, again, entry):
                     raise Corrupt("object", key, expected="present", found="absent") from None
                 return
             finally:
@@ -260,6 +284,17 @@ class _Verifier:
                 return  # swept since it was listed
             self._count(listed.size_bytes)
 
+    def _unnamed_group(self, listed: Listed, newest: Manifest | None, *, version: int) -> None:
+        decided = newest is not None and version <= newest.version
+        reason = "no sound root says whether it is named"
+        if newest is not None:
+            reason = (
+                "a commit that lost, or one that was superseded, made it; nothing will ever name it"
+                if decided
+                else "a commit is under way, or the next one supersedes what a crash left"
+            )
+        self.report.unreferenced.append(Unreferenced(key=listed.key, attempt=None, reason=reason))
+
     def _strange(self, objects: Iterable[Listed]) -> None:
         for listed in objects:
             reason = "not an object of this format; nothing here will ever touch it"
@@ -278,6 +313,13 @@ class _Verifier:
         self.report.objects += 1
         self.report.bytes += size_bytes
         self.progress(self.report)
+
+
+async def _is_named(store: ObjectStore, manifest: Manifest, entry: Entry) -> bool:
+    async def load(base: Manifest, one: Entries) -> Entries:
+        return (await fetch_group(store, base, one)).entries
+
+    return await Tree(manifest, load).names(entry.first_offset, entry.attempt)
 
 
 @dataclass(slots=True)

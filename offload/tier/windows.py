@@ -14,11 +14,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-import numpy as np
-
 from offload.errors import Corrupt, OffloadError
 from offload.formats.chunk import ChunkTable, row_from, row_holding
-from offload.formats.manifest import Entry, Manifest
+from offload.formats.manifest import NO_ENTRIES, Entry, decode_entries
+from offload.manifest.tree import Tree
 from offload.offloader import ReadHandle
 from offload.tier.fragment_writer import windows_of
 
@@ -51,24 +50,23 @@ class _Fetch:
 
 
 class WindowStream:
-    """An asynchronous iterator of windows, from the chunk that holds `offset` to the end of `manifest`.
+    """An asynchronous iterator of windows, from the chunk that holds `offset` to the end of `tree`.
 
     The number of requests in flight grows by one with each window taken. Close it when done.
     """
 
     def __init__(
         self,
-        manifest: Manifest,
+        tree: Tree,
         offset: int,
         *,
         open_entry: Callable[[Entry], Awaitable[ReadHandle]],
         in_flight_max: int,
     ) -> None:
-        self._manifest, self._offset, self._open_entry = manifest, offset, open_entry
+        self._offset, self._open_entry = offset, open_entry
         self._in_flight, self._in_flight_max = 1, in_flight_max
-        nexts = manifest.entries["first_offset"] + manifest.entries["records"]
-        self._row = int(np.searchsorted(nexts, np.uint64(offset), side="right"))
-        self._opening: tuple[Entry, asyncio.Future[ReadHandle]] | None = None
+        self._entries = _Ahead(tree, offset)
+        self._opening: asyncio.Future[tuple[Entry, ReadHandle] | None] | None = None
         self._handles: deque[ReadHandle] = deque()
         self._planned: deque[tuple[ReadHandle, ChunkTable]] = deque()
         self._fetching: deque[_Fetch] = deque()
@@ -105,6 +103,7 @@ class WindowStream:
     async def aclose(self) -> None:
         """Cancel what is in flight and release the handles. Idempotent."""
         await self._cancel()
+        await self._entries.aclose()
         while self._handles:
             await self._handles.popleft().aclose()
 
@@ -120,7 +119,7 @@ class WindowStream:
     async def _cancel(self) -> None:
         waiting: list[asyncio.Future[Any]] = [fetch.data for fetch in self._fetching]
         if self._opening is not None:
-            waiting.append(self._opening[1])
+            waiting.append(self._opening)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -143,15 +142,14 @@ class WindowStream:
 
     async def _plan_next_fragment(self) -> bool:
         if self._opening is None:
-            self._open_next()
-        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open_next())
+        opened = await asyncio.shield(self._opening)
+        if opened is None:
             return False
-        entry, opening = self._opening
-        handle = await asyncio.shield(opening)
+        entry, handle = opened
         table = await handle.table()
-        self._opening = None
         self._handles.append(handle)
-        self._open_next()  # so that its index is there when this fragment ends
+        self._opening = asyncio.ensure_future(self._open_next())  # to be there when this fragment ends
         start = row_holding(table, max(self._offset, entry.first_offset))
         self._plan(handle, table[start : row_from(table, entry.next_offset)])
         return True
@@ -164,8 +162,28 @@ class WindowStream:
             self._window_size_bytes *= 2
         self._planned.extend((handle, window) for window in windows_of(rows, size_bytes=WINDOW_SIZE_BYTES))
 
-    def _open_next(self) -> None:
-        if self._row < self._manifest.fragments:
-            entry = self._manifest.entry(self._row)
-            self._opening = entry, asyncio.ensure_future(self._open_entry(entry))
-            self._row += 1
+    async def _open_next(self) -> tuple[Entry, ReadHandle] | None:
+        entry = await self._entries.next()
+        return None if entry is None else (entry, await self._open_entry(entry))
+
+
+class _Ahead:
+    """The fragments of a tree from an offset on, one at a time."""
+
+    def __init__(self, tree: Tree, offset: int) -> None:
+        self._runs = tree.walk(offset)
+        self._run, self._row = NO_ENTRIES, 0
+
+    async def next(self) -> Entry | None:
+        """The next one; None behind the last."""
+        while self._row == len(self._run):
+            run = await anext(self._runs, None)
+            if run is None:
+                return None
+            self._run, self._row = run, 0
+        self._row += 1
+        return decode_entries(self._run[self._row - 1 : self._row])[0]
+
+    async def aclose(self) -> None:
+        """Nothing more is asked."""
+        await self._runs.aclose()

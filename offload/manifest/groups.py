@@ -1,0 +1,90 @@
+"""Fetching groups: checked against the entry that names them, kept a while, each requested once at a time.
+
+Invariants: what leaves this module is what the entry says, every bit of it; the memory that groups take is
+bounded by `size_bytes_max`, plus one group for each request under way. Groups never change, so what is kept
+is never stale.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+from offload.errors import Corrupt, NotFound
+from offload.formats.checksums import crc32c
+from offload.formats.group import Group
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Entries, Manifest
+from offload.store.port import ObjectStore
+
+CACHE_SIZE_BYTES_MAX: Final = 16 * 2**20
+"""Some 170 groups of 1,024 entries: all that a lookup at any end of a petabyte needs."""
+
+
+@dataclass(slots=True)
+class GroupCache:
+    """The groups that were used last, of any number of streams of one tier."""
+
+    size_bytes_max: int = CACHE_SIZE_BYTES_MAX
+    _groups: OrderedDict[str, Entries] = field(default_factory=OrderedDict)
+    _size_bytes: int = 0
+    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    async def load(self, store: ObjectStore, manifest: Manifest, entry: Entries) -> Entries:
+        """The entries of the group that `entry`, one row, names.
+
+        Raises `Corrupt` where the object is gone or is not what the entry says.
+        """
+        key = key_of(manifest.stream, entry)
+        turn = self._turns.setdefault(key, asyncio.Lock())
+        async with turn:
+            kept = self._groups.get(key)
+            if kept is None:
+                kept = (await fetch_group(store, manifest, entry)).entries
+                self._keep(key, kept)
+            else:
+                self._groups.move_to_end(key)
+        return kept
+
+    def _keep(self, key: str, entries: Entries) -> None:
+        self._groups[key] = entries
+        self._size_bytes += entries.nbytes
+        while self._size_bytes > self.size_bytes_max and len(self._groups) > 1:
+            _, gone = self._groups.popitem(last=False)
+            self._size_bytes -= gone.nbytes
+
+
+async def fetch_group(store: ObjectStore, manifest: Manifest, entry: Entries) -> Group:
+    """The group that `entry`, one row of `manifest`'s tree, names. Raises as `GroupCache.load` does."""
+    key = key_of(manifest.stream, entry)
+    try:
+        raw = await store.get(key)
+    except NotFound as exc:
+        raise Corrupt("object", key, stream=manifest.stream, expected="present", found="absent") from exc
+    try:
+        checksum = crc32c(raw)
+        if checksum != int(entry["checksum"][0]):
+            raise Corrupt("object checksum", key, expected=int(entry["checksum"][0]), found=checksum)
+        group = Group.decode(raw, stream=manifest.stream, where=key)
+        if group.incarnation != manifest.incarnation:
+            raise Corrupt("group incarnation", key, expected=manifest.incarnation, found=group.incarnation)
+        said = group.entry(raw)
+        if said.tobytes() != entry.tobytes():
+            wrong = next(name for name in entry.dtype.names or () if said[name][0] != entry[name][0])
+            raise Corrupt(f"group {wrong}", key, expected=entry[wrong][0], found=said[wrong][0])
+    except Corrupt as exc:
+        raise exc.within(key, stream=manifest.stream) from exc
+    return group
+
+
+def key_of(stream: str, entry: Entries) -> str:
+    """The key of the object that `entry`, one row, names."""
+    keys, first_offset, uid = StreamKeys(stream), int(entry["first_offset"][0]), bytes(entry["attempt"][0])
+    kind = int(entry["kind"][0])
+    if not kind:
+        return keys.fragment(first_offset, UUID(bytes=uid))
+    return keys.group(first_offset, int(entry["ledger_id"][0]), UUID(bytes=uid), kind)

@@ -1,0 +1,146 @@
+"""The tree of a manifest: old entries move into groups, and offsets and times are found in them.
+
+A root holds at most `factor` - 1 entries of each kind. When a commit brings a run to `factor`, its oldest
+`factor` entries move into a new object of the next kind, and one entry names that: so a commit writes much
+the same however long the stream is, and a fragment is at most three objects below the root.
+
+Invariants: collapsing changes no total and no fragment, only where entries stand; a walk yields each live
+fragment once, in order of offsets, none below the root's first offset; an object that is fetched is what
+the entry above it says. Groups are fetched through `load`, and never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.formats.group import Group
+from offload.formats.manifest import Entries, Entry, Kind, Manifest, decode_entries, joined
+
+FACTOR: Final = 1024
+
+LoadGroup = Callable[[Manifest, Entries], Awaitable[Entries]]
+"""The entries of the group that this one entry of `manifest`'s tree names."""
+
+
+def collapse(
+    manifest: Manifest, *, factor: int, version: int, uuid: Callable[[], UUID]
+) -> tuple[Manifest, list[tuple[Group, bytes]]]:
+    """`manifest` with its long runs in groups, and the groups to store before `version` is created."""
+    kinds = manifest.entries["kind"]
+    if len(kinds) < factor or np.bincount(kinds, minlength=1).max() < factor:
+        return manifest, []
+    runs = {kind: manifest.entries[kinds == kind] for kind in Kind}
+    groups = []
+    for kind in (Kind.FRAGMENT, Kind.GROUP, Kind.KILO_GROUP):
+        while len(runs[kind]) >= factor:
+            group = Group(
+                stream=manifest.stream,
+                incarnation=manifest.incarnation,
+                kind=Kind(kind + 1),
+                uid=uuid(),
+                version=version,
+                entries=runs[kind][:factor],
+            )
+            raw = group.encode()
+            groups.append((group, raw))
+            runs[kind] = runs[kind][factor:]
+            runs[group.kind] = joined(runs[group.kind], group.entry(raw))
+    return replace(manifest, entries=joined(*(runs[kind] for kind in reversed(Kind)))), groups
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The fragments of one manifest."""
+
+    manifest: Manifest
+    load: LoadGroup
+
+    async def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
+        """The entries of the live fragments from the one that holds `offset` on, in runs. Close it."""
+        start = max(offset, self.manifest.first_offset)
+        async with aclosing(self._walk(self.manifest.entries, start)) as runs:
+            async for run in runs:
+                yield run
+
+    async def find(self, offset: int) -> Entry | None:
+        """The fragment that holds `offset`, or None where no live one does. One request per level at most."""
+        if not self.manifest.first_offset <= offset < self.manifest.next_offset:
+            return None
+        entries = self.manifest.entries
+        while True:
+            row = _row_of(entries, offset)
+            if not entries["kind"][row]:
+                return decode_entries(entries[row : row + 1])[0]
+            entries = await self.load(self.manifest, entries[row : row + 1])
+
+    async def last(self) -> Entry | None:
+        """The newest fragment."""
+        return await self.find(self.manifest.next_offset - 1) if self.manifest.fragments else None
+
+    async def first_since(self, timestamp_ms: int) -> Entry | None:
+        """The first live fragment, in order of offsets, with a chunk of that time or later.
+
+        Timestamps of a stream may go back a little: an entry's last one is its greatest, so no fragment
+        before this one holds anything that fits.
+        """
+        return await self._first(lambda entries: entries["last_timestamp_ms"] >= timestamp_ms)
+
+    async def last_with_messages(self) -> Entry | None:
+        """The newest live fragment with a record that is a message."""
+        return await self._last(self.manifest.entries)
+
+    async def names(self, first_offset: int, attempt: UUID) -> bool:
+        """Whether the manifest names the fragment of this attempt that begins at this offset."""
+        entry = await self.find(first_offset)
+        return entry is not None and (entry.first_offset, entry.attempt) == (first_offset, attempt)
+
+    async def _walk(self, entries: Entries, start: int) -> AsyncGenerator[Entries, None]:
+        entries = entries[_row_of(entries, start) :]
+        leaves = int(np.searchsorted(-entries["kind"].astype(np.int8), 0))  # larger kinds come first
+        for row in range(leaves):
+            below = await self.load(self.manifest, entries[row : row + 1])
+            async with aclosing(self._walk(below, start)) as runs:
+                async for run in runs:
+                    yield run
+        if leaves < len(entries):
+            yield entries[leaves:]
+
+    async def _first(self, fits: Callable[[Entries], npt.NDArray[np.bool_]]) -> Entry | None:
+        return await self._first_in(self.manifest.entries, fits)
+
+    async def _first_in(
+        self, entries: Entries, fits: Callable[[Entries], npt.NDArray[np.bool_]]
+    ) -> Entry | None:
+        entries = entries[_row_of(entries, self.manifest.first_offset) :]
+        for row in np.flatnonzero(fits(entries)):
+            one = entries[row : row + 1]
+            if not one["kind"][0]:
+                return decode_entries(one)[0]
+            found = await self._first_in(await self.load(self.manifest, one), fits)
+            if found is not None:  # else what fits in this group is trimmed
+                return found
+        return None
+
+    async def _last(self, entries: Entries) -> Entry | None:
+        entries = entries[_row_of(entries, self.manifest.first_offset) :]
+        for row in np.flatnonzero(entries["messages"])[::-1]:
+            one = entries[row : row + 1]
+            if not one["kind"][0]:
+                return decode_entries(one)[0]
+            found = await self._last(await self.load(self.manifest, one))
+            if found is not None:
+                return found
+        return None
+
+
+def _row_of(entries: Entries, offset: int) -> int:
+    """The row whose entry holds `offset`; the first where it lies before all, their number where behind."""
+    nexts = entries["first_offset"] + entries["records"]
+    return int(np.searchsorted(nexts, np.uint64(offset), side="right"))
