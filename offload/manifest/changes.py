@@ -17,8 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+import numpy as np
+
 from offload.errors import Conflict, Fenced, Misuse, StreamDeleted
 from offload.formats.manifest import (
+    NO_ENTRIES,
+    NOBODY,
     TOTALS,
     AttemptKind,
     Entry,
@@ -247,6 +251,93 @@ class Abort(Change):
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`."""
         return not any(manifest.runs(attempt) for attempt in self.attempts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """The fragments of a prefix, counted: what a trim takes off the totals."""
+
+    messages: int
+    data_size_bytes: int
+    stored_size_bytes: int
+    fragments: int
+    ledgers: int
+    """Those that are gone whole: one of which a fragment stays still counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trim(Change):
+    """Raise the first offset: every fragment that ends at or below it is dropped. Whole fragments only.
+
+    A guest may do this, without holding the stream. `dropped` is what the fragments in [`since`,
+    `first_offset`) are together; it holds for the incarnation and for as long as `since` is where the stream
+    begins, since committed fragments never change. Otherwise `Conflict`: count anew.
+    """
+
+    incarnation: UUID
+    since: int
+    first_offset: int
+    dropped: Dropped
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        base = existing(base)
+        if base.incarnation != self.incarnation or base.first_offset != self.since:
+            raise Conflict(f"stream {base.stream!r} begins at offset {base.first_offset} now; count anew")
+        if not self.since < self.first_offset <= base.next_offset:
+            raise Misuse(f"offset {self.first_offset} is not within {self.since} and {base.next_offset}")
+        ends = base.entries["first_offset"] + base.entries["records"]
+        entries = base.entries[ends > np.uint64(self.first_offset)]
+        return replace(
+            base,
+            first_offset=self.first_offset,
+            entries=entries,
+            **{total: getattr(base, total) - getattr(self.dropped, total) for total in (*TOTALS, "ledgers")},
+        )
+
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
+        """See `Change.is_in`."""
+        return manifest.incarnation == self.incarnation and manifest.first_offset >= self.first_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete(Change):
+    """Put a tombstone in the stream's place: it names nothing, runs nothing, and fences every writer.
+
+    Anyone may do this. It is for one incarnation: a stream of the same name that was born since stays.
+    """
+
+    incarnation: UUID
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        base = existing(base)
+        return replace(
+            base,
+            state=State.DELETED,
+            writer=NOBODY,
+            epoch=base.epoch + 1,
+            first_offset=base.next_offset,
+            running=(),
+            entries=NO_ENTRIES,
+            last_ledger_id=0,
+            **dict.fromkeys((*TOTALS, "ledgers"), 0),
+        )
+
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
+        """See `Change.is_in`."""
+        return manifest.state is State.DELETED or manifest.incarnation != self.incarnation
+
+
+def existing(base: Manifest | None) -> Manifest:
+    """`base`, where it is a stream's that lives. Raises otherwise."""
+    if base is None:
+        raise Misuse("a stream must be claimed before anything else is committed to it")
+    if base.state is State.DELETED:
+        raise StreamDeleted(f"stream {base.stream!r} was deleted in epoch {base.epoch}", epoch=base.epoch)
+    if base.state is State.REBUILDING:
+        raise Conflict(f"stream {base.stream!r} is being rebuilt; wait until the rebuild is done")
+    return base
 
 
 def is_same(marked: Entry | None, entry: Entry) -> bool:
