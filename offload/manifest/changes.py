@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -312,6 +313,7 @@ class Delete(Change):
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = existing(base)
+        none: dict[str, Any] = dict.fromkeys((*TOTALS, "ledgers", "last_ledger_id"), 0)
         return replace(
             base,
             state=State.DELETED,
@@ -320,8 +322,7 @@ class Delete(Change):
             first_offset=base.next_offset,
             running=(),
             entries=NO_ENTRIES,
-            last_ledger_id=0,
-            **dict.fromkeys((*TOTALS, "ledgers"), 0),
+            **none,
         )
 
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
