@@ -56,7 +56,14 @@ class State:
         """The tier that an argument names, with `NAME=VALUE` options. Must be called on the event loop."""
         with _usage():
             storage_options = dict(_pair(option) for option in options or ())
-            return open_tier(url, plugins=self.plugins, storage_options=storage_options, plan=plan, emit=emit)
+            return open_tier(
+                url,
+                plugins=self.plugins,
+                storage_options=storage_options,
+                options=how,
+                plan=plan,
+                emit=emit,
+            )
 
     def bare_store(self, url: str, options: Mapping[str, object], limits: Limits) -> ObjectStore:
         """The store that a URL names, as it is: with deadlines, and with hardly any patience."""

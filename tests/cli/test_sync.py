@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from command_line import (
     sync,
     verify,
 )
+from offload_posix.store import PosixStore
 from offload_rabbitmq import sample_path
-from osiris_data import DATA, MANIFEST, STREAMS, TORN, body_of
+from osiris_data import DATA, MANIFEST, STREAMS, TORN
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
 from offload.cli.app import run
 from offload.formats.chunk_writer import build_chunk
+from offload.store.port import Body
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +396,22 @@ class TestDivergence:
         assert contents(tmp_path / "tier") == before
 
 
-def test_fragments_go_up_as_many_at_once_as_asked(tmp_path: Path) -> None:
-    sync(DATA, tmp_path / "tier", "--at-once", "1")
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_fragments_go_up_as_many_at_once_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    under_way, most, put = 0, 0, PosixStore.put
 
-    assert bodies(tmp_path / "tier", "tiny") == [body_of(i) for i in range(10)]
+    async def counted(store: PosixStore, key: str, body: Body) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.05)
+        await put(store, key, body)
+        under_way -= 1
+
+    monkeypatch.setattr(PosixStore, "put", counted)
+
+    assert run(["sync", SOURCE, str(tmp_path / "tier"), "--at-once", str(at_once)]) == 0
+
+    assert most == at_once
