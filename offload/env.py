@@ -20,6 +20,8 @@ class Env:
     uuid: Callable[[], UUID] = uuid4
     monotonic: Callable[[], float] = time.monotonic
     """Seconds, from some beginning, never backwards."""
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    """Milliseconds since 1970 by the wall clock, which may jump. Nothing that must be safe rests on it."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     random: Callable[[], float] = field(default=random.random)
     """At least 0, below 1."""
