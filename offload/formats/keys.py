@@ -6,6 +6,7 @@ tier.anchor                                                    what this place i
 <stream, escaped>/data/<first offset>.<attempt>.fragment       a fragment
 <stream, escaped>/metadata/root.<version>.manifest             a root
 <stream, escaped>/metadata/<first offset>.<version>.<uid>.group    a group, made for the root of that version
+<stream, escaped>/metadata/sweep.<milliseconds>.<uid>.sighting     what a sweep saw, at that time
 ```
 
 Numbers have 20 decimal digits; kilo-groups end in `.kgroup`, mega-groups in `.mgroup`. A stream's
@@ -32,6 +33,7 @@ TIER_PREFIX: Final = "tier."
 TIER_ANCHOR: Final = TIER_PREFIX + "anchor"
 _STREAM_ANCHOR: Final = "stream.anchor"
 _ROOTS: Final = "metadata/root."
+_SIGHTINGS: Final = "metadata/sweep."
 ESCAPED_SIZE_BYTES_MAX: Final = 200
 STREAM_SIZE_BYTES_MAX: Final = 4096
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -41,6 +43,9 @@ _GROUP: Final = re.compile(
 )
 _GROUP_KINDS: Final = ("group", "kgroup", "mgroup")
 _ROOT: Final = re.compile(r"metadata/root\.([0-9]{20})\.manifest")
+_SIGHTING: Final = re.compile(
+    r"metadata/sweep\.([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.sighting"
+)
 _ESCAPED: Final = re.compile(r"[A-Za-z0-9_%-]+")
 
 
@@ -101,6 +106,15 @@ class StreamKeys:
         """The key of a group, made for the root of `version`. `kind` is 1 to 3."""
         return f"{self.metadata}{first_offset:020d}.{version:020d}.{uid}.{_GROUP_KINDS[kind - 1]}"
 
+    @property
+    def sightings(self) -> str:
+        """What the keys of all sightings begin with."""
+        return self.prefix + _SIGHTINGS
+
+    def sighting(self, time_ms: int, uid: UUID) -> str:
+        """The key of what a sweep saw at that time, in milliseconds since 1970 by its wall clock."""
+        return f"{self.sightings}{time_ms:020d}.{uid}.sighting"
+
     def before_fragments_of(self, offset: int) -> str:
         """A key that stands before every fragment that begins at or after `offset`, and behind all others."""
         return f"{self.data}{offset:020d}."
@@ -116,6 +130,11 @@ class StreamKeys:
         if match is None:
             return None
         return int(match[1]), int(match[2]), UUID(match[3]), _GROUP_KINDS.index(match[4]) + 1
+
+    def parse_sighting(self, key: str) -> tuple[int, UUID] | None:
+        """Time in milliseconds and uid, or None where the key is no sighting's of this stream."""
+        match = _SIGHTING.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        return (int(match[1]), UUID(match[2])) if match else None
 
     def parse_root(self, key: str) -> int | None:
         """The version, or None where the key is no root's of this stream."""

@@ -1,0 +1,135 @@
+"""A sighting: the objects of one stream that a sweep saw condemned, noted for a later sweep.
+
+```text
+header | rows | CRC-32C of all before it
+```
+
+A command ends before the readers' grace is over, so it leaves what it saw in the tier itself. The next one
+deletes what is condemned by its own judgement and was seen so a grace ago. So a sighting decides nothing
+alone: where one is lost, damaged or forged, objects stay longer, or a slow reader loses one early; what is
+named is never touched.
+
+Invariants: rows ascend as bytes, no row stands twice; the object never changes; the header is checked
+before anything is made as long as it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.errors import Corrupt
+from offload.formats.checksums import crc32c
+from offload.formats.fragment import check_version, stream_digest
+from offload.formats.layout import layout
+
+VERSION: Final = 1
+SIGHTING_MAGIC: Final = b"OLSG"
+ROWS_MAX: Final = 2**18
+
+SIGHTING_HEADER: Final = layout(
+    "Sighting header",
+    ("magic", "4s", "`OLSG`"),
+    ("format_version", "H", "1; a reader refuses any other"),
+    ("reserved", "H", "zero, and refused otherwise"),
+    ("stream_digest", "32s", "SHA-256 of the stream's name"),
+    ("uid", "16s", "UUID of this object"),
+    ("time_ms", "Q", "when it was written, by the sweep's wall clock: no row was seen later"),
+    ("version", "Q", "version of the root by which the first of its rows was judged"),
+    ("row_count", "I", "number of rows, at most 262,144"),
+)
+
+SIGHTING_ROW: Final = layout(
+    "Sighting row",
+    ("kind", "B", "0 fragment, 1 group, 2 kilo-group, 3 mega-group, 4 root"),
+    ("first_offset", "Q", "first offset of the object; of a root, zero"),
+    ("version", "Q", "of a group, the root version that it was made for; of a root, its own; else zero"),
+    ("uid", "16s", "UUID of the attempt, or of the group; of a root, zero"),
+)
+assert SIGHTING_ROW.size_bytes == 33
+
+ROOT_KIND: Final = 4
+SIZE_BYTES_MAX: Final = SIGHTING_HEADER.size_bytes + ROWS_MAX * SIGHTING_ROW.size_bytes + 4
+
+Rows = npt.NDArray[np.void]
+"""Names of objects as stored: an array of `SIGHTING_ROW.dtype`."""
+
+NO_ROWS: Final[Rows] = np.empty(0, SIGHTING_ROW.dtype)
+
+
+def as_bytes(rows: Rows) -> npt.NDArray[np.bytes_]:
+    """The same memory as byte strings, which NumPy compares and sorts as stores sort keys.
+
+    NumPy drops zeros from the end of a byte string, but all have one length: equal stays equal.
+    """
+    return np.ascontiguousarray(rows).view(f"S{SIGHTING_ROW.size_bytes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sighting:
+    """One sighting, decoded. Immutable. Fields as in `SIGHTING_HEADER`."""
+
+    stream: str
+    uid: UUID
+    time_ms: int
+    version: int
+    rows: Rows
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        header = SIGHTING_HEADER.pack(
+            magic=SIGHTING_MAGIC,
+            format_version=VERSION,
+            reserved=0,
+            stream_digest=stream_digest(self.stream),
+            uid=self.uid.bytes,
+            time_ms=self.time_ms,
+            version=self.version,
+            row_count=len(self.rows),
+        )
+        body = header + self.rows.tobytes()
+        return body + crc32c(body).to_bytes(4, "big")
+
+    @classmethod
+    def decode(cls, raw: bytes, *, stream: str, where: str) -> Sighting:
+        """Undo `encode`. Raises `Corrupt` where any bit is off, `UnsupportedFormat` for another version."""
+        fields = _header_of(raw, where)
+        if fields["stream_digest"] != stream_digest(stream):
+            found = fields["stream_digest"].hex()
+            raise Corrupt("sighting stream", where, expected=stream_digest(stream).hex(), found=found)
+        rows = np.frombuffer(
+            raw, SIGHTING_ROW.dtype, count=fields["row_count"], offset=SIGHTING_HEADER.size_bytes
+        )
+        names = as_bytes(rows)
+        if (names[1:] <= names[:-1]).any() or (rows["kind"] > ROOT_KIND).any():
+            raise Corrupt("sighting rows", where, expected="known kinds, in order", found="others")
+        return cls(
+            stream=stream,
+            uid=UUID(bytes=fields["uid"]),
+            time_ms=fields["time_ms"],
+            version=fields["version"],
+            rows=rows,
+        )
+
+
+def _header_of(raw: bytes, where: str) -> dict[str, Any]:
+    least = SIGHTING_HEADER.size_bytes + 4
+    if len(raw) < least:
+        raise Corrupt("sighting size", where, expected=f">= {least}", found=len(raw))
+    fields = SIGHTING_HEADER.unpack(raw)
+    if fields["magic"] != SIGHTING_MAGIC:
+        raise Corrupt("sighting magic", where, expected=SIGHTING_MAGIC, found=fields["magic"])
+    check_version("sighting", fields["format_version"], VERSION, where)
+    size = least + fields["row_count"] * SIGHTING_ROW.size_bytes
+    if fields["row_count"] > ROWS_MAX or size != len(raw):
+        raise Corrupt("sighting size", where, expected=size, found=len(raw))
+    checksum, stored = crc32c(raw[:-4]), int.from_bytes(raw[-4:], "big")
+    if checksum != stored:
+        raise Corrupt("sighting checksum", where, expected=stored, found=checksum, position=len(raw) - 4)
+    if fields["reserved"]:
+        raise Corrupt("sighting reserved bytes", where, expected=0, found=fields["reserved"], position=6)
+    return fields
