@@ -17,11 +17,13 @@ from uuid import UUID
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.fragment import TRAILER
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape
+from offload.formats.manifest import Kind
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE / "format.md"
 NOTE: Final = "<!-- Made by docs/make_format.py from docs/format.template; edit those. -->"
 ATTEMPT: Final = UUID("7f1d3c52-8a0e-4b6f-9c1d-2e3f4a5b6c7d")
+GROUP: Final = UUID("c04b5e21-6d3f-4a97-8e10-b2a1d9f87c36")
 
 
 def page() -> str:
@@ -50,7 +52,8 @@ def _fields(rows: tuple[tuple[str, str, str], ...]) -> str:
 
 def _keys() -> str:
     keys = StreamKeys("orders")
-    return "\n".join((TIER_ANCHOR, keys.anchor, keys.fragment(1234, ATTEMPT), keys.root(17)))
+    group = keys.group(1234, 17, GROUP, Kind.GROUP)
+    return "\n".join((TIER_ANCHOR, keys.anchor, keys.fragment(1234, ATTEMPT), keys.root(17), group))
 
 
 def _escapes() -> str:

@@ -18,7 +18,7 @@ from offload.errors import Conflict, Fenced, NotFound
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import TRAILER, FragmentTrailer
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Manifest, Running
+from offload.formats.manifest import Entry, Manifest, Running
 from offload.manifest import changes, commit
 from offload.manifest.changes import Append, Claim, Prepare, Resolve, append_entries
 from offload.manifest.commit import RootLog
@@ -113,7 +113,7 @@ def _resolve_without_running(self: Resolve, base: Manifest) -> Manifest:
     return replace(appended, running=tuple(r for r in base.running if not self.settles(r)))
 
 
-def _never_in(self: Any, manifest: Manifest) -> bool:
+def _never_in(self: Any, manifest: Manifest, marked: Entry | None = None) -> bool:
     return False
 
 

@@ -36,8 +36,8 @@ from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.chunk import ChunkTable, scan
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.formats.manifest import NO_ENTRIES, NOBODY, Manifest, State
-from offload.manifest.changes import Append, Change, Claim, Prepare
+from offload.formats.manifest import Manifest, State
+from offload.manifest.changes import Append, Change, Claim, Delete, Prepare
 from offload.manifest.commit import RootLog, Step
 from offload.offloader import Attempt, ReadHandle, Receipt
 from offload.store.faults import Call, Fault, FaultyStore, Rule
@@ -431,23 +431,14 @@ class World:
         return Manifest.decode(self.objects[key], where=key)
 
     def tombstone(self) -> Manifest:
-        """Delete the stream by hand (2.7), as a later release will do by a commit."""
+        """Delete the stream by hand (2.7): no process asks, so none of them is disturbed."""
         base = self.newest()
         tomb = replace(
-            base,
+            Delete(incarnation=base.incarnation).apply(base),
             version=base.version + 1,
-            state=State.DELETED,
-            writer=NOBODY,
-            epoch=base.epoch + 1,
             committer=UUID(int=99),
             commit_id=UUID(int=base.version),
             parent_commit_id=base.commit_id,
-            first_offset=base.next_offset,
-            messages=0,
-            data_size_bytes=0,
-            stored_size_bytes=0,
-            running=(),
-            entries=NO_ENTRIES,
         )
         self.objects[KEYS.root(tomb.version)] = tomb.encode()
         return tomb
@@ -456,17 +447,12 @@ class World:
         """Lose all roots and put up the fence of a rebuild by hand (2.9, step 1)."""
         base = self.newest()
         fence = replace(
-            base,
+            Delete(incarnation=base.incarnation).apply(base),  # it names nothing either
             version=base.version + 2**32,
             state=State.REBUILDING,
             writer=UUID(int=98),
-            epoch=base.epoch + 1,
             next_offset=base.first_offset,
-            messages=0,
-            data_size_bytes=0,
-            stored_size_bytes=0,
-            running=(),
-            entries=NO_ENTRIES,
+            first_offset=base.first_offset,
         )
         self.objects.lose_roots()
         self.objects[KEYS.root(fence.version)] = fence.encode()

@@ -260,9 +260,12 @@ class Manifest:
             less = int(self.entries[total][0]) if trimmed else 0
             if not found - less <= claimed <= found:
                 raise Corrupt(f"total of {total}", where, expected=claimed, found=found)
-        most = exact_sum(self.entries["ledgers"]) + 1
-        if bool(self.ledgers) != bool(self.fragments) or self.ledgers > min(self.fragments, most):
-            raise Corrupt("total of ledgers", where, expected=self.ledgers, found=most - 1)
+        found = exact_sum(self.entries["ledgers"])
+        less = int(self.entries["ledgers"][0]) if trimmed else 0
+        # One more, where the first live fragment continues a ledger of which the beginning is trimmed.
+        least, most = max(found - less, int(self.fragments > 0)), min(found + 1, self.fragments)
+        if not least <= self.ledgers <= most:
+            raise Corrupt("total of ledgers", where, expected=self.ledgers, found=found)
 
 
 TOTALS: Final = ("messages", "data_size_bytes", "stored_size_bytes", "fragments")

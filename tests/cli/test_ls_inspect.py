@@ -74,12 +74,12 @@ class TestInspect:
 
         document = ran.document
         assert (ran.code, ran.stderr) == (0, "")
-        assert list(document) == ["stream", "totals", "root", "fragments", "attempts"]
+        assert list(document) == ["stream", "totals", "root", "groups", "fragments", "attempts"]
         assert document["stream"] == stream
         assert set(document["totals"]) == STREAM_TOTALS | {"stored_bytes"}
         assert document["totals"] | expected_totals(stream) == document["totals"]
         assert list(document["root"]) == ROOT
-        assert document["attempts"] == []
+        assert document["groups"] == document["attempts"] == []
         assert document["root"]["state"] == "live"
         assert document["root"]["object"] in keys(tier)
 

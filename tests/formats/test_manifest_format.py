@@ -19,13 +19,18 @@ from offload.formats.manifest import (
     NO_ENTRIES,
     ROOT_HEADER,
     RUNNING,
+    TOTALS,
     AttemptKind,
+    Entries,
     Entry,
+    Kind,
     Manifest,
     Running,
     State,
     decode_entries,
     encode_entries,
+    exact_sum,
+    joined,
 )
 
 SAMPLE_ENTRY: Final = Entry(
@@ -55,6 +60,9 @@ SAMPLE: Final = Manifest(
     messages=18,
     data_size_bytes=4096,
     stored_size_bytes=5000,
+    fragments=1,
+    ledgers=1,
+    last_ledger_id=77,
     running=(
         Running(attempt=UUID(int=0xB2), ledger_id=78, epoch=3, writer=UUID(int=0xC3), kind=AttemptKind.JOB),
     ),
@@ -63,7 +71,7 @@ SAMPLE: Final = Manifest(
 ENTRY_HEX: Final = (
     "000000000000006400000000000000140000000000000012fffffffffffffffb0000018bcfe56800"
     "00000000000010000000000000001388000000000000004d000000000000000000000000000000a1"
-    "deadbeef00000000"
+    "deadbeef000000010000000100000000"
 )
 RUNNING_HEX: Final = (
     "000000000000000000000000000000b2000000000000004e0000000000000003"
@@ -73,10 +81,10 @@ HEADER_HEX: Final = (
     "4f4c4d52000100000000000000000005000000000000000000000000000000010000000000000000"
     "00000000000000020000000000000003000000000000000400000000000000000000000000000005"
     "00000000000000000000000000000006000000000000000000000000000000070000000000000064"
-    "00000000000000780000000000000012000000000000100000000000000013880000000600000001"
-    "00000001"
+    "00000000000000780000000000000012000000000000100000000000000013880000000000000001"
+    "0000000000000001000000000000004d000000060000000100000001"
 )
-ROOT_HEX: Final = HEADER_HEX + "6f7264657273" + RUNNING_HEX + ENTRY_HEX + "5601b8dc"
+ROOT_HEX: Final = HEADER_HEX + "6f7264657273" + RUNNING_HEX + ENTRY_HEX + "67887e80"
 
 u64 = st.integers(0, 2**64 - 1)
 ids = st.uuids()
@@ -111,10 +119,48 @@ def entry_lists(draw: st.DrawFn) -> list[Entry]:
 
 
 @st.composite
+def groups_before(draw: st.DrawFn, end: int) -> Entries:
+    """Entries of groups up to this offset, larger kinds first."""
+    kinds = draw(st.lists(st.integers(Kind.GROUP, Kind.MEGA_GROUP), max_size=min(3, end)))
+    rows = []
+    for kind in sorted(kinds):  # the smallest kind stands last
+        records = draw(st.integers(1, min(end - len(kinds) + len(rows) + 1, 2**40)))
+        end -= records
+        fragments = draw(st.integers(1, 2**32 - 1))
+        row = {
+            "first_offset": end,
+            "records": records,
+            "messages": draw(st.integers(0, records)),
+            "fragments": fragments,
+            "ledgers": draw(st.integers(0, fragments)),
+            "kind": kind,
+            "attempt": draw(ids).bytes,
+            "reserved": bytes(3),
+        }
+        numbers = {field.name: draw(st.integers(0, 2**30)) for field in ENTRY.fields if field.name not in row}
+        rows.append(ENTRY.pack(**row, **numbers))
+    return np.frombuffer(b"".join(reversed(rows)), ENTRY.dtype)
+
+
+@st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    """Any sound manifest."""
+    """Any sound manifest. Its first entry may be a group of which a prefix was trimmed."""
     entries = draw(entry_lists())
     begin = entries[0].first_offset if entries else draw(u64)
+    groups = draw(groups_before(begin))
+    fragments = encode_entries(entries, after_ledger=draw(st.none() | u64))
+    stored = joined(groups, fragments)
+    next_offset = entries[-1].next_offset if entries else begin
+    totals = {total: exact_sum(stored[total]) for total in TOTALS}
+    ledgers = exact_sum(stored["ledgers"])
+    least, most = ledgers, ledgers + 1
+    if len(groups):
+        first, trimmed = groups[0], draw(st.integers(0, int(groups["records"][0]) - 1))
+        begin = int(first["first_offset"]) + trimmed
+        if trimmed:
+            totals = {t: totals[t] - draw(st.integers(0, int(first[t]) - (t == "fragments"))) for t in TOTALS}
+            least -= int(first["ledgers"])
+    least, most = max(least, min(1, totals["fragments"])), min(most, totals["fragments"])
     return Manifest(
         stream=draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)),
         version=draw(u64),
@@ -127,12 +173,12 @@ def manifests(draw: st.DrawFn) -> Manifest:
         parent_commit_id=draw(ids),
         state=draw(st.sampled_from(State)),
         first_offset=begin,
-        next_offset=entries[-1].next_offset if entries else begin,
-        messages=sum(entry.messages for entry in entries),
-        data_size_bytes=sum(entry.data_size_bytes for entry in entries),
-        stored_size_bytes=sum(entry.stored_size_bytes for entry in entries),
+        next_offset=next_offset,
+        **totals,
+        ledgers=draw(st.integers(least, most)),
+        last_ledger_id=draw(u64),
         running=tuple(draw(st.lists(runnings, max_size=3))),
-        entries=encode_entries(entries),
+        entries=stored,
     )
 
 
@@ -158,7 +204,7 @@ def test_the_bytes_of_version_1_do_not_drift() -> None:
 
 
 def test_the_layouts_have_the_sizes_of_version_1() -> None:
-    assert (ROOT_HEADER.size_bytes, RUNNING.size_bytes, ENTRY.size_bytes) == (164, 56, 88)
+    assert (ROOT_HEADER.size_bytes, RUNNING.size_bytes, ENTRY.size_bytes) == (188, 56, 96)
     assert ENTRY.dtype.itemsize == ENTRY.size_bytes
 
 
@@ -274,6 +320,7 @@ def test_a_hole_and_an_overlap_are_corrupt() -> None:
             messages=36,
             data_size_bytes=8192,
             stored_size_bytes=10_000,
+            fragments=2,
         )
         with pytest.raises(Corrupt, match="coverage"):
             Manifest.decode(wrong.encode(), where="here")
@@ -304,3 +351,111 @@ def test_an_impossible_range_is_corrupt_even_under_its_checksum(
 
     with pytest.raises(Corrupt):
         Manifest.decode(wrong.encode(), where="here")
+
+
+def group_entry(**changes: Any) -> Entries:
+    """The entry of a group of three fragments and two ledgers over [70, 100), just before the sample's."""
+    row = {
+        "first_offset": 70,
+        "records": 30,
+        "messages": 30,
+        "first_timestamp_ms": 0,
+        "last_timestamp_ms": 1,
+        "data_size_bytes": 300,
+        "stored_size_bytes": 900,
+        "ledger_id": 4,
+        "attempt": UUID(int=0xD4).bytes,
+        "checksum": 9,
+        "fragments": 3,
+        "ledgers": 2,
+        "kind": Kind.GROUP,
+        "reserved": bytes(3),
+    }
+    return np.frombuffer(ENTRY.pack(**row | changes), ENTRY.dtype)
+
+
+def with_group(group: Entries, **changes: Any) -> Manifest:
+    """The sample with this group before its one fragment."""
+    entries = joined(group, SAMPLE.entries)
+    totals = {total: exact_sum(entries[total]) for total in (*TOTALS, "ledgers")}
+    return replace(
+        SAMPLE, entries=entries, **totals | {"first_offset": int(group["first_offset"][0])} | changes
+    )
+
+
+def test_a_group_stands_in_the_place_of_what_it_holds() -> None:
+    root = with_group(group_entry())
+
+    root.check("here")
+    assert root.has_groups
+    assert not SAMPLE.has_groups
+    assert (root.fragments, root.ledgers) == (4, 3)
+
+
+def test_only_a_group_reaches_below_the_first_offset() -> None:
+    """What of it lies there is trimmed, and taken off the totals. Fragments are trimmed whole."""
+    rest = {"messages": 38, "data_size_bytes": 4296, "stored_size_bytes": 5600, "fragments": 3, "ledgers": 3}
+
+    with_group(group_entry(), first_offset=80, **rest).check("here")
+    with pytest.raises(Corrupt, match="coverage"):
+        replace(SAMPLE, first_offset=101).check("here")
+
+
+@pytest.mark.parametrize("first_offset", [100, 110])
+def test_a_group_that_is_trimmed_whole_is_not_named(first_offset: int) -> None:
+    with pytest.raises(Corrupt, match="coverage"):
+        with_group(group_entry(), first_offset=first_offset).check("here")
+
+
+def test_larger_kinds_come_first() -> None:
+    first, second = group_entry(first_offset=40), group_entry(kind=Kind.KILO_GROUP)
+    wrong = with_group(joined(first, second), first_offset=40)
+
+    with pytest.raises(Corrupt, match="entry kind"):
+        Manifest.decode(wrong.encode(), where="here")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fragments": 0},
+        {"fragments": 0, "ledgers": 0},
+        {"ledgers": 4},
+        {"kind": Kind.FRAGMENT},
+        {"kind": 4},
+    ],
+    ids=str,
+)
+def test_an_entry_that_counts_what_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    wrong = with_group(group_entry(**changes))
+
+    with pytest.raises(Corrupt, match="entry"):
+        Manifest.decode(wrong.encode(), where="here")
+
+
+@pytest.mark.parametrize(("first_offset", "ledgers"), [(70, 2), (70, 5), (80, 0), (80, 5)])
+def test_ledgers_that_the_entries_cannot_add_up_to_are_refused(first_offset: int, ledgers: int) -> None:
+    """The entries name three. One more may be, where the beginning of the first one is trimmed."""
+    with_group(group_entry(), first_offset=first_offset, ledgers=4).check("here")
+
+    with pytest.raises(Corrupt, match="total of ledgers"):
+        with_group(group_entry(), first_offset=first_offset, ledgers=ledgers).check("here")
+
+
+def test_totals_above_the_size_of_an_integer_of_the_machine_are_summed_exactly() -> None:
+    """A sum that wraps would vouch for any total; one that does not fit cannot be a root's."""
+    large = [
+        replace(SAMPLE_ENTRY, data_size_bytes=2**63 + 1),
+        replace(SAMPLE_ENTRY, first_offset=120, data_size_bytes=2**63),
+    ]
+    entries = encode_entries(large)
+
+    assert exact_sum(entries["data_size_bytes"]) == 2**64 + 1
+    wrapped = replace(
+        SAMPLE,
+        entries=entries,
+        next_offset=140,
+        **{total: exact_sum(entries[total]) % 2**64 for total in TOTALS},
+    )
+    with pytest.raises(Corrupt, match="total of data_size_bytes"):
+        wrapped.check("here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
@@ -11,8 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.errors import Conflict, Fenced, Misuse, OffloadError, StreamDeleted
-from offload.formats.manifest import NOBODY, AttemptKind, Entry, Manifest, Running, State, decode_entries
-from offload.manifest.changes import Abort, Append, Change, Claim, Prepare, Resolve, append_entries
+from offload.formats.manifest import (
+    NOBODY,
+    TOTALS,
+    AttemptKind,
+    Entry,
+    Manifest,
+    Running,
+    State,
+    decode_entries,
+)
+from offload.manifest.changes import (
+    Abort,
+    Append,
+    Change,
+    Claim,
+    Delete,
+    Dropped,
+    Prepare,
+    Resolve,
+    Trim,
+    append_entries,
+)
 
 ME, OTHER, GUEST = UUID(int=1), UUID(int=2), UUID(int=3)
 MINE, THEIRS, JOBS = UUID(int=11), UUID(int=12), UUID(int=13)
@@ -24,7 +45,7 @@ def running(attempt: UUID, writer: UUID, kind: AttemptKind = AttemptKind.STREAM)
     return Running(attempt=attempt, ledger_id=10, epoch=1, writer=writer, kind=kind)
 
 
-def entry(first_offset: int, records: int = 5, attempt: UUID = MINE) -> Entry:
+def entry(first_offset: int, records: int = 5, attempt: UUID = MINE, ledger_id: int = 10) -> Entry:
     return Entry(
         first_offset=first_offset,
         records=records,
@@ -33,7 +54,7 @@ def entry(first_offset: int, records: int = 5, attempt: UUID = MINE) -> Entry:
         last_timestamp_ms=2,
         data_size_bytes=100,
         stored_size_bytes=300,
-        ledger_id=10,
+        ledger_id=ledger_id,
         attempt=attempt,
         checksum=7,
     )
@@ -44,7 +65,7 @@ BASE: Final = replace(
     version=7,
     running=(running(MINE, ME), running(THEIRS, OTHER), running(JOBS, OTHER, AttemptKind.JOB)),
 )
-DELETED: Final = replace(BASE, state=State.DELETED, writer=NOBODY, running=(), epoch=2)
+DELETED: Final = Delete(incarnation=CLAIM.incarnation).apply(BASE)
 MINE_ONLY: Final[list[Change]] = [
     Prepare(writer=OTHER, attempts=[(UUID(int=30), 1)]),
     Append(writer=OTHER, entries=[entry(10)]),
@@ -56,13 +77,40 @@ def attempts_of(manifest: Manifest) -> set[UUID]:
     return {r.attempt for r in manifest.running}
 
 
+def is_in(change: Change, manifest: Manifest) -> bool:
+    """What the manifest shows of the change. Its entries are all fragments, so one need not be fetched."""
+    named = {entry.first_offset: entry for entry in decode_entries(manifest.entries)}
+    return change.is_in(manifest, None if change.mark is None else named.get(change.mark))
+
+
+def dropped(entries: Sequence[Entry], *, ledgers: int) -> Dropped:
+    """The entries counted; `ledgers` of them are gone whole."""
+    return Dropped(
+        messages=sum(entry.messages for entry in entries),
+        data_size_bytes=sum(entry.data_size_bytes for entry in entries),
+        stored_size_bytes=sum(entry.stored_size_bytes for entry in entries),
+        fragments=len(entries),
+        ledgers=ledgers,
+    )
+
+
+def trim(since: int, first_offset: int, entries: Sequence[Entry], *, ledgers: int = 0) -> Trim:
+    """The trim that drops exactly these entries."""
+    return Trim(
+        incarnation=CLAIM.incarnation,
+        since=since,
+        first_offset=first_offset,
+        dropped=dropped(entries, ledgers=ledgers),
+    )
+
+
 def test_the_first_claim_is_the_birth_of_a_stream() -> None:
     born = CLAIM.apply(None)
 
     assert (born.version, born.epoch, born.source_epoch) == (0, 1, 4)
     assert (born.first_offset, born.next_offset, born.fragments) == (10, 10, 0)
     assert (born.writer, born.incarnation, born.state) == (ME, CLAIM.incarnation, State.LIVE)
-    assert CLAIM.is_in(born)
+    assert is_in(CLAIM, born)
 
 
 def test_a_claim_changes_writer_and_epochs_and_nothing_else() -> None:
@@ -122,8 +170,8 @@ def test_announced_attempts_run_for_their_writer_in_its_epoch() -> None:
 
     assert changed.running[:-1] == BASE.running
     assert changed.running[-1] == Running(attempt=fresh, ledger_id=77, epoch=BASE.epoch, writer=ME)
-    assert change.is_in(changed)
-    assert not change.is_in(BASE)
+    assert is_in(change, changed)
+    assert not is_in(change, BASE)
 
 
 def test_an_append_names_its_entries_and_ends_its_attempts() -> None:
@@ -134,9 +182,10 @@ def test_an_append_names_its_entries_and_ends_its_attempts() -> None:
     assert decode_entries(changed.entries) == [entry(10), entry(15)]
     assert (changed.next_offset, changed.messages) == (20, 8)
     assert (changed.data_size_bytes, changed.stored_size_bytes) == (200, 600)
+    assert (changed.fragments, changed.ledgers, changed.last_ledger_id) == (2, 1, 10)
     assert attempts_of(changed) == {THEIRS, JOBS}
-    assert change.is_in(changed)
-    assert not change.is_in(BASE)
+    assert is_in(change, changed)
+    assert not is_in(change, BASE)
     changed.check("here")
 
 
@@ -158,20 +207,20 @@ def test_what_does_not_run_is_not_named(change: type[Append | Resolve]) -> None:
 def test_an_append_is_in_where_its_own_fragment_is_named_or_trimmed() -> None:
     change = Append(writer=ME, entries=[entry(10)], finished=frozenset({MINE}))
     by_another = append_entries(BASE, [entry(10, attempt=THEIRS)])
-    trimmed = replace(BASE, first_offset=15, next_offset=15, running=())
+    trimmed = trim(10, 15, [entry(10)], ledgers=1).apply(change.apply(BASE))
     born_later = replace(BASE, first_offset=15, next_offset=15)
 
-    assert change.is_in(append_entries(BASE, [entry(10), entry(15)]))
-    assert change.is_in(trimmed)
-    assert not change.is_in(born_later)
-    assert not change.is_in(by_another)
+    assert is_in(change, append_entries(BASE, [entry(10), entry(15)]))
+    assert is_in(change, trimmed)
+    assert not is_in(change, born_later)
+    assert not is_in(change, by_another)
 
 
 def test_an_append_of_nothing_is_in_when_its_attempts_have_ended() -> None:
     change = Append(writer=ME, entries=[], finished=frozenset({MINE}))
 
-    assert not change.is_in(BASE)
-    assert change.is_in(change.apply(BASE))
+    assert not is_in(change, BASE)
+    assert is_in(change, change.apply(BASE))
 
 
 def test_a_resolution_adopts_and_drops_every_attempt_of_other_writers_but_jobs() -> None:
@@ -181,9 +230,9 @@ def test_a_resolution_adopts_and_drops_every_attempt_of_other_writers_but_jobs()
 
     assert decode_entries(changed.entries) == [entry(10, attempt=THEIRS)]
     assert attempts_of(changed) == {MINE, JOBS}
-    assert change.is_in(changed)
-    assert not change.is_in(BASE)
-    assert not change.is_in(replace(changed, running=BASE.running))
+    assert is_in(change, changed)
+    assert not is_in(change, BASE)
+    assert not is_in(change, replace(changed, running=BASE.running))
 
 
 def test_an_abort_drops_its_attempts_for_anybody() -> None:
@@ -192,13 +241,125 @@ def test_an_abort_drops_its_attempts_for_anybody() -> None:
     changed = change.apply(BASE)
 
     assert attempts_of(changed) == {THEIRS}
-    assert change.is_in(changed)
-    assert not change.is_in(BASE)
+    assert is_in(change, changed)
+    assert not is_in(change, BASE)
     change.check_author(BASE)
     with pytest.raises(StreamDeleted):
         change.apply(DELETED)
     with pytest.raises(Misuse):
         change.apply(None)
+
+
+@pytest.mark.parametrize(
+    ("ledger_ids", "ledgers"),
+    [([10, 10, 10], 1), ([10, 20, 20], 2), ([10, 20, 30], 3), ([10, 20, 10], 3)],
+    ids=str,
+)
+@pytest.mark.parametrize("split", range(4))
+def test_a_ledger_counts_where_another_one_begins(ledger_ids: list[int], ledgers: int, split: int) -> None:
+    """However its fragments fall on commits: the root remembers the ledger of the newest one."""
+    entries = [entry(10 + 5 * i, ledger_id=ledger_id) for i, ledger_id in enumerate(ledger_ids)]
+
+    changed = append_entries(append_entries(BASE, entries[:split]), entries[split:])
+
+    assert (changed.ledgers, changed.last_ledger_id) == (ledgers, ledger_ids[-1])
+    changed.check("here")
+
+
+def test_a_trim_drops_whole_fragments_for_anybody_and_changes_nothing_else() -> None:
+    base = append_entries(BASE, [entry(10), entry(15), entry(20, ledger_id=20)])
+    change = trim(10, 20, [entry(10), entry(15)], ledgers=1)
+
+    changed = change.apply(base)
+
+    assert decode_entries(changed.entries) == [entry(20, ledger_id=20)]
+    assert (changed.first_offset, changed.next_offset) == (20, 25)
+    assert (changed.messages, changed.fragments, changed.ledgers) == (4, 1, 1)
+    assert (changed.data_size_bytes, changed.stored_size_bytes) == (100, 300)
+    moved = {"first_offset", "entries", *TOTALS, "ledgers"}
+    for name in set(base.__dataclass_fields__) - moved:
+        assert getattr(changed, name) is getattr(base, name)
+    assert is_in(change, changed)
+    assert not is_in(change, base)
+    changed.check("here")
+
+
+def test_a_ledger_of_which_a_fragment_stays_still_counts() -> None:
+    """The one that stays says in its entry that it continues a ledger; the root's total says one."""
+    base = append_entries(BASE, [entry(10), entry(15)])
+
+    changed = trim(10, 15, [entry(10)]).apply(base)
+
+    assert changed.entries["ledgers"].tolist() == [0]
+    assert changed.ledgers == 1
+    changed.check("here")
+
+
+def test_a_stream_that_is_trimmed_to_its_end_goes_on_from_there() -> None:
+    base = append_entries(BASE, [entry(10)])
+
+    changed = trim(10, 15, [entry(10)], ledgers=1).apply(base)
+    grown = append_entries(changed, [entry(15)])
+
+    assert (changed.first_offset, changed.next_offset, changed.fragments, changed.ledgers) == (15, 15, 0, 0)
+    assert (grown.fragments, grown.ledgers) == (1, 1)
+    changed.check("here")
+    grown.check("here")
+
+
+def test_a_trim_that_was_counted_on_another_beginning_is_a_conflict() -> None:
+    """Its counts would be wrong. Within one incarnation and beginning, what is committed never changes."""
+    base = append_entries(BASE, [entry(10), entry(15)])
+    counted = trim(10, 15, [entry(10)])
+
+    for moved in (trim(10, 15, [entry(10)]).apply(base), replace(base, incarnation=UUID(int=99))):
+        with pytest.raises(Conflict, match="count anew"):
+            counted.apply(moved)
+
+
+@pytest.mark.parametrize("first_offset", [9, 10, 21])
+def test_a_trim_to_nowhere_is_misuse(first_offset: int) -> None:
+    base = append_entries(BASE, [entry(10), entry(15)])
+
+    with pytest.raises(Misuse):
+        trim(10, first_offset, []).apply(base)
+
+
+def test_a_deletion_leaves_a_tombstone_that_fences_every_writer() -> None:
+    base = append_entries(BASE, [entry(10), entry(15)])
+    change = Delete(incarnation=base.incarnation)
+
+    changed = change.apply(base)
+
+    assert (changed.state, changed.writer, changed.epoch) == (State.DELETED, NOBODY, base.epoch + 1)
+    assert (changed.first_offset, changed.next_offset) == (base.next_offset, base.next_offset)
+    assert (len(changed.entries), changed.running, changed.ledgers, changed.last_ledger_id) == (0, (), 0, 0)
+    assert [getattr(changed, total) for total in TOTALS] == [0] * len(TOTALS)
+    assert changed.source_epoch == base.source_epoch
+    assert is_in(change, changed)
+    assert not is_in(change, base)
+    changed.check("here")
+
+
+def test_a_deletion_is_for_one_incarnation() -> None:
+    """A stream of the same name that was born since stays: its deletion is in already."""
+    change = Delete(incarnation=BASE.incarnation)
+    born = replace(CLAIM, writer=OTHER, incarnation=UUID(int=99)).apply(DELETED)
+
+    assert is_in(change, born)
+
+
+@pytest.mark.parametrize(
+    "change", [trim(10, 15, []), Delete(incarnation=CLAIM.incarnation)], ids=["trim", "delete"]
+)
+def test_only_what_lives_is_trimmed_or_deleted(change: Change) -> None:
+    with pytest.raises(Misuse):
+        change.apply(None)
+    with pytest.raises(StreamDeleted):
+        change.apply(DELETED)
+    with pytest.raises(Conflict):
+        change.apply(replace(BASE, state=State.REBUILDING))
+    change.check_author(BASE)
 
 
 changes = st.one_of(
@@ -220,25 +381,42 @@ changes = st.one_of(
         adopted=st.sampled_from([[], [entry(10, attempt=THEIRS)]]),
     ),
     st.builds(Abort, attempts=st.frozensets(st.sampled_from([MINE, THEIRS, JOBS]))),
+    st.integers(0, 3),
+    st.just(Delete(incarnation=CLAIM.incarnation)),
 )
+"""A number is a trim of so many fragments, made for the manifest that it meets; none is refused."""
+
+
+def made_for(base: Manifest, change: Change | int) -> Change:
+    """A trim is counted on its base; the others do not ask for it."""
+    if isinstance(change, Change):
+        return change
+    entries = decode_entries(base.entries)[:change]
+    first_offset = entries[-1].next_offset if entries else base.first_offset
+    return trim(base.first_offset, first_offset, entries, ledgers=int(first_offset == base.next_offset))
 
 
 @given(st.lists(changes, max_size=12))
-def test_whatever_is_applied_keeps_the_invariants(sequence: list[Change]) -> None:
+def test_whatever_is_applied_keeps_the_invariants(sequence: list[Change | int]) -> None:
     """Applied or refused; what was applied is in, moves nothing backwards, and leaves its base as it was."""
     base = BASE
-    for change in sequence:
-        raw = base.encode()
+    for each in sequence:
+        change, raw = made_for(base, each), base.encode()
         try:
             changed = change.apply(base)
         except OffloadError:
             changed = base
         else:
-            assert change.is_in(changed)
+            assert is_in(change, changed)
         changed.check("here")
         assert base.encode() == raw
-        assert (changed.epoch, changed.next_offset) >= (base.epoch, base.next_offset)
-        assert changed.next_offset >= base.next_offset
+        assert changed.epoch >= base.epoch
         assert (changed.version, changed.commit_id) == (base.version, base.commit_id)
-        assert changed.entries.tobytes().startswith(base.entries.tobytes())
+        if base.state is not State.DELETED:
+            assert changed.next_offset >= base.next_offset
+            assert changed.first_offset >= base.first_offset
+        if isinstance(change, Trim):
+            assert base.entries.tobytes().endswith(changed.entries.tobytes())
+        elif not isinstance(change, Delete):
+            assert changed.entries.tobytes().startswith(base.entries.tobytes())
         base = changed

@@ -31,7 +31,8 @@ from offload import (
 )
 from offload.errors import OffloadError
 from offload.formats.chunk import ChunkTable, row_from, row_holding
-from offload.formats.manifest import State
+from offload.formats.manifest import State, decode_entries
+from offload.manifest.changes import Delete
 from offload.manifest.commit import RootLog
 from offload.store.memory import MemoryStore
 from offload.store.port import Body, Span, Suffix
@@ -140,7 +141,7 @@ def test_a_handle_of_a_tier_is_a_source_for_another() -> None:
 
     async def main(offloader: LedgerOffloader) -> None:
         reader = await written(offloader, MemoryHandle([chunk_at(i, size_bytes=1000) for i in range(8)]))
-        entry = reader.manifest.entry(0)
+        [entry, *_] = decode_entries(reader.manifest.entries)
         attempt = Attempt(stream="orders", ledger_id=entry.ledger_id, uid=entry.attempt)
         async with ObjectStoreOffloader(MemoryStore()) as other:
             copied = await written(other, await offloader.read_offloaded(attempt))  # type: ignore[arg-type]
@@ -262,11 +263,10 @@ def test_nothing_is_deleted_while_a_stream_is_rebuilt() -> None:
 
     async def main(offloader: LedgerOffloader) -> None:
         reader = await written(offloader, MemoryHandle([chunk_at(0)]))
-        newest, entry = reader.manifest, reader.manifest.entry(0)
-        empty = {"messages": 0, "data_size_bytes": 0, "stored_size_bytes": 0, "next_offset": 0}
-        rebuilding = replace(
-            newest, version=newest.version + 1, state=State.REBUILDING, entries=newest.entries[:0], **empty
-        )
+        newest = reader.manifest
+        [entry] = decode_entries(newest.entries)
+        nothing = Delete(incarnation=newest.incarnation).apply(newest)
+        rebuilding = replace(nothing, version=newest.version + 1, state=State.REBUILDING)
         log = RootLog(store=store, stream="orders", env=Env())
         await store.put(log.keys.root(rebuilding.version), Body.of(rebuilding.encode()))
         before = set(store.objects)
