@@ -17,6 +17,7 @@ OffloadError
 ├── Misuse               the call itself is wrong: an unknown scheme, a key that is no key
 ├── UnsupportedFormat    written by a newer version: upgrade
 └── Corrupt              stored bytes break the format; carries what, where, expected, found
+    └── Absent           a manifest names an object that is gone: damage, unless a newer one lets go of it
 ```
 
 A class is added only where some caller would act differently on it. `Fenced` is no kind of
@@ -153,6 +154,17 @@ class Corrupt(OffloadError):
             position=self.position + offset,
             stream=stream or self.stream,
         )
+
+
+class Absent(Corrupt):
+    """The object `where` is gone, and the manifest that was looked at names it.
+
+    It is damage if the newest manifest names the object too. Otherwise what it held was trimmed or deleted
+    after the manifest was loaded, and swept since.
+    """
+
+    def __init__(self, where: str, stream: str | None = None) -> None:
+        super().__init__("object", where, expected="present", found="absent", stream=stream)
 
 
 def _remade(kind: type[OffloadError], args: tuple[Any, ...]) -> OffloadError:

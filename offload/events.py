@@ -37,3 +37,15 @@ class DamageFound(Event):
     """Stored bytes, or a source's, break their format."""
 
     damage: Corrupt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped(Event):
+    """A reader left offsets out: they were trimmed, and swept, before it came to them.
+
+    It was at `from_offset`, and goes on at `to_offset`, where the stream begins now.
+    """
+
+    stream: str
+    from_offset: int
+    to_offset: int

@@ -300,6 +300,11 @@ class Trim(Change):
         """See `Change.is_in`."""
         return manifest.incarnation == self.incarnation and manifest.first_offset >= self.first_offset
 
+    def check_author(self, base: Manifest | None) -> None:
+        """See `Change.check_author`. A tombstone begins at its end, and would pass for a trimmed stream."""
+        if base is not None and base.state is State.DELETED:
+            existing(base)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete(Change):

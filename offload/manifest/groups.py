@@ -14,7 +14,7 @@ from typing import Final
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from offload.errors import Corrupt, NotFound
+from offload.errors import Absent, Corrupt, NotFound
 from offload.formats.checksums import crc32c
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
@@ -37,7 +37,7 @@ class GroupCache:
     async def load(self, store: ObjectStore, manifest: Manifest, entry: Entries) -> Entries:
         """The entries of the group that `entry`, one row, names.
 
-        Raises `Corrupt` where the object is gone or is not what the entry says.
+        Raises `Absent` where the object is gone, `Corrupt` where it is not what the entry says.
         """
         key = key_of(manifest.stream, entry)
         turn = self._turns.setdefault(key, asyncio.Lock())
@@ -64,7 +64,7 @@ async def fetch_group(store: ObjectStore, manifest: Manifest, entry: Entries) ->
     try:
         raw = await store.get(key)
     except NotFound as exc:
-        raise Corrupt("object", key, stream=manifest.stream, expected="present", found="absent") from exc
+        raise Absent(key, manifest.stream) from exc
     try:
         checksum = crc32c(raw)
         if checksum != int(entry["checksum"][0]):

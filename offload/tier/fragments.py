@@ -15,7 +15,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt, Misuse, NotFound
+from offload.errors import Absent, Corrupt, Misuse, NotFound
 from offload.events import DamageFound, Event
 from offload.formats.chunk import ChunkTable, check_stored
 from offload.formats.fragment import HEADER, FragmentTail, FragmentTrailer, stream_digest
@@ -32,8 +32,8 @@ INLINE_SIZE_BYTES_MAX: Final = 8 * 1024 * 1024
 async def load_tail(store: ObjectStore, manifest: Manifest, entry: Entry) -> FragmentTail:
     """Index, description and trailer of a committed fragment, by one exact range.
 
-    Raises `Corrupt` where they break the format or are not what the entry names, or where the
-    object is gone while the manifest names it.
+    Raises `Corrupt` where they break the format or are not what the entry names, and `Absent` where the
+    object is gone.
     """
     key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
     start = HEADER.size_bytes + entry.data_size_bytes
@@ -44,7 +44,7 @@ async def load_tail(store: ObjectStore, manifest: Manifest, entry: Entry) -> Fra
         tail = FragmentTail.decode(raw, where=key, size_bytes=entry.stored_size_bytes)
         check_entry(tail.trailer, manifest, entry, where=key)
     except NotFound as exc:
-        raise Corrupt("object", key, stream=manifest.stream, expected="present", found="absent") from exc
+        raise Absent(key, manifest.stream) from exc
     except Corrupt as exc:
         raise exc.within(key, stream=manifest.stream) from exc
     return tail
@@ -91,9 +91,14 @@ class FragmentHandle(ReadHandle):
     async def open(
         cls, store: ObjectStore, manifest: Manifest, entry: Entry, *, emit: Callable[[Event], None]
     ) -> FragmentHandle:
-        """Fetch the fragment's index, by one request. Damage, here or later, is told to `emit` too."""
+        """Fetch the fragment's index, by one request. Damage, here or later, is told to `emit` too.
+
+        `Absent` is not: whether that is damage, the newest manifest says.
+        """
         try:
             tail = await load_tail(store, manifest, entry)
+        except Absent:
+            raise
         except Corrupt as damage:
             emit(DamageFound(damage=damage))
             raise
@@ -127,6 +132,8 @@ class FragmentHandle(ReadHandle):
         """These chunks, by one request, each checked against the index."""
         try:
             return await self._read(rows)
+        except Absent:
+            raise
         except Corrupt as damage:
             self._emit(DamageFound(damage=damage))
             raise
@@ -136,9 +143,7 @@ class FragmentHandle(ReadHandle):
         try:
             raw = await self._store.get(self._key, Span(start, size))
         except NotFound as exc:
-            raise Corrupt(
-                "object", self._key, stream=self._stream, expected="present", found="absent"
-            ) from exc
+            raise Absent(self._key, self._stream) from exc
         if len(raw) <= INLINE_SIZE_BYTES_MAX:
             self._check(raw, rows, start)
         else:

@@ -1,0 +1,69 @@
+"""`offload delete`: delete a stream, for good."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from offload.cli.arguments import Options, Tier
+from offload.cli.output import one_line, print_json, size_text
+from offload.cli.state import State, Usage, run_async
+from offload.errors import OffloadError
+from offload.formats.manifest import Manifest
+from offload.tier.retention import delete_stream, load_unless_deleted
+from offload.tier.sync import totals
+
+
+def delete(
+    context: typer.Context,
+    tier: Tier,
+    stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where no terminal is.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, only say what would go.")
+    ] = False,
+    option: Options = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Delete STREAM. It cannot be undone. `offload sweep` frees the space.
+
+    A later `offload sync` of the same name begins a new stream.
+    """
+    state: State = context.obj
+    if not (yes or dry_run or sys.stdin.isatty()):
+        raise Usage("delete asks for the stream's name on a terminal, and there is none here: add --yes")
+
+    async def main() -> Manifest | None:
+        async with state.tier(tier, option) as offloader:
+            found = await load_unless_deleted(offloader, stream)
+            if found is None or dry_run:
+                return found
+            if not yes:
+                _ask(found)
+            return await delete_stream(offloader, stream, seen=found)
+
+    gone = run_async(main)
+    if json:
+        print_json({**totals(stream, gone), "dry_run": dry_run, "deleted": gone is not None and not dry_run})
+    elif gone is None:
+        print(f"{one_line(stream)}: deleted already, nothing to do")
+    else:
+        print(f"{_counts(gone)} {'would go' if dry_run else 'deleted; `offload sweep` frees their space'}")
+
+
+def _ask(found: Manifest) -> None:
+    """Have a person type the stream's name. Raises where they type something else."""
+    sys.stderr.write(
+        f"{_counts(found)} will be deleted. This cannot be undone: no command brings them back, and\n"
+        "`offload sweep` removes the objects. Type the stream's name to go on: "
+    )
+    sys.stderr.flush()
+    if sys.stdin.readline().rstrip("\n") != found.stream:
+        raise OffloadError(f"that is not the name of stream {found.stream!r}; nothing was deleted")
+
+
+def _counts(manifest: Manifest) -> str:
+    held = f"{manifest.messages} messages, {size_text(manifest.stored_size_bytes)}"
+    return f"{one_line(manifest.stream)}: {held}, offsets [{manifest.first_offset}, {manifest.next_offset})"
