@@ -308,13 +308,28 @@ def test_a_stream_that_is_trimmed_to_its_end_goes_on_from_there() -> None:
 
 
 def test_a_trim_that_was_counted_on_another_beginning_is_a_conflict() -> None:
-    """Its counts would be wrong. Within one incarnation and beginning, what is committed never changes."""
+    """Its counts would be wrong. While the beginning stays, what is committed behind it never changes."""
     base = append_entries(BASE, [entry(10), entry(15)])
     counted = trim(10, 15, [entry(10)])
 
-    for moved in (trim(10, 15, [entry(10)]).apply(base), replace(base, incarnation=UUID(int=99))):
-        with pytest.raises(Conflict, match="count anew"):
-            counted.apply(moved)
+    with pytest.raises(Conflict, match="count anew"):
+        counted.apply(counted.apply(base))
+
+
+def test_a_trim_is_for_one_incarnation() -> None:
+    base = append_entries(BASE, [entry(10), entry(15)])
+    change = trim(10, 15, [entry(10)])
+    born = replace(base, incarnation=UUID(int=99))
+
+    assert not is_in(change, replace(born, first_offset=15))
+    with pytest.raises(Conflict):
+        change.apply(born)
+
+
+def test_a_tombstone_does_not_pass_for_trimmed() -> None:
+    """It begins where it ends, so every offset below was dropped; but the trim never was."""
+    with pytest.raises(StreamDeleted):
+        trim(10, 15, []).check_author(replace(DELETED, first_offset=20, next_offset=20))
 
 
 @pytest.mark.parametrize("first_offset", [9, 10, 21])
