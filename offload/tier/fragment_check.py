@@ -38,8 +38,7 @@ async def check_fragment(store: ObjectStore, key: str, *, size_bytes: int) -> Ch
 
     Raises `Corrupt` at the first byte or part that does not hold, `NotFound` where it is gone.
     """
-    tail, raw_tail = await _load_tail(store, key, size_bytes)
-    check_key_of(tail, key)
+    tail, raw_tail = await load_own_tail(store, key, size_bytes=size_bytes)
     header = await store.get(key, Span(0, HEADER.size_bytes))
     check_header(header, where=key)
     checksum, row = crc32c(header), 0
@@ -70,7 +69,11 @@ def check_key_of(tail: FragmentTail, key: str) -> None:
         raise Corrupt("key", key, position=tail.trailer.index_start, expected=key, found=expected)
 
 
-async def _load_tail(store: ObjectStore, key: str, size_bytes: int) -> tuple[FragmentTail, bytes]:
+async def load_own_tail(store: ObjectStore, key: str, *, size_bytes: int) -> tuple[FragmentTail, bytes]:
+    """What an object of this size says of itself, decoded and as bytes, checked to belong under its key.
+
+    Two requests. Raises `Corrupt` where it does not hold, `NotFound` where the object is gone.
+    """
     if size_bytes < HEADER.size_bytes + TRAILER.size_bytes:
         raise Corrupt(
             "object size", key, expected=f">= {HEADER.size_bytes + TRAILER.size_bytes}", found=size_bytes
@@ -80,4 +83,6 @@ async def _load_tail(store: ObjectStore, key: str, size_bytes: int) -> tuple[Fra
     if trailer.size_bytes != size_bytes:
         raise Corrupt("object size", key, expected=trailer.size_bytes, found=size_bytes)
     raw = await store.get(key, Span(trailer.index_start, trailer.tail_size_bytes))
-    return FragmentTail.decode(raw, where=key, size_bytes=size_bytes), raw
+    tail = FragmentTail.decode(raw, where=key, size_bytes=size_bytes)
+    check_key_of(tail, key)
+    return tail, raw

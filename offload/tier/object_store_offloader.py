@@ -121,7 +121,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         """See `LedgerOffloader.load_manifest`."""
         await self.open()
         keys = StreamKeys(stream)
-        manifest = await self._log(stream).load_newest()
+        manifest = await self.log(stream).load_newest()
         if manifest is None or manifest.state is State.DELETED:
             raise NotOffloaded(f"{self.url} has no stream {stream!r}; `offload ls` shows which it has")
         if manifest.state is State.REBUILDING:
@@ -146,7 +146,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         await self._make_sure_of_create()
         if base is None and isinstance(change, Claim):
             await self._create_stream_anchor(StreamKeys(stream))
-        manifest = await self._log(stream).commit(change, base=base, committer=committer)
+        manifest = await self.log(stream).commit(change, base=base, committer=committer)
         self._emit(ManifestCommitted(manifest=manifest, change=type(change).__name__.lower()))
         return manifest
 
@@ -198,7 +198,7 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def delete_offloaded(self, attempt: Attempt) -> None:
         """See `LedgerOffloader.delete_offloaded`."""
         await self.open()
-        log = self._log(attempt.stream)
+        log = self.log(attempt.stream)
         manifest = await log.load_newest()
         _refuse_while_rebuilding(manifest)
         if manifest is not None and manifest.runs(attempt.uid):
@@ -221,7 +221,8 @@ class ObjectStoreOffloader(LedgerOffloader):
         """See `LedgerOffloader.aclose`."""
         await self._store.aclose()
 
-    def _log(self, stream: str) -> RootLog:
+    def log(self, stream: str) -> RootLog:
+        """The root sequence of a stream, for tools beside the contract. Open the offloader first."""
         return RootLog(
             store=self._store,
             stream=stream,

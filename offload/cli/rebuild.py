@@ -1,0 +1,131 @@
+"""`offload rebuild`: a stream's manifest from its data, where all of its roots are lost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.status import Status
+
+from offload.cli.arguments import Options, Tier
+from offload.cli.output import error_line, one_line, print_json, size_text, stderr
+from offload.cli.state import State, Usage, run_async
+from offload.formats.keys import StreamKeys
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.rebuild import RebuildReport
+from offload.tier.rebuild import rebuild as rebuild_stream
+
+WARNING = (
+    "No writer, no sync and no sweep of this stream may be alive, on any machine. Data that was trimmed, or "
+    "that was never committed, may come back."
+)
+
+
+def rebuild(
+    context: typer.Context,
+    tier: Tier,
+    stream: Annotated[str, typer.Argument(help="The stream whose roots are lost.")],
+    option: Options = None,
+    begin: Annotated[
+        int | None,
+        typer.Option(
+            "--accept-holes-before",
+            metavar="OFFSET",
+            min=0,
+            help="Begin at this offset; what stands before it is given up.",
+        ),
+    ] = None,
+    end: Annotated[
+        int | None,
+        typer.Option(
+            "--end-before",
+            metavar="OFFSET",
+            min=0,
+            help="End before this offset; what stands behind it is left to the next sync.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be committed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="All writers and sweeps are stopped.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> int:
+    """Make the manifest of STREAM anew from its data objects. Stop all writers and sweeps of it first."""
+    state: State = context.obj
+    if not dry_run and not yes:
+        _ask()
+
+    async def main() -> RebuildReport:
+        async with state.tier(tier, option) as offloader:
+            if not isinstance(offloader, ObjectStoreOffloader):
+                raise Usage(f"{offloader.url} is no object store; ask its backend for a way to rebuild")
+            with _Status() as progress:
+                return await rebuild_stream(
+                    offloader, stream, begin=begin, end=end, dry_run=dry_run, progress=progress
+                )
+
+    report = run_async(main)
+    if json:
+        print_json(report.as_json(), indent=2)
+    else:
+        _show(report, dry_run=dry_run)
+    return 0 if report.manifest is not None or (dry_run and not report.choice.holes) else 1
+
+
+def _ask() -> None:
+    if not sys.stdin.isatty():
+        raise Usage(f"{WARNING} Say --yes where that is so, or --dry-run to look first")
+    print(WARNING, file=sys.stderr)
+    if not typer.confirm("Are they all stopped?", err=True):
+        raise typer.Exit(1)
+
+
+def _show(report: RebuildReport, *, dry_run: bool) -> None:
+    choice, keys = report.choice, StreamKeys(report.stream)
+    for damage in report.damages:
+        print(f"DAMAGE {error_line(damage)}")
+    for each, reason in choice.left_out:
+        print(f"left out {one_line(keys.fragment(each.entry.first_offset, each.entry.attempt))}: {reason}")
+    for begin, end in choice.holes:
+        print(f"HOLE no fragment holds offsets [{begin}, {end})")
+    first, last = choice.chosen[0].entry, choice.chosen[-1].entry
+    size = size_text(sum(each.entry.stored_size_bytes for each in choice.chosen))
+    what = f"[{first.first_offset}, {last.next_offset}), {len(choice.chosen)} fragments, {size}"
+    if report.manifest is not None:
+        print(f"{one_line(report.stream)}: rebuilt {what}, as version {report.manifest.version}")
+        print("run `offload verify` to read every byte of it, then start the writers")
+    elif choice.holes:
+        print(f"{one_line(report.stream)}: nothing was committed. Without a hole there is {what}")
+        _advise(report)
+    elif dry_run:
+        print(f"{one_line(report.stream)}: would rebuild {what}")
+
+
+def _advise(report: RebuildReport) -> None:
+    last = report.choice.chosen[-1].entry
+    print(
+        f"where the source still has what is behind offset {last.next_offset}: "
+        f"--end-before {last.next_offset}, and the next sync copies it again"
+    )
+    begin = report.choice.holes[-1][1]
+    print(f"where it is gone for good: --accept-holes-before {begin} gives up all before {begin}")
+
+
+class _Status:
+    """A live line on stderr where that is a terminal, and silence elsewhere."""
+
+    def __init__(self) -> None:
+        self._live = Status("reading", console=stderr()) if stderr().is_terminal else None
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        if self._live is not None:
+            self._live.start()
+        return self._show
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _show(self, read: int, listed: int) -> None:
+        if self._live is not None:
+            self._live.update(f"{read} of {listed} fragments")
