@@ -54,7 +54,7 @@ def read_root(raw: bytes) -> Root:
     """Decode a root. An `AssertionError` says what does not hold."""
     assert google_crc32c.value(raw[:-4]) == int.from_bytes(raw[-4:], "big"), "a root's checksum is off"
     fields = ROOT_HEADER.unpack(raw)
-    assert (fields["magic"], fields["format_version"]) == (b"OLMR", 1)
+    assert (fields["magic"], fields["format_version"]) == (b"OLMR", 2)
     at = ROOT_HEADER.size_bytes + fields["stream_size_bytes"]
     running_end = at + fields["running_count"] * RUNNING.size_bytes
     end = running_end + fields["entry_count"] * ENTRY.size_bytes

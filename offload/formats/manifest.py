@@ -32,7 +32,7 @@ from offload.formats.fragment import check_version
 from offload.formats.keys import escape
 from offload.formats.layout import layout
 
-VERSION: Final = 1
+VERSION: Final = 2
 ROOT_MAGIC: Final = b"OLMR"
 NOBODY: Final = UUID(int=0)
 """The writer of a stream that has none: a tombstone's."""
@@ -40,7 +40,7 @@ NOBODY: Final = UUID(int=0)
 ROOT_HEADER: Final = layout(
     "Manifest root header",
     ("magic", "4s", "`OLMR`"),
-    ("format_version", "H", "1; a reader refuses any other"),
+    ("format_version", "H", "2; a reader also knows 1, and refuses any other"),
     ("state", "B", "0 live, 1 deleted (a tombstone), 2 rebuilding"),
     ("reserved", "B", "zero, and refused otherwise"),
     ("version", "Q", "the number in the object's name; rises by one with each commit"),
@@ -219,6 +219,10 @@ class Manifest:
     @classmethod
     def decode(cls, raw: bytes, *, where: str) -> Manifest:
         """Undo `encode`. Raises `Corrupt` where any bit is off, `UnsupportedFormat` for another version."""
+        if raw.startswith(_BEGIN_OF_1):
+            from offload.formats.manifest_v1 import upgraded  # which needs the layouts of this module
+
+            raw = upgraded(raw, where=where)
         fields = _decode_header(raw, where)
         at = ROOT_HEADER.size_bytes
         name = raw[at : at + fields["stream_size_bytes"]]
@@ -378,6 +382,7 @@ def _decode_running(raw: bytes, where: str, position: int) -> tuple[Running, ...
     )
 
 
+_BEGIN_OF_1: Final = ROOT_MAGIC + b"\0\1"
 _ROOT_UUIDS: Final = ("incarnation", "writer", "committer", "commit_id", "parent_commit_id")
 _ROOT_NUMBERS: Final = (
     "state", "version", "epoch", "source_epoch", "first_offset", "next_offset",

@@ -32,6 +32,7 @@ from offload.formats.manifest import (
     exact_sum,
     joined,
 )
+from offload.formats.manifest_v1 import ENTRY_1, ROOT_HEADER_1
 
 SAMPLE_ENTRY: Final = Entry(
     first_offset=100,
@@ -78,13 +79,24 @@ RUNNING_HEX: Final = (
     "000000000000000000000000000000c30100000000000000"
 )
 HEADER_HEX: Final = (
-    "4f4c4d52000100000000000000000005000000000000000000000000000000010000000000000000"
+    "4f4c4d52000200000000000000000005000000000000000000000000000000010000000000000000"
     "00000000000000020000000000000003000000000000000400000000000000000000000000000005"
     "00000000000000000000000000000006000000000000000000000000000000070000000000000064"
     "00000000000000780000000000000012000000000000100000000000000013880000000000000001"
     "0000000000000001000000000000004d000000060000000100000001"
 )
-ROOT_HEX: Final = HEADER_HEX + "6f7264657273" + RUNNING_HEX + ENTRY_HEX + "67887e80"
+ROOT_HEX: Final = HEADER_HEX + "6f7264657273" + RUNNING_HEX + ENTRY_HEX + "d949885a"
+
+ROOT_1_HEX: Final = (
+    "4f4c4d52000100000000000000000005000000000000000000000000000000010000000000000000"
+    "00000000000000020000000000000003000000000000000400000000000000000000000000000005"
+    "00000000000000000000000000000006000000000000000000000000000000070000000000000064"
+    "00000000000000780000000000000012000000000000100000000000000013880000000600000001"
+    "00000001" + "6f7264657273" + RUNNING_HEX + "00000000000000640000000000000014000000000000"
+    "0012fffffffffffffffb0000018bcfe5680000000000000010000000000000001388000000000000"
+    "004d000000000000000000000000000000a1deadbeef000000005601b8dc"
+)
+"""The same root as release 0.1.0 wrote it."""
 
 u64 = st.integers(0, 2**64 - 1)
 ids = st.uuids()
@@ -197,15 +209,74 @@ def with_field(raw: bytes, name: str, value: int, size_bytes: int) -> bytes:
     return resealed(raw[:at] + value.to_bytes(size_bytes, "big") + raw[at + size_bytes :])
 
 
-def test_the_bytes_of_version_1_do_not_drift() -> None:
+def test_the_bytes_of_version_2_do_not_drift() -> None:
     assert SAMPLE.encode().hex() == ROOT_HEX
     assert encode_entries([SAMPLE_ENTRY]).tobytes().hex() == ENTRY_HEX
     assert fields_of(Manifest.decode(bytes.fromhex(ROOT_HEX), where="here")) == fields_of(SAMPLE)
 
 
-def test_the_layouts_have_the_sizes_of_version_1() -> None:
+def test_the_layouts_have_the_sizes_of_version_2() -> None:
     assert (ROOT_HEADER.size_bytes, RUNNING.size_bytes, ENTRY.size_bytes) == (188, 56, 96)
     assert ENTRY.dtype.itemsize == ENTRY.size_bytes
+
+
+def test_a_root_of_version_1_is_read_as_one_of_version_2() -> None:
+    """A tier of release 0.1.0 goes on."""
+    assert fields_of(Manifest.decode(bytes.fromhex(ROOT_1_HEX), where="here")) == fields_of(SAMPLE)
+
+
+def test_ledgers_of_a_root_of_version_1_are_counted() -> None:
+    entries = [
+        replace(SAMPLE_ENTRY, first_offset=20 * n, ledger_id=ledger) for n, ledger in enumerate((3, 3, 4))
+    ]
+    raw = version_1_of(entries)
+
+    manifest = Manifest.decode(raw, where="here")
+
+    assert (manifest.fragments, manifest.ledgers, manifest.last_ledger_id) == (3, 2, 4)
+    assert decode_entries(manifest.entries) == entries
+    assert manifest.entries["ledgers"].tolist() == [1, 0, 1]
+
+
+def version_1_of(entries: list[Entry]) -> bytes:
+    """A root as release 0.1.0 would have written it: no field is where version 2 has it."""
+    rows = encode_entries(entries)
+    old = np.zeros(len(rows), ENTRY_1.dtype)
+    for name in old.dtype.names or ():
+        old[name] = rows[name]
+    fields = ROOT_HEADER.unpack(SAMPLE.encode()) | {
+        "format_version": 1,
+        "first_offset": 0,
+        "next_offset": entries[-1].next_offset,
+        "entry_count": len(entries),
+        "running_count": 0,
+        **{
+            name: sum(getattr(e, name) for e in entries)
+            for name in ("messages", "data_size_bytes", "stored_size_bytes")
+        },
+    }
+    body = ROOT_HEADER_1.pack(**fields) + b"orders" + old.tobytes()
+    return body + crc32c(body).to_bytes(4, "big")
+
+
+def test_no_flipped_bit_of_a_root_of_version_1_goes_unnoticed() -> None:
+    raw = bytes.fromhex(ROOT_1_HEX)
+
+    for bit in range(len(raw) * 8):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((Corrupt, UnsupportedFormat)):
+            Manifest.decode(bytes(damaged), where="here")
+
+
+@pytest.mark.parametrize("name", ["entry_count", "running_count", "stream_size_bytes"])
+def test_a_hostile_count_of_version_1_costs_no_memory(name: str) -> None:
+    raw = bytearray.fromhex(ROOT_1_HEX)
+    at = ROOT_HEADER_1.offset_of(name)
+    raw[at : at + 4] = b"\xff" * 4
+
+    with pytest.raises(Corrupt):
+        Manifest.decode(resealed(bytes(raw)), where="here")
 
 
 @given(manifests())
@@ -253,15 +324,15 @@ def test_a_root_that_was_cut_or_lengthened_is_corrupt(manifest: Manifest, data: 
 
 @given(st.binary(max_size=600))
 def test_any_other_bytes_are_corrupt(raw: bytes) -> None:
-    for hostile in (raw, b"OLMR\0\1" + raw):
+    for hostile in (raw, b"OLMR\0\2" + raw):
         with pytest.raises(Corrupt):
             Manifest.decode(hostile, where="here")
 
 
 def test_a_newer_version_asks_for_an_upgrade() -> None:
-    """Before the checksum: version 2 may sum otherwise."""
+    """Before the checksum: version 3 may sum otherwise."""
     raw = bytearray.fromhex(ROOT_HEX)
-    raw[5] = 2
+    raw[5] = 3
 
     with pytest.raises(UnsupportedFormat, match="upgrade"):
         Manifest.decode(bytes(raw), where="here")
