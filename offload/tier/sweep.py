@@ -1,0 +1,357 @@
+"""Sweeping a tier: what no commit can ever name is deleted, once no reader can still be at it.
+
+For each page of a stream's listing (commit-protocol, step 8):
+
+    1. list     what is there: nothing that appears later is touched
+    2. load     the newest root, confirmed to be the newest after it was read
+    3. judge    condemned is what that root does not name, groups followed, and
+                    a fragment    whose attempt does not run
+                    a group       made for a root version that is decided: at most the newest
+                    a root        below the newest, the last `ROOTS_KEPT` excepted
+    4. delete   what was seen condemned for the whole grace; note the rest
+
+A verdict of 3 stays true for ever: an attempt that does not run never runs again, a decided version is
+never committed again, numbers never fall. So a sweep may stall anywhere, be killed, run beside others and
+beside writers. The grace is for readers alone: one may hold a root that still names the object.
+
+    stopped             left behind                        cured by
+    before 4            nothing new                        -
+    between deletes     some of what goes                  the next sweep, which judges anew
+    before the note     what was seen, forgotten           the next sweep: the grace begins again
+    a put lands late    an object that is condemned        the next sweep: sweeps must recur
+
+Invariants: nothing is deleted that the newest root names at that moment or later; nor the newest root, a
+tombstone included, nor an anchor, nor what is not recognised. Where there is no root, or the stream is being
+rebuilt, or a part of the tree cannot be read, nothing of the page is condemned: a failure to read is never
+taken for absence. Memory is bounded by a page, the groups of `GroupCache`, and 41 bytes for each object
+that waits.
+
+Rejected: "not named and old enough", the root read before the listing, a grace counted from the age of the
+object (counterexamples in docs/commit-protocol.md); removing a prefix; deleting what a trim just dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+import numpy as np
+
+from offload.env import Env
+from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError
+from offload.formats.anchor import StreamAnchor
+from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
+from offload.formats.manifest import Manifest, State
+from offload.formats.sighting import Rows
+from offload.manifest.commit import RootLog
+from offload.manifest.groups import GroupCache
+from offload.offloader import LedgerOffloader
+from offload.store.port import Listed, ObjectStore
+from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
+from offload.tier.place import get_anchor
+from offload.tier.sweep_notes import InMemory, InTier, Seen, SweepNotes, Times, joined_rows
+from offload.tier.sweep_page import STAYS, Page, Verdict, rows_named
+from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport
+
+GRACE_SECONDS: Final = 3600.0
+"""How long a reader may go on with a root that it loaded, and twice that (commit-protocol, step 8)."""
+
+PAGE_KEYS_MAX: Final = 20_000
+DELETE_BATCH: Final = 1_000
+
+
+Progress = Callable[[SweepReport], None]
+Tell = Callable[[Condemned], None]
+
+
+def nobody(_: object) -> None:
+    """Hears nothing."""
+
+
+class Sweeper:
+    """Sweeps one tier again and again, for a process that lives longer than the grace.
+
+    What it saw it keeps in memory, by its own monotonic clock, so it writes nothing to the tier. It deletes
+    at the first `sweep` that is a grace or more later. One that was made anew begins anew.
+    """
+
+    def __init__(
+        self,
+        tier: LedgerOffloader | ObjectStore,
+        *,
+        grace_seconds: float = GRACE_SECONDS,
+        env: Env | None = None,
+        page_keys_max: int = PAGE_KEYS_MAX,
+    ) -> None:
+        self._env = env or Env()
+        self._tier = tier
+        self._grace_seconds = grace_seconds
+        self._page_keys_max = page_keys_max
+        self._groups = GroupCache()
+        self._notes: SweepNotes = InMemory(self._env)
+
+    async def sweep(
+        self,
+        stream: str | None = None,
+        *,
+        dry_run: bool = False,
+        progress: Progress = nobody,
+        tell: Tell = nobody,
+    ) -> SweepReport:
+        """Sweep all streams, or one. As the function `sweep`, but for where it keeps what it saw."""
+        run = _Run(
+            store=await _store_of(self._tier),
+            env=self._env,
+            notes=self._notes,
+            groups=self._groups,
+            page_keys_max=self._page_keys_max,
+            report=SweepReport(grace_seconds=self._grace_seconds, dry_run=dry_run),
+            progress=progress,
+            tell=tell,
+        )
+        await run.run(stream)
+        return run.report
+
+
+async def sweep(
+    tier: LedgerOffloader | ObjectStore,
+    *,
+    stream: str | None = None,
+    grace_seconds: float = GRACE_SECONDS,
+    dry_run: bool = False,
+    env: Env | None = None,
+    page_keys_max: int = PAGE_KEYS_MAX,
+    progress: Progress = nobody,
+    tell: Tell = nobody,
+) -> SweepReport:
+    """Sweep a tier once, or one stream of it, for a program that ends before the grace does.
+
+    What it saw it notes in the tier, and what an earlier run saw at least `grace_seconds` ago it deletes,
+    where it is condemned still. With a grace of 0 it deletes at once: the caller asserts that nobody reads.
+    `progress` is told after every page and every delete; `tell` of each condemned object.
+
+    Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader that
+    keeps no objects. What goes wrong in a stream is in the report.
+    """
+    env, store = env or Env(), await _store_of(tier)
+    run = _Run(
+        store=store,
+        env=env,
+        notes=InTier(store, env, grace_seconds),
+        groups=GroupCache(),
+        page_keys_max=page_keys_max,
+        report=SweepReport(grace_seconds=grace_seconds, dry_run=dry_run),
+        progress=progress,
+        tell=tell,
+    )
+    await run.run(stream)
+    return run.report
+
+
+async def _store_of(tier: LedgerOffloader | ObjectStore) -> ObjectStore:
+    """The store with the tier's own names, whatever its anchor says about where objects are."""
+    if isinstance(tier, ObjectStore):
+        tier = ObjectStoreOffloader(tier)
+    if not isinstance(tier, ObjectStoreOffloader):
+        raise Misuse(f"{tier.url} is no object store; ask its backend for a way to sweep it")
+    await tier.open()
+    return tier.store
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """One sweep."""
+
+    store: ObjectStore
+    env: Env
+    notes: SweepNotes
+    groups: GroupCache
+    page_keys_max: int
+    report: SweepReport
+    progress: Progress
+    tell: Tell
+
+    async def run(self, stream: str | None) -> None:
+        if stream is not None:
+            return await self._run_one(stream)
+        async for part, is_folder in self._parts():
+            if is_folder:
+                await self._sweep_part(part)
+            elif part != TIER_ANCHOR:
+                self.report.stranger(part, _strange(part))
+        return None
+
+    async def _run_one(self, stream: str) -> None:
+        part = escape(stream)
+        if not await self._sweep_part(part):
+            raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
+
+    async def _parts(self) -> AsyncIterator[tuple[str, bool]]:
+        """The first parts of all keys, and whether anything is below; one small request each."""
+        after = ""
+        while True:
+            listing = self.store.list("", after=after)
+            async with aclosing(cast("AsyncGenerator[Listed, None]", listing)) as rows:
+                row = await anext(rows, None)
+            if row is None:
+                return
+            part, slash, _ = row.key.partition("/")
+            yield part, bool(slash)
+            after = f"{part}0" if slash else part  # "0" is the byte behind "/": all below is passed
+
+    async def _sweep_part(self, part: str) -> bool:
+        """Sweep the stream below this part; False where there is none."""
+        try:
+            keys = await self._stream_of(part)
+        except OffloadError as error:
+            self.report.streams.append(StreamSweep(stream=part, state="unknown", errors=[error]))
+            return True
+        if keys is None:
+            self.report.stranger(f"{part}/", _strange(part))
+            return False
+        row = StreamSweep(stream=keys.stream)
+        self.report.streams.append(row)
+        await _StreamRun(sweep=self, keys=keys, row=row).run()
+        return True
+
+    async def _stream_of(self, part: str) -> StreamKeys | None:
+        """The stream by its anchor; None where nothing says that there is one."""
+        where = f"{part}/stream.anchor"
+        try:
+            raw = await get_anchor(self.store, where)
+        except NotFound as exc:
+            if looks_escaped(part) and await self._any(f"{part}/metadata/root."):
+                raise Corrupt("anchor", where, expected="present", found="absent") from exc
+            return None
+        keys = StreamKeys(StreamAnchor.decode(raw, where=where).stream)
+        if keys.anchor != where:
+            raise Corrupt("anchor", where, stream=keys.stream, expected=keys.anchor, found=where)
+        check_stream_anchor(raw, keys)
+        return keys
+
+    async def _any(self, prefix: str) -> bool:
+        async with aclosing(cast("AsyncGenerator[Listed, None]", self.store.list(prefix))) as rows:
+            return await anext(rows, None) is not None
+
+
+@dataclass(kw_only=True)
+class _StreamRun:
+    """The sweep of one stream: its pages, one after another, and what is noted behind them."""
+
+    sweep: _Run
+    keys: StreamKeys
+    row: StreamSweep
+    seen: Seen | None = None
+    version: int = 0
+    """Of the root by which the first page was judged."""
+    sound: bool = True
+    """Whether everything was listed, judged and, where its time had come, deleted."""
+    waiting: list[tuple[Rows, Times]] = field(default_factory=list)
+
+    async def run(self) -> None:
+        log = RootLog(
+            store=self.sweep.store, stream=self.keys.stream, env=self.sweep.env, groups=self.sweep.groups
+        )
+        after = ""
+        while True:
+            page = Page(log=log, after=after, keys_max=self.sweep.page_keys_max)
+            goes_on = await self._sweep_page(page)
+            self.sweep.progress(self.sweep.report)
+            if not goes_on or page.is_last:
+                break
+            after = page.listed[-1].key
+        if self.seen is not None and not self.sweep.report.dry_run:
+            await self._remember(self.seen)
+
+    async def _sweep_page(self, page: Page) -> bool:
+        """Whether there is sense in the next page."""
+        try:
+            await page.list()
+            self.row.listed += len(page.listed)
+            self.row.listed_bytes += sum(listed.size_bytes for listed in page.listed)
+            await page.load()
+            await self._recall(page.root)
+        except OffloadError as error:
+            self._failed(error)
+            return False
+        try:
+            await page.judge()
+        except OffloadError as error:  # of this page nothing is condemned
+            self._failed(error)
+            return True
+        for key in page.strangers:
+            self.sweep.report.stranger(key, _strange(key))
+        try:
+            await self._delete(page.verdicts)
+        except OffloadError as error:
+            self._failed(error)
+            return False
+        return True
+
+    async def _recall(self, root: Manifest | None) -> None:
+        """What was seen before, once the first page has found a root."""
+        if root is None:
+            return
+        self.row.version, self.row.state = root.version, root.state.name.lower()
+        self.sound &= root.state is not State.REBUILDING
+        if self.seen is None:
+            self.version = root.version
+            self.seen = await self.sweep.notes.recall(self.keys, version=root.version, tell=self.row.notes)
+
+    async def _delete(self, verdicts: Sequence[Verdict]) -> None:
+        """4. Delete what was seen condemned for the whole grace; the rest waits."""
+        for verdict in verdicts:
+            if verdict.why in STAYS:
+                self.row.stays.add(verdict.why, verdict.listed.size_bytes)
+        condemned = [verdict for verdict in verdicts if verdict.why not in STAYS]
+        if not condemned or self.seen is None:
+            return
+        grace = self.sweep.report.grace_seconds
+        rows = rows_named([verdict.name or b"" for verdict in condemned])
+        since = self.seen.since(rows)
+        waits = np.nan_to_num(grace - (self.sweep.notes.now() - since), nan=grace).clip(0)
+        going = []
+        for verdict, wait in zip(condemned, waits.tolist(), strict=True):
+            listed, why, _ = verdict
+            self.sweep.tell(
+                Condemned(key=listed.key, size_bytes=listed.size_bytes, why=why, waits_seconds=wait)
+            )
+            if wait:
+                self.row.waits.add(why, listed.size_bytes)
+                self.row.waits_seconds = max(self.row.waits_seconds, wait)
+            else:
+                going.append(verdict)
+        self.waiting.append((rows[waits > 0], since[waits > 0]))
+        await self._delete_now(going)
+
+    async def _delete_now(self, going: Sequence[Verdict]) -> None:
+        batch_max = self.sweep.store.capabilities.delete_batch_max or DELETE_BATCH
+        for start in range(0, len(going), batch_max):
+            batch = going[start : start + batch_max]
+            if not self.sweep.report.dry_run:
+                await self.sweep.store.delete([verdict.listed.key for verdict in batch])
+            for verdict in batch:
+                self.row.deleted.add(verdict.why, verdict.listed.size_bytes)
+            self.sweep.progress(self.sweep.report)
+
+    async def _remember(self, seen: Seen) -> None:
+        rows = joined_rows([rows for rows, _ in self.waiting])
+        since = np.concatenate([np.empty(0), *(since for _, since in self.waiting)])
+        try:
+            await self.sweep.notes.remember(
+                self.keys, seen, rows, since, version=self.version, sound=self.sound
+            )
+        except OffloadError as error:
+            self._failed(error)
+
+    def _failed(self, error: OffloadError) -> None:
+        self.sound = False
+        self.row.errors.append(error)
+
+
+def _strange(key: str) -> str:
+    if key.startswith(TIER_PREFIX):
+        return "left by a trial of the store that was interrupted; nothing reads it, and it may go"
+    return "not ours; nothing here will ever touch it"

@@ -1,0 +1,250 @@
+"""Judging a page of a stream's listing: steps 1 to 3 of the sweep, whose rules stand in `tier.sweep`.
+
+Invariants: the listing is over before the root is loaded; a verdict that condemns stays true for ever; where
+a part of the tree cannot be read, there is no verdict at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Entries, Kind, Manifest, State
+from offload.formats.sighting import ROOT_KIND, SIGHTING_ROW, Rows, as_bytes
+from offload.manifest.commit import RootLog
+from offload.manifest.tree import Tree
+from offload.store.port import Listed
+
+ROOTS_KEPT: Final = 16
+_U64_MAX: Final = 2**64 - 1
+
+
+class Why(StrEnum):
+    """Why an object stays, or why it goes, in plain words."""
+
+    NAMED = "named"
+    RUNNING = "its attempt runs"
+    UNDECIDED = "made for a root that is not committed yet"
+    RECENT_ROOT = "one of the newest roots"
+    ANCHOR = "anchor"
+    NOTE = "a sweep's note"
+    REBUILDING = "the stream is being rebuilt"
+    NO_ROOT = "no root says whether it is named"
+
+    DROPPED = "its attempt was dropped"
+    TRIMMED = "trimmed"
+    DELETED = "the stream was deleted"
+    LOST = "a commit that lost made it"
+    SUPERSEDED = "superseded root"
+
+
+STAYS: Final = frozenset(
+    {
+        Why.NAMED,
+        Why.RUNNING,
+        Why.UNDECIDED,
+        Why.RECENT_ROOT,
+        Why.ANCHOR,
+        Why.NOTE,
+        Why.REBUILDING,
+        Why.NO_ROOT,
+    }
+)
+
+
+class Verdict(NamedTuple):
+    """What a page says of one of its objects. `name` is None for what cannot be condemned."""
+
+    listed: Listed
+    why: Why
+    name: bytes | None
+
+
+@dataclass(kw_only=True)
+class Page:
+    """Steps 1 to 3 for one page of a stream's listing, to be called in this order."""
+
+    log: RootLog
+    after: str
+    keys_max: int
+    listed: list[Listed] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)
+    root: Manifest | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the listing ends with this page."""
+        return len(self.listed) < self.keys_max
+
+    async def list(self) -> None:
+        """1. What is there."""
+        listing = self.log.store.list(self.log.keys.prefix, after=self.after)
+        async with aclosing(cast("AsyncGenerator[Listed, None]", listing)) as rows:
+            async for row in rows:
+                self.listed.append(row)
+                if len(self.listed) == self.keys_max:
+                    return
+
+    async def load(self) -> None:
+        """2. The newest root, which may have been committed since the listing, and never before it."""
+        self.root = await self.log.load_newest()
+
+    async def judge(self) -> None:
+        """3. Say of each object why it stays or why it goes.
+
+        Raises `Corrupt`, `TryAgain` and the like where the tree cannot be read: then there is no verdict.
+        """
+        named: dict[int, list[tuple[Listed, bytes]]] = {kind: [] for kind in range(3)}
+        verdicts, strangers = [], []
+        for row in self.listed:
+            name = _name_of(self.log.keys, row.key)
+            if name is not None:
+                named[min(name[0], 1) if name[0] < ROOT_KIND else 2].append((row, name))
+            elif row.key == self.log.keys.anchor:
+                verdicts.append(Verdict(row, Why.ANCHOR, None))
+            elif self.log.keys.parse_sighting(row.key):
+                verdicts.append(Verdict(row, Why.NOTE, None))
+            else:
+                strangers.append(row.key)
+        if self.root is None or self.root.state is State.REBUILDING:
+            why = Why.NO_ROOT if self.root is None else Why.REBUILDING
+            verdicts += [Verdict(row, why, None) for rows in named.values() for row, _ in rows]
+        else:
+            tree = self.log.tree(self.root)
+            verdicts += await _judge_fragments(tree, named[0])
+            verdicts += await _judge_groups(tree, named[1])
+            verdicts += [_judge_root(self.root, row, name) for row, name in named[2]]
+        self.verdicts, self.strangers = verdicts, strangers
+
+
+def _name_of(keys: StreamKeys, key: str) -> bytes | None:
+    """A fragment's, group's or root's key as a row of a sighting; None for any other key."""
+    if (fragment := keys.parse_fragment(key)) is not None:
+        first_offset, attempt = fragment
+        return _packed(Kind.FRAGMENT, first_offset, 0, attempt.bytes)
+    if (group := keys.parse_group(key)) is not None:
+        first_offset, version, uid, kind = group
+        return _packed(kind, first_offset, version, uid.bytes)
+    if (root := keys.parse_root(key)) is not None:
+        return _packed(ROOT_KIND, 0, root, bytes(16))
+    return None
+
+
+def _packed(kind: int, first_offset: int, version: int, uid: bytes) -> bytes | None:
+    if max(first_offset, version) > _U64_MAX:  # 20 digits can say more: then it is not ours
+        return None
+    return SIGHTING_ROW.struct.pack(kind, first_offset, version, uid)
+
+
+def rows_named(names: Sequence[bytes]) -> Rows:
+    """Names as one array."""
+    return np.frombuffer(b"".join(names), SIGHTING_ROW.dtype)
+
+
+def _rows_of(entries: Entries) -> Rows:
+    """The names of what these entries of a manifest or a group name."""
+    rows = np.zeros(len(entries), SIGHTING_ROW.dtype)
+    rows["kind"], rows["first_offset"] = entries["kind"], entries["first_offset"]
+    rows["version"] = np.where(entries["kind"] > 0, entries["ledger_id"], 0)
+    rows["uid"] = entries["attempt"]
+    return rows
+
+
+async def _judge_fragments(tree: Tree, objects: Sequence[tuple[Listed, bytes]]) -> list[Verdict]:
+    """Verdicts on fragments that come in order of their offsets, as listings have them."""
+    if not objects:
+        return []
+    root, rows = tree.manifest, rows_named([name for _, name in objects])
+    starts, named = rows["first_offset"], np.zeros(len(rows), bool)
+    async with aclosing(tree.walk(int(starts[0]))) as runs:
+        async for run in runs:
+            if run["first_offset"][0] > starts[-1]:
+                break
+            _mark(named, rows, run)
+            if run["first_offset"][-1] >= starts[-1]:
+                break
+    attempts = {running.attempt.bytes for running in root.running}
+    return [
+        Verdict(row, _why_fragment(root, is_named, start, name[-16:] in attempts), name)
+        for (row, name), is_named, start in zip(objects, named.tolist(), starts.tolist(), strict=True)
+    ]
+
+
+def _why_fragment(root: Manifest, is_named: bool, first_offset: int, runs: bool) -> Why:
+    if is_named:
+        return Why.NAMED
+    if runs:
+        return Why.RUNNING
+    if root.state is State.DELETED:
+        return Why.DELETED
+    return Why.TRIMMED if first_offset < root.first_offset else Why.DROPPED
+
+
+async def _judge_groups(tree: Tree, objects: Sequence[tuple[Listed, bytes]]) -> list[Verdict]:
+    """Verdicts on groups that come in order of their offsets."""
+    if not objects:
+        return []
+    root, rows = tree.manifest, rows_named([name for _, name in objects])
+    starts, named = rows["first_offset"], np.zeros(len(rows), bool)
+    async for run in _groups_in(tree, int(starts[0]), int(starts[-1])):
+        _mark(named, rows, run)
+    return [
+        Verdict(row, _why_group(root, is_named, start, version), name)
+        for (row, name), is_named, start, version in zip(
+            objects, named.tolist(), starts.tolist(), rows["version"].tolist(), strict=True
+        )
+    ]
+
+
+def _why_group(root: Manifest, is_named: bool, first_offset: int, version: int) -> Why:
+    if is_named:
+        return Why.NAMED
+    if version > root.version:
+        return Why.UNDECIDED
+    if root.state is State.DELETED:
+        return Why.DELETED
+    return Why.TRIMMED if first_offset < root.first_offset else Why.LOST
+
+
+async def _groups_in(tree: Tree, low: int, high: int) -> AsyncIterator[Entries]:
+    """The entries of all groups that begin in [low, high], level by level, each run in order of offsets.
+
+    Those within a group that is trimmed in part are among them, wherever they lie: it names them as long as
+    it stands, and whoever checks it follows it.
+    """
+    levels = [tree.manifest.entries]
+    while levels:
+        entries = levels.pop()
+        entries = entries[entries["kind"] > 0]
+        begins, ends = entries["first_offset"], entries["first_offset"] + entries["records"]
+        entries = entries[(begins <= np.uint64(high)) & (ends > np.uint64(low))]
+        if len(entries):
+            yield entries
+        larger = np.flatnonzero(entries["kind"] > 1)
+        levels += [await tree.load(tree.manifest, entries[row : row + 1]) for row in larger]
+
+
+def _mark(named: npt.NDArray[np.bool_], rows: Rows, entries: Entries) -> None:
+    """Set `named` where a row is what one of the entries names. Both are in order of offsets."""
+    starts = rows["first_offset"]
+    low = np.searchsorted(starts, entries["first_offset"][0], side="left")
+    high = np.searchsorted(starts, entries["first_offset"][-1], side="right")
+    named[low:high] |= np.isin(as_bytes(rows[low:high]), as_bytes(_rows_of(entries)))
+
+
+def _judge_root(newest: Manifest, row: Listed, name: bytes) -> Verdict:
+    version = SIGHTING_ROW.unpack(name)["version"]
+    if version >= newest.version:
+        return Verdict(row, Why.NAMED, name)
+    if newest.state is State.DELETED:
+        return Verdict(row, Why.DELETED, name)
+    recent = version > newest.version - ROOTS_KEPT
+    return Verdict(row, Why.RECENT_ROOT if recent else Why.SUPERSEDED, name)

@@ -1,0 +1,733 @@
+"""The sweep: nothing that is named ever goes, all garbage does, and no reader loses what it may still read.
+
+The counterexamples are those of docs/commit-protocol.md, step 8. `Objects` raises at the moment at which
+something named is deleted, so a test that ends has shown that nothing was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from osiris_data import DATA
+from osiris_writer import append_chunks, simple_chunks, write_stream
+from sweep_yard import KEYS, STRANGERS, STREAM, Stalled, Yard, run
+
+from offload import NotOffloaded, ObjectStoreOffloader, Plugins, TierOptions, open_source, verify
+from offload import sync as sync_all
+from offload.errors import Denied, Misuse, TryAgain
+from offload.formats.anchor import StreamAnchor
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import NO_ENTRIES, State
+from offload.formats.sighting import Sighting
+from offload.store.faults import Fault, FaultyStore, Rule
+from offload.store.memory import MemoryStore
+from offload.store.port import ObjectStore
+from offload.tier.sweep import sweep
+from offload.tier.sweep_notes import SIGHTINGS_MAX
+from offload.tier.sweep_page import ROOTS_KEPT, Why
+from offload.tier.sweep_report import Condemned, SweepReport
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def yard() -> Yard:
+    return Yard()
+
+
+def once(yard: Yard, *, store: ObjectStore | None = None, **options: Any) -> SweepReport:
+    """A sweep as the command does it."""
+    report: SweepReport = run(sweep(store or yard.store, env=yard.env, **{"page_keys_max": 5} | options))
+    return report
+
+
+def sightings(yard: Yard) -> list[str]:
+    return sorted(key for key in yard.objects if KEYS.parse_sighting(key))
+
+
+def stalls(begin: Callable[[Yard], tuple[Stalled[SweepReport], Callable[[], None]]]) -> None:
+    """Stall a sweep before each of its requests in turn, have something happen, and let it go on."""
+    for number in range(10_000):
+        yard = Yard(factor=2, seed=number)
+        sweeping, happen = begin(yard)
+        for _ in range(number):
+            sweeping.step()
+        if sweeping.over:
+            assert number > 5
+            return
+        happen()
+        sweeping.finish()
+    raise AssertionError("the sweep never ends")
+
+
+def at_once(yard: Yard) -> Stalled[SweepReport]:
+    return Stalled(yard.sweeper(grace_seconds=0).sweep())
+
+
+# One test for each counterexample of step 8.
+
+
+def test_what_is_uploaded_and_committed_while_a_sweep_stalls_stays() -> None:
+    """CE 10, the root read first: the listing shows F, which the older root does not know."""
+
+    def begin(yard: Yard) -> tuple[Stalled[SweepReport], Callable[[], None]]:
+        yard.fragments(3)
+        return at_once(yard), lambda: yard.fragments(2) and None
+
+    stalls(begin)
+
+
+def test_what_is_committed_between_verdict_and_delete_stays() -> None:
+    """CE 10, "not named and old enough": the sweeper stalls, and the commit comes between."""
+
+    def begin(yard: Yard) -> tuple[Stalled[SweepReport], Callable[[], None]]:
+        yard.fragments(3)
+        attempt = yard.prepare()
+        yard.upload(attempt)
+        yard.upload(attempt)
+        yard.seconds += 100 * HOUR
+        return at_once(yard), lambda: yard.append(attempt)
+
+    stalls(begin)
+
+
+def test_a_fragment_of_an_older_epoch_stays_as_long_as_its_attempt_runs() -> None:
+    """CE 14, "epoch below the root's": a claim alone condemns nothing, since resolve may adopt."""
+
+    def begin(yard: Yard) -> tuple[Stalled[SweepReport], Callable[[], None]]:
+        attempt = yard.prepare()
+        yard.upload(attempt)
+        yard.claim()
+        change = yard.appending(attempt)
+        return at_once(yard), lambda: yard.commit(change_of(yard, change)) and None
+
+    def change_of(yard: Yard, change: Any) -> Any:
+        return type(change)(writer=yard.writer, entries=change.entries, finished=change.finished)
+
+    stalls(begin)
+
+
+@pytest.mark.parametrize("requests", range(1, 12))
+def test_a_group_stays_until_its_root_is_decided(requests: int) -> None:
+    """CE 13, a group without a version: it is stored before the root that will name it."""
+    yard = Yard(factor=2)
+    yard.fragments(3)
+    attempt = yard.prepare()
+    yard.upload(attempt)
+    committing = Stalled(yard.committing(yard.appending(attempt)))
+    for _ in range(requests):
+        committing.step()
+
+    report = at_once(yard).finish()
+    committing.finish()
+
+    assert report.errors == []
+    assert yard.objects.root() is not None
+
+
+def test_what_a_trim_dropped_stays_for_the_grace_however_old_it_is(yard: Yard) -> None:
+    """CE, a grace by the age of the object: a reader loaded its root a tick before the trim."""
+    old = yard.fragments(4)
+    sweeper = yard.sweeper()
+    run(sweeper.sweep())
+    yard.seconds += 100 * HOUR
+    run(sweeper.sweep())
+    yard.trim(2)
+
+    for seconds in (0.0, HOUR - 1):
+        yard.seconds += seconds
+        report = run(sweeper.sweep())
+        assert set(old) <= yard.objects.keys()
+    assert report.streams[0].waits.objects[Why.TRIMMED] >= 2
+    yard.seconds += 1
+    run(sweeper.sweep())
+
+    assert set(old[:2]).isdisjoint(yard.objects)
+    assert set(old[2:]) <= yard.objects.keys()
+
+
+# What is condemned, and why.
+
+
+def test_each_verdict_has_its_reason(yard: Yard) -> None:
+    yard.fragments(7)
+    running, dropped = yard.prepare(), yard.prepare()
+    yard.upload(running)
+    yard.upload(dropped)
+    yard.abort(dropped)
+    lost = KEYS.group(5, yard.base.version, UUID(int=5), 1)
+    undecided = KEYS.group(5, yard.base.version + 1, UUID(int=6), 2)
+    yard.objects[lost] = yard.objects[undecided] = b"a group"
+    yard.trim(4)
+    yard.objects[undecided.replace(f"{yard.base.version:020d}", f"{yard.base.version + 1:020d}")] = b"group"
+    told: list[Condemned] = []
+
+    report = run(yard.sweeper(grace_seconds=0, page_keys_max=1000).sweep(dry_run=True, tell=told.append))
+
+    [row] = report.streams
+    assert dict(row.deleted.objects) == {
+        Why.TRIMMED: 4 + 1,  # and the group of the first three
+        Why.DROPPED: 1,
+        Why.LOST: 2,
+        Why.SUPERSEDED: yard.base.version - ROOTS_KEPT,
+    }
+    assert row.stays.objects[Why.RUNNING] == 1
+    assert row.stays.objects[Why.UNDECIDED] == 1
+    assert row.stays.objects[Why.RECENT_ROOT] == ROOTS_KEPT - 1
+    assert row.stays.objects[Why.ANCHOR] == 1
+    assert row.listed == sum(t.total() for t in (row.stays.objects, row.deleted.objects)) + 3
+    assert {c.key for c in told if c.why is Why.LOST} == {lost, undecided}
+    assert all(c.waits_seconds == 0 for c in told)
+
+
+def test_a_tombstone_names_nothing_and_stays_with_the_anchor(yard: Yard) -> None:
+    yard.fragments(9)
+    yard.upload(yard.prepare())
+    yard.delete()
+
+    report = at_once(yard).finish()
+
+    assert {key for key in yard.objects if key.startswith(KEYS.prefix)} - {*STRANGERS} == {
+        KEYS.anchor,
+        KEYS.root(yard.base.version),
+    }
+    assert report.streams[0].state == "deleted"
+    assert set(report.streams[0].deleted.objects) == {Why.DELETED}
+
+
+def test_a_stream_that_is_born_again_keeps_only_what_is_its_own(yard: Yard) -> None:
+    yard.fragments(5)
+    yard.delete()
+    yard.claim()
+    born = yard.fragments(4)
+
+    at_once(yard).finish()
+
+    assert {key for key in yard.objects if KEYS.parse_fragment(key)} - {*STRANGERS} == {*born}
+    assert yard.garbage() == set()
+
+
+def test_while_a_stream_is_rebuilt_nothing_is_condemned(yard: Yard) -> None:
+    yard.fragments(5)
+    fence = replace(
+        yard.base, version=yard.base.version + 2**32, state=State.REBUILDING, entries=NO_ENTRIES, running=(),
+        next_offset=0, messages=0, data_size_bytes=0, stored_size_bytes=0, fragments=0, ledgers=0,
+    )  # fmt: skip
+    yard.objects[KEYS.root(fence.version)] = fence.encode()
+    before = dict(yard.objects)
+
+    report = at_once(yard).finish()
+    once(yard)
+
+    assert yard.objects == before
+    assert report.streams[0].stays.objects[Why.REBUILDING] > 5
+    assert report.streams[0].state == "rebuilding"
+
+
+def test_without_a_root_nothing_is_condemned(yard: Yard) -> None:
+    yard.fragments(5)
+    for key in [key for key in yard.objects if key.startswith(KEYS.roots)]:
+        dict.pop(yard.objects, key)
+    before = dict(yard.objects)
+
+    report = at_once(yard).finish()
+    once(yard)
+
+    assert yard.objects == before
+    assert report.streams[0].stays.objects[Why.NO_ROOT] == 5 + 1  # and their group
+    assert (report.streams[0].version, report.streams[0].state) == (None, "no root")
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.DENY, Fault.FLIP, Fault.CUT])
+def test_where_a_group_cannot_be_read_nothing_is_taken_for_absent(fault: Fault) -> None:
+    """Not of that page. The error is told."""
+    yard = Yard(factor=2)
+    yard.fragments(8)
+    dropped = yard.prepare()
+    yard.upload(dropped)
+    yard.abort(dropped)
+    before = {key for key in yard.objects if not KEYS.parse_root(key)}
+    store = FaultyStore(yard.store, rules=[Rule(fault, "get", "*group")])
+
+    report = once(yard, store=store, grace_seconds=0, page_keys_max=1000)
+
+    assert len(report.errors) == 1
+    assert before <= yard.objects.keys()
+    assert report.streams[0].deleted.objects.total() == 0
+    once(yard, grace_seconds=0)
+    assert yard.garbage() == set()
+
+
+def test_a_group_that_is_gone_is_an_error_and_condemns_nothing() -> None:
+    yard = Yard(factor=2)
+    yard.fragments(8)
+    group = next(key for key in yard.objects if key.endswith(".group"))
+    dict.pop(yard.objects, group)
+    fragments = {key for key in yard.objects if KEYS.parse_fragment(key)}
+
+    report = once(yard, grace_seconds=0)
+
+    assert report.errors
+    assert fragments <= yard.objects.keys()
+
+
+def test_what_is_not_recognised_is_told_and_stays(yard: Yard) -> None:
+    yard.objects["tier.probe.1"] = b"probe"
+
+    report = at_once(yard).finish()
+
+    told = {*STRANGERS, "tier.probe.1", "elsewhere/"} - {"elsewhere/data/file"}
+    assert report.strangers.keys() == told
+    assert report.strangers_count == len(told)
+    assert "it may go" in report.strangers["tier.probe.1"]
+
+
+def test_only_one_stream(yard: Yard) -> None:
+    other = StreamKeys("other")
+    garbage = other.fragment(0, UUID(int=1))
+    yard.objects[other.anchor] = StreamAnchor(stream="other").encode()
+    yard.objects[other.root(1)] = yard.objects[KEYS.root(1)]
+    yard.objects[garbage] = b"x"
+
+    report = run(yard.sweeper(grace_seconds=0).sweep(STREAM))
+
+    assert [row.stream for row in report.streams] == [STREAM]
+    assert garbage in yard.objects
+    with pytest.raises(NotOffloaded, match="no stream 'nobody'"):
+        run(yard.sweeper().sweep("nobody"))
+
+
+def test_the_trouble_of_one_stream_hides_no_other(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    yard.objects[StreamKeys("bad").anchor] = b"damaged"
+    yard.objects[StreamKeys("broken").root(1)] = b"no anchor stands here"
+
+    report = at_once(yard).finish()
+
+    assert [row.stream for row in report.streams if row.errors] == ["bad", "broken"]
+    assert key not in yard.objects
+
+
+def test_a_place_that_is_no_tier(tmp_path: Path) -> None:
+    with pytest.raises(NotOffloaded, match="is no tier"):
+        run(sweep(MemoryStore()))
+
+
+# Deleting.
+
+
+@pytest.mark.parametrize("page_keys_max", [1, 2, 3, 7, 1000])
+def test_pages_of_any_size_come_to_the_same(page_keys_max: int) -> None:
+    yard = Yard(factor=2)
+    yard.fragments(9)
+    for _ in range(3):
+        dropped = yard.prepare()
+        yard.upload(dropped)
+        yard.abort(dropped)
+    yard.trim(yard.boundaries()[4])
+
+    run(yard.sweeper(grace_seconds=0, page_keys_max=page_keys_max).sweep())
+
+    assert yard.garbage() == set()
+
+
+def test_a_page_asks_for_each_group_once_at_most() -> None:
+    yard = Yard(factor=2)
+    yard.fragments(16)
+    store = FaultyStore(yard.store)
+
+    once(yard, store=store, page_keys_max=1000)
+
+    groups = [call.key for call in store.calls if call.operation == "get" and "group" in call.key]
+    assert groups
+    assert len(groups) == len(set(groups))
+
+
+def test_a_delete_that_fails_is_told_and_made_good_by_the_next(yard: Yard) -> None:
+    for _ in range(3):
+        dropped = yard.prepare()
+        yard.upload(dropped)
+        yard.abort(dropped)
+    store = FaultyStore(yard.store, rules=[Rule(Fault.DENY, "delete", nth=1)])
+
+    report = once(yard, store=store, grace_seconds=0)
+    again = once(yard, store=store, grace_seconds=0)
+
+    assert [type(error) for error in report.errors] == [Denied]
+    assert again.errors == []
+    assert yard.garbage() == set()
+
+
+def test_progress_is_told_after_every_page_and_delete(yard: Yard) -> None:
+    yard.fragments(9)
+    seen: list[int] = []
+
+    once(yard, grace_seconds=0, progress=lambda report: seen.append(report.streams[0].listed))
+
+    assert seen == sorted(seen)
+    assert len(seen) > 2
+
+
+# What a command leaves for the next.
+
+
+def test_a_command_deletes_what_an_earlier_one_saw_a_grace_ago(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+
+    first = once(yard)
+    yard.seconds += HOUR - 1
+    second = once(yard)
+    assert key in yard.objects
+    yard.seconds += 1
+    third = once(yard)
+
+    assert key not in yard.objects
+    assert first.streams[0].waits_seconds == HOUR
+    assert second.streams[0].waits_seconds == 1
+    assert third.streams[0].deleted.objects[Why.DROPPED] == 1
+    assert sightings(yard) == []
+
+
+def test_a_sighting_names_what_no_other_does(yard: Yard) -> None:
+    for _ in range(2):
+        dropped = yard.prepare()
+        yard.upload(dropped)
+        yard.abort(dropped)
+        once(yard)
+        yard.seconds += HOUR / 2
+
+    found = [Sighting.decode(yard.objects[key], stream=STREAM, where=key) for key in sightings(yard)]
+
+    assert [len(sighting.rows) for sighting in found] == [1, 1]
+
+
+def test_however_often_commands_run_few_sightings_stand_and_nothing_starves(yard: Yard) -> None:
+    keys, most = {}, 0
+    for _ in range(160):
+        dropped = yard.prepare()
+        keys[yard.upload(dropped)] = yard.seconds
+        yard.abort(dropped)
+        once(yard, page_keys_max=1000)
+        most = max(most, len(sightings(yard)))
+        late = [key for key, seconds in keys.items() if yard.seconds - seconds > 1.2 * HOUR]
+        early = [key for key, seconds in keys.items() if yard.seconds - seconds < HOUR]
+        assert not [key for key in late if key in yard.objects]
+        assert all(key in yard.objects for key in early)
+        yard.seconds += 60
+
+    assert 8 < most <= SIGHTINGS_MAX
+
+
+def test_without_a_grace_nothing_is_noted_and_notes_go(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    once(yard)
+    assert sightings(yard)
+
+    once(yard, grace_seconds=0)
+
+    assert key not in yard.objects
+    assert sightings(yard) == []
+
+
+def test_a_dry_run_writes_nothing_and_tells_what_would_go(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    once(yard)
+    yard.objects[KEYS.sighting(5, UUID(int=5))] = b"damaged"
+    before = dict(yard.objects)
+    told: list[Condemned] = []
+
+    once(yard, dry_run=True, tell=told.append)
+    assert [(c.key, c.waits_seconds) for c in told] == [(key, HOUR)]
+    yard.seconds += HOUR
+    told.clear()
+    once(yard, dry_run=True, tell=told.append)
+
+    assert [(c.key, c.waits_seconds) for c in told] == [(key, 0)]
+    assert yard.objects == before
+
+
+@pytest.mark.parametrize("damage", [b"", b"OLSG" + bytes(200)])
+def test_a_damaged_sighting_is_told_left_out_and_removed(yard: Yard, damage: bytes) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    once(yard)
+    [name] = sightings(yard)
+    yard.objects[name] = damage
+    yard.seconds += 2 * HOUR
+
+    report = once(yard)
+
+    assert "sighting" in report.streams[0].notes[0]
+    assert key in yard.objects
+    assert name not in yard.objects
+    yard.seconds += HOUR
+    once(yard)
+    assert key not in yard.objects
+
+
+def test_a_sighting_under_another_name_is_no_older_for_it(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    once(yard)
+    [name] = sightings(yard)
+    time_ms, uid = KEYS.parse_sighting(name) or (0, UUID(int=0))
+    yard.objects[KEYS.sighting(time_ms - 7_200_000, uid)] = dict.pop(yard.objects, name)
+
+    once(yard)
+
+    assert key in yard.objects
+
+
+def test_a_clock_that_went_back_costs_time_and_nothing_else(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    yard.seconds += 100 * HOUR
+    once(yard)
+    yard.seconds -= 50 * HOUR
+
+    report = once(yard)
+    assert "from the future" in report.streams[0].notes[0]
+    yard.seconds += HOUR
+    once(yard)
+
+    assert key not in yard.objects
+
+
+def test_a_sighting_from_before_a_rebuild_is_void(yard: Yard) -> None:
+    """A rebuild may have named again what was condemned, and a reader may have it since."""
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    once(yard)
+    yard.manifest = replace(yard.base, version=yard.base.version + 2**32)
+    yard.objects[KEYS.root(yard.base.version)] = yard.base.encode()
+    yard.seconds += 2 * HOUR
+
+    report = once(yard)
+
+    assert key in yard.objects
+    assert "rebuilt" in report.streams[0].notes[0]
+
+
+def test_a_sighting_serves_again_where_a_sweep_did_not_get_through(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    once(yard)
+    yard.seconds += HOUR
+    store = FaultyStore(yard.store, rules=[Rule(Fault.FAIL_BEFORE, "delete")])
+
+    assert [type(error) for error in once(yard, store=store).errors] == [TryAgain]
+    assert sightings(yard)
+    once(yard)
+
+    assert key not in yard.objects
+
+
+# All of it together.
+
+
+class History(RuleBasedStateMachine):
+    """Any history of one stream, with up to two sweeps that stall anywhere, and late puts."""
+
+    @initialize(factor=st.integers(2, 4), seed=st.integers(0, 99), in_tier=st.booleans())
+    def begin(self, factor: int, seed: int, in_tier: bool) -> None:
+        self.yard = Yard(factor=factor, seed=seed)
+        self.in_tier = in_tier
+        self.sweepers = [self.yard.sweeper(page_keys_max=size) for size in (2, 9)]
+        self.sweeps: list[Stalled[SweepReport] | None] = [None, None]
+
+    @precondition(lambda self: not self.yard.is_deleted)
+    @rule()
+    def prepare(self) -> None:
+        self.yard.prepare()
+
+    @precondition(lambda self: self.yard.uploaded)
+    @rule(which=st.integers(0, 99), records=st.integers(1, 3))
+    def upload(self, which: int, records: int) -> None:
+        self.yard.upload([*self.yard.uploaded][which % len(self.yard.uploaded)], records=records)
+
+    @rule(which=st.integers(0, 99))
+    def append(self, which: int) -> None:
+        fit = [attempt for attempt in self.yard.uploaded if self.yard.fits(attempt)]
+        if fit:
+            self.yard.append(fit[which % len(fit)])
+
+    @precondition(lambda self: not self.yard.is_deleted)
+    @rule(count=st.integers(1, 4))
+    def append_more(self, count: int) -> None:
+        self.yard.fragments(count)
+
+    @rule(which=st.integers(0, 99), requests=st.integers(1, 9))
+    def crash_while_appending(self, which: int, requests: int) -> None:
+        """Groups may be left, of a root that was created or was not."""
+        fit = [attempt for attempt in self.yard.uploaded if self.yard.fits(attempt)]
+        if not fit:
+            return
+        attempt = fit[which % len(fit)]
+        entries = list(self.yard.uploaded[attempt])
+        committing = Stalled(self.yard.committing(self.yard.appending(attempt)))
+        for _ in range(requests):
+            committing.step()
+        committing.crash()
+        self.yard.manifest = self.yard.objects.root()
+        if self.yard.base.runs(attempt):
+            self.yard.uploaded[attempt] = entries
+
+    @precondition(lambda self: self.yard.uploaded)
+    @rule(which=st.integers(0, 99))
+    def abort(self, which: int) -> None:
+        self.yard.abort([*self.yard.uploaded][which % len(self.yard.uploaded)])
+
+    @rule(which=st.integers(0, 99))
+    def trim(self, which: int) -> None:
+        if boundaries := self.yard.boundaries():
+            self.yard.trim(boundaries[which % len(boundaries)])
+
+    @rule(chance=st.integers(0, 3))
+    def delete_or_claim(self, chance: int) -> None:
+        if self.yard.is_deleted:
+            self.yard.claim()
+        elif not chance:
+            self.yard.delete()
+
+    @precondition(lambda self: self.yard.ever)
+    @rule(which=st.integers(0, 999))
+    def a_late_put_lands(self, which: int) -> None:
+        self.yard.objects[self.yard.ever[which % len(self.yard.ever)]] = bytes(100)
+
+    @rule(seconds=st.sampled_from([1, 600, 1800, 3600]))
+    def time_passes(self, seconds: int) -> None:
+        self.yard.seconds += seconds
+
+    @rule(which=st.integers(0, 1), requests=st.integers(1, 25), grace=st.sampled_from([0, 3600]))
+    def sweep(self, which: int, requests: int, grace: int) -> None:
+        sweeping = self.sweeps[which]
+        if sweeping is None:
+            yard = self.yard
+            sweeping = Stalled(
+                sweep(yard.store, env=yard.env, grace_seconds=grace, page_keys_max=4)
+                if self.in_tier
+                else self.sweepers[which].sweep()
+            )
+            self.sweeps[which] = sweeping
+        for _ in range(requests):
+            sweeping.step()
+        if sweeping.over:
+            self.sweeps[which] = None
+            assert sweeping.result is not None
+            assert sweeping.result.errors == []
+
+    @rule(which=st.integers(0, 1))
+    def kill_the_sweep(self, which: int) -> None:
+        if (sweeping := self.sweeps[which]) is not None:
+            sweeping.crash()
+            self.sweeps[which] = None
+            self.sweepers[which] = self.yard.sweeper(page_keys_max=3)
+
+    @invariant()
+    def what_is_named_is_there(self) -> None:
+        if hasattr(self, "yard"):
+            assert self.yard.objects.named() <= self.yard.objects.keys()
+
+    def teardown(self) -> None:
+        """In the end all garbage goes, and the notes with it."""
+        if not hasattr(self, "yard"):
+            return
+        for sweeping in self.sweeps:
+            if sweeping is not None:
+                sweeping.finish()
+        for _ in range(3):
+            self.yard.seconds += 2 * HOUR
+            if self.in_tier:
+                once(self.yard)
+            else:
+                run(self.sweepers[0].sweep())
+        assert self.yard.garbage() == set()
+
+
+TestHistory = History.TestCase
+TestHistory.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_beside_running_syncs_nothing_is_lost(tmp_path: Path) -> None:
+    """Sweeps without a grace, one after another, while a real stream is copied in many small fragments."""
+    chunks = [*simple_chunks(400, records=5)]
+    write_stream(tmp_path / "orders", chunks[:200], segment_chunks=20)
+    objects: dict[str, bytes] = {}
+    rounds = 0
+
+    async def copy() -> None:
+        for more in (chunks[200:300], chunks[300:], []):
+            offloader = ObjectStoreOffloader(
+                MemoryStore(objects=objects), options=TierOptions(fragment_size_bytes=200)
+            )
+            source = open_source(f"rabbitmq://{tmp_path / 'orders'}", plugins=Plugins.find())
+            async for report in sync_all(source, offloader):
+                assert report.error is None, report.error
+            if more:
+                append_chunks(tmp_path / "orders", more)
+
+    async def main() -> None:
+        nonlocal rounds
+        copying = asyncio.create_task(copy())
+        while not copying.done():
+            await asyncio.sleep(0)
+            try:
+                report = await sweep(MemoryStore(objects=objects), grace_seconds=0, page_keys_max=10)
+            except NotOffloaded:
+                continue
+            rounds += 1
+            assert report.errors == []
+        await copying
+        checked = await verify(MemoryStore(objects=objects))
+        assert (checked.damages, checked.unreferenced) == ([], [])
+
+    asyncio.run(main())
+    assert rounds > 10
+
+
+def test_a_real_tier_with_nothing_to_sweep(tmp_path: Path) -> None:
+    objects: dict[str, bytes] = {}
+
+    async def main() -> SweepReport:
+        offloader = ObjectStoreOffloader(MemoryStore(objects=objects))
+        async for _ in sync_all(open_source(f"rabbitmq://{DATA}", plugins=Plugins.find()), offloader):
+            pass
+        before = dict(objects)
+        report = await sweep(offloader, grace_seconds=0)
+        assert objects == before
+        return report
+
+    report = asyncio.run(main())
+
+    assert [row.deleted.objects.total() for row in report.streams] == [0, 0, 0]
+    assert report.strangers_count == 0
+
+
+def test_an_offloader_without_objects_cannot_be_swept() -> None:
+    class Archive:
+        url = "archive://"
+
+    with pytest.raises(Misuse, match="no object store"):
+        run(sweep(Archive()))  # type: ignore[arg-type]
