@@ -1,0 +1,696 @@
+"""Retention against a flat list: what goes, what stays, the totals, and what it costs.
+
+The fragments are entries alone, without objects: retention never looks at those. The factor of the tier is
+small, so that a few dozen of them fill groups of every kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from offload import Conflict, Env, Misuse, NotOffloaded, ObjectStoreOffloader, StreamDeleted, TryAgain
+from offload.errors import Absent, Corrupt
+from offload.formats.anchor import TierAnchor
+from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.formats.manifest import TOTALS, Entry, Manifest, State, decode_entries
+from offload.manifest.changes import Abort, Append, Claim, Prepare, Trim
+from offload.manifest.commit import RootLog
+from offload.store.faults import Fault, FaultyStore, Rule
+from offload.store.memory import MemoryStore
+from offload.tier.retention import (
+    TRIALS_MAX,
+    Retention,
+    TrimReport,
+    delete_stream,
+    load_unless_deleted,
+    plan_trim,
+    trim,
+)
+
+STREAM = "orders"
+NOW_MS = 1_000_000
+"""All ages are counted from here."""
+
+
+async def no_pause(seconds: float) -> None:
+    """As fast as it goes."""
+
+
+ENV = Env(sleep=no_pause)
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """One fragment to be, by what retention may look at."""
+
+    records: int = 10
+    size_bytes: int = 100
+    age_seconds: int = 0
+    """Of its last timestamp."""
+
+    begins_ledger: bool = True
+
+
+class Stream:
+    """One stream of a tier of this factor, and the flat list of fragments that it should be."""
+
+    def __init__(self, factor: int, *, first_offset: int = 0) -> None:
+        self.objects: dict[str, bytes] = {TIER_ANCHOR: TierAnchor(branching_factor=factor).encode()}
+        self.store = FaultyStore(MemoryStore(objects=self.objects))
+        self.offloader = ObjectStoreOffloader(self.store, env=ENV)
+        self.first_offset = self.next_offset = first_offset
+        self.live: list[Entry] = []
+        self.manifest: Manifest
+        self._ledger_id = 0
+
+    async def begin(self) -> None:
+        claim = Claim(
+            stream=STREAM, writer=UUID(int=1), incarnation=ENV.uuid(), first_offset=self.first_offset
+        )
+        self.manifest = await self.offloader.commit_manifest(STREAM, claim, base=None, committer=claim.writer)
+
+    async def append(self, fragments: Sequence[Fragment]) -> None:
+        """Commit them, one by one, as a writer does that has not seen any trim."""
+        for fragment in fragments:
+            self._ledger_id += fragment.begins_ledger
+            attempt = ENV.uuid()
+            last_ms = NOW_MS - fragment.age_seconds * 1000
+            entry = Entry(
+                first_offset=self.next_offset,
+                records=fragment.records,
+                messages=fragment.records - 1,
+                first_timestamp_ms=last_ms - 500,
+                last_timestamp_ms=last_ms,
+                data_size_bytes=fragment.size_bytes,
+                stored_size_bytes=fragment.size_bytes + 50,
+                ledger_id=self._ledger_id,
+                attempt=attempt,
+                checksum=7,
+            )
+            me = self.manifest.writer
+            for change in (
+                Prepare(writer=me, attempts=[(attempt, self._ledger_id)]),
+                Append(writer=me, entries=[entry], finished=frozenset({attempt})),
+            ):
+                self.manifest = await self.offloader.commit_manifest(
+                    STREAM, change, base=self.manifest, committer=me
+                )
+            self.live.append(entry)
+            self.next_offset = entry.next_offset
+
+    async def trim(self, retention: Retention, *, dry_run: bool = False) -> TrimReport:
+        """Trim the stream, and the list by the definition."""
+        report = await trim(self.offloader, STREAM, retention, now_ms=NOW_MS, env=ENV, dry_run=dry_run)
+        if not dry_run:
+            gone = goes(self.live, retention)
+            self.first_offset = self.live[gone - 1].next_offset if gone else self.first_offset
+            self.live = self.live[gone:]
+        return report
+
+    async def assert_is_the_list(self) -> None:
+        """Everything that the newest manifest and its tree say is what the list says."""
+        manifest = await self.offloader.load_manifest(STREAM)
+        assert (manifest.first_offset, manifest.next_offset) == (self.first_offset, self.next_offset)
+        assert totals_of(manifest) == totals(self.live)
+        assert await walked(self.offloader, manifest) == self.live
+        for entry in self.live[:1] + self.live[-1:]:
+            found = await self.offloader.tree(manifest).find(entry.first_offset)
+            assert found == entry
+        assert await self.offloader.tree(manifest).find(self.first_offset - 1) is None
+
+    def keys(self, ending: str) -> list[str]:
+        return sorted(key for key in self.objects if key.endswith(ending))
+
+    @property
+    def groups(self) -> set[str]:
+        """The ends of the keys of all groups: what kinds there are."""
+        return {key.rpartition(".")[2] for key in self.objects} - {"anchor", "manifest"}
+
+    def requests(self, operation: str) -> list[str]:
+        return [call.key for call in self.store.calls if call.operation == operation]
+
+
+def goes(live: Sequence[Entry], retention: Retention) -> int:
+    """How many of the first fragments go, by the definition and nothing else."""
+    gone = 0
+    if retention.before_offset is not None:
+        gone = sum(entry.next_offset <= retention.before_offset for entry in live)
+    if retention.size_bytes_max is not None:
+        by_size, left = 0, sum(entry.data_size_bytes for entry in live)
+        while by_size < len(live) - 1 and left > retention.size_bytes_max:
+            left -= live[by_size].data_size_bytes
+            by_size += 1
+        gone = max(gone, by_size)
+    if retention.age_seconds_max is not None:
+        by_age, oldest_ms = 0, NOW_MS - int(retention.age_seconds_max * 1000)
+        while by_age < len(live) - 1 and live[by_age].last_timestamp_ms < oldest_ms:
+            by_age += 1
+        gone = max(gone, by_age)
+    return gone
+
+
+def totals(live: Sequence[Entry]) -> dict[str, int]:
+    return {
+        "messages": sum(entry.messages for entry in live),
+        "data_size_bytes": sum(entry.data_size_bytes for entry in live),
+        "stored_size_bytes": sum(entry.stored_size_bytes for entry in live),
+        "fragments": len(live),
+        "ledgers": len([*groupby(live, key=lambda entry: entry.ledger_id)]),
+    }
+
+
+def totals_of(manifest: Manifest) -> dict[str, int]:
+    return {total: getattr(manifest, total) for total in (*TOTALS, "ledgers")}
+
+
+async def walked(offloader: ObjectStoreOffloader, manifest: Manifest) -> list[Entry]:
+    async with aclosing(offloader.tree(manifest).walk()) as runs:
+        return [entry async for run in runs for entry in decode_entries(run)]
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> Any:
+    async def whole() -> Any:
+        return await main()
+
+    return asyncio.run(whole())
+
+
+def on(stream: Stream, fragments: Sequence[Fragment], then: Callable[[], Awaitable[None]]) -> None:
+    """Begin the stream with these fragments, do this, and hold it against the list."""
+
+    async def main() -> None:
+        await stream.begin()
+        await stream.append(fragments)
+        await stream.assert_is_the_list()
+        stream.store.calls.clear()
+        await then()
+        await stream.assert_is_the_list()
+
+    run(main)
+
+
+fragments = st.builds(
+    Fragment,
+    records=st.integers(1, 5),
+    size_bytes=st.sampled_from([10, 10, 10, 25, 1000]),
+    age_seconds=st.integers(0, 9),
+    begins_ledger=st.booleans(),
+)
+retentions = st.builds(
+    Retention,
+    age_seconds_max=st.none() | st.integers(0, 10),
+    size_bytes_max=st.none() | st.integers(0, 1500),
+    before_offset=st.none() | st.integers(0, 150),
+)
+steps = st.lists(st.lists(fragments, max_size=15) | retentions, min_size=1, max_size=10)
+
+
+@given(factor=st.integers(2, 4), first_offset=st.sampled_from([0, 7]), grown=st.lists(fragments), steps=steps)
+def test_any_trims_leave_what_a_flat_list_would(
+    factor: int, first_offset: int, grown: list[Fragment], steps: list[list[Fragment] | Retention]
+) -> None:
+    """By any limits, again and again, with appends between: exact totals, and no object put twice."""
+    stream = Stream(factor, first_offset=first_offset)
+
+    async def then() -> None:
+        for step in steps:
+            if isinstance(step, list):
+                await stream.append(step)
+                continue
+            manifest = await stream.offloader.load_manifest(STREAM)
+            before = totals(stream.live)
+            fetched = await fetched_by_a_plan(stream, manifest, step)
+            event(f"groups fetched: {fetched}")
+            report = await stream.trim(step)
+            await stream.assert_is_the_list()
+            after = totals(stream.live)
+            counted = {total: getattr(report.dropped, total) for total in after}
+            assert counted == {total: before[total] - after[total] for total in after}
+            assert fetched <= (3 if step.age_seconds_max is step.size_bytes_max is None else 6)
+
+    on(stream, grown, then)
+
+    assert max(Counter(stream.requests("put")).values(), default=0) <= 1
+    assert stream.requests("delete") == []
+
+
+async def fetched_by_a_plan(stream: Stream, manifest: Manifest, retention: Retention) -> int:
+    """How many groups planning takes where none is kept from before."""
+    log = RootLog(store=stream.store, stream=STREAM, env=ENV)
+    count = len(stream.requests("get"))
+    await plan_trim(log.tree(manifest), retention, now_ms=NOW_MS)
+    return len(stream.requests("get")) - count
+
+
+def test_groups_of_every_kind_are_trimmed_a_fragment_at_a_time() -> None:
+    stream = Stream(2)
+
+    async def then() -> None:
+        assert stream.groups == {"group", "kgroup", "mgroup"}
+        while len(stream.live) > 1:
+            await stream.trim(Retention(before_offset=stream.live[0].next_offset))
+            await stream.assert_is_the_list()
+
+    on(stream, [Fragment(begins_ledger=n % 3 == 0) for n in range(20)], then)
+
+
+class TestWhatGoes:
+    @pytest.mark.parametrize(
+        ("retention", "stay"),
+        [
+            (Retention(before_offset=0), 6),
+            (Retention(before_offset=9), 6),
+            (Retention(before_offset=10), 5),
+            (Retention(before_offset=19), 5),
+            (Retention(before_offset=59), 1),
+            (Retention(before_offset=60), 0),
+            (Retention(before_offset=2**64), 0),
+            (Retention(size_bytes_max=600), 6),
+            (Retention(size_bytes_max=599), 5),
+            (Retention(size_bytes_max=500), 5),
+            (Retention(size_bytes_max=101), 1),
+            (Retention(size_bytes_max=0), 1),
+            (Retention(age_seconds_max=60), 6),
+            (Retention(age_seconds_max=59.999), 5),
+            (Retention(age_seconds_max=10), 1),
+            (Retention(age_seconds_max=0), 1),
+            (Retention(age_seconds_max=2.0**70), 6),
+            (Retention(age_seconds_max=40, size_bytes_max=500), 4),
+            (Retention(age_seconds_max=50, size_bytes_max=200), 2),
+            (Retention(age_seconds_max=0, size_bytes_max=0, before_offset=60), 0),
+            (Retention(), 6),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("factor", [2, 1024])
+    def test_whole_fragments_from_the_beginning(self, factor: int, retention: Retention, stay: int) -> None:
+        """Six of 10 records and 100 bytes, of 60 to 10 seconds of age."""
+        stream = Stream(factor)
+
+        async def then() -> None:
+            report = await stream.trim(retention)
+            assert report.manifest.fragments == len(stream.live) == stay
+            assert report.manifest.first_offset == 60 - 10 * stay
+
+        on(stream, [Fragment(age_seconds=age) for age in range(60, 0, -10)], then)
+
+    def test_by_age_the_first_that_is_young_enough_ends_it(self) -> None:
+        """Clocks of writers may go back: a younger fragment keeps the older ones behind it."""
+        stream = Stream(1024)
+
+        async def then() -> None:
+            await stream.trim(Retention(age_seconds_max=10))
+            assert stream.first_offset == 20
+
+        on(stream, [Fragment(age_seconds=age) for age in (50, 40, 5, 40, 3)], then)
+
+    def test_a_dead_fragment_does_not_keep_its_group_by_its_age(self) -> None:
+        """The youngest of the first group was trimmed by its offset. What lives of the group is old."""
+        stream = Stream(4)
+
+        async def then() -> None:
+            await stream.trim(Retention(before_offset=10))
+            await stream.trim(Retention(age_seconds_max=10))
+            assert stream.first_offset == 60
+
+        on(stream, [Fragment(age_seconds=age) for age in (1, 40, 40, 40, 40, 40, 1, 1)], then)
+
+    def test_of_an_empty_stream_nothing(self) -> None:
+        stream = Stream(2)
+
+        async def then() -> None:
+            report = await stream.trim(Retention(age_seconds_max=0, size_bytes_max=0, before_offset=99))
+            assert report.trim is None
+
+        on(stream, [], then)
+
+    @pytest.mark.parametrize("limit", [-1, float("nan"), float("inf")])
+    def test_a_limit_is_a_number_from_0_on(self, limit: float) -> None:
+        with pytest.raises(Misuse, match="is none"):
+            Retention(age_seconds_max=limit)
+
+
+class TestLedgers:
+    def test_one_of_which_a_fragment_stays_still_counts(self) -> None:
+        stream = Stream(1024)
+
+        async def then() -> None:
+            report = await stream.trim(Retention(before_offset=20))
+            assert (report.dropped.fragments, report.dropped.ledgers) == (2, 0)
+            report = await stream.trim(Retention(before_offset=30))
+            assert (report.dropped.fragments, report.dropped.ledgers) == (1, 1)
+
+        on(stream, [Fragment(begins_ledger=n % 3 == 0) for n in range(5)], then)
+
+    def test_one_that_goes_on_in_the_next_group_still_counts(self) -> None:
+        """Two groups of two, one ledger; the first of them goes whole."""
+        stream = Stream(2)
+
+        async def then() -> None:
+            report = await stream.trim(Retention(before_offset=20))
+            assert (report.dropped.fragments, report.dropped.ledgers) == (2, 0)
+
+        on(stream, [Fragment(begins_ledger=n == 0) for n in range(4)], then)
+
+
+class TestCosts:
+    @pytest.mark.parametrize(
+        ("retention", "begins_ledger", "fetched"),
+        [
+            (Retention(before_offset=0), [True, True], 0),
+            (Retention(before_offset=80), [True, True], 0),  # whole groups go, and ledgers begin everywhere
+            (Retention(before_offset=80), [False, False], 0),  # none begins behind the first
+            (Retention(before_offset=80), [True, False], 3),  # whether one begins, the first fragment says
+            (Retention(before_offset=90), [True, True], 3),
+            (Retention(before_offset=160), [True, True], 0),
+            (Retention(size_bytes_max=1600), [True, True], 0),
+            (Retention(size_bytes_max=750), [True, True], 3),
+            (Retention(age_seconds_max=2000), [True, True], 0),
+        ],
+    )
+    def test_no_group_is_fetched_that_need_not_be(
+        self, retention: Retention, begins_ledger: list[bool], fetched: int
+    ) -> None:
+        """Sixteen fragments in two mega-groups of eight."""
+        stream = Stream(2)
+
+        async def then() -> None:
+            stream.manifest = await stream.offloader.load_manifest(STREAM)
+            assert await fetched_by_a_plan(stream, stream.manifest, retention) == fetched
+
+        on(stream, [Fragment(begins_ledger=begin) for begin in begins_ledger * 8], then)
+
+    def test_a_trim_creates_one_root_and_puts_and_deletes_nothing(self) -> None:
+        stream = Stream(2)
+
+        async def then() -> None:
+            await stream.offloader.load_manifest(STREAM)
+            objects = dict(stream.objects)
+            stream.store.calls.clear()
+            await stream.trim(Retention(before_offset=50))
+            new = stream.objects.keys() - objects.keys()
+            assert [*new] == stream.requests("create") == [max(stream.keys(".manifest"))]
+            assert stream.requests("put") == stream.requests("delete") == []
+            assert objects.items() <= stream.objects.items()
+
+        on(stream, [Fragment() for _ in range(9)], then)
+
+    @pytest.mark.parametrize("retention", [Retention(before_offset=50), Retention(size_bytes_max=350)])
+    def test_a_trim_that_was_done_is_not_done_again(self, retention: Retention) -> None:
+        stream = Stream(2)
+
+        async def then() -> None:
+            await stream.trim(retention)
+            objects = dict(stream.objects)
+            report = await stream.trim(retention)
+            assert (report.trim, report.dropped.fragments) == (None, 0)
+            assert stream.objects == objects
+
+        on(stream, [Fragment() for _ in range(9)], then)
+
+    def test_a_dry_run_says_what_a_trim_would_and_writes_nothing(self) -> None:
+        stream = Stream(2)
+
+        async def then() -> None:
+            await stream.offloader.load_manifest(STREAM)
+            objects = dict(stream.objects)
+            said = await stream.trim(Retention(before_offset=50), dry_run=True)
+            assert stream.objects == objects
+            done = await stream.trim(Retention(before_offset=50))
+            assert said.trim == done.trim
+            assert totals_of(said.manifest) == totals_of(done.manifest)
+
+        on(stream, [Fragment() for _ in range(9)], then)
+
+
+class TestOthers:
+    """A trim is a guest's: others commit before it, beside it and after it."""
+
+    def meeting(self, rival: Callable[[Stream], Awaitable[Any]], retention: Retention) -> Stream:
+        """A trim that has planned when the rival comes: its first root is created after the rival's last."""
+        stream = Stream(2)
+
+        async def then() -> None:
+            await stream.offloader.load_manifest(STREAM)
+            met = False
+
+            async def before(operation: str, key: str) -> None:
+                nonlocal met
+                if operation == "create" and "/root." in key and not met:
+                    met = True
+                    await rival(stream)
+
+            stream.store.before = before
+            await stream.trim(retention)
+            assert met
+
+        on(stream, [Fragment() for _ in range(9)], then)
+        return stream
+
+    def test_appends_that_come_between_stay(self) -> None:
+        async def rival(stream: Stream) -> None:
+            await stream.append([Fragment()] * 3)
+
+        stream = self.meeting(rival, Retention(before_offset=50))
+
+        assert (stream.first_offset, stream.next_offset) == (50, 120)
+
+    @pytest.mark.parametrize("offset", [10, 30, 50])
+    def test_a_trim_that_comes_between_takes_nothing_off_twice(self, offset: int) -> None:
+        async def rival(stream: Stream) -> None:
+            other = ObjectStoreOffloader(stream.store.inner, env=ENV)
+            await trim(other, STREAM, Retention(before_offset=offset), now_ms=NOW_MS, env=ENV)
+
+        stream = self.meeting(rival, Retention(before_offset=50))
+
+        assert stream.first_offset == 50
+
+    def test_a_trim_that_went_further_meanwhile_is_enough(self) -> None:
+        async def rival(stream: Stream) -> None:
+            other = ObjectStoreOffloader(stream.store.inner, env=ENV)
+            await trim(other, STREAM, Retention(before_offset=70), now_ms=NOW_MS, env=ENV)
+            stream.live, stream.first_offset = stream.live[2:], 70
+
+        stream = self.meeting(rival, Retention(before_offset=50))
+
+        assert stream.first_offset == 70
+
+    def test_a_deletion_that_comes_between_ends_it(self) -> None:
+        async def rival(stream: Stream) -> None:
+            await delete_stream(ObjectStoreOffloader(stream.store.inner, env=ENV), STREAM, env=ENV)
+
+        with pytest.raises(StreamDeleted):
+            self.meeting(rival, Retention(before_offset=50))
+
+    def test_a_stream_that_was_born_again_meanwhile_keeps_all_it_has(self) -> None:
+        """Its offsets are not those that were meant."""
+        stream = Stream(2)
+
+        async def then() -> None:
+            await stream.offloader.load_manifest(STREAM)
+            other = Stream(2)
+            other.offloader = ObjectStoreOffloader(stream.store.inner, env=ENV)
+
+            async def before(operation: str, key: str) -> None:
+                if operation == "create" and "/root." in key:
+                    stream.store.before = _nothing
+                    await delete_stream(other.offloader, STREAM, env=ENV)
+                    await other.begin()
+                    await other.append([Fragment() for _ in range(9)])
+
+            stream.store.before = before
+            with pytest.raises(StreamDeleted):
+                await trim(stream.offloader, STREAM, Retention(before_offset=50), now_ms=NOW_MS, env=ENV)
+            await other.assert_is_the_list()
+            stream.live, stream.first_offset, stream.next_offset = other.live, 0, 90
+
+        on(stream, [Fragment() for _ in range(9)], then)
+
+    def test_where_others_trim_all_the_time_it_gives_up(self) -> None:
+        stream = Stream(2)
+
+        async def then() -> None:
+            cut = 0
+
+            async def before(operation: str, key: str) -> None:
+                nonlocal cut
+                if operation == "create" and "/root." in key:
+                    cut += 10
+                    other = ObjectStoreOffloader(stream.store.inner, env=ENV)
+                    await trim(other, STREAM, Retention(before_offset=cut), now_ms=NOW_MS, env=ENV)
+
+            stream.store.before = before
+            with pytest.raises(TryAgain, match="run again"):
+                await trim(stream.offloader, STREAM, Retention(before_offset=200), now_ms=NOW_MS, env=ENV)
+            assert cut == 10 * TRIALS_MAX
+            stream.store.before = _nothing
+            stream.live, stream.first_offset = stream.live[TRIALS_MAX:], cut
+
+        on(stream, [Fragment() for _ in range(21)], then)
+
+    @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.FAIL_BEFORE, Fault.DELAY])
+    def test_a_lost_reply_takes_nothing_off_twice(self, fault: Fault) -> None:
+        stream = Stream(2)
+
+        async def then() -> None:
+            await stream.offloader.load_manifest(STREAM)
+            stream.store.rules = [Rule(fault, "create", "*/root.*", nth=1)]
+            await stream.trim(Retention(before_offset=50))
+            await stream.store.land()
+            await stream.assert_is_the_list()
+
+        on(stream, [Fragment() for _ in range(9)], then)
+
+    def test_a_group_that_a_sweep_took_meanwhile_is_no_damage(self) -> None:
+        """Another trim let go of it while this one was about to look into it."""
+        stream = Stream(2)
+
+        async def then() -> None:
+            await stream.offloader.load_manifest(STREAM)
+            stream.offloader = ObjectStoreOffloader(stream.store, env=ENV)  # which keeps no groups yet
+
+            async def before(operation: str, key: str) -> None:
+                if operation == "get" and key.endswith("group"):
+                    stream.store.before = _nothing
+                    other = ObjectStoreOffloader(stream.store.inner, env=ENV)
+                    await trim(other, STREAM, Retention(before_offset=80), now_ms=NOW_MS, env=ENV)
+                    del stream.objects[key]
+
+            stream.store.before = before
+            report = await trim(stream.offloader, STREAM, Retention(before_offset=50), now_ms=NOW_MS, env=ENV)
+            assert report.trim is None
+            stream.live, stream.first_offset = stream.live[8:], 80
+
+        on(stream, [Fragment() for _ in range(9)], then)
+
+    def test_a_group_that_is_gone_and_still_named_is_damage(self) -> None:
+        stream = Stream(2)
+
+        async def main() -> None:
+            await stream.begin()
+            await stream.append([Fragment() for _ in range(9)])
+            [key] = stream.keys(".mgroup")
+            del stream.objects[key]
+            offloader = ObjectStoreOffloader(stream.store, env=ENV)
+            with pytest.raises(Corrupt, match="absent") as caught:
+                await trim(offloader, STREAM, Retention(before_offset=50), now_ms=NOW_MS, env=ENV)
+            assert isinstance(caught.value, Absent)
+            assert caught.value.where == key
+
+        run(main)
+
+
+async def _nothing(operation: str, key: str) -> None:
+    """The hook that does nothing."""
+
+
+class TestDelete:
+    def test_it_leaves_a_tombstone_and_every_object(self) -> None:
+        stream = Stream(2)
+
+        async def main() -> None:
+            await stream.begin()
+            await stream.append([Fragment() for _ in range(9)])
+            objects = dict(stream.objects)
+            gone = await delete_stream(stream.offloader, STREAM, env=ENV)
+            assert gone is not None
+            assert totals_of(gone) == totals(stream.live)
+            assert objects.items() <= stream.objects.items()
+            assert len(stream.objects) == len(objects) + 1
+            with pytest.raises(NotOffloaded):
+                await stream.offloader.load_manifest(STREAM)
+            with pytest.raises(StreamDeleted):
+                await stream.append([Fragment()])
+
+        run(main)
+
+    def test_again_it_does_nothing(self) -> None:
+        stream = Stream(2)
+
+        async def main() -> None:
+            await stream.begin()
+            await delete_stream(stream.offloader, STREAM, env=ENV)
+            objects = dict(stream.objects)
+            assert await delete_stream(stream.offloader, STREAM, env=ENV) is None
+            assert await load_unless_deleted(stream.offloader, STREAM, env=ENV) is None
+            assert stream.objects == objects
+
+        run(main)
+
+    def test_a_stream_that_was_never_begun_is_not_there(self) -> None:
+        async def main() -> None:
+            with pytest.raises(NotOffloaded):
+                await delete_stream(Stream(2).offloader, STREAM, env=ENV)
+
+        run(main)
+
+    def test_of_a_stream_that_is_being_rebuilt_it_never_says_deleted(self) -> None:
+        stream = Stream(2)
+
+        async def main() -> None:
+            await stream.begin()
+            rebuilding = replace(stream.manifest, version=2, state=State.REBUILDING)
+            stream.objects[StreamKeys(STREAM).root(2)] = rebuilding.encode()
+            with pytest.raises(NotOffloaded, match="rebuilt"):
+                await delete_stream(stream.offloader, STREAM, env=ENV)
+
+        run(main)
+
+    def test_what_was_born_since_stays(self) -> None:
+        """Somebody decided on the stream that they saw, not on its heir."""
+        stream = Stream(2)
+
+        async def then() -> None:
+            seen = stream.manifest
+            await delete_stream(stream.offloader, STREAM, env=ENV)
+            await stream.begin()
+            stream.live, stream.first_offset, stream.next_offset = [], 0, 0
+            await stream.append([Fragment(), Fragment()])
+
+            await delete_stream(stream.offloader, STREAM, seen=seen, env=ENV)
+
+        on(stream, [Fragment() for _ in range(9)], then)
+
+    def test_one_that_was_trimmed_in_part_leaves_clean_totals(self) -> None:
+        stream = Stream(2)
+
+        async def main() -> None:
+            await stream.begin()
+            await stream.append([Fragment() for _ in range(9)])
+            await stream.trim(Retention(before_offset=30))
+            await delete_stream(stream.offloader, STREAM, env=ENV)
+            tombstone = Manifest.decode(stream.objects[max(stream.keys(".manifest"))], where="tombstone")
+            assert (tombstone.state, set(totals_of(tombstone).values())) == (State.DELETED, {0})
+
+        run(main)
+
+
+def test_a_guest_of_another_kind_does_not_disturb() -> None:
+    """An abort that comes between is no reason to decide anew."""
+    stream = Stream(2)
+
+    async def then() -> None:
+        base = stream.manifest
+        change = await plan_trim(stream.offloader.tree(base), Retention(before_offset=50), now_ms=NOW_MS)
+        assert isinstance(change, Trim)
+        await stream.offloader.commit_manifest(
+            STREAM, Abort(attempts=frozenset({UUID(int=5)})), base=base, committer=UUID(int=6)
+        )
+        await stream.offloader.commit_manifest(STREAM, change, base=base, committer=UUID(int=7))
+        stream.live, stream.first_offset = stream.live[5:], 50
+        again = replace(change, since=10, first_offset=60)
+        with pytest.raises(Conflict):
+            await stream.offloader.commit_manifest(STREAM, again, base=base, committer=UUID(int=7))
+
+    on(stream, [Fragment() for _ in range(9)], then)
