@@ -21,6 +21,9 @@ from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entries, Manifest
 from offload.store.port import ObjectStore
 
+_Name = tuple[str, UUID, bytes]
+"""What a group that is kept was checked against: stream, incarnation, and the entry that names it."""
+
 CACHE_SIZE_BYTES_MAX: Final = 16 * 2**20
 """Some 170 groups of 1,024 entries: all that a lookup at any end of a petabyte needs."""
 
@@ -30,28 +33,28 @@ class GroupCache:
     """The groups that were used last, of any number of streams of one tier."""
 
     size_bytes_max: int = CACHE_SIZE_BYTES_MAX
-    _groups: OrderedDict[str, Entries] = field(default_factory=OrderedDict)
+    _groups: OrderedDict[_Name, Entries] = field(default_factory=OrderedDict)
     _size_bytes: int = 0
-    _turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    _turns: WeakValueDictionary[_Name, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def load(self, store: ObjectStore, manifest: Manifest, entry: Entries) -> Entries:
         """The entries of the group that `entry`, one row, names.
 
         Raises `Absent` where the object is gone, `Corrupt` where it is not what the entry says.
         """
-        key = key_of(manifest.stream, entry)
-        turn = self._turns.setdefault(key, asyncio.Lock())
+        name = manifest.stream, manifest.incarnation, entry.tobytes()
+        turn = self._turns.setdefault(name, asyncio.Lock())
         async with turn:
-            kept = self._groups.get(key)
+            kept = self._groups.get(name)
             if kept is None:
                 kept = (await fetch_group(store, manifest, entry)).entries
-                self._keep(key, kept)
+                self._keep(name, kept)
             else:
-                self._groups.move_to_end(key)
+                self._groups.move_to_end(name)
         return kept
 
-    def _keep(self, key: str, entries: Entries) -> None:
-        self._groups[key] = entries
+    def _keep(self, name: _Name, entries: Entries) -> None:
+        self._groups[name] = entries
         self._size_bytes += entries.nbytes
         while self._size_bytes > self.size_bytes_max and len(self._groups) > 1:
             _, gone = self._groups.popitem(last=False)

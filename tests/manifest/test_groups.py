@@ -1,0 +1,315 @@
+"""Groups on their way from the store: what is not what the entry says is refused, and names its key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from offload.errors import Corrupt, TryAgain
+from offload.formats.group import Group
+from offload.formats.manifest import ENTRY, Entries, Entry, Kind, Manifest, encode_entries
+from offload.manifest.groups import GroupCache, fetch_group, key_of
+from offload.store.faults import Fault, FaultyStore, Rule
+from offload.store.memory import MemoryStore
+
+MANIFEST: Final = Manifest(
+    stream="orders",
+    version=9,
+    incarnation=UUID(int=1),
+    writer=UUID(int=2),
+    epoch=1,
+    source_epoch=0,
+    committer=UUID(int=2),
+    commit_id=UUID(int=3),
+    first_offset=0,
+    next_offset=0,
+)
+
+
+def group(number: int = 0, **changes: Any) -> Group:
+    """A group of two fragments, the others of its kind beside it."""
+    fragments = [
+        Entry(
+            first_offset=10 * number + 5 * i,
+            records=5,
+            messages=5,
+            first_timestamp_ms=i,
+            last_timestamp_ms=i,
+            data_size_bytes=100,
+            stored_size_bytes=300,
+            ledger_id=number,
+            attempt=UUID(int=7),
+            checksum=i,
+        )
+        for i in range(2)
+    ]
+    plain: dict[str, Any] = {
+        "stream": MANIFEST.stream,
+        "incarnation": MANIFEST.incarnation,
+        "kind": Kind.GROUP,
+        "uid": UUID(int=100 + number),
+        "version": 4,
+        "entries": encode_entries(fragments),
+    }
+    return Group(**plain | changes)
+
+
+def naming(one: Group) -> Entries:
+    """The entry that names this group."""
+    return one.entry(one.encode())
+
+
+def refusal(objects: dict[str, bytes], entry: Entries) -> Corrupt:
+    """With what it is refused that `entry` names."""
+    with pytest.raises(Corrupt) as refused:
+        asyncio.run(GroupCache().load(MemoryStore(objects=objects), MANIFEST, entry))
+    return refused.value
+
+
+def test_a_sound_group_is_what_was_stored() -> None:
+    one = group()
+    store = MemoryStore(objects={one.key: one.encode()})
+
+    entries = asyncio.run(GroupCache().load(store, MANIFEST, naming(one)))
+
+    assert entries.tobytes() == one.entries.tobytes()
+    assert key_of("orders", naming(one)) == one.key
+
+
+def test_a_fragments_entry_has_the_key_of_a_fragment() -> None:
+    row = group().entries[1:]
+
+    assert key_of("orders", row) == f"orders/data/{5:020}.{UUID(int=7)}.fragment"
+
+
+def test_one_that_is_missing() -> None:
+    error = refusal({}, naming(group()))
+
+    assert (error.where, error.stream, error.what) == (group().key, "orders", "object")
+
+
+def test_one_with_any_bit_flipped() -> None:
+    one = group()
+    raw, entry = one.encode(), naming(one)
+
+    for bit in range(len(raw) * 8):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        error = refusal({one.key: bytes(damaged)}, entry)
+        assert (error.where, error.stream) == (one.key, "orders")
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 100, -1])
+def test_one_that_is_cut(size_bytes: int) -> None:
+    one = group()
+
+    assert refusal({one.key: one.encode()[:size_bytes]}, naming(one)).where == one.key
+
+
+def test_the_bytes_of_another_group_under_its_key() -> None:
+    one, other = group(), group(1)
+
+    assert refusal({one.key: other.encode()}, naming(one)).where == one.key
+
+
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "group stream": {"stream": "invoices"},
+    "group incarnation": {"incarnation": UUID(int=99)},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_one_that_is_sound_and_belongs_elsewhere(what: str) -> None:
+    """Its checksum fits its entry: a root of ours names it, and yet it is not ours."""
+    foreign = group(**CHANGES[what])
+
+    error = refusal({group().key: foreign.encode()}, naming(foreign))
+
+    assert (error.where, error.what) == (group().key, what)
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRY.dtype.names or () if name != "reserved"])
+def test_one_that_says_of_itself_what_its_entry_does_not(name: str) -> None:
+    """In any field, be the object sound. Where the field is part of the key, there is nothing under it."""
+    one = group()
+    wrong = naming(one).copy()
+    if name == "attempt":
+        wrong[name] = np.void(UUID(int=98).bytes)
+    else:
+        wrong[name] += 1
+
+    error = refusal({one.key: one.encode()}, wrong)
+
+    assert error.where == key_of("orders", wrong)
+
+
+@pytest.mark.parametrize("name", ["uid", "version", "kind"])
+def test_a_group_that_calls_itself_otherwise_than_its_key(name: str) -> None:
+    """The checksum of what stands there is that of the entry; what it says is another group's."""
+    one = group()
+    others = {"uid": UUID(int=98), "version": 5, "kind": Kind.KILO_GROUP}
+    other = replace(one, **{name: others[name]})
+    if name == "kind":
+        above = np.frombuffer(naming(group()).tobytes(), ENTRY.dtype)
+        other = replace(other, entries=above)
+    raw = other.encode()
+    entry = naming(one).copy()
+    entry["checksum"] = other.entry(raw)["checksum"]
+
+    error = refusal({one.key: raw}, entry)
+
+    assert error.where == one.key
+
+
+class Kept:
+    """A cache over a store that counts, with so many groups in it."""
+
+    def __init__(self, groups: int, *, size_bytes_max: int = 2**20) -> None:
+        self.groups = [group(number) for number in range(groups)]
+        self.objects = {one.key: one.encode() for one in self.groups}
+        self.store = FaultyStore(MemoryStore(objects=self.objects))
+        self.cache = GroupCache(size_bytes_max=size_bytes_max)
+
+    async def load(self, number: int, *, manifest: Manifest = MANIFEST) -> Entries:
+        return await self.cache.load(self.store, manifest, naming(self.groups[number]))
+
+    @property
+    def requests(self) -> list[str]:
+        """The keys that were asked for, in order."""
+        return [call.key for call in self.store.calls]
+
+
+GROUP_SIZE_BYTES: Final = 2 * ENTRY.size_bytes
+
+
+def test_a_group_that_was_used_lately_costs_no_request() -> None:
+    async def main() -> None:
+        first = await kept.load(0)
+        assert (await kept.load(0)).tobytes() == first.tobytes()
+
+    kept = Kept(1)
+    asyncio.run(main())
+
+    assert len(kept.requests) == 1
+
+
+def test_the_group_that_was_not_used_for_longest_goes_first() -> None:
+    async def main() -> None:
+        for number in (0, 1, 0, 2, 0, 1):
+            await kept.load(number)
+
+    kept = Kept(3, size_bytes_max=2 * GROUP_SIZE_BYTES)
+    asyncio.run(main())
+
+    assert kept.requests == [kept.groups[number].key for number in (0, 1, 2, 1)]
+
+
+@pytest.mark.parametrize("size_bytes_max", [0, GROUP_SIZE_BYTES, 3 * GROUP_SIZE_BYTES + 1])
+def test_what_is_kept_is_bounded(size_bytes_max: int) -> None:
+    """One group stays in any case: the one that is used now."""
+
+    async def main() -> None:
+        for number in (*range(20), *range(20)):
+            await kept.load(number)
+            held = sum(entries.nbytes for entries in kept.cache._groups.values())
+            assert held == kept.cache._size_bytes <= max(size_bytes_max, GROUP_SIZE_BYTES)
+
+    kept = Kept(20, size_bytes_max=size_bytes_max)
+    asyncio.run(main())
+
+    assert len(kept.cache._turns) == 0
+
+
+def test_two_that_want_a_group_at_once_make_one_request() -> None:
+    async def main() -> None:
+        loaded = await asyncio.gather(*(kept.load(0) for _ in range(5)), kept.load(1))
+        assert len({entries.tobytes() for entries in loaded}) == 2
+
+    kept = Kept(2)
+    asyncio.run(main())
+
+    assert sorted(kept.requests) == [one.key for one in kept.groups]
+
+
+def held_back(kept: Kept) -> tuple[asyncio.Event, Callable[[str, str], Any]]:
+    """A gate before every request of the store."""
+    gate = asyncio.Event()
+
+    async def wait(_operation: str, _key: str) -> None:
+        await gate.wait()
+
+    return gate, wait
+
+
+def test_one_who_gives_up_does_not_disturb_the_next() -> None:
+    """The first is cancelled while its request is under way, the second while it waits for its turn."""
+
+    async def main() -> None:
+        gate, kept.store.before = held_back(kept)
+        tasks = [asyncio.ensure_future(kept.load(0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        entries = await tasks[2]
+        assert entries.tobytes() == kept.groups[0].entries.tobytes()
+        assert [task.cancelled() for task in tasks] == [True, True, False]
+        assert (await kept.load(0)).tobytes() == entries.tobytes()
+
+    kept = Kept(1)
+    asyncio.run(main())
+
+    assert len(kept.requests) == 2
+
+
+@pytest.mark.parametrize(("fault", "error"), [(Fault.FAIL_BEFORE, TryAgain), (Fault.FLIP, Corrupt)])
+def test_a_load_that_failed_is_made_anew_by_the_next(fault: Fault, error: type[Exception]) -> None:
+    async def main() -> None:
+        first, second = await asyncio.gather(kept.load(0), kept.load(0), return_exceptions=True)
+        assert isinstance(first, error)
+        assert not isinstance(second, BaseException)
+
+    kept = Kept(1)
+    kept.store.rules = [Rule(fault, "get", nth=1)]
+    asyncio.run(main())
+
+    assert len(kept.requests) == 2
+
+
+def test_what_is_kept_answers_only_for_the_very_entry_it_was_checked_against() -> None:
+    """A root that says otherwise of the same object is damaged, whether the object is at hand or not."""
+
+    async def main() -> None:
+        await kept.load(0)
+        wrong = naming(kept.groups[0]).copy()
+        wrong["messages"] -= 1
+        with pytest.raises(Corrupt, match="group messages"):
+            await kept.cache.load(kept.store, MANIFEST, wrong)
+        with pytest.raises(Corrupt, match="group incarnation"):
+            await kept.load(0, manifest=replace(MANIFEST, incarnation=UUID(int=99)))
+
+    kept = Kept(1)
+    asyncio.run(main())
+
+
+def test_streams_do_not_meet_in_the_cache() -> None:
+    """Same offsets, version and UUID under two names are two objects."""
+    ours, theirs = group(), group(stream="invoices")
+    store = MemoryStore(objects={one.key: one.encode() for one in (ours, theirs)})
+    invoices = replace(MANIFEST, stream="invoices")
+    cache = GroupCache()
+
+    async def main() -> None:
+        await cache.load(store, MANIFEST, naming(ours))
+        await cache.load(store, invoices, naming(theirs))
+
+    asyncio.run(main())
+
+    assert asyncio.run(fetch_group(store, invoices, naming(theirs))).stream == "invoices"

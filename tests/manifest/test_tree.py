@@ -1,0 +1,440 @@
+"""The tree against a flat list: whatever is appended, collapsed and trimmed, it finds what the list finds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
+from typing import Any, Final
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload.formats.manifest import (
+    TOTALS,
+    Entries,
+    Entry,
+    Kind,
+    Manifest,
+    decode_entries,
+)
+from offload.manifest.changes import Dropped, Trim, append_entries
+from offload.manifest.groups import GroupCache, fetch_group
+from offload.manifest.tree import Tree, collapse
+from offload.store.memory import MemoryStore
+
+CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
+COUNTED: Final = (*TOTALS, "ledgers")
+LEVELS: Final = len(Kind) - 1
+"""Objects between a root and its deepest fragments."""
+
+
+def ledgers_of(fragments: Sequence[Entry]) -> int:
+    """How many ledgers these fragments came from."""
+    return bool(fragments) + sum(a.ledger_id != b.ledger_id for a, b in pairwise(fragments))
+
+
+def totals_of(fragments: Sequence[Entry]) -> dict[str, int]:
+    """What a root has of these fragments together."""
+    return {
+        "messages": sum(each.messages for each in fragments),
+        "data_size_bytes": sum(each.data_size_bytes for each in fragments),
+        "stored_size_bytes": sum(each.stored_size_bytes for each in fragments),
+        "fragments": len(fragments),
+        "ledgers": ledgers_of(fragments),
+    }
+
+
+@dataclass
+class Stream:
+    """One stream twice: its live fragments in a list, and a manifest over groups in a dict."""
+
+    factor: int
+    first_offset: int = 0
+    live: list[Entry] = field(default_factory=list)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    uids: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(objects=self.objects)
+        self.manifest = Manifest(
+            stream="orders",
+            version=1,
+            incarnation=UUID(int=1),
+            writer=UUID(int=2),
+            epoch=1,
+            source_epoch=0,
+            committer=UUID(int=2),
+            commit_id=UUID(int=3),
+            first_offset=self.first_offset,
+            next_offset=self.first_offset,
+        )
+
+    @property
+    def tree(self) -> Tree:
+        """The tree, its groups kept."""
+        cache = GroupCache()
+        return Tree(self.manifest, lambda manifest, entry: cache.load(self.store, manifest, entry))
+
+    @property
+    def covered(self) -> range:
+        """Every live offset."""
+        return range(self.manifest.first_offset, self.manifest.next_offset)
+
+    def append(self, fragments: Sequence[Entry]) -> None:
+        """Commit these fragments at the end, without a look at how long a run becomes."""
+        self.live += fragments
+        self.commit(append_entries(self.manifest, fragments))
+
+    def trim(self, fragments: int) -> None:
+        """Commit that so many of the oldest are dropped, counted from the list."""
+        gone, self.live = self.live[:fragments], self.live[fragments:]
+        before, after = totals_of([*gone, *self.live]), totals_of(self.live)
+        change = Trim(
+            incarnation=self.manifest.incarnation,
+            since=self.manifest.first_offset,
+            first_offset=gone[-1].next_offset,
+            dropped=Dropped(**{total: before[total] - after[total] for total in COUNTED}),
+        )
+        self.commit(change.apply(self.manifest))
+
+    def collapse(self) -> None:
+        """Commit that long runs move into groups, and store those."""
+        version = self.manifest.version + 1
+        collapsed, groups = collapse(
+            self.manifest, factor=self.factor, version=version, uuid=lambda: UUID(int=next(self.uids))
+        )
+        for name in self.manifest.__dataclass_fields__.keys() - {"entries"}:
+            assert getattr(collapsed, name) == getattr(self.manifest, name), name
+        for group, raw in groups:
+            assert group.key not in self.objects
+            assert len(group.entries) == self.factor
+            assert (group.version, group.encode()) == (version, raw)
+            self.objects[group.key] = raw
+        self.commit(collapsed)
+        runs = np.bincount(self.manifest.entries["kind"], minlength=len(Kind))
+        assert (runs[: Kind.MEGA_GROUP] < self.factor).all()
+
+    def commit(self, changed: Manifest) -> None:
+        """The next root, held against the invariants and the list, and read back from its bytes."""
+        self.manifest = changed = replace(changed, version=self.manifest.version + 1)
+        changed.check("here")
+        again = Manifest.decode(changed.encode(), where="here")
+        assert again.encode() == changed.encode()
+        kinds = changed.entries["kind"].tolist()
+        assert kinds == sorted(kinds, reverse=True)
+        assert {total: getattr(changed, total) for total in COUNTED} == totals_of(self.live)
+
+    def check(self) -> None:
+        """Every question that the tree answers has the list's answer."""
+        asyncio.run(self._check())
+
+    async def _check(self) -> None:
+        tree, live = self.tree, self.live
+        stride = len(self.covered) // 30 + 1
+        for offset in (0, *self.covered[::stride], *self.covered[-1:], self.manifest.next_offset):
+            assert await walked(tree, offset) == [each for each in live if each.next_offset > offset]
+        held = [each for each in live for _ in range(each.records)]
+        assert [await tree.find(offset) for offset in self.covered] == held
+        assert await tree.find(self.manifest.first_offset - 1) is None
+        assert await tree.find(self.manifest.next_offset) is None
+        assert await tree.last() == (live[-1] if live else None)
+        with_messages = [each for each in live if each.messages]
+        assert await tree.last_with_messages() == (with_messages[-1] if with_messages else None)
+        for moment in moments_of(live):
+            since = [each for each in live if each.last_timestamp_ms >= moment]
+            assert await tree.first_since(moment) == (since[0] if since else None)
+        for each in live:
+            assert await tree.names(each.first_offset, each.attempt)
+            assert not await tree.names(each.first_offset, UUID(int=0))
+
+
+def moments_of(fragments: Sequence[Entry]) -> set[int]:
+    """Every moment at which the answer to "since when" may change."""
+    lasts = {each.last_timestamp_ms for each in fragments}
+    return {-(2**63), 2**63 - 1} | lasts | {last + 1 for last in lasts}
+
+
+async def walked(tree: Tree, offset: int) -> list[Entry]:
+    """What a walk yields from this offset on."""
+    found: list[Entry] = []
+    async for run in tree.walk(offset):
+        assert len(run)
+        found += decode_entries(run)
+    return found
+
+
+class Clock:
+    """Makes fragments that follow each other. Their timestamps go back a little now and then."""
+
+    def __init__(self, offset: int, draw: Callable[[st.SearchStrategy[int]], int]) -> None:
+        self.offset, self.draw = offset, draw
+        self.now_ms, self.ledger_id, self.number = -20, 0, 0
+
+    def fragments(self, amount: int) -> list[Entry]:
+        return [self.fragment() for _ in range(amount)]
+
+    def fragment(self) -> Entry:
+        # One draw for each fragment: small examples stay readable, and large ones cheap.
+        chance = self.draw(st.integers(0, 2**16 - 1))
+        records, back_ms, lasts_ms, messages = (
+            chance % 3 + 1,
+            chance // 3 % 8,
+            chance // 24 % 6,
+            chance % 7 - 2,
+        )
+        self.now_ms += 4
+        self.number += 1
+        self.ledger_id += chance // 144 % 3 == 0
+        self.offset += records
+        return Entry(
+            first_offset=self.offset - records,
+            records=records,
+            messages=min(max(messages, 0), records),
+            first_timestamp_ms=self.now_ms - back_ms,
+            last_timestamp_ms=self.now_ms - back_ms + lasts_ms,
+            data_size_bytes=chance,
+            stored_size_bytes=chance + 100,
+            ledger_id=self.ledger_id,
+            attempt=UUID(int=self.number),
+            checksum=chance,
+        )
+
+
+factors = st.integers(2, 4)
+first_offsets = st.sampled_from([0, 7, 2**32 - 5, 2**63 - 5])
+steps = st.one_of(
+    st.tuples(st.just("append"), st.integers(1, 30)),
+    st.tuples(st.just("append"), st.integers(1, 3)),
+    st.tuples(st.just("trim"), st.integers(1, 40)),
+    st.tuples(st.just("collapse"), st.just(0)),
+)
+
+
+@settings(deadline=None, max_examples=2_000 if CAMPAIGN else 100)
+@given(factors, first_offsets, st.lists(steps, min_size=1, max_size=12), st.data())
+def test_the_tree_answers_as_the_list_does(
+    factor: int, first_offset: int, todo: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    """Appends of any length, groups made now and then, and prefixes dropped wherever a fragment ends, also
+    again and again within a group of any kind.
+    """
+    stream, clock = Stream(factor, first_offset), Clock(first_offset, data.draw)
+    for step, amount in todo:
+        if step == "append":
+            stream.append(clock.fragments(amount))
+        elif step == "collapse":
+            stream.collapse()
+        elif stream.live:
+            stream.trim(min(amount, len(stream.live)))
+    stream.collapse()
+
+    stream.check()
+
+
+def alike(amount: int, *, per_ledger: int = 1, first_number: int = 0) -> list[Entry]:
+    """Fragments of one record each, at one moment each."""
+    return [
+        Entry(
+            first_offset=number,
+            records=1,
+            messages=1,
+            first_timestamp_ms=number,
+            last_timestamp_ms=number,
+            data_size_bytes=100,
+            stored_size_bytes=300,
+            ledger_id=number // per_ledger,
+            attempt=UUID(int=number + 1),
+            checksum=number,
+        )
+        for number in range(first_number, first_number + amount)
+    ]
+
+
+def grown(amount: int, *, factor: int = 3, per_ledger: int = 1) -> Stream:
+    """A stream of so many fragments, each appended and collapsed by itself."""
+    stream = Stream(factor)
+    for each in alike(amount, per_ledger=per_ledger):
+        stream.append([each])
+        stream.collapse()
+    return stream
+
+
+@pytest.mark.parametrize("per_ledger", [1, 2, 5, 100])
+@pytest.mark.parametrize("factor", [2, 3])
+def test_every_trim_to_the_end_and_back_to_growth(factor: int, per_ledger: int) -> None:
+    """One fragment after the other goes, out of mega-group, kilo-group, group and root; ledgers that lie
+    across the borders of groups are counted once.
+    """
+    stream = grown(factor**3 + factor**2 + factor + 1, factor=factor, per_ledger=per_ledger)
+    assert stream.manifest.entries["kind"].tolist() == [3, 2, 1, 0]
+
+    while stream.live:
+        stream.trim(1)
+        stream.check()
+    end = stream.manifest.next_offset
+    for each in alike(factor**2, per_ledger=per_ledger, first_number=end):
+        stream.append([each])
+        stream.collapse()
+
+    stream.check()
+    assert stream.manifest.ledgers == ledgers_of(stream.live)
+
+
+def test_a_group_that_was_trimmed_moves_into_the_next_kind_as_it_is() -> None:
+    """Its entry still tells of all that the object holds; the root's totals tell of what lives."""
+    stream = grown(9 - 3)
+    stream.trim(2)
+    stream.append(alike(3, first_number=6))
+
+    stream.collapse()
+
+    [kilo] = stream.manifest.entries
+    assert (kilo["kind"], kilo["first_offset"], kilo["fragments"]) == (Kind.KILO_GROUP, 0, 9)
+    assert (stream.manifest.first_offset, stream.manifest.fragments) == (2, 7)
+    stream.check()
+
+
+def test_many_fragments_at_once_fill_several_groups_of_every_kind() -> None:
+    stream = Stream(2)
+    stream.append(alike(2**3 * 3 + 2**2 + 2 + 1))
+
+    stream.collapse()
+
+    assert stream.manifest.entries["kind"].tolist() == [3, 3, 3, 2, 1, 0]
+    stream.check()
+
+
+def test_what_is_short_stays_as_it_is() -> None:
+    stream = Stream(1024)
+    stream.append(alike(1023))
+
+    assert collapse(stream.manifest, factor=1024, version=9, uuid=UUID) == (stream.manifest, [])
+
+
+def test_a_group_never_changes_and_keeps_its_name() -> None:
+    """What is in groups by now is there for good: later commits add objects, and change none."""
+    stream, seen = Stream(2), dict[str, bytes]()
+    for each in alike(20):
+        stream.append([each])
+        stream.collapse()
+        assert seen.items() <= stream.objects.items()
+        seen = dict(stream.objects)
+
+    assert len(seen) == 10 + 5 + 2
+
+
+class Counted:
+    """A way to load groups that keeps none, and counts."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.requests = stream, 0
+
+    async def load(self, manifest: Manifest, entry: Entries) -> Entries:
+        self.requests += 1
+        return (await fetch_group(self.stream.store, manifest, entry)).entries
+
+
+def requests_of(stream: Stream, question: Callable[[Tree], Awaitable[Any]]) -> int:
+    """How many groups it takes to answer, where none is kept."""
+    counted = Counted(stream)
+
+    async def ask() -> None:
+        await question(Tree(stream.manifest, counted.load))
+
+    asyncio.run(ask())
+    return counted.requests
+
+
+def depth_of(stream: Stream, offset: int) -> int:
+    """How many objects stand between the root and the fragment of this offset: the kind of the root's row."""
+    for row in stream.manifest.entries:
+        if row["first_offset"] <= offset < row["first_offset"] + row["records"]:
+            return int(row["kind"])
+    raise AssertionError(offset)
+
+
+@pytest.mark.parametrize("trimmed", [0, 1, 5, 14, 28])
+def test_a_lookup_costs_one_request_per_level(trimmed: int) -> None:
+    stream = grown(27 + 9 + 3 + 1)
+    if trimmed:
+        stream.trim(trimmed)
+
+    for offset in stream.covered:
+        assert (
+            requests_of(stream, lambda tree, at=offset: tree.find(at)) == depth_of(stream, offset) <= LEVELS
+        )
+        assert requests_of(stream, lambda tree, at=offset: tree.names(at, UUID(int=1))) <= LEVELS
+    assert requests_of(stream, lambda tree: tree.find(trimmed - 1)) == 0
+    assert requests_of(stream, Tree.last) == 0
+    assert requests_of(stream, Tree.last_with_messages) == 0
+
+
+@pytest.mark.parametrize("trimmed", [0, 1, 5, 14, 28])
+def test_a_moment_costs_one_request_per_level(trimmed: int) -> None:
+    stream = grown(27 + 9 + 3 + 1)
+    if trimmed:
+        stream.trim(trimmed)
+
+    for moment in range(-1, 42):
+        assert requests_of(stream, lambda tree, at=moment: tree.first_since(at)) <= LEVELS
+
+
+def test_a_moment_that_only_trimmed_fragments_reach_is_found_behind_them() -> None:
+    """The clock stood far ahead for a while; those fragments are gone, their groups still tell of them. So
+    the way down may have to be gone twice.
+    """
+    stream = Stream(2)
+    late = [replace(each, last_timestamp_ms=1000) for each in alike(5)]
+    stream.append([*late, *alike(10, first_number=5)])
+    stream.collapse()
+    stream.trim(5)
+
+    stream.check()
+    assert requests_of(stream, lambda tree: tree.first_since(1000)) <= LEVELS
+    assert requests_of(stream, lambda tree: tree.first_since(14)) <= 2 * LEVELS
+
+
+def test_messages_that_were_trimmed_are_not_the_newest() -> None:
+    """What lives carries none; the groups still tell of messages."""
+    stream = Stream(2)
+    stream.append([*alike(5), *(replace(each, messages=0) for each in alike(10, first_number=5))])
+    stream.collapse()
+    stream.trim(5)
+
+    stream.check()
+    assert requests_of(stream, Tree.last_with_messages) <= LEVELS
+
+
+def test_a_walk_loads_each_group_once_and_none_before_its_offset() -> None:
+    stream = grown(27 + 9 + 3 + 1)
+
+    assert requests_of(stream, lambda tree: walked(tree, 0)) == len(stream.objects) == 13 + 4 + 1
+    assert requests_of(stream, lambda tree: walked(tree, 26)) == 3 + 4 + 1
+    assert requests_of(stream, lambda tree: walked(tree, 39)) == 0
+
+
+def test_a_walk_that_is_closed_asks_for_nothing_more() -> None:
+    stream = grown(27)
+    counted = Counted(stream)
+
+    async def take_one() -> Entries:
+        runs = Tree(stream.manifest, counted.load).walk(0)
+        first = await anext(runs)
+        await runs.aclose()
+        return first
+
+    assert decode_entries(asyncio.run(take_one())) == alike(3)
+    assert counted.requests == 3
+
+
+def test_of_an_empty_stream_there_is_nothing() -> None:
+    stream = Stream(2)
+
+    stream.check()
+    assert stream.tree.manifest.fragments == 0
