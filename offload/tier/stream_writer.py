@@ -34,6 +34,9 @@ COMMIT_RECEIPTS: Final = 8
 COMMIT_INTERVAL_SECONDS: Final = 2.0
 """What is uploaded is committed after so many ledgers or so long, whichever comes first."""
 
+COMMIT_ENTRIES: Final = 256
+"""And before it names more fragments than this: a commit stays below 256 KiB, groups and all."""
+
 
 async def always(leftover: Leftover) -> bool:
     """For sources that never truncate what they once showed."""
@@ -148,6 +151,7 @@ class StreamWriter:
     ) -> AsyncGenerator[list[Receipt], None]:
         """The receipts in order, up to the first failure, in runs that are worth a commit each."""
         ready: list[Receipt] = []
+        entries = 0
         last_seconds = self.env.monotonic()
         for task in tasks:
             while not task.done():
@@ -155,13 +159,18 @@ class StreamWriter:
                 await asyncio.wait([task], timeout=left if ready else None)
                 if ready and not task.done():
                     yield ready
-                    ready, last_seconds = [], self.env.monotonic()
+                    ready, entries, last_seconds = [], 0, self.env.monotonic()
             if task.cancelled() or task.exception() is not None:
                 break
-            ready.append(task.result())
+            receipt = task.result()
+            if ready and entries + len(receipt.entries) > COMMIT_ENTRIES:
+                yield ready
+                ready, entries, last_seconds = [], 0, self.env.monotonic()
+            ready.append(receipt)
+            entries += len(receipt.entries)
             if len(ready) >= COMMIT_RECEIPTS:
                 yield ready
-                ready, last_seconds = [], self.env.monotonic()
+                ready, entries, last_seconds = [], 0, self.env.monotonic()
         if ready:
             yield ready
 
