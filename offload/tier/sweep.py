@@ -1,6 +1,6 @@
 """Sweeping a tier: what no commit can ever name is deleted, once no reader can still be at it.
 
-For each page of a stream's listing (commit-protocol, step 8):
+For each page of a stream's listing (docs/commit-protocol.md, step 8):
 
     1. list     what is there: nothing that appears later is touched
     2. load     the newest root, confirmed to be the newest after it was read
@@ -40,7 +40,7 @@ from typing import Final, cast
 import numpy as np
 
 from offload.env import Env
-from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError
+from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError, TryAgain
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
 from offload.formats.manifest import Manifest, State
@@ -56,10 +56,11 @@ from offload.tier.sweep_page import STAYS, Page, Verdict, rows_named
 from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport
 
 GRACE_SECONDS: Final = 3600.0
-"""How long a reader may go on with a root that it loaded, and twice that (commit-protocol, step 8)."""
+"""Twice as long as a reader goes on with a root that it loaded (docs/commit-protocol.md, step 8)."""
 
 PAGE_KEYS_MAX: Final = 20_000
 DELETE_BATCH: Final = 1_000
+LOADS_MAX: Final = 8
 
 
 Progress = Callable[[SweepReport], None]
@@ -277,7 +278,7 @@ class _StreamRun:
             self._failed(error)
             return False
         try:
-            await page.judge()
+            await self._judge(page)
         except OffloadError as error:  # of this page nothing is condemned
             self._failed(error)
             return True
@@ -289,6 +290,20 @@ class _StreamRun:
             self._failed(error)
             return False
         return True
+
+    async def _judge(self, page: Page) -> None:
+        """Judge by the newest root: one that was superseded may name a group that was swept since."""
+        for _ in range(LOADS_MAX):
+            judged = page.root
+            try:
+                return await page.judge()
+            except Corrupt:
+                await page.load()
+                if judged is None or page.root is None or page.root.version == judged.version:
+                    raise
+        raise TryAgain(
+            f"stream {self.keys.stream!r}: its manifest changes faster than it can be read; run again"
+        )
 
     async def _recall(self, root: Manifest | None) -> None:
         """What was seen before, once the first page has found a root."""

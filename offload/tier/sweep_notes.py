@@ -3,7 +3,7 @@
 Notes serve readers, never safety: whoever deletes has judged anew by then. So a wall clock that jumps, or two
 hosts whose clocks differ, cost a slow reader at worst; a sighting from the future is void. So is one that a
 rebuild came after, because a rebuild may name again what was condemned; its root numbers tell
-(commit-protocol, step 9).
+(docs/commit-protocol.md, step 9).
 
 Invariants: no object is taken to be seen earlier than it was; at most `SIGHTINGS_MAX` sightings of a stream
 stand, but for those that several sweeps wrote at once; each names what no other did when it was written.
@@ -31,11 +31,12 @@ from offload.formats.sighting import (
     Sighting,
     as_bytes,
 )
+from offload.manifest.rebuilding import JUMP
 from offload.store.port import Body, Listed, ObjectStore
 
 SIGHTINGS_MAX: Final = 16
-REBUILD_JUMP: Final = 2**32
-"""How far above all it finds a rebuild puts its fence. No stream commits so often."""
+REBUILD_JUMP: Final = JUMP // 2
+"""Root numbers so far apart have a rebuild between them: no stream commits so often."""
 
 Times = npt.NDArray[np.float64]
 

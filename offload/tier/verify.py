@@ -243,6 +243,9 @@ class _Verifier:
         elif (group := keys.parse_group(key)) is not None:
             if key not in self._groups:
                 self._unnamed_group(listed, newest, version=group[1])
+        elif keys.parse_sighting(key) is not None:
+            reason = "a sweep's note of what it found; a later sweep uses and removes it"
+            self.report.unreferenced.append(Unreferenced(key=key, attempt=None, reason=reason))
         else:
             self._strange([listed])
 

@@ -54,8 +54,9 @@ def sightings(yard: Yard) -> list[str]:
     return sorted(key for key in yard.objects if KEYS.parse_sighting(key))
 
 
-def stalls(begin: Callable[[Yard], tuple[Stalled[SweepReport], Callable[[], None]]]) -> None:
+def stalls(begin: Callable[[Yard], tuple[Stalled[SweepReport], Callable[[], None]]]) -> list[SweepReport]:
     """Stall a sweep before each of its requests in turn, have something happen, and let it go on."""
+    reports = []
     for number in range(10_000):
         yard = Yard(factor=2, seed=number)
         sweeping, happen = begin(yard)
@@ -63,9 +64,9 @@ def stalls(begin: Callable[[Yard], tuple[Stalled[SweepReport], Callable[[], None
             sweeping.step()
         if sweeping.over:
             assert number > 5
-            return
+            return reports
         happen()
-        sweeping.finish()
+        reports.append(sweeping.finish())
     raise AssertionError("the sweep never ends")
 
 
@@ -278,6 +279,22 @@ def test_a_group_that_is_gone_is_an_error_and_condemns_nothing() -> None:
 
     assert report.errors
     assert fragments <= yard.objects.keys()
+
+
+def test_a_group_that_was_swept_since_the_root_was_loaded_is_no_error() -> None:
+    """A trim and another sweep came between: the newest root is loaded anew."""
+
+    def begin(yard: Yard) -> tuple[Stalled[SweepReport], Callable[[], None]]:
+        yard.fragments(8)
+
+        def trim_and_sweep() -> None:
+            yard.trim(yard.boundaries()[-1])
+            at_once(yard).finish()
+
+        return at_once(yard), trim_and_sweep
+
+    for report in stalls(begin):
+        assert report.errors == []
 
 
 def test_what_is_not_recognised_is_told_and_stays(yard: Yard) -> None:
@@ -519,7 +536,7 @@ def test_a_sighting_from_before_a_rebuild_is_void(yard: Yard) -> None:
     key = yard.upload(dropped)
     yard.abort(dropped)
     once(yard)
-    yard.manifest = replace(yard.base, version=yard.base.version + 2**32)
+    yard.manifest = replace(yard.base, version=yard.base.version + 2**32 - 100)
     yard.objects[KEYS.root(yard.base.version)] = yard.base.encode()
     yard.seconds += 2 * HOUR
 

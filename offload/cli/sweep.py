@@ -1,0 +1,145 @@
+"""`offload sweep`: delete what nothing names any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Annotated
+
+import typer
+from rich.status import Status
+
+from offload.cli.arguments import Options, Tier
+from offload.cli.output import one_line, print_error, print_json, print_note, size_text, stderr
+from offload.cli.quantities import parse_duration
+from offload.cli.state import State, run_async
+from offload.tier.sweep import sweep as sweep_tier
+from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport, Tally
+
+
+def sweep(
+    context: typer.Context,
+    tier: Tier,
+    stream: Annotated[str | None, typer.Argument(help="Only this stream.")] = None,
+    grace: Annotated[
+        str,
+        typer.Option(
+            "--grace",
+            metavar="DURATION",
+            help="How long readers may hold on to what is not named any more: 30m, 1h, 2d. An object goes at "
+            "the first sweep that long after one that found it. 0 deletes at once; only where nobody reads.",
+        ),
+    ] = "1h",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, only say what would go, and when.")
+    ] = False,
+    option: Options = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> int:
+    """Delete what nothing in TIER names any more: crashed uploads, trimmed data, deleted streams.
+
+    Run it regularly: it frees what an earlier run found. Safe beside syncs, readers and other sweeps.
+    """
+    state: State = context.obj
+    grace_seconds = 0.0 if grace.strip() == "0" else parse_duration(grace, option="--grace")
+    objects: list[Condemned] = []
+
+    def tell(condemned: Condemned) -> None:
+        if json:
+            objects.append(condemned)
+        else:
+            _show_condemned(condemned)
+
+    async def main() -> SweepReport:
+        async with state.tier(tier, option) as offloader:
+            with _Status() as progress:
+                return await sweep_tier(
+                    offloader,
+                    stream=stream,
+                    grace_seconds=grace_seconds,
+                    dry_run=dry_run,
+                    progress=progress,
+                    tell=tell if dry_run else lambda condemned: None,
+                )
+
+    report = run_async(main)
+    if json:
+        rows = {"objects": [condemned.as_json() for condemned in objects]} if dry_run else {}
+        print_json({**report.as_json(), **rows}, indent=2)
+    else:
+        _show(report)
+    for error in report.errors:
+        print_error(error)
+    return 1 if report.errors else 0
+
+
+def _show_condemned(condemned: Condemned) -> None:
+    when = f"in {duration_text(condemned.waits_seconds)}" if condemned.waits_seconds else "now"
+    print(f"{when}: {one_line(condemned.key)}, {size_text(condemned.size_bytes)}: {condemned.why}")
+
+
+def _show(report: SweepReport) -> None:
+    for key, reason in report.strangers.items():
+        print(f"left alone {one_line(key)}: {reason}")
+    if report.strangers_count > len(report.strangers):
+        print(f"left alone {report.strangers_count - len(report.strangers)} more that are not ours")
+    for row in report.streams:
+        for note in row.notes:
+            print_note(note)
+        _show_stream(row, dry_run=report.dry_run)
+
+
+def _show_stream(row: StreamSweep, *, dry_run: bool) -> None:
+    goes, waits = row.deleted.objects.total(), row.waits.objects.total()
+    listed = f"{one_line(row.stream)}: {_counted(row.listed)}, {size_text(row.listed_bytes)}"
+    if row.state == "no root" and not row.errors:
+        print(f"{listed}; no root, so nothing is deleted; if there was one, see `offload rebuild`")
+    elif row.state == "rebuilding":
+        print(f"{listed}; the stream is being rebuilt, so nothing is deleted")
+    elif not goes and not waits:
+        print(f"{listed}; nothing to delete")
+    else:
+        print(listed)
+    if goes:
+        _show_tally("would delete" if dry_run else "deleted", row.deleted)
+    if waits:
+        _show_tally(f"up to {duration_text(row.waits_seconds)} still:", row.waits)
+
+
+def _show_tally(what: str, tally: Tally) -> None:
+    for why, objects in sorted(tally.objects.items()):
+        print(f"  {what} {_counted(objects)}, {size_text(tally.bytes[why])}: {why}")
+
+
+def duration_text(seconds: float) -> str:
+    """A duration for people, rounded up: 45s, 59m, 36h, 4d."""
+    for unit, size, limit in (("s", 1, 120), ("m", 60, 120), ("h", 3600, 48)):
+        if seconds <= limit * size:
+            return f"{ceil(seconds / size)}{unit}"
+    return f"{ceil(seconds / 86_400)}d"
+
+
+def _counted(objects: int) -> str:
+    return "1 object" if objects == 1 else f"{objects} objects"
+
+
+class _Status:
+    """A live line on stderr where that is a terminal, and silence elsewhere."""
+
+    def __init__(self) -> None:
+        self._live = Status("listing", console=stderr()) if stderr().is_terminal else None
+
+    def __enter__(self) -> Callable[[SweepReport], None]:
+        if self._live is not None:
+            self._live.start()
+        return self._show
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _show(self, report: SweepReport) -> None:
+        if self._live is not None:
+            listed = sum(row.listed for row in report.streams)
+            deleted = sum(row.deleted.objects.total() for row in report.streams)
+            self._live.update(f"{len(report.streams)} streams, {listed} objects, {deleted} deleted")
