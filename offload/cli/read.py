@@ -17,6 +17,7 @@ from offload.cli.arguments import Options, Tier
 from offload.cli.output import print_note
 from offload.cli.state import State, position_of, run_async
 from offload.decoder import Decoded, Decoder
+from offload.events import Event, Skipped
 from offload.position import AtOffset, Position, iso_of
 from offload.tier.reader import IN_FLIGHT, Messages, StreamReader
 
@@ -60,10 +61,24 @@ def read(
 
     async def main() -> None:
         async with state.tier(tier, option) as offloader:
-            reader = await StreamReader.open(offloader, stream, in_flight=at_once)
+            reader = await StreamReader.open(
+                offloader, stream, in_flight=at_once, emit=_listener(state.plugins.emit)
+            )
             await _read(reader, position, limit, render)
 
     run_async(main)
+
+
+def _listener(emit: Callable[[Event], None]) -> Callable[[Event], None]:
+    def listen(event: Event) -> None:
+        if isinstance(event, Skipped):
+            print_note(
+                f"offsets [{event.from_offset}, {event.to_offset}) were trimmed before they were read; "
+                f"reading goes on at offset {event.to_offset}"
+            )
+        emit(event)
+
+    return listen
 
 
 async def _read(

@@ -63,8 +63,12 @@ class WindowStream:
         open_entry: Callable[[Entry], Awaitable[ReadHandle]],
         in_flight_max: int,
     ) -> None:
+        self._in_flight_max = in_flight_max
+        self._begin(tree, offset, open_entry)
+
+    def _begin(self, tree: Tree, offset: int, open_entry: Callable[[Entry], Awaitable[ReadHandle]]) -> None:
         self._offset, self._open_entry = offset, open_entry
-        self._in_flight, self._in_flight_max = 1, in_flight_max
+        self._in_flight = 1
         self._entries = _Ahead(tree, offset)
         self._opening: asyncio.Future[tuple[Entry, ReadHandle] | None] | None = None
         self._handles: deque[ReadHandle] = deque()
@@ -99,6 +103,13 @@ class WindowStream:
         self._in_flight = min(self._in_flight + 1, self._in_flight_max)
         await self._let_go()
         return Window(first.rows, data, first.handle.where)
+
+    async def begin_anew(
+        self, tree: Tree, offset: int, *, open_entry: Callable[[Entry], Awaitable[ReadHandle]]
+    ) -> None:
+        """Go on at this offset of another tree, whatever error has ended the iteration."""
+        await self.aclose()
+        self._begin(tree, offset, open_entry)
 
     async def aclose(self) -> None:
         """Cancel what is in flight and release the handles. Idempotent."""

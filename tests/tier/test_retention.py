@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from offload import Conflict, Env, Misuse, NotOffloaded, ObjectStoreOffloader, StreamDeleted, TryAgain
@@ -216,6 +216,7 @@ retentions = st.builds(
 steps = st.lists(st.lists(fragments, max_size=15) | retentions, min_size=1, max_size=10)
 
 
+@settings(deadline=None)
 @given(factor=st.integers(2, 4), first_offset=st.sampled_from([0, 7]), grown=st.lists(fragments), steps=steps)
 def test_any_trims_leave_what_a_flat_list_would(
     factor: int, first_offset: int, grown: list[Fragment], steps: list[list[Fragment] | Retention]
