@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from offload.tier.place import TierPlan
     from offload.tier.reader import Messages, StreamReader
     from offload.tier.stream_writer import StreamWriter
+    from offload.tier.sweep import Sweeper, sweep
+    from offload.tier.sweep_report import SweepReport
     from offload.tier.sync import StreamReport, sync
     from offload.tier.verify import VerifyReport, verify
 
@@ -100,6 +102,8 @@ __all__ = [
     "StreamReport",
     "StreamWriter",
     "Suffix",
+    "SweepReport",
+    "Sweeper",
     "Throttled",
     "TierOptions",
     "TierPlan",
@@ -112,6 +116,7 @@ __all__ = [
     "open_source",
     "open_tier",
     "parse_position",
+    "sweep",
     "sync",
     "verify",
 ]
@@ -167,6 +172,8 @@ _HOMES = {
     "Suffix": "offload.store.port",
     "TierOptions": "offload.tier.object_store_offloader",
     "TierPlan": "offload.tier.place",
+    "SweepReport": "offload.tier.sweep_report",
+    "Sweeper": "offload.tier.sweep",
     "Throttled": "offload.errors",
     "TryAgain": "offload.errors",
     "UnsupportedFormat": "offload.errors",
@@ -177,6 +184,7 @@ _HOMES = {
     "open_source": "offload.tier.opening",
     "open_tier": "offload.tier.opening",
     "parse_position": "offload.position",
+    "sweep": "offload.tier.sweep",
     "sync": "offload.tier.sync",
     "verify": "offload.tier.verify",
 }

@@ -226,14 +226,14 @@ def test_killed_at_any_moment_and_run_again_it_comes_to_the_right_end(tmp_path: 
     sync(DATA, tier)
     assert offload("trim", tier, "batches", "--before", "6937").code == 0
     named = keys(tier) - {row["object"] for row in verify(tier)[1]["unreferenced"]}
-    names = garbage(tier, "filtered", 4000)
+    names = garbage(tier, "filtered", 2000)
     copy = shutil.copytree(tier, tmp_path / "copy")
     began = time.monotonic()
     assert finish(start("sweep", copy, "--grace", "0")).code == 0
     seconds = time.monotonic() - began
 
     moments, left = random.Random(7), []
-    for _ in range(6):
+    for _ in range(4):
         process = start("sweep", tier, "--grace", grace)
         time.sleep(moments.uniform(0.4, 1) * seconds)
         process.send_signal(signal.SIGKILL)

@@ -281,6 +281,20 @@ def test_a_group_that_is_gone_is_an_error_and_condemns_nothing() -> None:
     assert fragments <= yard.objects.keys()
 
 
+@pytest.mark.parametrize("boundary", range(15))
+def test_of_a_larger_group_that_is_trimmed_in_part_all_smaller_ones_stay(boundary: int) -> None:
+    """It names them as long as it stands, and whoever checks it follows it."""
+    yard = Yard(factor=2)
+    yard.fragments(16)
+    yard.trim(yard.boundaries()[boundary])
+    groups = {key for key in yard.objects.named(dead=True) if not KEYS.parse_fragment(key)}
+
+    at_once(yard).finish()
+
+    assert groups <= yard.objects.keys()
+    assert yard.garbage() == set()
+
+
 def test_a_group_that_was_swept_since_the_root_was_loaded_is_no_error() -> None:
     """A trim and another sweep came between: the newest root is loaded anew."""
 
