@@ -105,7 +105,7 @@ class Page:
         named: dict[int, list[tuple[Listed, bytes]]] = {kind: [] for kind in range(3)}
         verdicts, strangers = [], []
         for row in self.listed:
-            name = _name_of(self.log.keys, row.key)
+            name = name_of(self.log.keys, row.key)
             if name is not None:
                 named[min(name[0], 1) if name[0] < ROOT_KIND else 2].append((row, name))
             elif row.key == self.log.keys.anchor:
@@ -125,7 +125,7 @@ class Page:
         self.verdicts, self.strangers = verdicts, strangers
 
 
-def _name_of(keys: StreamKeys, key: str) -> bytes | None:
+def name_of(keys: StreamKeys, key: str) -> bytes | None:
     """A fragment's, group's or root's key as a row of a sighting; None for any other key."""
     if (fragment := keys.parse_fragment(key)) is not None:
         first_offset, attempt = fragment

@@ -33,7 +33,7 @@ from offload.store.memory import MemoryStore
 from offload.store.port import ObjectStore
 from offload.tier.sweep import sweep
 from offload.tier.sweep_notes import SIGHTINGS_MAX
-from offload.tier.sweep_page import ROOTS_KEPT, Why
+from offload.tier.sweep_page import ROOTS_KEPT, Why, name_of, rows_named
 from offload.tier.sweep_report import Condemned, SweepReport
 
 HOUR = 3600.0
@@ -573,6 +573,64 @@ def test_a_sighting_serves_again_where_a_sweep_did_not_get_through(yard: Yard) -
     once(yard)
 
     assert key not in yard.objects
+
+
+def noted(yard: Yard, *fragments: str, age_seconds: float) -> str:
+    """A sighting of these fragments, as a sweep of that time would have left it; its key."""
+    rows = rows_named([name_of(KEYS, key) or b"" for key in sorted(fragments)])
+    uid, time_ms = yard.env.uuid(), int(yard.env.now_ms() - age_seconds * 1000)
+    sighting = Sighting(stream=STREAM, uid=uid, time_ms=time_ms, version=yard.base.version, rows=rows)
+    key = KEYS.sighting(time_ms, uid)
+    yard.objects[key] = sighting.encode()
+    return key
+
+
+def test_of_what_two_sweeps_noted_at_once_the_earlier_counts(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    noted(yard, key, age_seconds=HOUR)
+    noted(yard, key, age_seconds=HOUR / 2)
+
+    once(yard)
+
+    assert key not in yard.objects
+
+
+@pytest.mark.parametrize("standing", [SIGHTINGS_MAX - 1, SIGHTINGS_MAX, SIGHTINGS_MAX + 9])
+def test_where_many_sightings_stand_none_is_added_and_the_oldest_serve(yard: Yard, standing: int) -> None:
+    dropped = yard.prepare()
+    first, second = yard.upload(dropped), yard.upload(dropped)
+    yard.abort(dropped)
+    for number in range(standing):
+        noted(yard, first, age_seconds=HOUR - 1 - number)
+    yard.seconds += 600
+
+    once(yard)
+
+    assert first not in yard.objects
+    assert second in yard.objects
+    assert len(sightings(yard)) <= max(SIGHTINGS_MAX, standing - SIGHTINGS_MAX)
+    yard.seconds += 2 * HOUR
+    for _ in range(4):
+        once(yard)
+        yard.seconds += 2 * HOUR
+    assert yard.garbage() == set()
+
+
+def test_sixteen_young_sightings_are_enough(yard: Yard) -> None:
+    dropped = yard.prepare()
+    first, second = yard.upload(dropped), yard.upload(dropped)
+    yard.abort(dropped)
+    for number in range(SIGHTINGS_MAX):
+        noted(yard, first, age_seconds=HOUR - 60 - number)
+    before = sightings(yard)
+
+    report = once(yard)
+
+    assert sightings(yard) == before
+    assert report.streams[0].waits.objects[Why.DROPPED] == 2
+    assert second in yard.objects
 
 
 # All of it together.
