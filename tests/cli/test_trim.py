@@ -61,7 +61,7 @@ class TestQuantities:
             ("1.5h", 5400),
             ("1 D", 86_400),
             ("0.001s", 0.001),
-        ],  # fmt: skip
+        ],
     )
     def test_durations(self, text: str, seconds: float) -> None:
         assert parse_duration(text, option="--max-age") == seconds
@@ -86,7 +86,7 @@ class TestQuantities:
             ("2pb", 2 * 10**15),
             ("1 GiB", 2**30),
             ("1.5", 1),
-        ],  # fmt: skip
+        ],
     )
     def test_sizes(self, text: str, size_bytes: int) -> None:
         assert parse_size(text, option="--max-bytes") == size_bytes
