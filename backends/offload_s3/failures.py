@@ -55,6 +55,7 @@ ACTIONS: Final = {
     "AbortMultipartUpload": "s3:AbortMultipartUpload",
     "GetObject": "s3:GetObject",
     "ListObjectsV2": "s3:ListBucket",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "DeleteObjects": "s3:DeleteObject",
     "AssumeRole": "sts:AssumeRole",
     "AssumeRoleWithWebIdentity": "sts:AssumeRoleWithWebIdentity",

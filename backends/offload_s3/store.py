@@ -30,7 +30,7 @@ from offload.errors import OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.capabilities import Capabilities
 from offload.store.parts import put_in_parts, windows_in_memory
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload_s3.client import file_system, opened
 from offload_s3.failures import FAILURES, code_of, explained
 from offload_s3.options import S3Options
@@ -163,6 +163,30 @@ class S3Store(ObjectStore):
         reply = await self.ask(call, f"begin to store {key!r}")
         where = {"Bucket": self.bucket, "Key": key, "UploadId": reply["UploadId"], **self._payer}
         return S3Upload(self, key, where, keyed=self._keyed)
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """ListMultipartUploads, page by page."""
+        found: list[Unfinished] = []
+        following: dict[str, str] = {}
+        while begins_a_key(prefix):
+            client = await self.client()
+            call = client.list_multipart_uploads(
+                Bucket=self.bucket, Prefix=prefix, **following, **self._payer
+            )
+            page = await self.ask(call, f"list unfinished uploads of {prefix!r}")
+            found += [
+                Unfinished(row["Key"], row["UploadId"], int(row["Initiated"].timestamp() * 1000))
+                for row in page.get("Uploads", ())
+            ]
+            if not page.get("IsTruncated"):
+                break
+            following = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+        return [upload for upload in found if upload.key.startswith(prefix)]
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """AbortMultipartUpload."""
+        where = {"Bucket": self.bucket, "Key": upload.key, "UploadId": upload.upload_id, **self._payer}
+        await S3Upload(self, upload.key, where, keyed=self._keyed).abort()
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""

@@ -30,6 +30,14 @@ def sweep(
             "the first sweep that long after one that found it. 0 deletes at once; only where nobody reads.",
         ),
     ] = "1h",
+    uploads: Annotated[
+        str,
+        typer.Option(
+            "--uploads-older-than",
+            metavar="DURATION",
+            help="Abort uploads that nobody will finish once they are so old. Only S3 tells of them.",
+        ),
+    ] = "7d",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, only say what would go, and when.")
     ] = False,
@@ -42,6 +50,7 @@ def sweep(
     """
     state: State = context.obj
     grace_seconds = 0.0 if grace.strip() == "0" else parse_duration(grace, option="--grace")
+    uploads_seconds = parse_duration(uploads, option="--uploads-older-than")
     objects: list[Condemned] = []
 
     def tell(condemned: Condemned) -> None:
@@ -57,6 +66,7 @@ def sweep(
                     offloader,
                     stream=stream,
                     grace_seconds=grace_seconds,
+                    uploads_seconds=uploads_seconds,
                     dry_run=dry_run,
                     progress=progress,
                     tell=tell if dry_run else lambda condemned: None,

@@ -9,12 +9,13 @@ anchors of tiers, stay where they are, and are listed only under `lone`, which t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from offload.errors import AlreadyExists, NotFound
 from offload.formats.checksums import crc32c
 from offload.store.merge import merged
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.wrap import StoreDecorator
 
 FOLDERS: Final = "0123456789abcdef"
@@ -69,6 +70,20 @@ class HashedStore(StoreDecorator):
     async def start_upload(self, key: str) -> Upload:
         """Begin an upload in the key's folder."""
         return await self.inner.start_upload(_placed(key))
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """Those in one folder where the prefix holds a whole first part, else in all."""
+        part, slash, _ = prefix.partition("/")
+        found = [
+            replace(upload, key=upload.key[2:])
+            for folder in ([folder_of(part)] if slash else FOLDERS)
+            for upload in await self.inner.unfinished_uploads(f"{folder}/{prefix}")
+        ]
+        return [upload for upload in found if "/" in upload.key]
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Abort one in its key's folder."""
+        await self.inner.abort_upload(replace(upload, key=_placed(upload.key)))
 
     async def _folder(self, folder: str, prefix: str, after: str) -> AsyncIterator[Listed]:
         start = f"{folder}/{after}" if after else ""

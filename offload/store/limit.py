@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
 from offload.errors import Misuse, OffloadError, OutcomeUnknown, Throttled, TryAgain
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.rate import Rate
 from offload.store.turns import Turns
 from offload.store.wrap import StoreDecorator, UploadDecorator
@@ -133,6 +133,18 @@ class LimitedStore(StoreDecorator):
         what = f"upload of {key!r}"
         begun = await self.limit(self.up, lambda: self.inner.start_upload(key), what, OutcomeUnknown)
         return _LimitedUpload(begun, self, key)
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """List them when it is our turn."""
+        await self.down.pay(0)
+        what = f"list of uploads of {prefix!r}"
+        return await self.limit(self.down, lambda: self.inner.unfinished_uploads(prefix), what, TryAgain)
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Abort when it is our turn."""
+        await self.up.pay(0)
+        what = f"abort of {upload.key!r}"
+        await self.limit(self.up, lambda: self.inner.abort_upload(upload), what, OutcomeUnknown)
 
     async def limit(
         self,

@@ -10,10 +10,11 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
+from uuid import uuid4
 
 from offload.errors import AlreadyExists, Misuse, NotFound
 from offload.store.capabilities import Capabilities
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.spans import clip
 
 _CREATING: Final = threading.Lock()  # "absent?" and "store it" are one step, also between threads
@@ -22,11 +23,12 @@ _CREATING: Final = threading.Lock()  # "absent?" and "store it" are one step, al
 class MemoryStore(ObjectStore):
     """Objects in `objects`, which may be shared and looked at; only `bytes` that never change are in it."""
 
-    __slots__ = ("_url", "objects")
+    __slots__ = ("_unfinished", "_url", "objects")
 
     def __init__(self, *, objects: dict[str, bytes] | None = None, name: str = "") -> None:
         self.objects: dict[str, bytes] = {} if objects is None else objects
         self._url = f"memory://{name}"
+        self._unfinished: dict[str, _MemoryUpload] = {}
 
     @property
     def url(self) -> str:
@@ -85,39 +87,60 @@ class MemoryStore(ObjectStore):
 
     async def start_upload(self, key: str) -> Upload:
         """Begin an upload, whose parts wait outside `objects`."""
-        return _MemoryUpload(self, check_key(key))
+        upload_id = str(uuid4())
+        self._unfinished[upload_id] = upload = _MemoryUpload(self, check_key(key), upload_id)
+        return upload
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """Those that were begun here, whose age nobody knows: they count as begun in 1970."""
+        await asyncio.sleep(0)
+        return [
+            Unfinished(each.key, name, 0)
+            for name, each in self._unfinished.items()
+            if each.key.startswith(prefix)
+        ]
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Abort it, if it is there."""
+        if (found := self._unfinished.get(upload.upload_id)) is not None:
+            await found.abort()
 
 
 class _MemoryUpload(Upload):
-    __slots__ = ("_key", "_over", "_parts", "_store")
+    __slots__ = ("_id", "_over", "_parts", "_store", "key")
 
-    def __init__(self, store: MemoryStore, key: str) -> None:
+    def __init__(self, store: MemoryStore, key: str, upload_id: str) -> None:
         self._store = store
-        self._key = key
+        self._id = upload_id
+        self.key = key
         self._parts: dict[int, bytes] = {}
         self._over = False
 
     async def put_part(self, number: int, data: bytes) -> None:
         self._check_running()
         if number < 1:
-            raise Misuse(f"part {number} of {self._key!r}: numbers begin at 1")
+            raise Misuse(f"part {number} of {self.key!r}: numbers begin at 1")
         self._parts[number] = bytes(data)
 
     async def complete(self) -> None:
         self._check_running()
         numbers = sorted(self._parts)
         if not numbers or numbers != [*range(1, len(numbers) + 1)]:
-            raise Misuse(f"the upload of {self._key!r} lacks a part: it has {numbers}")
+            raise Misuse(f"the upload of {self.key!r} lacks a part: it has {numbers}")
         sizes = [len(self._parts[number]) for number in numbers]
         if any(size != sizes[0] for size in sizes[:-1]) or sizes[-1] > sizes[0]:
-            raise Misuse(f"the parts of {self._key!r} have different sizes: {sizes}")
-        await self._store.put(self._key, Body.of(b"".join(self._parts[number] for number in numbers)))
-        self._over = True
+            raise Misuse(f"the parts of {self.key!r} have different sizes: {sizes}")
+        await self._store.put(self.key, Body.of(b"".join(self._parts[number] for number in numbers)))
+        self._end()
 
     async def abort(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._over = True
         self._parts.clear()
+        self._store._unfinished.pop(self._id, None)
 
     def _check_running(self) -> None:
         if self._over:
-            raise Misuse(f"the upload of {self._key!r} is over")
+            raise Misuse(f"the upload of {self.key!r} is over")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 
@@ -76,6 +76,16 @@ class MeteredStore(StoreDecorator):
         """Count the request; the upload counts its own."""
         self.metrics.requests["start_upload"] += 1
         return _MeteredUpload(await self.inner.start_upload(key), self.metrics)
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """Count one request, whatever the number of pages."""
+        self.metrics.requests["list"] += 1
+        return await self.inner.unfinished_uploads(prefix)
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Count the request."""
+        self.metrics.requests["abort"] += 1
+        await self.inner.abort_upload(upload)
 
 
 class _MeteredUpload(UploadDecorator):

@@ -68,6 +68,16 @@ class Listed:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A multipart upload that was begun, and neither completed nor aborted."""
+
+    key: str
+    upload_id: str
+    started_ms: int
+    """Milliseconds since 1970, by the store's clock."""
+
+
 class Upload(ABC):
     """A multipart upload under way. Nothing is visible under its key until `complete` returns.
 
@@ -159,6 +169,16 @@ class ObjectStore(ABC):
     @abstractmethod
     async def start_upload(self, key: str) -> Upload:
         """Begin a multipart upload. Raises `Misuse` where `capabilities.multipart` is absent."""
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """The unfinished uploads of keys that begin with `prefix`, where the store can tell; else none.
+
+        Optional. What a crash left keeps its parts, and is paid for, until it is aborted.
+        """
+        return ()
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Forget an unfinished upload, whoever began it. Idempotent. Optional, as `unfinished_uploads`."""
 
     async def aclose(self) -> None:
         """Release connections and threads. Idempotent. Unfinished calls are the caller's to await."""

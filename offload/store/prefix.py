@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from offload.errors import AlreadyExists, NotFound
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.wrap import StoreDecorator
 
 
@@ -59,6 +60,15 @@ class PrefixStore(StoreDecorator):
     async def start_upload(self, key: str) -> Upload:
         """Begin an upload below the prefix."""
         return await self.inner.start_upload(self._full(key))
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """Those of keys below the prefix."""
+        cut, found = len(self._below), await self.inner.unfinished_uploads(self._below + prefix)
+        return [replace(upload, key=upload.key[cut:]) for upload in found]
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Abort one below the prefix."""
+        await self.inner.abort_upload(replace(upload, key=self._full(upload.key)))
 
     def _full(self, key: str) -> str:
         return self._below + check_key(key)

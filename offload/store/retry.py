@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from offload.env import backoff_seconds
 from offload.errors import OffloadError, OutcomeUnknown, Throttled, TryAgain
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 T = TypeVar("T")
@@ -94,6 +94,14 @@ class RetryingStore(StoreDecorator):
     async def start_upload(self, key: str) -> Upload:
         """Begin an upload whose parts are repeated where told to. A begun one may be left behind, unseen."""
         return _RetryingUpload(await self.retry(lambda: self.inner.start_upload(key)), self)
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """List them, again where told to."""
+        return await self.retry(lambda: self.inner.unfinished_uploads(prefix))
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Abort, again where told to, or where nobody knows."""
+        await self.retry(lambda: self.inner.abort_upload(upload), on=_AGAIN_OR_UNKNOWN)
 
     async def retry(
         self, request: Callable[[], Awaitable[T]], *, on: tuple[type[OffloadError], ...] = (TryAgain,)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from offload.errors import Misuse
 from offload.store.capabilities import Capabilities
 from offload.store.merge import merged
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.wrap import StoreDecorator
 
 
@@ -84,6 +84,23 @@ class SplitStore(StoreDecorator):
     async def start_upload(self, key: str) -> Upload:
         """Begin an upload where the key belongs."""
         return await self._home(key).start_upload(key)
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """Those of either side."""
+        sides = (
+            (store, decisive, await store.unfinished_uploads(prefix))
+            for store, decisive in ((self.inner, False), (self._commits, True))
+        )
+        return [
+            upload
+            async for _, decisive, found in sides
+            for upload in found
+            if self._decisive(upload.key) is decisive
+        ]
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Abort one where its key belongs."""
+        await self._home(upload.key).abort_upload(upload)
 
     async def aclose(self) -> None:
         """Close both."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from offload.store.capabilities import Capabilities
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 
 
 class StoreDecorator(ObjectStore):
@@ -53,6 +53,14 @@ class StoreDecorator(ObjectStore):
     async def start_upload(self, key: str) -> Upload:
         """Pass on."""
         return await self.inner.start_upload(key)
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """Pass on."""
+        return await self.inner.unfinished_uploads(prefix)
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Pass on."""
+        await self.inner.abort_upload(upload)
 
     async def aclose(self) -> None:
         """Close the store behind."""

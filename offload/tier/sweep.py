@@ -40,7 +40,7 @@ from typing import Final, cast
 import numpy as np
 
 from offload.env import Env
-from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError, TryAgain
+from offload.errors import Corrupt, Denied, Misuse, NotFound, NotOffloaded, OffloadError, TryAgain
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
 from offload.formats.manifest import Manifest, State
@@ -52,11 +52,14 @@ from offload.store.port import Listed, ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
 from offload.tier.place import get_anchor
 from offload.tier.sweep_notes import InMemory, InTier, Seen, SweepNotes, Times, joined_rows
-from offload.tier.sweep_page import STAYS, Page, Verdict, rows_named
+from offload.tier.sweep_page import STAYS, Page, Verdict, Why, rows_named
 from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport
 
 GRACE_SECONDS: Final = 3600.0
 """Twice as long as a reader goes on with a root that it loaded (docs/commit-protocol.md, step 8)."""
+
+UPLOADS_SECONDS: Final = 7 * 86_400.0
+"""How old an unfinished upload must be to be aborted. Its attempt does not run, so this is for people."""
 
 PAGE_KEYS_MAX: Final = 20_000
 DELETE_BATCH: Final = 1_000
@@ -84,12 +87,14 @@ class Sweeper:
         *,
         grace_seconds: float = GRACE_SECONDS,
         env: Env | None = None,
+        uploads_seconds: float = UPLOADS_SECONDS,
         page_keys_max: int = PAGE_KEYS_MAX,
     ) -> None:
         self._env = env or Env()
         self._tier = tier
         self._grace_seconds = grace_seconds
         self._page_keys_max = page_keys_max
+        self._uploads_seconds = uploads_seconds
         self._groups = GroupCache()
         self._notes: SweepNotes = InMemory(self._env)
 
@@ -108,6 +113,7 @@ class Sweeper:
             notes=self._notes,
             groups=self._groups,
             page_keys_max=self._page_keys_max,
+            uploads_seconds=self._uploads_seconds,
             report=SweepReport(grace_seconds=self._grace_seconds, dry_run=dry_run),
             progress=progress,
             tell=tell,
@@ -122,6 +128,7 @@ async def sweep(
     stream: str | None = None,
     grace_seconds: float = GRACE_SECONDS,
     dry_run: bool = False,
+    uploads_seconds: float = UPLOADS_SECONDS,
     env: Env | None = None,
     page_keys_max: int = PAGE_KEYS_MAX,
     progress: Progress = nobody,
@@ -131,6 +138,7 @@ async def sweep(
 
     What it saw it notes in the tier, and what an earlier run saw at least `grace_seconds` ago it deletes,
     where it is condemned still. With a grace of 0 it deletes at once: the caller asserts that nobody reads.
+    Unfinished uploads older than `uploads_seconds` are aborted, where the store can list them.
     `progress` is told after every page and every delete; `tell` of each condemned object.
 
     Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader that
@@ -143,6 +151,7 @@ async def sweep(
         notes=InTier(store, env, grace_seconds),
         groups=GroupCache(),
         page_keys_max=page_keys_max,
+        uploads_seconds=uploads_seconds,
         report=SweepReport(grace_seconds=grace_seconds, dry_run=dry_run),
         progress=progress,
         tell=tell,
@@ -170,6 +179,7 @@ class _Run:
     notes: SweepNotes
     groups: GroupCache
     page_keys_max: int
+    uploads_seconds: float
     report: SweepReport
     progress: Progress
     tell: Tell
@@ -265,6 +275,11 @@ class _StreamRun:
             after = page.listed[-1].key
         if self.seen is not None and not self.sweep.report.dry_run:
             await self._remember(self.seen)
+        if self.row.version is not None:
+            try:
+                await self._sweep_uploads(log)
+            except OffloadError as error:
+                self._failed(error)
 
     async def _sweep_page(self, page: Page) -> bool:
         """Whether there is sense in the next page."""
@@ -350,6 +365,33 @@ class _StreamRun:
             for verdict in batch:
                 self.row.deleted.add(verdict.why, verdict.listed.size_bytes)
             self.sweep.progress(self.sweep.report)
+
+    async def _sweep_uploads(self, log: RootLog) -> None:
+        """Abort the uploads of attempts that do not run: listed first and judged afterwards, as objects are.
+
+        No reader sees an upload, so there is no grace.
+        """
+        store, keys = self.sweep.store, self.keys
+        try:
+            uploads = await store.unfinished_uploads(keys.data)
+        except Denied as error:
+            self.row.notes.append(f"unfinished uploads are left to the bucket's own rules: {error}")
+            return
+        root = await log.load_newest() if uploads else None
+        if root is None or root.state is State.REBUILDING:
+            return
+        for upload in uploads:
+            fragment = keys.parse_fragment(upload.key)
+            age_seconds = (self.sweep.env.now_ms() - upload.started_ms) / 1000
+            if fragment is None or root.runs(fragment[1]):
+                continue
+            if age_seconds < self.sweep.uploads_seconds:
+                self.row.stays.add(Why.YOUNG, 0)
+                continue
+            self.sweep.tell(Condemned(key=upload.key, size_bytes=0, why=Why.UNFINISHED, waits_seconds=0.0))
+            if not self.sweep.report.dry_run:
+                await store.abort_upload(upload)
+            self.row.deleted.add(Why.UNFINISHED, 0)
 
     async def _remember(self, seen: Seen) -> None:
         rows = joined_rows([rows for rows, _ in self.waiting])

@@ -35,6 +35,7 @@ class Why(StrEnum):
     RECENT_ROOT = "one of the newest roots"
     ANCHOR = "anchor"
     NOTE = "a sweep's note"
+    YOUNG = "an upload that may be under way"
     REBUILDING = "the stream is being rebuilt"
     NO_ROOT = "no root says whether it is named"
 
@@ -43,6 +44,7 @@ class Why(StrEnum):
     DELETED = "the stream was deleted"
     LOST = "a commit that lost made it"
     SUPERSEDED = "superseded root"
+    UNFINISHED = "an upload that nobody will finish"
 
 
 STAYS: Final = frozenset(
@@ -53,6 +55,7 @@ STAYS: Final = frozenset(
         Why.RECENT_ROOT,
         Why.ANCHOR,
         Why.NOTE,
+        Why.YOUNG,
         Why.REBUILDING,
         Why.NO_ROOT,
     }

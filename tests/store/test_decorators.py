@@ -11,13 +11,52 @@ import pytest
 from offload_conformance import Asynchronous, Run
 
 from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, TryAgain
+from offload.formats.keys import is_decisive, sides_of
 from offload.store.faults import Call, Fault, FaultyStore, Rule
+from offload.store.hashed import HashedStore
 from offload.store.limit import LimitedStore, Limits
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore, StoreMetrics
 from offload.store.port import Body, ObjectStore
 from offload.store.prefix import PrefixStore
 from offload.store.retry import RetryingStore, RetryPolicy
+from offload.store.split import SplitStore
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda store: PrefixStore(store, "below/here"),
+        lambda store: HashedStore(store, lone="tier."),
+        lambda store: SplitStore(store, MemoryStore(), decisive=is_decisive, sides_of=sides_of),
+        lambda store: RetryingStore(store),
+        lambda store: LimitedStore(store),
+        lambda store: MeteredStore(store),
+        lambda store: FaultyStore(store),
+    ],
+)
+def test_unfinished_uploads_are_found_and_aborted_behind_each(
+    wrap: Callable[[ObjectStore], ObjectStore],
+) -> None:
+    """Under the names that the caller knows."""
+
+    async def main() -> None:
+        store = wrap(MemoryStore())
+        for key in ("orders/data/1", "orders/data/2", "other/data/1"):
+            await store.start_upload(key)
+        done = await store.start_upload("orders/data/3")
+        await done.put_part(1, b"part")
+        await done.complete()
+
+        found = await store.unfinished_uploads("orders/data/")
+        await store.abort_upload(found[0])
+        await store.abort_upload(found[0])
+
+        assert sorted(upload.key for upload in found) == ["orders/data/1", "orders/data/2"]
+        left = [upload.key for upload in await store.unfinished_uploads("")]
+        assert sorted(left) == sorted([found[1].key, "other/data/1"])
+
+    asyncio.run(main())
 
 
 class World:

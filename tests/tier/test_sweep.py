@@ -7,7 +7,7 @@ something named is deleted, so a test that ends has shown that nothing was.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,13 @@ from offload.errors import Denied, Misuse, TryAgain
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import NO_ENTRIES, State
-from offload.formats.sighting import Sighting
+from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
+from offload.store.capabilities import Capabilities
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.store.port import ObjectStore
-from offload.tier.sweep import sweep
+from offload.store.port import ObjectStore, Unfinished
+from offload.store.wrap import StoreDecorator
+from offload.tier.sweep import Sweeper, sweep
 from offload.tier.sweep_notes import SIGHTINGS_MAX
 from offload.tier.sweep_page import ROOTS_KEPT, Why, name_of, rows_named
 from offload.tier.sweep_report import Condemned, SweepReport
@@ -400,6 +402,43 @@ def test_a_delete_that_fails_is_told_and_made_good_by_the_next(yard: Yard) -> No
     assert yard.garbage() == set()
 
 
+@pytest.mark.parametrize("batch_max", [None, 1, 3, 1000])
+def test_no_request_deletes_more_than_the_store_takes(yard: Yard, batch_max: int | None) -> None:
+    sizes = []
+
+    class Counting(StoreDecorator):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(self.inner.capabilities, delete_batch_max=batch_max)
+
+        async def delete(self, keys: Sequence[str]) -> None:
+            sizes.append(len(keys))
+            await self.inner.delete(keys)
+
+    dropped = yard.prepare()
+    for _ in range(7):
+        yard.upload(dropped)
+    yard.abort(dropped)
+
+    once(yard, store=Counting(yard.store), grace_seconds=0, page_keys_max=1000)
+
+    assert max(sizes) == min(7, batch_max or 7)
+    assert yard.garbage() == set()
+
+
+def test_a_sighting_of_hostile_size_is_not_even_read(yard: Yard) -> None:
+    yard.fragments(1)
+    name = KEYS.sighting(5, UUID(int=5))
+    yard.objects[name] = bytes(SIZE_BYTES_MAX + 1)
+    store = FaultyStore(yard.store)
+
+    report = once(yard, store=store)
+
+    assert "sighting size" in report.streams[0].notes[0]
+    assert ("get", name) not in store.calls
+    assert name not in yard.objects
+
+
 def test_progress_is_told_after_every_page_and_delete(yard: Yard) -> None:
     yard.fragments(9)
     seen: list[int] = []
@@ -523,9 +562,10 @@ def test_a_sighting_under_another_name_is_no_older_for_it(yard: Yard) -> None:
     time_ms, uid = KEYS.parse_sighting(name) or (0, UUID(int=0))
     yard.objects[KEYS.sighting(time_ms - 7_200_000, uid)] = dict.pop(yard.objects, name)
 
-    once(yard)
+    report = once(yard)
 
     assert key in yard.objects
+    assert "sighting name" in report.streams[0].notes[0]
 
 
 def test_a_clock_that_went_back_costs_time_and_nothing_else(yard: Yard) -> None:
@@ -631,6 +671,106 @@ def test_sixteen_young_sightings_are_enough(yard: Yard) -> None:
     assert sightings(yard) == before
     assert report.streams[0].waits.objects[Why.DROPPED] == 2
     assert second in yard.objects
+
+
+# What a sweeper that lives on remembers.
+
+
+def test_a_sweeper_forgets_what_it_saw_before_a_rebuild(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    sweeper = yard.sweeper()
+    run(sweeper.sweep())
+    yard.manifest = replace(yard.base, version=yard.base.version + 2**32 - 100)
+    yard.objects[KEYS.root(yard.base.version)] = yard.base.encode()
+    yard.seconds += 2 * HOUR
+
+    run(sweeper.sweep())
+    assert key in yard.objects
+    yard.seconds += HOUR
+    run(sweeper.sweep())
+
+    assert key not in yard.objects
+
+
+def test_a_sweeper_remembers_also_where_it_did_not_get_through(yard: Yard) -> None:
+    dropped = yard.prepare()
+    key = yard.upload(dropped)
+    yard.abort(dropped)
+    store = FaultyStore(yard.store)
+    sweeper = Sweeper(store, env=yard.env, page_keys_max=1000)
+    run(sweeper.sweep())
+    store.rules.append(Rule(Fault.FAIL_BEFORE, "delete", nth=1))
+    yard.seconds += HOUR
+
+    assert run(sweeper.sweep()).errors
+    assert key in yard.objects
+    run(sweeper.sweep())
+
+    assert key not in yard.objects
+
+
+# Uploads that a crash interrupted.
+
+
+def unfinished(store: ObjectStore) -> set[str]:
+    return {upload.key for upload in run(store.unfinished_uploads(""))}
+
+
+def test_uploads_of_attempts_that_were_dropped_are_aborted(yard: Yard) -> None:
+    runs, dropped = yard.prepare(), yard.prepare()
+    keys = [KEYS.fragment(0, runs), KEYS.fragment(0, dropped), "somebody/else"]
+    for key in keys:
+        run(yard.store.start_upload(key))
+    yard.abort(dropped)
+    told: list[Condemned] = []
+
+    once(yard, dry_run=True, tell=told.append)
+    assert unfinished(yard.store) == {*keys}
+    report = once(yard)
+
+    assert unfinished(yard.store) == {keys[0], keys[2]}
+    assert report.streams[0].deleted.objects[Why.UNFINISHED] == 1
+    assert [condemned.key for condemned in told] == [keys[1]]
+
+
+def test_a_young_upload_is_left_alone(yard: Yard) -> None:
+    run(yard.store.start_upload(KEYS.fragment(0, UUID(int=1))))
+
+    report = once(yard, uploads_seconds=1e12)
+
+    assert len(unfinished(yard.store)) == 1
+    assert report.streams[0].stays.objects[Why.YOUNG] == 1
+
+
+def test_an_upload_that_begins_while_a_sweep_stalls_is_safe() -> None:
+    """Listed first, judged afterwards: what is listed began after its attempt was prepared."""
+    stores: list[ObjectStore] = []
+
+    def begin(yard: Yard) -> tuple[Stalled[SweepReport], Callable[[], None]]:
+        def prepare_and_upload() -> None:
+            run(yard.store.start_upload(KEYS.fragment(0, yard.prepare())))
+
+        stores.append(yard.store)
+        run(yard.store.start_upload("somebody/else"))
+        return at_once(yard), prepare_and_upload
+
+    reports = stalls(begin)
+
+    assert len(reports) > 5
+    assert all(len(unfinished(store)) == 2 for store in stores[:-1])
+
+
+def test_a_store_that_forbids_to_list_uploads_gives_a_note(yard: Yard) -> None:
+    class Forbids(StoreDecorator):
+        async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+            raise Denied("the credentials lack s3:ListBucketMultipartUploads")
+
+    report = once(yard, store=Forbids(yard.store))
+
+    assert report.errors == []
+    assert "s3:ListBucketMultipartUploads" in report.streams[0].notes[0]
 
 
 # All of it together.
