@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from offload.tier.sweep import Sweeper, sweep
     from offload.tier.sweep_report import SweepReport
     from offload.tier.sync import StreamReport, sync
-    from offload.tier.verify import VerifyReport, verify
+    from offload.tier.verify import verify
+    from offload.tier.verify_report import VerifyLevel, VerifyReport
 
 __all__ = [
     "AlreadyExists",
@@ -110,6 +111,7 @@ __all__ = [
     "TryAgain",
     "UnsupportedFormat",
     "Upload",
+    "VerifyLevel",
     "VerifyReport",
     "build_chunk",
     "hookimpl",
@@ -178,7 +180,8 @@ _HOMES = {
     "TryAgain": "offload.errors",
     "UnsupportedFormat": "offload.errors",
     "Upload": "offload.store.port",
-    "VerifyReport": "offload.tier.verify",
+    "VerifyLevel": "offload.tier.verify_report",
+    "VerifyReport": "offload.tier.verify_report",
     "build_chunk": "offload.formats.chunk_writer",
     "hookimpl": "offload.plugins",
     "open_source": "offload.tier.opening",

@@ -25,7 +25,8 @@ from offload.source import Source
 from offload.tier.opening import open_source, open_tier
 from offload.tier.reader import Messages, StreamReader
 from offload.tier.sync import StreamReport, sync
-from offload.tier.verify import VerifyReport, verify
+from offload.tier.verify import verify
+from offload.tier.verify_report import VerifyReport
 
 T = TypeVar("T")
 

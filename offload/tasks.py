@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 async def run_each(work: Callable[[T], Awaitable[None]], items: Iterable[T], *, at_once: int) -> None:
@@ -28,6 +30,29 @@ async def run_each(work: Callable[[T], Awaitable[None]], items: Iterable[T], *, 
     except BaseExceptionGroup as errors:
         first = _first(errors)
         raise first from first.__cause__
+
+
+async def in_order(
+    work: Callable[[T], Coroutine[Any, Any, R]], items: AsyncIterable[T], *, at_once: int
+) -> AsyncGenerator[tuple[T, R], None]:
+    """Each item with its result, in order of the items, `at_once` under way. Close it.
+
+    An error is raised in its item's turn: what came before was yielded. What is under way then is cancelled.
+    """
+    under_way: deque[tuple[T, asyncio.Task[R]]] = deque()
+    try:
+        async for item in items:
+            under_way.append((item, asyncio.create_task(work(item))))
+            if len(under_way) == at_once:
+                yield under_way[0][0], await under_way[0][1]
+                under_way.popleft()
+        while under_way:
+            yield under_way[0][0], await under_way[0][1]
+            under_way.popleft()
+    finally:
+        for _, task in under_way:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

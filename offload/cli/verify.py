@@ -1,4 +1,4 @@
-"""`offload verify`: every object of a tier against manifest and checksums."""
+"""`offload verify`: the objects of a tier against manifest and checksums, as closely as is asked for."""
 
 from __future__ import annotations
 
@@ -9,35 +9,59 @@ import typer
 from rich.status import Status
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import error_line, one_line, print_json, size_text, stderr
+from offload.cli.output import error_line, one_line, print_json, print_note, size_text, stderr
 from offload.cli.state import State, run_async
+from offload.errors import OffloadError
 from offload.events import DamageFound
-from offload.tier.verify import VerifyReport
 from offload.tier.verify import verify as verify_tier
+from offload.tier.verify_report import VerifyLevel, VerifyReport
 
 
 def verify(
     context: typer.Context,
     tier: Tier,
     stream: Annotated[str | None, typer.Argument(help="Only this stream.")] = None,
+    level: Annotated[
+        VerifyLevel,
+        typer.Option(
+            help="manifest: what is named is there, with its size. bytes: every object is read whole."
+        ),
+    ] = VerifyLevel.BYTES,
+    after: Annotated[
+        str, typer.Option(metavar="OBJECT", help="Go on behind this object, where an earlier run came to.")
+    ] = "",
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Read every object of TIER and hold it against its checksums, its key and the manifest."""
+    """Hold the objects of TIER against their checksums, their keys and the manifest."""
     state: State = context.obj
+    report = VerifyReport(level=level)
 
-    async def main() -> VerifyReport:
+    async def main() -> None:
         async with state.tier(tier, option) as offloader:
             with _Status() as progress:
-                return await verify_tier(offloader, stream=stream, progress=progress)
+                await verify_tier(
+                    offloader, stream=stream, level=level, after=after, report=report, progress=progress
+                )
 
-    report = run_async(main)
-    for damage in report.damages:
-        state.plugins.emit(DamageFound(damage=damage))
-    if json:
-        print_json(report.as_json(), indent=2)
-    else:
-        _show(report)
+    def tell() -> None:
+        for damage in report.damages:
+            state.plugins.emit(DamageFound(damage=damage))
+        if json:
+            print_json(report.as_json(), indent=2)
+        else:
+            _show(report)
+
+    try:
+        run_async(main)
+    except (KeyboardInterrupt, OffloadError):
+        if report.judged_to is not None:
+            tell()
+            print_note(
+                f"everything up to {report.judged_to} was judged; go on with --after {report.judged_to}"
+            )
+        raise
+    tell()
     return 1 if report.damages else 0
 
 
@@ -46,8 +70,14 @@ def _show(report: VerifyReport) -> None:
         print(f"DAMAGE {error_line(damage)}")
     for row in report.unreferenced:
         print(f"unreferenced {one_line(row.key)}: {row.reason}")
-    verdict = f"{len(report.damages)} damaged" if report.damages else "all of them sound"
+    verdict = f"{len(report.damages)} damaged" if report.damages else SOUND[report.level]
     print(f"{report.streams} streams, {report.objects} objects, {size_text(report.bytes)}: {verdict}")
+
+
+SOUND = {
+    VerifyLevel.MANIFEST: "all there, with the right sizes; no fragment was read",
+    VerifyLevel.BYTES: "all of them sound",
+}
 
 
 class _Status:
@@ -68,5 +98,6 @@ class _Status:
     def _show(self, report: VerifyReport) -> None:
         if self._live is not None:
             self._live.update(
-                f"{report.objects} objects, {size_text(report.bytes)}, {len(report.damages)} damaged"
+                f"{report.level.value}: {report.objects} objects, {size_text(report.bytes)}, "
+                f"{len(report.damages)} damaged"
             )

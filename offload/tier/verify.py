@@ -1,100 +1,74 @@
-"""Verifying a tier: every object against every checksum, against its key, and against the manifest.
+"""Verifying a tier: its objects against checksums, against their keys, and against the manifest.
 
-Objects are listed first and judged afterwards by the newest root, as in the sweep: so a verify that
-runs beside a sync neither calls a fresh upload damage nor misses what was committed meanwhile.
+Objects are judged in order of their keys, page by page: a page is listed first and judged afterwards by the
+newest root, as in the sweep. So a verify that runs beside a sync neither calls a fresh upload damage nor
+misses what was committed meanwhile; and one that was interrupted goes on behind the last key it judged.
 
-Invariants: nothing is changed; every object of the prefix is read whole, superseded roots and
-fragments that no root names included; an object that nobody names is explained, not blamed.
+Invariants: nothing is changed; what a manifest names is looked for, at every level; an object that nobody
+names is explained, not blamed. At the level of bytes every object is read whole, superseded roots and
+fragments that no root names included; at those below no fragment is read. Memory is what
+`tier.verify_page` says, a few windows, and the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, cast
 from uuid import UUID
 
-import numpy as np
-
 from offload.env import Env
-from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded, OffloadError, UnsupportedFormat
+from offload.errors import (
+    Absent,
+    Corrupt,
+    Misuse,
+    NotFound,
+    NotOffloaded,
+    OffloadError,
+    UnsupportedFormat,
+)
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.group import group_size_bytes
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
-from offload.formats.manifest import Entries, Entry, Manifest, State, decode_entries
+from offload.formats.manifest import Entries, Entry, Manifest, State
 from offload.manifest.commit import RootLog, decode_root
-from offload.manifest.groups import fetch_group, key_of
-from offload.manifest.tree import Tree
+from offload.manifest.groups import GroupCache, fetch_group
+from offload.manifest.tree import LoadGroup
 from offload.offloader import LedgerOffloader
 from offload.store.port import Listed, ObjectStore
-from offload.tasks import run_each
+from offload.tasks import in_order
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
 from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
 from offload.tier.place import get_anchor
+from offload.tier.verify_page import PAGE_ROWS, NamedHere, Page, named_in, pages
+from offload.tier.verify_report import Unreferenced, VerifyLevel, VerifyReport
 
 OBJECTS_AT_ONCE: Final = 4
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreferenced:
-    """An object that no manifest names, and why it is there."""
-
-    key: str
-    attempt: UUID | None
-    reason: str
-
-    def as_json(self) -> dict[str, object]:
-        """A row of the report."""
-        attempt = None if self.attempt is None else str(self.attempt)
-        return {"object": self.key, "attempt": attempt, "reason": self.reason}
-
-
-@dataclass(slots=True, kw_only=True)
-class VerifyReport:
-    """What was read and what was found."""
-
-    streams: int = 0
-    objects: int = 0
-    bytes: int = 0
-    damages: list[Corrupt] = field(default_factory=list)
-    unreferenced: list[Unreferenced] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, object]:
-        """The document of `offload verify --json`."""
-        return {
-            "streams": self.streams,
-            "objects": self.objects,
-            "bytes": self.bytes,
-            "damages": [damage_as_json(damage) for damage in self.damages],
-            "unreferenced": [row.as_json() for row in self.unreferenced],
-        }
-
-
-def damage_as_json(damage: Corrupt) -> dict[str, object]:
-    """A row of the report's damages."""
-    return {
-        "stream": damage.stream,
-        "object": damage.where,
-        "position": damage.position,
-        "what": damage.what,
-        "expected": str(damage.expected),
-        "found": str(damage.found),
-    }
+Judge = Callable[[VerifyReport], Awaitable[None]]
+"""Judges one object, and says in its report what there is to say."""
 
 
 async def verify(
     tier: LedgerOffloader | ObjectStore,
     *,
     stream: str | None = None,
+    level: VerifyLevel = VerifyLevel.BYTES,
+    after: str = "",
+    page_rows_max: int = PAGE_ROWS,
     env: Env | None = None,
+    report: VerifyReport | None = None,
     progress: Callable[[VerifyReport], None] = lambda report: None,
 ) -> VerifyReport:
-    """Check a tier, or one stream of it. `progress` is told after every object.
+    """Check a tier, or one stream of it, from behind the key `after`. `progress` is told after every object.
 
+    Whoever gives an empty `report` has it also where an error or a cancellation ends this: it then says up to
+    where everything was judged.
     Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader
-    that keeps no objects; damage is reported, not raised.
+    that keeps no objects, or an `after` outside the stream; damage is reported, not raised.
     """
     if isinstance(tier, ObjectStoreOffloader):
         with suppress(Corrupt, NotOffloaded, UnsupportedFormat):  # which are found again, and reported
@@ -102,43 +76,83 @@ async def verify(
     store = tier.store if isinstance(tier, ObjectStoreOffloader) else tier
     if isinstance(store, LedgerOffloader):
         raise Misuse(f"{store.url} is no object store; ask its backend for a way to verify it")
-    verifier = _Verifier(store=store, env=env or Env(), progress=progress)
-    await verifier.run(stream)
-    return verifier.report
+    report = VerifyReport() if report is None else report
+    report.level = level
+    verifier = _Verifier(
+        store=store, env=env or Env(), report=report, progress=progress, page_rows_max=page_rows_max
+    )
+    await verifier.run(stream, after)
+    return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What stands under one first part of keys: a stream, or strangers."""
+
+    part: str
+    stream: str | None
+    """None: nobody knows whose objects these are."""
+
+    anchor: VerifyReport | None = None
+    """What is to be said of the stream's anchor, in its turn."""
+
+    groups: GroupCache = field(default_factory=GroupCache)
+
+    @property
+    def anchor_key(self) -> str:
+        return f"{self.part}stream.anchor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Object:
+    """An object and how to judge it. What is raised is its damage."""
+
+    key: str
+    stream: str | None
+    judge: Judge
 
 
 @dataclass(kw_only=True)
 class _Verifier:
     store: ObjectStore
     env: Env
+    report: VerifyReport
     progress: Callable[[VerifyReport], None]
-    report: VerifyReport = field(default_factory=VerifyReport)
-    _groups: set[str] = field(default_factory=set)
+    page_rows_max: int
 
-    async def run(self, stream: str | None) -> None:
-        parts: dict[str, list[Listed]] = {}
-        async for listed in self.store.list("" if stream is None else escape(stream) + "/"):
-            parts.setdefault(listed.key.partition("/")[0], []).append(listed)
-        await self._check_tier_anchor(any_object=bool(parts))
-        parts.pop(TIER_ANCHOR, None)
-        if stream is not None and not parts:
-            raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
-        for part, objects in parts.items():
-            await self._check_part(part, objects)
-        if stream is not None and not self.report.streams and not self.report.damages:
-            raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
+    async def run(self, stream: str | None, after: str) -> None:
+        prefix = "" if stream is None else escape(stream) + "/"
+        if after and not after.startswith(prefix):
+            raise Misuse(f"{after!r} is no object of stream {stream!r}")
+        await self._check_tier_anchor(stream, is_first=not after)
+        objects = self._objects(prefix, after, stream)
+        verdicts = in_order(self._judged, objects, at_once=OBJECTS_AT_ONCE)
+        async with aclosing(objects), aclosing(verdicts):
+            async for one, found in verdicts:
+                self.report.add(found)
+                self.report.judged_to = one.key
+                self.progress(self.report)
 
-    async def _check_tier_anchor(self, *, any_object: bool) -> None:
+    async def _judged(self, one: _Object) -> VerifyReport:
+        report = VerifyReport()
+        try:
+            await one.judge(report)
+        except (Corrupt, UnsupportedFormat) as exc:
+            report.damages.append(_as_damage(exc, one.key, one.stream))
+        return report
+
+    async def _check_tier_anchor(self, stream: str | None, *, is_first: bool) -> None:
+        """It is needed first, so it is judged first, and not again by who goes on."""
         try:
             raw = await get_anchor(self.store, TIER_ANCHOR)
         except NotFound as exc:
-            if any_object and await self._holds_a_stream():
-                self._damaged(Corrupt("anchor", TIER_ANCHOR, expected="present", found="absent"))
-                return
-            raise NotOffloaded(f"{self.store.url} is no tier: it has no {TIER_ANCHOR}") from exc
-        with self._judging(TIER_ANCHOR, None):
-            self._count(len(raw))
-            TierAnchor.decode(raw, where=TIER_ANCHOR)
+            if not await self._holds_a_stream():
+                raise NotOffloaded(f"{self.store.url} is no tier: it has no {TIER_ANCHOR}") from exc
+            raw = None
+        if is_first:
+            judge = partial(_judge_tier_anchor, raw)
+            self.report.add(await self._judged(_Object(key=TIER_ANCHOR, stream=None, judge=judge)))
+            self.progress(self.report)
 
     async def _holds_a_stream(self) -> bool:
         async for listed in self.store.list(""):
@@ -146,201 +160,244 @@ class _Verifier:
                 return True
         return False
 
-    async def _check_part(self, part: str, objects: list[Listed]) -> None:
-        """All objects under one first part of keys: those of one stream, or strangers."""
-        stream = await self._stream_of(part, objects)
-        if stream is None:
-            return
-        self.report.streams += 1
-        keys = StreamKeys(stream)
-        newest = await self._newest(keys)
-        named = {} if newest is None else await self._named(newest, keys)
-        listed_keys = {listed.key for listed in objects}
-        # Committed since the listing: not listed, but named.
-        late = [
-            Listed(key, entry.stored_size_bytes) for key, entry in named.items() if key not in listed_keys
-        ]
+    async def _objects(self, prefix: str, after: str, stream: str | None) -> AsyncGenerator[_Object, None]:
+        """All that is listed or named, in order of keys, each with its judge."""
+        here = _Part(part="", stream=None)
+        rows = self.store.list(prefix, after=after)
+        async with aclosing(pages(rows, after=after, rows_max=self.page_rows_max)) as listing:
+            async for page in listing:
+                if page.part != here.part:
+                    here = await self._open(page.part)
+                    if stream is not None and here.anchor is None:
+                        break
+                if here.stream is None:
+                    strangers = [row.key for row in page.rows if row.key != TIER_ANCHOR]
+                    judges: dict[str, Judge] = {key: partial(_explain_strange, key) for key in strangers}
+                else:
+                    judges = await self._judges(page, here.stream, here.groups)
+                if here.anchor is not None and page.holds(here.anchor_key):
+                    judges[here.anchor_key] = partial(_repeat, here.anchor)
+                for key in sorted(judges):
+                    yield _Object(key=key, stream=here.stream, judge=judges[key])
+        if stream is not None and here.anchor is None:
+            raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
 
-        async def check(listed: Listed) -> None:
-            await self._check_object(listed, keys, newest, named)
-
-        await run_each(check, [*objects, *late], at_once=OBJECTS_AT_ONCE)
-
-    async def _stream_of(self, part: str, objects: list[Listed]) -> str | None:
-        """The stream under this part. Without a sound anchor its name is taken from elsewhere."""
-        anchor = f"{part}/stream.anchor"
-        if anchor not in {listed.key for listed in objects}:
-            strangers = not looks_escaped(part) or not any(
-                "/metadata/root." in listed.key for listed in objects
-            )
-            if strangers:
-                self._strange(objects)
-                return None
-            self._damaged(Corrupt("anchor", anchor, expected="present", found="absent"))
-            return await self._name_in_roots(part, objects)
-        raw = await get_anchor(self.store, anchor)
-        self._count(len(raw))
+    async def _open(self, part: str) -> _Part:
+        """Find out whose objects these are. Without a sound anchor the name is taken from elsewhere."""
+        if not part:
+            return _Part(part=part, stream=None)
+        anchor, found = f"{part}stream.anchor", VerifyReport()
+        try:
+            raw = await get_anchor(self.store, anchor)
+        except NotFound:
+            roots = await self._roots(part) if looks_escaped(part[:-1]) else []
+            if not roots:
+                return _Part(part=part, stream=None)
+            found.damages.append(Corrupt("anchor", anchor, expected="present", found="absent"))
+            return self._part(part, await self._name_in(roots, part), found)
+        _count(found, len(raw))
         try:
             stream = StreamAnchor.decode(raw, where=anchor).stream
             check_stream_anchor(raw, StreamKeys(stream))
             if StreamKeys(stream).anchor != anchor:
-                raise Corrupt("anchor", anchor, expected=f"the name behind {part}", found=stream)
+                raise Corrupt("anchor", anchor, expected=f"the name behind {part[:-1]}", found=stream)
         except (Corrupt, UnsupportedFormat) as exc:
-            self._damaged(_as_damage(exc, anchor, None))
-            return await self._name_in_roots(part, objects)
-        return stream
+            found.damages.append(_as_damage(exc, anchor, None))
+            return self._part(part, await self._name_in(await self._roots(part), part), found)
+        return self._part(part, stream, found)
 
-    async def _name_in_roots(self, part: str, objects: list[Listed]) -> str | None:
-        """The stream's name as its newest readable root says it; strangers where there is none."""
-        for listed in reversed(objects):
-            if "/metadata/root." not in listed.key:
-                continue
+    def _part(self, part: str, stream: str | None, anchor: VerifyReport) -> _Part:
+        anchor.streams = int(stream is not None)
+        return _Part(part=part, stream=stream, anchor=anchor)
+
+    async def _roots(self, part: str) -> list[str]:
+        return [row.key async for row in self.store.list(f"{part}metadata/root.")]
+
+    async def _name_in(self, roots: list[str], part: str) -> str | None:
+        """The stream's name as its newest readable root says it."""
+        for key in reversed(roots):
             try:
-                manifest = Manifest.decode(await self.store.get(listed.key), where=listed.key)
+                manifest = Manifest.decode(await self.store.get(key), where=key)
             except (Corrupt, NotFound, UnsupportedFormat):
                 continue
-            if escape(manifest.stream) == part:
+            if StreamKeys(manifest.stream).prefix == part:
                 return manifest.stream
-        self._strange(objects)
         return None
 
-    async def _newest(self, keys: StreamKeys) -> Manifest | None:
+    async def _newest(self, stream: str) -> Manifest | None:
         try:
-            return await RootLog(store=self.store, stream=keys.stream, env=self.env).load_newest()
+            return await RootLog(store=self.store, stream=stream, env=self.env).load_newest()
         except (Corrupt, UnsupportedFormat):
             return None  # the root is among the objects, and is reported as one of them
 
-    async def _named(self, newest: Manifest, keys: StreamKeys) -> dict[str, Entry]:
-        """The live fragments by their keys. The groups above them are read, checked and counted."""
-        named: dict[str, Entry] = {}
-        levels = [newest.entries]
-        while levels:
-            entries = levels.pop()
-            for row in np.flatnonzero(entries["kind"]):
-                one = entries[row : row + 1]
-                self._groups.add(key_of(keys.stream, one))
-                with self._judging(key_of(keys.stream, one), keys.stream):
-                    below = (await fetch_group(self.store, newest, one)).entries
-                    self._count(group_size_bytes(len(below)))
-                    levels.append(below)
-            live = entries["first_offset"] + entries["records"] > np.uint64(newest.first_offset)
-            leaves = decode_entries(entries[(entries["kind"] == 0) & live])
-            named |= {keys.fragment(e.first_offset, e.attempt): e for e in leaves}
-        return named
-
-    async def _check_object(
-        self, listed: Listed, keys: StreamKeys, newest: Manifest | None, named: dict[str, Entry]
-    ) -> None:
-        key = listed.key
-        if key == keys.anchor:
-            return  # checked to find the stream's name
-        if (version := keys.parse_root(key)) is not None:
-            await self._check_root(key, version, keys)
-        elif newest is not None and key in named:
-            await self._check_named(key, listed.size_bytes, keys, newest, named[key])
-        elif (parsed := keys.parse_fragment(key)) is not None:
-            await self._check_unnamed(listed, parsed[1], keys, newest)
-        elif (group := keys.parse_group(key)) is not None:
-            if key not in self._groups:
-                self._unnamed_group(listed, newest, version=group[1])
-        elif keys.parse_sighting(key) is not None:
-            reason = "a sweep's note of what it found; a later sweep uses and removes it"
-            self.report.unreferenced.append(Unreferenced(key=key, attempt=None, reason=reason))
-        else:
-            self._strange([listed])
-
-    async def _check_root(self, key: str, version: int, keys: StreamKeys) -> None:
-        with self._judging(key, keys.stream):
-            try:
-                raw = await self.store.get(key)
-            except NotFound:
-                return  # superseded, and swept since it was listed
-            self._count(len(raw))
-            decode_root(raw, keys.stream, version, where=key)
-
-    async def _check_named(
-        self, key: str, size_bytes: int, keys: StreamKeys, newest: Manifest, entry: Entry
-    ) -> None:
-        with self._judging(key, keys.stream):
-            try:
-                checked = await check_fragment(self.store, key, size_bytes=size_bytes)
-            except NotFound:
-                again = await self._newest(keys)
-                if again is not None and await _is_named(self.store, again, entry):
-                    raise Corrupt("object", key, expected="present", found="absent") from None
-                return
-            finally:
-                self._count(size_bytes)
-            if checked.checksum != entry.checksum:
-                raise Corrupt("object checksum", key, expected=entry.checksum, found=checked.checksum)
-            check_entry(checked.tail.trailer, newest, entry, where=key)
-
-    async def _check_unnamed(
-        self, listed: Listed, attempt: UUID, keys: StreamKeys, newest: Manifest | None
-    ) -> None:
-        reason = _reason(attempt, newest)
-        self.report.unreferenced.append(Unreferenced(key=listed.key, attempt=attempt, reason=reason))
-        with self._judging(listed.key, keys.stream):
-            try:
-                await check_fragment(self.store, listed.key, size_bytes=listed.size_bytes)
-            except NotFound:
-                return  # swept since it was listed
-            self._count(listed.size_bytes)
-
-    def _unnamed_group(self, listed: Listed, newest: Manifest | None, *, version: int) -> None:
-        decided = newest is not None and version <= newest.version
-        reason = "no sound root says whether it is named"
+    async def _judges(self, page: Page, stream: str, groups: GroupCache) -> dict[str, Judge]:
+        """How to judge what is listed in a page of a stream, and what is named there."""
+        newest = await self._newest(stream)
+        named = NamedHere()
         if newest is not None:
-            reason = (
-                "a commit that lost, or one that was superseded, made it; nothing will ever name it"
-                if decided
-                else "a commit is under way, or the next one supersedes what a crash left"
-            )
-        self.report.unreferenced.append(Unreferenced(key=listed.key, attempt=None, reason=reason))
-
-    def _strange(self, objects: Iterable[Listed]) -> None:
-        for listed in objects:
-            reason = "not an object of this format; nothing here will ever touch it"
-            if listed.key.startswith(TIER_PREFIX):
-                reason = "left by a trial of the store that was interrupted; nothing reads it, and it may go"
-            self.report.unreferenced.append(Unreferenced(key=listed.key, attempt=None, reason=reason))
-
-    def _judging(self, key: str, stream: str | None) -> _Judging:
-        return _Judging(self, key, stream)
-
-    def _damaged(self, damage: Corrupt) -> None:
-        self.report.damages.append(damage)
-        self.progress(self.report)
-
-    def _count(self, size_bytes: int) -> None:
-        self.report.objects += 1
-        self.report.bytes += size_bytes
-        self.progress(self.report)
+            named = await named_in(page, newest, partial(groups.load, self.store))
+        judge = _StreamJudge(
+            store=self.store,
+            level=self.report.level,
+            keys=StreamKeys(stream),
+            newest=newest,
+            named=named,
+            reload=partial(self._newest, stream),
+        )
+        listed = {row.key: row for row in page.rows}
+        return {
+            key: partial(judge.judge, key, listed.get(key))
+            for key in listed.keys() | named.fragments.keys() | named.groups.keys()
+        }
 
 
-async def _is_named(store: ObjectStore, manifest: Manifest, entry: Entry) -> bool:
-    async def load(base: Manifest, one: Entries) -> Entries:
-        return (await fetch_group(store, base, one)).entries
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StreamJudge:
+    """Judges objects of one stream's page by the root that was the newest after the page was listed."""
 
-    return await Tree(manifest, load).names(entry.first_offset, entry.attempt)
+    store: ObjectStore
+    level: VerifyLevel
+    keys: StreamKeys
+    newest: Manifest | None
+    named: NamedHere
+    reload: Callable[[], Awaitable[Manifest | None]]
 
+    async def judge(self, key: str, listed: Listed | None, report: VerifyReport) -> None:
+        """Judge one object that is listed or named, or both."""
+        if (entry := self.named.fragments.get(key)) is not None:
+            await self._named(key, listed, entry, report)
+        elif (group := self.named.groups.get(key)) is not None:
+            await self._group(key, group, report)
+        elif listed is None or key == self.keys.anchor:
+            return  # the anchor was judged to find the stream's name
+        elif (version := self.keys.parse_root(key)) is not None:
+            await self._root(key, version, report)
+        elif (fragment := self.keys.parse_fragment(key)) is not None:
+            await self._unnamed(listed, *fragment, report)
+        elif (parsed := self.keys.parse_group(key)) is not None:
+            _explain(report, key, reason=self._why_group(first_offset=parsed[0], version=parsed[1]))
+        elif self.keys.parse_sighting(key) is not None:
+            _explain(report, key, reason="a sweep's note of what it found; a later sweep uses and removes it")
+        else:
+            await _explain_strange(key, report)
 
-@dataclass(slots=True)
-class _Judging:
-    """Turns what breaks a format into a row of the report."""
+    async def _root(self, key: str, version: int, report: VerifyReport) -> None:
+        """Below the level of bytes, a root that was superseded is not read: nothing rests on it."""
+        if self.level is not VerifyLevel.BYTES and self.newest is not None and version < self.newest.version:
+            return
+        try:
+            raw = await self.store.get(key)
+        except NotFound:
+            return  # superseded, and swept since it was listed
+        _count(report, len(raw))
+        decode_root(raw, self.keys.stream, version, where=key)
 
-    verifier: _Verifier
-    key: str
-    stream: str | None
+    async def _group(self, key: str, entry: Entries, report: VerifyReport) -> None:
+        assert self.newest is not None
+        try:
+            group = await fetch_group(self.store, self.newest, entry)
+        except Absent:
+            if await self._is_still_named(key):
+                raise
+            return
+        _count(report, group_size_bytes(len(group.entries)))
 
-    def __enter__(self) -> None:
-        pass
+    async def _named(self, key: str, listed: Listed | None, entry: Entry, report: VerifyReport) -> None:
+        try:
+            # What was committed since the listing is named and not listed.
+            await self._check_named((listed or await self._list_now(key)).size_bytes, key, entry, report)
+        except NotFound:
+            if await self._is_still_named(key):
+                raise Absent(key, self.keys.stream) from None
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, (Corrupt, UnsupportedFormat)):
+    async def _list_now(self, key: str) -> Listed:
+        async with aclosing(cast("AsyncGenerator[Listed, None]", self.store.list(key))) as rows:
+            async for row in rows:
+                if row.key == key:
+                    return row
+        raise NotFound(key, store=self.store.url)
+
+    async def _check_named(self, size_bytes: int, key: str, entry: Entry, report: VerifyReport) -> None:
+        assert self.newest is not None
+        if size_bytes != entry.stored_size_bytes:
+            report.objects += 1
+            raise Corrupt("object size", key, expected=entry.stored_size_bytes, found=size_bytes)
+        if self.level is not VerifyLevel.BYTES:
+            report.objects += 1
+            return
+        try:
+            checked = await check_fragment(self.store, key, size_bytes=size_bytes)
+        except Corrupt:
+            _count(report, size_bytes)
+            raise
+        _count(report, size_bytes)
+        if checked.checksum != entry.checksum:
+            raise Corrupt("object checksum", key, expected=entry.checksum, found=checked.checksum)
+        check_entry(checked.tail.trailer, self.newest, entry, where=key)
+
+    async def _unnamed(self, listed: Listed, first_offset: int, attempt: UUID, report: VerifyReport) -> None:
+        reason = _reason(attempt, self.newest)
+        if self.named.hides(first_offset):
+            reason = "the group that would say whether it is named is damaged"
+        _explain(report, listed.key, attempt=attempt, reason=reason)
+        if self.level is not VerifyLevel.BYTES:
+            return
+        with suppress(NotFound):  # swept since it was listed
+            await check_fragment(self.store, listed.key, size_bytes=listed.size_bytes)
+            _count(report, listed.size_bytes)
+
+    def _why_group(self, *, first_offset: int, version: int) -> str:
+        if self.newest is None:
+            return "no sound root says whether it is named"
+        if self.named.hides(first_offset):
+            return "the group that would say whether it is named is damaged"
+        if version > self.newest.version:
+            return "a commit is under way, or the next one supersedes what a crash left"
+        if first_offset < self.newest.first_offset:
+            return "what it names was trimmed, or a commit that lost made it; nothing is read by it any more"
+        return "a commit that lost, or one that was superseded, made it; nothing will ever name it"
+
+    async def _is_still_named(self, key: str) -> bool:
+        """Asked of what is gone: by a root that was read after it was missed."""
+        newest = await self.reload()
+        if newest is None:
             return False
-        self.verifier._damaged(_as_damage(error, self.key, self.stream))
-        return True
+        load: LoadGroup = partial(_load_group, self.store)
+        just_it = Page(part="", after=key[:-1], rows=[Listed(key, 0)], is_last=False)
+        named = await named_in(just_it, newest, load)
+        return key in named.fragments or key in named.groups
+
+
+async def _load_group(store: ObjectStore, manifest: Manifest, entry: Entries) -> Entries:
+    return (await fetch_group(store, manifest, entry)).entries
+
+
+async def _judge_tier_anchor(raw: bytes | None, report: VerifyReport) -> None:
+    if raw is None:
+        raise Corrupt("anchor", TIER_ANCHOR, expected="present", found="absent")
+    _count(report, len(raw))
+    TierAnchor.decode(raw, where=TIER_ANCHOR)
+
+
+async def _repeat(found: VerifyReport, report: VerifyReport) -> None:
+    """Say in an object's turn what was found of it before."""
+    report.add(found)
+
+
+def _count(report: VerifyReport, size_bytes: int) -> None:
+    report.objects += 1
+    report.bytes += size_bytes
+
+
+async def _explain_strange(key: str, report: VerifyReport) -> None:
+    reason = "not an object of this format; nothing here will ever touch it"
+    if key.startswith(TIER_PREFIX):
+        reason = "left by a trial of the store that was interrupted; nothing reads it, and it may go"
+    _explain(report, key, reason=reason)
+
+
+def _explain(report: VerifyReport, key: str, *, reason: str, attempt: UUID | None = None) -> None:
+    report.unreferenced.append(Unreferenced(key=key, attempt=attempt, reason=reason))
 
 
 def _as_damage(error: OffloadError, key: str, stream: str | None) -> Corrupt:

@@ -11,7 +11,7 @@ from command_line import SOURCE, bodies, contents, finish, keys, offload, read, 
 from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 
-DOCUMENT = ["streams", "objects", "bytes", "damages", "unreferenced"]
+DOCUMENT = ["level", "streams", "objects", "bytes", "judged_to", "damages", "unreferenced"]
 
 
 @pytest.fixture(scope="module")

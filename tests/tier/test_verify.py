@@ -19,7 +19,8 @@ from offload.formats.checksums import crc32c
 from offload.formats.fragment import TRAILER
 from offload.formats.manifest import Manifest
 from offload.store.memory import MemoryStore
-from offload.tier.verify import VerifyReport, verify
+from offload.tier.verify import verify
+from offload.tier.verify_report import VerifyReport
 
 CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 SAMPLE = 48

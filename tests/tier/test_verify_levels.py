@@ -1,0 +1,253 @@
+"""How closely a verify looks: what each level finds and asks of the store; and going on where one ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from osiris_writer import append_chunks, write_stream
+from small_tier import Objects, marked_chunks
+
+from offload import ObjectStoreOffloader, Plugins, open_source
+from offload import sync as sync_all
+from offload.errors import Misuse, OffloadError
+from offload.formats.anchor import TierAnchor
+from offload.formats.keys import TIER_ANCHOR
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+from offload.store.port import Listed, ObjectStore
+from offload.store.wrap import StoreDecorator
+from offload.tier.verify import verify
+from offload.tier.verify_report import VerifyLevel, VerifyReport
+
+MANIFEST, BYTES = VerifyLevel.MANIFEST, VerifyLevel.BYTES
+FRAGMENTS = 11
+PAGES = (1, 3, 1000)
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    """Two streams of eleven fragments each, in groups of two: there are mega-groups. Tests damage copies."""
+    folder = tmp_path_factory.mktemp("grouped")
+    store = MemoryStore(objects={TIER_ANCHOR: TierAnchor(branching_factor=2).encode()})
+
+    async def make() -> None:
+        offloader = ObjectStoreOffloader(store)
+        for stream in ("early", "late"):
+            write_stream(folder / stream, marked_chunks(1))
+            for number in range(FRAGMENTS):
+                if number:
+                    append_chunks(folder / stream, marked_chunks(1, first_number=number))
+                source = open_source(f"rabbitmq://{folder}/{stream}", plugins=Plugins.find())
+                async for report in sync_all(source, offloader):
+                    assert report.error is None, report.error
+
+    asyncio.run(make())
+    assert len(of_kind(store.objects, "mgroup")) == 2
+    return store.objects
+
+
+def of_kind(objects: Objects, suffix: str) -> list[str]:
+    return sorted(key for key in objects if key.endswith(f".{suffix}"))
+
+
+def groups_of(objects: Objects) -> list[str]:
+    return [key for key in sorted(objects) if key.endswith("group")]
+
+
+def superseded_roots(objects: Objects) -> set[str]:
+    roots = [
+        of_kind({k: b"" for k in objects if k.startswith(f"{s}/")}, "manifest") for s in ("early", "late")
+    ]
+    return {root for own in roots for root in own[:-1]}
+
+
+def without(objects: Objects, *gone: str) -> Objects:
+    return {key: raw for key, raw in objects.items() if key not in gone}
+
+
+def flipped(objects: Objects, key: str) -> Objects:
+    raw = bytearray(objects[key])
+    raw[len(raw) // 2] ^= 1
+    return objects | {key: bytes(raw)}
+
+
+def verified(
+    tier: Objects | ObjectStore, level: VerifyLevel, *, after: str = "", page_rows_max: int = 1000
+) -> VerifyReport:
+    store = tier if isinstance(tier, ObjectStore) else MemoryStore(objects=dict(tier))
+    return asyncio.run(verify(store, level=level, after=after, page_rows_max=page_rows_max))
+
+
+def blamed(tier: Objects | ObjectStore, level: VerifyLevel, *, page_rows_max: int = 1000) -> list[str]:
+    return [damage.where for damage in verified(tier, level, page_rows_max=page_rows_max).damages]
+
+
+class TestEachLevel:
+    @pytest.mark.parametrize("level", VerifyLevel)
+    @pytest.mark.parametrize("page_rows_max", PAGES)
+    def test_a_sound_tier_has_no_damage(
+        self, objects: Objects, level: VerifyLevel, page_rows_max: int
+    ) -> None:
+        report = verified(objects, level, page_rows_max=page_rows_max)
+
+        assert (report.damages, report.unreferenced) == ([], [])
+        assert report.streams == 2
+        assert report.judged_to == max(objects.keys() - {TIER_ANCHOR})
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    @pytest.mark.parametrize("page_rows_max", PAGES)
+    def test_a_fragment_that_is_gone_is_named(
+        self, objects: Objects, level: VerifyLevel, page_rows_max: int
+    ) -> None:
+        for key in of_kind(objects, "fragment")[::3]:
+            assert blamed(without(objects, key), level, page_rows_max=page_rows_max) == [key]
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    def test_all_fragments_that_are_gone_are_named(self, objects: Objects, level: VerifyLevel) -> None:
+        fragments = of_kind(objects, "fragment")
+
+        assert blamed(without(objects, *fragments), level, page_rows_max=3) == fragments
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    def test_a_fragment_of_another_size_is_named(self, objects: Objects, level: VerifyLevel) -> None:
+        for key in of_kind(objects, "fragment"):
+            for changed in (b"", objects[key][:-1], objects[key] + b"\0"):
+                [damage] = verified(objects | {key: changed}, level).damages
+                assert (damage.where, damage.what) == (key, "object size")
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    @pytest.mark.parametrize("page_rows_max", PAGES)
+    def test_a_group_that_is_gone_or_damaged_is_named_alone(
+        self, objects: Objects, level: VerifyLevel, page_rows_max: int
+    ) -> None:
+        """What stands below it is explained: whether that is named, nobody can say."""
+        for key in groups_of(objects):
+            for damaged in (without(objects, key), flipped(objects, key)):
+                report = verified(damaged, level, page_rows_max=page_rows_max)
+                assert [damage.where for damage in report.damages] == [key]
+                assert {row.reason for row in report.unreferenced} == {
+                    "the group that would say whether it is named is damaged"
+                }
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    def test_a_newest_root_or_an_anchor_that_is_damaged_is_named(
+        self, objects: Objects, level: VerifyLevel
+    ) -> None:
+        others = {*of_kind(objects, "fragment"), *groups_of(objects), *superseded_roots(objects)}
+        for key in objects.keys() - others:
+            assert blamed(flipped(objects, key), level) == [key]
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    def test_an_anchor_that_is_gone_is_named(self, objects: Objects, level: VerifyLevel) -> None:
+        for key in of_kind(objects, "anchor"):
+            assert blamed(without(objects, key), level) == [key]
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    def test_what_was_committed_since_the_listing_is_looked_at(
+        self, objects: Objects, level: VerifyLevel
+    ) -> None:
+        """A long listing need not show it; one that begins now does."""
+        late = [of_kind(objects, "fragment")[-1], groups_of(objects)[0]]
+
+        class Listing(StoreDecorator):
+            async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+                async for row in self.inner.list(prefix, after=after):
+                    if prefix or row.key not in late:
+                        yield row
+
+        whole, seen = verified(objects, level), verified(Listing(MemoryStore(objects=dict(objects))), level)
+
+        assert seen == whole
+        assert blamed(Listing(MemoryStore(objects=objects | {late[0]: b""})), level) == late[:1]
+
+
+class TestManifest:
+    def test_no_fragment_and_no_superseded_root_is_read(self, objects: Objects) -> None:
+        unnamed = "early/data/00000000000000000000.e3dffbb7-2acd-4917-b1e9-4d192617e981.fragment"
+        store = FaultyStore(MemoryStore(objects=objects | {unnamed: b"x"}))
+
+        report = verified(store, MANIFEST)
+
+        read = {key for operation, key in store.calls if operation == "get"}
+        assert read == objects.keys() - {*of_kind(objects, "fragment"), *superseded_roots(objects)}
+        assert [row.key for row in report.unreferenced] == [unnamed]
+        assert report.bytes == sum(len(objects[key]) for key in read)
+        assert report.objects == len(read) + 2 * FRAGMENTS
+
+    def test_a_flipped_bit_of_a_fragment_is_not_found(self, objects: Objects) -> None:
+        """That is what the level of bytes is for."""
+        for key in of_kind(objects, "fragment"):
+            assert blamed(flipped(objects, key), MANIFEST) == []
+            assert blamed(flipped(objects, key), BYTES) == [key]
+
+
+class Enough(OffloadError):
+    """The first part of a verify ends here."""
+
+
+class TestGoingOn:
+    def test_two_parts_say_together_what_one_says(self, objects: Objects) -> None:
+        """Interrupted behind many objects in turn, on a tier with damage of every kind."""
+        fragments, groups = of_kind(objects, "fragment"), groups_of(objects)
+        damaged = without(objects, fragments[6], fragments[FRAGMENTS - 1], groups[1], "late/stream.anchor")
+        damaged = flipped(flipped(damaged, fragments[5]), groups[-1])
+        damaged |= {"README": b"", "early/notes": b"", "early/zoo": b"", "zoo/a": b"", "tier.check.a": b""}
+        whole = verified(damaged, BYTES)
+        keys = sorted({*damaged, *(damage.where for damage in whole.damages)} - {TIER_ANCHOR})
+        assert len(whole.damages) == 6
+
+        for stop in {*keys[::5], *(damage.where for damage in whole.damages)}:
+            first = self._interrupted(damaged, stop)
+            second = verified(damaged, BYTES, after=stop, page_rows_max=4)
+            assert first.judged_to == stop
+            first.add(second)
+            assert first.as_json() == whole.as_json() | {"judged_to": stop}, stop
+
+    def _interrupted(self, objects: Objects, stop: str) -> VerifyReport:
+        report = VerifyReport()
+
+        def progress(now: VerifyReport) -> None:
+            if now.judged_to == stop:
+                raise Enough
+
+        with pytest.raises(Enough):
+            asyncio.run(
+                verify(MemoryStore(objects=dict(objects)), report=report, progress=progress, page_rows_max=3)
+            )
+        return report
+
+    def test_an_error_ends_it_behind_what_was_judged(self, objects: Objects) -> None:
+        """Objects are judged some at once; what is behind the one that failed is not told."""
+        victim = of_kind(objects, "fragment")[3]
+        report = VerifyReport()
+
+        async def fail(operation: str, key: str) -> None:
+            if (operation, key) == ("get", victim):
+                await asyncio.sleep(0.05)
+                raise Enough
+
+        store = FaultyStore(MemoryStore(objects=dict(objects)), before=fail)
+        with pytest.raises(Enough):
+            asyncio.run(verify(store, report=report))
+
+        assert report.judged_to == of_kind(objects, "fragment")[2]
+        assert report.objects == 4
+
+    def test_it_begins_where_it_is_told(self, objects: Objects) -> None:
+        """Nothing before is read but what says what is to be there."""
+        fragments = of_kind(objects, "fragment")
+        store = FaultyStore(MemoryStore(objects=dict(objects)))
+
+        verified(store, BYTES, after=fragments[5])
+
+        read = {key for operation, key in store.calls if operation == "get"}
+        assert read.isdisjoint(fragments[:6])
+        assert read >= {*fragments[6:]}
+
+    def test_behind_an_object_of_another_stream_is_refused(self, objects: Objects) -> None:
+        with pytest.raises(Misuse, match="no object of stream 'late'"):
+            asyncio.run(
+                verify(MemoryStore(objects=dict(objects)), stream="late", after="early/stream.anchor")
+            )
