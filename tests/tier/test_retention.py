@@ -316,6 +316,16 @@ class TestWhatGoes:
 
         on(stream, [Fragment(age_seconds=age) for age in (50, 40, 5, 40, 3)], then)
 
+    def test_a_limit_that_came_to_its_end_does_not_go_on_where_another_does(self) -> None:
+        """By size the cut lies within the second group. By age it lay in the first, at a young fragment."""
+        stream = Stream(4)
+
+        async def then() -> None:
+            await stream.trim(Retention(age_seconds_max=10, size_bytes_max=400))
+            assert stream.first_offset == 50
+
+        on(stream, [Fragment(age_seconds=age) for age in (40, 1, 40, 40, 40, 40, 40, 40, 1)], then)
+
     def test_a_dead_fragment_does_not_keep_its_group_by_its_age(self) -> None:
         """The youngest of the first group was trimmed by its offset. What lives of the group is old."""
         stream = Stream(4)

@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from offload.events import DamageFound, Event, Skipped
 from offload.formats.anchor import TierAnchor
 from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.formats.manifest import Manifest
+from offload.formats.manifest import Manifest, joined
 from offload.manifest.groups import key_of
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
@@ -434,18 +435,43 @@ def test_a_group_that_goes_while_the_newest_is_looked_at_is_no_damage() -> None:
         await tier.append(20)
         store = FaultyStore(MemoryStore(objects=tier.objects))
         reader = await tier.reader(store)
-        await tier.trim(3)
+        await tier.trim(5)
         asked: list[str] = []
 
         async def before(operation: str, key: str) -> None:
-            if operation == "get" and KEYS.parse_group(key):
+            if operation == "get" and (KEYS.parse_group(key) or (0,))[0] == 4:
                 asked.append(key)
-                if len(asked) == 2:
+                if len(asked) == 1:  # a group above the offset at which the stream begins now
                     await tier.trim(18)
 
         store.before = before
         assert await offsets(reader.messages(0)) == [18, 19]
-        assert tier.skipped[-1][1] == 18
+        assert tier.skipped == [(0, 18)]
+        assert len(asked) == 1
+
+    run(main)
+
+
+def test_where_groups_were_made_anew_a_reader_goes_on_where_it_stood() -> None:
+    """As a rebuild does: the same fragments under other groups, or none. Nothing is left out."""
+    tier = Tier(2)
+
+    async def main() -> None:
+        await tier.append(20)
+        reader = await tier.reader()
+        batches = reader.messages(0)
+        read = [(await anext(batches)).offset for _ in range(3)]
+        newest = await tier.others.load_manifest(STREAM)
+        async with aclosing(tier.others.tree(newest).walk()) as runs:
+            flat = joined(*[run async for run in runs])
+        anew = replace(newest, version=newest.version + 1, entries=flat)
+        tier.objects[KEYS.root(anew.version)] = anew.encode()
+        await tier.sweep()
+        assert not any(KEYS.parse_group(key) for key in tier.objects)
+
+        assert read + await offsets(batches) == [*range(20)]
+        assert tier.skipped == []
+        assert reader.manifest.version == anew.version
 
     run(main)
 
