@@ -119,6 +119,11 @@ class AzureStore(ObjectStore):
                 data = await self._read(blob, key, 0, None)
         return data if span is None or span.length else b""
 
+    async def stored_crc32c(self, key: str) -> int | None:
+        """None: the service keeps an MD5 of some objects, and a CRC-32C of none."""
+        check(key)
+        return None
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List Blobs, page by page. Where `after` is no object, the pages before it are read as well."""
         if not _begins_a_key(prefix):

@@ -33,6 +33,11 @@ def written(checksum: int) -> str:
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
+def read_checksum(text: str) -> int:
+    """A CRC-32C that the service wrote."""
+    return int.from_bytes(base64.b64decode(text), "big")
+
+
 def stored_checksum(reply: Reply) -> str | None:
     """The CRC-32C that the service keeps of the object, where the reply names it."""
     hashes = reply.headers.get("x-goog-hash", "")

@@ -34,7 +34,7 @@ from offload.store.spans import clip
 from offload_gcs.client import Client, Reply
 from offload_gcs.failures import FAILURES, Asked, Refused, explained
 from offload_gcs.options import GcsOptions
-from offload_gcs.reading import bytes_of, written
+from offload_gcs.reading import bytes_of, read_checksum, written
 from offload_gcs.upload import put_resumable, windows_of
 
 PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
@@ -116,6 +116,19 @@ class GcsStore(ObjectStore):
                 return b""
             raise
         return bytes_of(reply, span, where=f"{self.url}: {key!r}")
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        """One request for the object's metadata: the service keeps a CRC-32C of every object."""
+        asked = Asked(
+            what=f"ask for the checksum of {key!r}",
+            permission="storage.objects.get",
+            key=checked(key),
+            of_object=True,
+        )
+        stored = self._decoded(await self.ask(asked, "GET", self._object(key, fields="crc32c")), asked).get(
+            "crc32c"
+        )
+        return read_checksum(stored) if stored else None
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """objects.list, page by page. Its `startOffset` is inclusive, and emulators may not know it."""

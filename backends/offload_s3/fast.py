@@ -151,14 +151,17 @@ class _Seen(BotoCoreError):  # type: ignore[misc]  # its package ships no types
 
 
 async def _place_of(client: Any, bucket: str) -> tuple[str, bool] | None:
-    """Where the client sends requests about the bucket, and whether its name is part of the host."""
+    """Where the client sends requests about the bucket, and whether its name is part of the host.
+
+    Found by a request of a kind that is never made otherwise: those of this kind are stopped from then on.
+    """
 
     def stop(request: Any, **event: Any) -> None:
         raise _Seen(url=request.url)
 
-    client.meta.events.register_first("before-send.s3.HeadObject", stop, unique_id="offload-place")
+    client.meta.events.register_first("before-send.s3.GetObjectAcl", stop, unique_id="offload-place")
     try:
-        await client.head_object(Bucket=bucket, Key="key")
+        await client.get_object_acl(Bucket=bucket, Key="key")
         return None
     except _Seen as seen:
         url = urlsplit(str(seen))

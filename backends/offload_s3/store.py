@@ -26,13 +26,13 @@ from offload_cloud.bodies import sliced
 from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import exactly, range_of
 
-from offload.errors import OffloadError, OutcomeUnknown, TryAgain
+from offload.errors import Denied, NotFound, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.capabilities import Capabilities
 from offload.store.parts import put_in_parts, windows_in_memory
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload_s3.client import file_system, opened
-from offload_s3.failures import FAILURES, code_of, explained
+from offload_s3.failures import FAILURES, code_of, explained, status_of
 from offload_s3.options import S3Options
 from offload_s3.upload import S3Upload
 
@@ -48,6 +48,7 @@ NO_S3: Final = "the answer has no ETag, so it is no S3 server's; check `endpoint
 """A web page answers 200 as well, to a PUT too."""
 
 BEYOND_THE_END: Final = {"InvalidRange", "416"}
+NOT_FOUND: Final = 404
 
 
 class S3Store(ObjectStore):
@@ -119,6 +120,20 @@ class S3Store(ObjectStore):
             make_sure_of_checksum(data, reply, where)
         status = reply["ResponseMetadata"]["HTTPStatusCode"]
         return exactly(span, data, status=status, content_range=reply.get("ContentRange"), where=where)
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        """HeadObject. Of an object in parts the store may know only a checksum of checksums: then None."""
+        client = await self.client()
+        call = client.head_object(
+            Bucket=self.bucket, Key=check_key(key), ChecksumMode="ENABLED", **self._keyed, **self._payer
+        )
+        try:
+            stored = checksum_in(await self.ask(call, f"ask for the checksum of {key!r}", key=key))
+        except Denied as exc:  # a HEAD's 404 has no body, and of some servers nothing that is S3's own
+            if isinstance(exc.__cause__, ClientError) and status_of(exc.__cause__) == NOT_FOUND:
+                raise NotFound(key, store=self.url) from exc.__cause__
+            raise
+        return None if stored is None else int.from_bytes(base64.b64decode(stored), "big")
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """ListObjectsV2, page by page; keys come in order of their bytes."""
@@ -288,14 +303,22 @@ def checksum_of(*windows: bytes) -> str:
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
+def checksum_in(reply: Any) -> str | None:
+    """The store's CRC-32C of the whole object, as S3 writes it, where the reply names one.
+
+    Of an object in parts, whose ETag tells, some servers name the checksum of checksums and do not say so.
+    """
+    stored: str = reply.get("ChecksumCRC32C") or ""
+    kind = reply.get("ChecksumType") or ("COMPOSITE" if "-" in reply.get("ETag", "") else "FULL_OBJECT")
+    return None if not stored or "-" in stored or kind == "COMPOSITE" else stored
+
+
 def make_sure_of_checksum(data: bytes, reply: Any, where: str) -> None:
     """Raise `TryAgain` where the store's CRC-32C of the whole object is not that of what arrived.
 
     Of an object in parts the store may know only a checksum of checksums (`-N`): that is not compared.
     """
-    stored = reply.get("ChecksumCRC32C")
-    if not stored or "-" in stored or reply.get("ChecksumType") == "COMPOSITE":
-        return
-    found = checksum_of(data)
+    stored = checksum_in(reply)
+    found = None if stored is None else checksum_of(data)
     if found != stored:
         raise TryAgain(f"{where} was damaged on the way: its CRC-32C is {stored}, what came has {found}")

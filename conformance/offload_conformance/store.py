@@ -16,6 +16,7 @@ from typing import Final
 import pytest
 
 from offload.errors import AlreadyExists, Misuse, NotFound
+from offload.formats.checksums import crc32c
 from offload.store.port import KEY_SIZE_BYTES_MAX, Body, Listed, ObjectStore, Span, Suffix
 from offload_conformance.asynchronous import Asynchronous, Run
 
@@ -316,6 +317,26 @@ class StoreConformance(Asynchronous, ABC):
             thread.join()
 
         assert sorted(winners) == [(f"race/{n}", run(store.get(f"race/{n}"))) for n in range(rounds)]
+
+    # Stored checksums are true
+
+    @pytest.mark.parametrize("data", [b"", DIGITS, bytes(range(256)) * 300], ids=["empty", "small", "larger"])
+    def test_stored_checksums_are_true(self, run: Run, store: ObjectStore, data: bytes) -> None:
+        """A store that keeps none says so; a number is that of the whole object, however it came there."""
+        run(store.put("put", body_of(data[:7], data[7:]) if len(data) > 7 else Body.of(data)))
+        if store.capabilities.atomic_create:
+            run(store.create("created", data))
+
+        for key in self.keys_in_store():
+            assert run(store.stored_crc32c(key)) in {None, crc32c(data)}
+
+    def test_stored_checksums_are_of_what_replaced_an_object(self, run: Run, store: ObjectStore) -> None:
+        """Not of what stood there before."""
+        run(store.put("key", Body.of(b"before")))
+
+        run(store.put("key", Body.of(DIGITS)))
+
+        assert run(store.stored_crc32c("key")) in {None, crc32c(DIGITS)}
 
     # Listing is strong
 

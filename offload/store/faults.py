@@ -162,6 +162,13 @@ class FaultyStore(StoreDecorator):
             return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
         return data
 
+    async def stored_crc32c(self, key: str) -> int | None:
+        """Ask, perhaps in vain."""
+        await self._begin("stored_crc32c", key)
+        checksum = await self.inner.stored_crc32c(key)
+        await self.after("stored_crc32c", key)
+        return checksum
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List, perhaps not to the end."""
         fault = await self._begin("list", prefix)

@@ -113,6 +113,12 @@ class LimitedStore(StoreDecorator):
         self.down.owe(len(data))
         return data
 
+    async def stored_crc32c(self, key: str) -> int | None:
+        """Ask when it is our turn."""
+        await self.down.pay(0)
+        what = f"checksum of {key!r}"
+        return await self.limit(self.down, lambda: self.inner.stored_crc32c(key), what, TryAgain)
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List; each row is a request of its own, so that a slow consumer holds up nobody."""
         await self.down.pay(0)

@@ -62,6 +62,11 @@ class MeteredStore(StoreDecorator):
         self.metrics.bytes_got += len(data)
         return data
 
+    async def stored_crc32c(self, key: str) -> int | None:
+        """Count the request."""
+        self.metrics.requests["stored_crc32c"] += 1
+        return await self.inner.stored_crc32c(key)
+
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Count one request, whatever the number of pages."""
         self.metrics.requests["list"] += 1

@@ -111,6 +111,7 @@ class ObjectStore(ABC):
     **Ranges are exact.** A span is clipped at the object's end, never padded or shifted.
     **Absence is an error.** Reading a key that is not there raises `NotFound`, never returns empty.
     **Deletion is idempotent.** Deleting what is absent succeeds.
+    **Stored checksums are true.** Where `stored_crc32c` returns a number, it is the object's CRC-32C.
     **Keys are checked.** A key that is no key raises `Misuse` and touches nothing.
 
     `Misuse` is also raised for a span that is negative, a body whose windows are not `size_bytes` long,
@@ -154,6 +155,14 @@ class ObjectStore(ABC):
 
         A span that begins at or beyond the end reads as empty. Raises `NotFound`.
         """
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        """The CRC-32C of the whole object, as the store keeps it. Nothing is downloaded. Raises `NotFound`.
+
+        Optional: None where the store keeps none of this object; it may keep one of the next.
+        """
+        check_key(key)
+        return None
 
     @abstractmethod
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:

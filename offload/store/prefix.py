@@ -46,6 +46,11 @@ class PrefixStore(StoreDecorator):
         with self._naming(key):
             return await self.inner.get(self._full(key), span)
 
+    async def stored_crc32c(self, key: str) -> int | None:
+        """Ask below the prefix."""
+        with self._naming(key):
+            return await self.inner.stored_crc32c(self._full(key))
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List what is below the prefix."""
         cut = len(self._below)

@@ -72,6 +72,10 @@ class RetryingStore(StoreDecorator):
         """Read, again where told to."""
         return await self.retry(lambda: self.inner.get(key, span))
 
+    async def stored_crc32c(self, key: str) -> int | None:
+        """Ask, again where told to."""
+        return await self.retry(lambda: self.inner.stored_crc32c(key))
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete, again where told to, or where nobody knows; what is gone already counts as deleted."""
         await self.retry(lambda: self.inner.delete(keys), on=_AGAIN_OR_UNKNOWN)

@@ -65,6 +65,10 @@ class SplitStore(StoreDecorator):
         """Read where the key belongs."""
         return await self._home(key).get(key, span)
 
+    async def stored_crc32c(self, key: str) -> int | None:
+        """Ask where the key belongs."""
+        return await self._home(key).stored_crc32c(key)
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List both sides, or only the one that can hold such keys."""
         on_commits, on_data = self._sides_of(prefix)

@@ -42,6 +42,10 @@ class StoreDecorator(ObjectStore):
         """Pass on."""
         return await self.inner.get(key, span)
 
+    async def stored_crc32c(self, key: str) -> int | None:
+        """Pass on."""
+        return await self.inner.stored_crc32c(key)
+
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Pass on."""
         return self.inner.list(prefix, after=after)

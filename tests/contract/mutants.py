@@ -381,6 +381,13 @@ class MissesTheDeleted(MemoryStore):
         await super().delete(keys)
 
 
+class SumsTheSizes(MemoryStore):
+    """Keeps a checksum, but not of the bytes."""
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        return len(await self.get(key))
+
+
 class TakesAnyKey(MemoryStore):
     """Leaves it to the caller what a key is, at least where parts are concerned."""
 
@@ -398,6 +405,7 @@ STORES: dict[str, list[type[MemoryStore]]] = {
     "test_ranges_are_exact": [PadsRanges],
     "test_absence_is_an_error": [ReturnsEmpty],
     "test_deletion_is_idempotent": [MissesTheDeleted],
+    "test_stored_checksums_are_true": [SumsTheSizes],
     "test_keys_are_checked": [TakesAnyKey],
 }
 """By the claim that they break."""

@@ -11,9 +11,10 @@ import pytest
 from offload_conformance import Asynchronous, Run
 
 from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, TryAgain
+from offload.formats.checksums import crc32c
 from offload.formats.keys import is_decisive, sides_of
 from offload.store.faults import Call, Fault, FaultyStore, Rule
-from offload.store.hashed import HashedStore
+from offload.store.hashed import HashedStore, folder_of
 from offload.store.limit import LimitedStore, Limits
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore, StoreMetrics
@@ -21,6 +22,7 @@ from offload.store.port import Body, ObjectStore
 from offload.store.prefix import PrefixStore
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.split import SplitStore
+from offload.store.wrap import StoreDecorator
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,7 @@ async def keys(store: ObjectStore, prefix: str = "", after: str = "") -> list[st
 REPEATED: dict[str, Callable[[ObjectStore], object]] = {
     "put": lambda store: store.put("key", Body.of(b"data")),
     "get": lambda store: store.get("key"),
+    "stored_crc32c": lambda store: store.stored_crc32c("key"),
     "delete": lambda store: store.delete(["key"]),
     "list": lambda store: keys(store),
     "start_upload": lambda store: store.start_upload("key"),
@@ -316,6 +319,45 @@ class TestPrefixStore(Asynchronous):
             PrefixStore(MemoryStore(), prefix)
 
 
+class Keeping(MemoryStore):
+    """A store that keeps checksums, of keys that it says."""
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        return crc32c(await self.get(key) + key.encode())
+
+
+class TestStoredChecksums(Asynchronous):
+    """Every decorator asks the store behind for the key that it would read."""
+
+    @pytest.mark.parametrize(
+        ("decorated", "key_behind"),
+        [
+            (StoreDecorator, "a/key"),
+            (FaultyStore, "a/key"),
+            (LimitedStore, "a/key"),
+            (MeteredStore, "a/key"),
+            (RetryingStore, "a/key"),
+            (lambda inner: PrefixStore(inner, "deep/er"), "deep/er/a/key"),
+            (lambda inner: HashedStore(inner, lone="tier."), f"{folder_of('a')}/a/key"),
+            (lambda inner: split(inner, MemoryStore(), decisive=False), "a/key"),
+            (lambda inner: split(MemoryStore(), inner, decisive=True), "a/key"),
+        ],
+    )
+    def test_it_is_that_of_the_object_behind(
+        self, run: Run, decorated: Callable[[ObjectStore], ObjectStore], key_behind: str
+    ) -> None:
+        store = decorated(Keeping(objects={key_behind: b"data"}))
+
+        assert run(store.stored_crc32c("a/key")) == crc32c(b"data" + key_behind.encode())
+        with pytest.raises(NotFound) as caught:
+            run(store.stored_crc32c("other/key"))
+        assert caught.value.key == "other/key"
+
+
+def split(data: ObjectStore, commits: ObjectStore, *, decisive: bool) -> SplitStore:
+    return SplitStore(data, commits, decisive=lambda key: decisive, sides_of=lambda prefix: (True, True))
+
+
 class TestMeteredStore(Asynchronous):
     def test_requests_and_bytes_are_counted_as_they_pass(self, run: Run) -> None:
         """Every byte sent counts: parts and creates, refused ones and repeated ones too."""
@@ -333,12 +375,14 @@ class TestMeteredStore(Asynchronous):
             await upload.put_part(1, b"1234567")
             await upload.complete()
             await metered.get("created")
+            await metered.stored_crc32c("created")
             await keys(metered)
             await metered.delete(["created", "upload"])
 
         run(scenario())
 
-        once = dict.fromkeys(("start_upload", "put_part", "complete", "get", "list", "delete"), 1)
+        asked_once = ("start_upload", "put_part", "complete", "get", "stored_crc32c", "list", "delete")
+        once = dict.fromkeys(asked_once, 1)
         assert metered.metrics.requests == Counter(once | {"put": 2, "create": 2})
         assert metered.metrics.bytes_put == 5 + 5 + 3 + 3 + 7
         assert metered.metrics.bytes_got == 3
