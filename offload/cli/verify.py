@@ -10,7 +10,8 @@ from rich.status import Status
 
 from offload.cli.arguments import Options, Tier
 from offload.cli.output import error_line, one_line, print_json, print_note, size_text, stderr
-from offload.cli.state import State, run_async
+from offload.cli.quantities import parse_size
+from offload.cli.state import State, Usage, run_async
 from offload.errors import OffloadError
 from offload.events import DamageFound
 from offload.tier.verify import verify as verify_tier
@@ -24,24 +25,37 @@ def verify(
     level: Annotated[
         VerifyLevel,
         typer.Option(
-            help="manifest: what is named is there, with its size. bytes: every object is read whole."
+            help="manifest: what is named is there, with its size. checksum: and, where the store keeps its "
+            "checksum, with that. bytes: every object is read whole."
         ),
     ] = VerifyLevel.BYTES,
     after: Annotated[
         str, typer.Option(metavar="OBJECT", help="Go on behind this object, where an earlier run came to.")
     ] = "",
+    rate: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Read at most so much a second, such as 50MiB.")
+    ] = None,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Hold the objects of TIER against their checksums, their keys and the manifest."""
     state: State = context.obj
     report = VerifyReport(level=level)
+    bytes_per_second_max = None if rate is None else parse_size(rate, option="--rate")
+    if bytes_per_second_max == 0:
+        raise Usage("--rate takes a size above zero")
 
     async def main() -> None:
         async with state.tier(tier, option) as offloader:
             with _Status() as progress:
                 await verify_tier(
-                    offloader, stream=stream, level=level, after=after, report=report, progress=progress
+                    offloader,
+                    stream=stream,
+                    level=level,
+                    after=after,
+                    bytes_per_second_max=bytes_per_second_max,
+                    report=report,
+                    progress=progress,
                 )
 
     def tell() -> None:
@@ -70,12 +84,16 @@ def _show(report: VerifyReport) -> None:
         print(f"DAMAGE {error_line(damage)}")
     for row in report.unreferenced:
         print(f"unreferenced {one_line(row.key)}: {row.reason}")
+    if report.not_compared:
+        were, them = ("objects were", "them") if report.not_compared > 1 else ("object was", "it")
+        print(f"{report.not_compared} {were} not compared: the store keeps no CRC-32C of {them}")
     verdict = f"{len(report.damages)} damaged" if report.damages else SOUND[report.level]
     print(f"{report.streams} streams, {report.objects} objects, {size_text(report.bytes)}: {verdict}")
 
 
 SOUND = {
     VerifyLevel.MANIFEST: "all there, with the right sizes; no fragment was read",
+    VerifyLevel.CHECKSUM: "all there, with the right sizes and with those checksums that the store keeps",
     VerifyLevel.BYTES: "all of them sound",
 }
 

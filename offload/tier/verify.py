@@ -37,6 +37,7 @@ from offload.manifest.commit import RootLog, decode_root
 from offload.manifest.groups import GroupCache, fetch_group
 from offload.manifest.tree import LoadGroup
 from offload.offloader import LedgerOffloader
+from offload.store.limit import LimitedStore, Limits
 from offload.store.port import Listed, ObjectStore
 from offload.tasks import in_order
 from offload.tier.fragment_check import check_fragment
@@ -58,6 +59,7 @@ async def verify(
     stream: str | None = None,
     level: VerifyLevel = VerifyLevel.BYTES,
     after: str = "",
+    bytes_per_second_max: float | None = None,
     page_rows_max: int = PAGE_ROWS,
     env: Env | None = None,
     report: VerifyReport | None = None,
@@ -65,8 +67,8 @@ async def verify(
 ) -> VerifyReport:
     """Check a tier, or one stream of it, from behind the key `after`. `progress` is told after every object.
 
-    Whoever gives an empty `report` has it also where an error or a cancellation ends this: it then says up to
-    where everything was judged.
+    `bytes_per_second_max` bounds what is read, on average. Whoever gives an empty `report` has it also where
+    an error or a cancellation ends this: it then says up to where everything was judged.
     Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader
     that keeps no objects, or an `after` outside the stream; damage is reported, not raised.
     """
@@ -76,11 +78,13 @@ async def verify(
     store = tier.store if isinstance(tier, ObjectStoreOffloader) else tier
     if isinstance(store, LedgerOffloader):
         raise Misuse(f"{store.url} is no object store; ask its backend for a way to verify it")
+    env = env or Env()
+    if bytes_per_second_max is not None:
+        limits = Limits(down_bytes_per_second_max=bytes_per_second_max, deadline_seconds=None)
+        store = LimitedStore(store, limits, clock=env.monotonic, sleep=env.sleep)
     report = VerifyReport() if report is None else report
     report.level = level
-    verifier = _Verifier(
-        store=store, env=env or Env(), report=report, progress=progress, page_rows_max=page_rows_max
-    )
+    verifier = _Verifier(store=store, env=env, report=report, progress=progress, page_rows_max=page_rows_max)
     await verifier.run(stream, after)
     return report
 
@@ -318,13 +322,21 @@ class _StreamJudge:
         raise NotFound(key, store=self.store.url)
 
     async def _check_named(self, size_bytes: int, key: str, entry: Entry, report: VerifyReport) -> None:
-        assert self.newest is not None
         if size_bytes != entry.stored_size_bytes:
             report.objects += 1
             raise Corrupt("object size", key, expected=entry.stored_size_bytes, found=size_bytes)
-        if self.level is not VerifyLevel.BYTES:
-            report.objects += 1
+        if self.level is VerifyLevel.BYTES:
+            await self._check_bytes(size_bytes, key, entry, report)
             return
+        stored = await self.store.stored_crc32c(key) if self.level is VerifyLevel.CHECKSUM else entry.checksum
+        report.objects += 1
+        if stored is None:
+            report.not_compared += 1
+        elif stored != entry.checksum:
+            raise Corrupt("stored checksum", key, expected=entry.checksum, found=stored)
+
+    async def _check_bytes(self, size_bytes: int, key: str, entry: Entry, report: VerifyReport) -> None:
+        assert self.newest is not None
         try:
             checked = await check_fragment(self.store, key, size_bytes=size_bytes)
         except Corrupt:

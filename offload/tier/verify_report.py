@@ -15,6 +15,9 @@ class VerifyLevel(Enum):
     MANIFEST = "manifest"
     """Every fragment and group that is named is there with its size. No fragment is read."""
 
+    CHECKSUM = "checksum"
+    """And the store keeps of each fragment the checksum that the manifest states, where it keeps any."""
+
     BYTES = "bytes"
     """Every object is read whole."""
 
@@ -43,6 +46,8 @@ class VerifyReport:
     """How many were held against anything."""
     bytes: int = 0
     """How many were read."""
+    not_compared: int = 0
+    """Fragments of which a checksum was asked for, and the store keeps none."""
     damages: list[Corrupt] = field(default_factory=list)
     unreferenced: list[Unreferenced] = field(default_factory=list)
     judged_to: str | None = None
@@ -53,6 +58,7 @@ class VerifyReport:
         self.streams += more.streams
         self.objects += more.objects
         self.bytes += more.bytes
+        self.not_compared += more.not_compared
         self.damages += more.damages
         self.unreferenced += more.unreferenced
 
@@ -63,6 +69,7 @@ class VerifyReport:
             "streams": self.streams,
             "objects": self.objects,
             "bytes": self.bytes,
+            "not_compared": self.not_compared,
             "judged_to": self.judged_to,
             "damages": [damage_as_json(damage) for damage in self.damages],
             "unreferenced": [row.as_json() for row in self.unreferenced],

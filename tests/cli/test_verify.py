@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import random
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,12 @@ from command_line import SOURCE, bodies, contents, finish, keys, offload, read, 
 from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 
-DOCUMENT = ["level", "streams", "objects", "bytes", "judged_to", "damages", "unreferenced"]
+from offload.cli.app import run
+from offload.cli.state import Interrupted
+from offload.errors import TryAgain
+from offload.tier.verify import _StreamJudge
+
+DOCUMENT = ["level", "streams", "objects", "bytes", "not_compared", "judged_to", "damages", "unreferenced"]
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +116,77 @@ def test_one_stream_alone(tier: Path) -> None:
     assert verify(tier, "batches")[0] == 0
     assert verify(tier, "tiny")[0] == 1
     assert offload("verify", tier, "orders").code == 1
+
+
+def test_what_was_not_compared_is_said(tier: Path) -> None:
+    """Folders keep no checksums. So a flipped bit is not found, and nothing passes for compared."""
+    flip(min(tier.glob("tiny/data/*")), 1000)
+
+    ran = offload("verify", tier, "tiny", "--level", "checksum")
+    code, document = verify(tier, "--level", "checksum")
+
+    assert (ran.code, code) == (0, 0)
+    assert ran.lines[0] == "1 object was not compared: the store keeps no CRC-32C of it"
+    assert ran.lines[1].endswith(
+        "all there, with the right sizes and with those checksums that the store keeps"
+    )
+    assert document["not_compared"] == len([*tier.rglob("*.fragment")])
+
+
+def test_an_error_tells_what_was_found_and_how_to_go_on(tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *_, last = sorted(tier.rglob("*.fragment"))
+    flip(first, 1000)
+
+    async def fail(self: _StreamJudge, size_bytes: int, key: str, *more: object) -> None:
+        if key.endswith(last.name):
+            raise TryAgain("the store is busy")
+        await check(self, size_bytes, key, *more)  # type: ignore[arg-type]
+
+    check = _StreamJudge._check_named
+    with monkeypatch.context() as patch:
+        patch.setattr(_StreamJudge, "_check_named", fail)
+        ran = offload("verify", tier, "--json")
+
+    assert ran.code == 1
+    note, error = ran.stderr.splitlines()
+    judged_to = ran.document["judged_to"]
+    assert note.endswith(f"go on with --after {judged_to}")
+    assert error == "offload: the store is busy"
+    assert [damage["object"] for damage in ran.document["damages"]] == [str(first.relative_to(tier))]
+    assert judged_to < str(last.relative_to(tier))
+    code, rest = verify(tier, "--after", judged_to)
+    assert (code, rest["damages"]) == (0, [])
+    assert ran.document["objects"] + rest["objects"] == len(keys(tier))
+
+
+def test_ctrl_c_tells_how_to_go_on(
+    tier: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = max(tier.rglob("*.fragment"))
+
+    async def wait(self: _StreamJudge, size_bytes: int, key: str, *more: object) -> None:
+        if key.endswith(last.name):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        await check(self, size_bytes, key, *more)  # type: ignore[arg-type]
+
+    check = _StreamJudge._check_named
+    monkeypatch.setattr(_StreamJudge, "_check_named", wait)
+    with pytest.raises(Interrupted):
+        run(["verify", str(tier), "--json"])
+
+    shown = capsys.readouterr()
+    judged_to = json.loads(shown.out)["judged_to"]
+    assert judged_to < str(last.relative_to(tier))
+    assert shown.err == f"note: everything up to {judged_to} was judged; go on with --after {judged_to}\n"
+
+
+@pytest.mark.parametrize("rate", ["0", "fast", "-1"])
+def test_a_rate_that_is_none_is_refused(tier: Path, rate: str) -> None:
+    ran = offload("verify", tier, f"--rate={rate}")
+
+    assert ran.code == 2
+    assert "--rate" in ran.error
 
 
 def test_it_changes_nothing(tier: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 from osiris_writer import append_chunks, write_stream
@@ -11,17 +11,20 @@ from small_tier import Objects, marked_chunks
 
 from offload import ObjectStoreOffloader, Plugins, open_source
 from offload import sync as sync_all
-from offload.errors import Misuse, OffloadError
+from offload.env import Env
+from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.anchor import TierAnchor
+from offload.formats.checksums import crc32c
 from offload.formats.keys import TIER_ANCHOR
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
+from offload.store.metrics import MeteredStore
 from offload.store.port import Listed, ObjectStore
 from offload.store.wrap import StoreDecorator
 from offload.tier.verify import verify
 from offload.tier.verify_report import VerifyLevel, VerifyReport
 
-MANIFEST, BYTES = VerifyLevel.MANIFEST, VerifyLevel.BYTES
+MANIFEST, CHECKSUM, BYTES = VerifyLevel
 FRAGMENTS = 11
 PAGES = (1, 3, 1000)
 
@@ -181,6 +184,75 @@ class TestManifest:
         for key in of_kind(objects, "fragment"):
             assert blamed(flipped(objects, key), MANIFEST) == []
             assert blamed(flipped(objects, key), BYTES) == [key]
+
+
+class Keeping(StoreDecorator):
+    """Keeps a CRC-32C of every object but those in `none`, as of what it was given."""
+
+    def __init__(self, inner: MemoryStore, *, none: Collection[str] = ()) -> None:
+        super().__init__(inner)
+        self.objects, self.none = inner.objects, none
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        if key not in self.objects:
+            raise NotFound(key)
+        return None if key in self.none else crc32c(self.objects[key])
+
+
+class TestChecksum:
+    def test_a_flipped_bit_is_found_without_reading_it(self, objects: Objects) -> None:
+        fragments = of_kind(objects, "fragment")
+        for key in fragments:
+            store = FaultyStore(Keeping(MemoryStore(objects=flipped(objects, key))))
+
+            [damage] = verified(store, CHECKSUM).damages
+
+            assert (damage.where, damage.what) == (key, "stored checksum")
+            assert damage.expected == crc32c(objects[key])
+            asked = [key for operation, key in store.calls if operation == "stored_crc32c"]
+            assert sorted(asked) == fragments
+            assert not {*fragments} & {key for operation, key in store.calls if operation == "get"}
+
+    def test_what_cannot_be_compared_is_counted(self, objects: Objects) -> None:
+        none = of_kind(objects, "fragment")[:3]
+        damaged = flipped(objects, none[0])
+
+        report = verified(Keeping(MemoryStore(objects=damaged), none=none), CHECKSUM)
+
+        assert (report.not_compared, report.damages) == (3, [])
+        assert verified(damaged, CHECKSUM).not_compared == 2 * FRAGMENTS
+        assert verified(damaged, MANIFEST).not_compared == 0
+
+    def test_one_that_goes_after_the_listing_is_named(self, objects: Objects) -> None:
+        victim = of_kind(objects, "fragment")[4]
+        behind = MemoryStore(objects=dict(objects))
+
+        async def remove(operation: str, key: str) -> None:
+            if (operation, key) == ("stored_crc32c", victim):
+                behind.objects.pop(victim)
+
+        assert blamed(FaultyStore(Keeping(behind), before=remove), CHECKSUM) == [victim]
+
+
+class TestRate:
+    @pytest.mark.parametrize("level", VerifyLevel)
+    def test_no_more_is_read_a_second_than_was_said(self, objects: Objects, level: VerifyLevel) -> None:
+        """By a clock that moves only while somebody waits."""
+        seconds = 0.0
+
+        async def sleep(pause: float) -> None:
+            nonlocal seconds
+            until = seconds + pause
+            await asyncio.sleep(0)
+            seconds = max(seconds, until)
+
+        metered = MeteredStore(MemoryStore(objects=dict(objects)))
+        env = Env(monotonic=lambda: seconds, sleep=sleep)
+        asyncio.run(verify(metered, level=level, bytes_per_second_max=1000, env=env))
+
+        at_once = 4 * max(map(len, objects.values()))
+        assert seconds * 1000 <= metered.metrics.bytes_got <= seconds * 1000 + at_once
+        assert seconds > 5
 
 
 class Enough(OffloadError):
