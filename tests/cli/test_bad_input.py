@@ -360,7 +360,7 @@ class TestFutureVersions:
     def test_a_root(self, tier: Path) -> None:
         path = max((tier / "tiny/metadata").iterdir())
         raw = bytearray(path.read_bytes())
-        raw[ROOT_HEADER.offset_of("format_version") + 1] = 2
+        raw[ROOT_HEADER.offset_of("format_version") + 1] = 3
         self.check(tier, path, bytes(raw[:-4]) + crc32c(bytes(raw[:-4])).to_bytes(4, "big"))
 
     def test_a_fragments_trailer(self, tier: Path) -> None:
