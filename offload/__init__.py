@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from offload.decoder import Decoded, Decoder
     from offload.env import Env
     from offload.errors import (
+        Absent,
         AlreadyExists,
         Conflict,
         Corrupt,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from offload.tier.opening import open_source, open_tier
     from offload.tier.place import TierPlan
     from offload.tier.reader import Messages, StreamReader
+    from offload.tier.retention import Retention, TrimReport, delete_stream, trim
     from offload.tier.stream_writer import StreamWriter
     from offload.tier.sweep import Sweeper, sweep
     from offload.tier.sweep_report import SweepReport
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from offload.tier.verify_report import VerifyLevel, VerifyReport
 
 __all__ = [
+    "Absent",
     "AlreadyExists",
     "AtOffset",
     "AtTime",
@@ -93,6 +96,7 @@ __all__ = [
     "Position",
     "ReadHandle",
     "Receipt",
+    "Retention",
     "Snapshot",
     "Source",
     "SourceStream",
@@ -108,22 +112,26 @@ __all__ = [
     "Throttled",
     "TierOptions",
     "TierPlan",
+    "TrimReport",
     "TryAgain",
     "UnsupportedFormat",
     "Upload",
     "VerifyLevel",
     "VerifyReport",
     "build_chunk",
+    "delete_stream",
     "hookimpl",
     "open_source",
     "open_tier",
     "parse_position",
     "sweep",
     "sync",
+    "trim",
     "verify",
 ]
 
 _HOMES = {
+    "Absent": "offload.errors",
     "AlreadyExists": "offload.errors",
     "AtOffset": "offload.position",
     "AtTime": "offload.position",
@@ -162,6 +170,7 @@ _HOMES = {
     "Position": "offload.position",
     "ReadHandle": "offload.offloader",
     "Receipt": "offload.offloader",
+    "Retention": "offload.tier.retention",
     "Snapshot": "offload.source",
     "Source": "offload.source",
     "SourceStream": "offload.source",
@@ -172,23 +181,26 @@ _HOMES = {
     "StreamReport": "offload.tier.sync",
     "StreamWriter": "offload.tier.stream_writer",
     "Suffix": "offload.store.port",
-    "TierOptions": "offload.tier.object_store_offloader",
-    "TierPlan": "offload.tier.place",
     "SweepReport": "offload.tier.sweep_report",
     "Sweeper": "offload.tier.sweep",
     "Throttled": "offload.errors",
+    "TierOptions": "offload.tier.object_store_offloader",
+    "TierPlan": "offload.tier.place",
+    "TrimReport": "offload.tier.retention",
     "TryAgain": "offload.errors",
     "UnsupportedFormat": "offload.errors",
     "Upload": "offload.store.port",
     "VerifyLevel": "offload.tier.verify_report",
     "VerifyReport": "offload.tier.verify_report",
     "build_chunk": "offload.formats.chunk_writer",
+    "delete_stream": "offload.tier.retention",
     "hookimpl": "offload.plugins",
     "open_source": "offload.tier.opening",
     "open_tier": "offload.tier.opening",
     "parse_position": "offload.position",
     "sweep": "offload.tier.sweep",
     "sync": "offload.tier.sync",
+    "trim": "offload.tier.retention",
     "verify": "offload.tier.verify",
 }
 """Where each public name lives; a test holds it against the imports above."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
-from time import time_ns
 from typing import Final
 
 import numpy as np
@@ -97,7 +96,7 @@ async def trim(
     `StreamDeleted` where it is deleted meanwhile, and `TryAgain` where others trim all the time.
     """
     env = env or Env()
-    now_ms = time_ns() // 1_000_000 if now_ms is None else now_ms
+    now_ms = env.now_ms() if now_ms is None else now_ms
     manifest = await offloader.load_manifest(stream)
     incarnation = manifest.incarnation
     for attempt in range(TRIALS_MAX):
