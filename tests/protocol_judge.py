@@ -5,48 +5,85 @@ rules are its own. `Objects` is the bucket; it shows each change to the judge at
 happens, so the judge knows what no single look can tell: which root became the newest when, and
 which number below the newest was created again (a zombie, which decides nothing).
 
-    1  no hole, no overlap         each root's entries touch and cover [first_offset, next_offset)
-    2  what is named exists        whole, with the stated checksum, and the source's very bytes
+A root names what its own rows name and, where those are groups, what their objects name, down to the
+fragments. Of a group that is trimmed in part, only what lives counts as named.
+
+    1  no hole, no overlap         each root's fragments touch and cover [first_offset, next_offset); its
+                                   totals are theirs
+    2  what is named exists        whole, with the stated checksum, and the source's very bytes; a group
+                                   is what the entry that names it says
     3  objects do not change       no key ever holds other bytes; no two processes put one key
     4  history is linear           the newest root's parent is the one that was newest before it
     5  superseded means powerless  only a claim changes the writer, and it raises the epoch; a root by
-                                   anyone but its parent's writer takes running attempts away, nothing else
-    6  nothing goes too early      an object seen condemned is never named later; the newest root stays
+                                   anyone but its parent's writer takes running attempts or a prefix of
+                                   fragments away, nothing else; a prefix goes alone
+    6  nothing goes too early      an object seen condemned is never named later; a group is named first by
+                                   the root that it was made for; the newest root stays
     7  (crashes)                   1 to 6 hold at every moment, so also when a process dies there
     8  nothing unchecked           2, against the source's bytes
-    9  next_offset never falls     nor source_epoch or epoch; and what a writer was told is committed is so
+    9  next_offset never falls     nor first_offset, source_epoch or epoch; and what a writer was told is
+                                   committed is so
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final
 from uuid import UUID
 
 import google_crc32c
 
+from offload.formats.group import GROUP_HEADER
 from offload.formats.manifest import ENTRY, ROOT_HEADER, RUNNING, Manifest
 
 ROOT: Final = re.compile(r"[^/]+/metadata/root\.([0-9]{20})\.manifest")
 DATA: Final = re.compile(r"[^/]+/data/([0-9]{20})\.([0-9a-f-]{36})\.fragment")
+GROUP: Final = re.compile(r"[^/]+/groups/([0-9]{20})\.([0-9]{20})\.([0-9a-f-]{36})\.[km]?group")
 LIVE, DELETED, REBUILDING = 0, 1, 2
+GROUP_KINDS: Final = {1: "group", 2: "kgroup", 3: "mgroup"}
+SUMS: Final = (
+    "records", "messages", "data_size_bytes", "stored_size_bytes", "fragments", "ledgers",
+)  # fmt: skip
+
+Row = dict[str, Any]
+"""An entry of a root or of a group, field by field."""
 
 
 @dataclass(frozen=True)
 class Root:
-    """A root as the judge reads it."""
+    """A root as the judge reads it. What it names through groups is known once the judge followed them."""
 
     fields: dict[str, Any]
     running: frozenset[bytes]
-    entries: tuple[tuple[tuple[str, Any], ...], ...]
-    named: dict[str, dict[str, Any]]
-    """By key below `data/`: the entry that names it."""
+    entries: tuple[Row, ...]
+    """The root's own rows."""
+
+    fragments: tuple[Row, ...] = ()
+    """The live ones, at any depth, in order of offsets."""
+
+    named: dict[str, Row] = field(default_factory=dict)
+    """The same by key below `data/`."""
+
+    groups: dict[str, Row] = field(default_factory=dict)
+    """By key below `groups/`: each group of which something lives, at any depth."""
 
     def __getattr__(self, name: str) -> Any:
         return self.fields[name]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group as the judge reads it."""
+
+    fields: dict[str, Any]
+    rows: tuple[Row, ...]
+    row: Row
+    """What an entry must say that names it."""
 
 
 @lru_cache(4096)
@@ -56,14 +93,65 @@ def read_root(raw: bytes) -> Root:
     fields = ROOT_HEADER.unpack(raw)
     assert (fields["magic"], fields["format_version"]) == (b"OLMR", 2)
     at = ROOT_HEADER.size_bytes + fields["stream_size_bytes"]
+    fields["stream"] = raw[ROOT_HEADER.size_bytes : at]
     running_end = at + fields["running_count"] * RUNNING.size_bytes
     end = running_end + fields["entry_count"] * ENTRY.size_bytes
     assert end + 4 == len(raw), "a root's length is off"
     running = [RUNNING.unpack(raw, i)["attempt"] for i in range(at, running_end, RUNNING.size_bytes)]
     assert len(running) == len(set(running)), "an attempt runs twice"
-    entries = [ENTRY.unpack(raw, i) for i in range(running_end, end, ENTRY.size_bytes)]
-    named = {f"{e['first_offset']:020d}.{UUID(bytes=e['attempt'])}.fragment": e for e in entries}
-    return Root(fields, frozenset(running), tuple(tuple(e.items()) for e in entries), named)
+    entries = tuple(ENTRY.unpack(raw, i) for i in range(running_end, end, ENTRY.size_bytes))
+    kinds = [row["kind"] for row in entries]
+    assert kinds == sorted(kinds, reverse=True), "smaller kinds stand before larger ones"
+    return Root(fields, frozenset(running), entries)
+
+
+@lru_cache(4096)
+def read_group(raw: bytes) -> Group:
+    """Decode a group. An `AssertionError` says what does not hold."""
+    checksum = google_crc32c.value(raw)
+    assert google_crc32c.value(raw[:-4]) == int.from_bytes(raw[-4:], "big"), "a group's checksum is off"
+    fields = GROUP_HEADER.unpack(raw)
+    assert (fields["magic"], fields["format_version"], fields["reserved"]) == (b"OLMG", 1, 0)
+    end = GROUP_HEADER.size_bytes + fields["entry_count"] * ENTRY.size_bytes
+    assert end + 4 == len(raw), "a group's length is off"
+    rows = tuple(ENTRY.unpack(raw, i) for i in range(GROUP_HEADER.size_bytes, end, ENTRY.size_bytes))
+    assert {row["kind"] for row in rows} == {fields["kind"] - 1}, (
+        "a group of another kind than the next lower"
+    )
+    for before, after in pairwise(rows):
+        assert end_of(before) == after["first_offset"], "a group with a hole or an overlap"
+    row = {
+        "first_offset": rows[0]["first_offset"],
+        "first_timestamp_ms": min(row["first_timestamp_ms"] for row in rows),
+        "last_timestamp_ms": max(row["last_timestamp_ms"] for row in rows),
+        "ledger_id": fields["version"],
+        "attempt": fields["uid"],
+        "checksum": checksum,
+        "kind": fields["kind"],
+        "reserved": bytes(3),
+    }
+    return Group(fields, rows, row | {name: sum(row[name] for row in rows) for name in SUMS})
+
+
+def end_of(row: Row) -> int:
+    """The first offset behind an entry."""
+    return int(row["first_offset"] + row["records"])
+
+
+def fragment_name(row: Row) -> str:
+    """The key of a fragment, below `data/`."""
+    return f"{row['first_offset']:020d}.{UUID(bytes=row['attempt'])}.fragment"
+
+
+def group_name(row: Row) -> str:
+    """The key of a group, below `groups/`."""
+    uid, kind = UUID(bytes=row["attempt"]), GROUP_KINDS[row["kind"]]
+    return f"{row['first_offset']:020d}.{row['ledger_id']:020d}.{uid}.{kind}"
+
+
+def ledgers_of(fragments: Sequence[Row]) -> int:
+    """How many ledgers these fragments came from."""
+    return bool(fragments) + sum(a["ledger_id"] != b["ledger_id"] for a, b in pairwise(fragments))
 
 
 class Judge:
@@ -82,12 +170,20 @@ class Judge:
         self._sender: dict[str, str] = {}
         self._sound: dict[str, bytes] = {}
         self._told: dict[bytes, int] = {}
-        self._data = ""
+        self._data = self._groups = ""
 
     @property
     def root(self) -> Root | None:
         """The newest root."""
         return self.history.get(self.newest)
+
+    def named_first_by(self, name: str) -> bytes | None:
+        """Who made the first root that named this fragment; None where none ever did.
+
+        Whether an append was in is asked of this: what it failed to name another writer may adopt.
+        """
+        roots = (self.history[number] for number in sorted(self.history))
+        return next((bytes(root.committer) for root in roots if name in root.named), None)
 
     def stored(self, key: str, before: bytes | None) -> None:
         """An object appeared, or was put again."""
@@ -95,9 +191,10 @@ class Judge:
         if before not in (None, data):
             self._broken(3, f"{key} was replaced by other bytes")
         if match := ROOT.fullmatch(key):
-            self._data = f"{key.partition('/')[0]}/data/"
+            prefix = key.partition("/")[0]
+            self._data, self._groups = f"{prefix}/data/", f"{prefix}/groups/"
             self._root_stored(int(match[1]), read_root(data))
-        elif DATA.fullmatch(key):
+        elif DATA.fullmatch(key) or GROUP.fullmatch(key):
             if self._first_bytes.setdefault(key, data) != data:
                 self._broken(3, f"{key} holds other bytes than when it was first put")
             self._condemn(key)
@@ -133,32 +230,88 @@ class Judge:
         if number <= self.newest:
             self.zombies += 1
             return
+        root = self._followed(number, root)
         parent = self.root
         if number != self.newest + 1 and self.history:
             self._broken(4, f"root {number} follows root {self.newest}")
         if root.version != number:
             self._broken(4, f"root {number} calls itself {root.version}")
         self._check_coverage(number, root)
+        self._check_totals(number, root)
         if parent is not None:
             self._check_step(number, parent, root)
-        for name in root.named:
+        for name in (*root.named, *root.groups):
             if name in self._condemned:
                 self._broken(6, f"root {number} names {name}, which a sweep may have condemned before")
+        self._check_new_groups(number, root, parent)
         self.newest = number
         self.history[number] = root
         for key in self.objects:
-            if DATA.fullmatch(key):
-                self._condemn(key)
+            self._condemn(key)
         self._check_told()
+
+    def _followed(self, number: int, root: Root) -> Root:
+        """The root with all that it names, groups followed as far as something in them lives."""
+        fragments: list[Row] = []
+        groups: dict[str, Row] = {}
+
+        def follow(rows: Iterable[Row]) -> None:
+            for row in rows:
+                if end_of(row) <= root.first_offset:
+                    continue
+                if row["kind"]:
+                    groups[group_name(row)] = row
+                    follow(self._rows_in(number, root, row))
+                else:
+                    fragments.append(row)
+
+        follow(root.entries)
+        named = {fragment_name(row): row for row in fragments}
+        return replace(root, fragments=tuple(fragments), named=named, groups=groups)
+
+    def _rows_in(self, number: int, root: Root, row: Row) -> Sequence[Row]:
+        """The rows of the group that this row of the root's tree names; none where there is no such group."""
+        name = group_name(row)
+        data = self.objects.get(self._groups + name)
+        if data is None:
+            self._broken(2, f"root {number} names {name}, which is absent")
+            return ()
+        group = read_group(data)
+        if group.row != row:
+            wrong = sorted(name for name in row if row[name] != group.row[name])
+            self._broken(2, f"root {number} says otherwise of {name} than it says of itself: {wrong}")
+        if group.fields["stream_digest"] != hashlib.sha256(root.stream).digest():
+            self._broken(2, f"root {number} names {name}, which is another stream's")
+        if group.fields["incarnation"] != root.incarnation:
+            self._broken(2, f"root {number} names {name}, which is of another incarnation")
+        self._sound[name] = data
+        return group.rows
 
     def _check_coverage(self, number: int, root: Root) -> None:
         at = root.first_offset
-        for entry in map(dict, root.entries):
-            if entry["first_offset"] != at or not entry["records"]:
+        for row in root.fragments:
+            if row["first_offset"] != at or not row["records"]:
                 self._broken(1, f"root {number} has a hole or an overlap at offset {at}")
-            at = entry["first_offset"] + entry["records"]
+            at = end_of(row)
         if at != root.next_offset:
             self._broken(1, f"root {number} ends at {at} and claims {root.next_offset}")
+
+    def _check_totals(self, number: int, root: Root) -> None:
+        """A tombstone and the fence of a rebuild name nothing, so theirs are zero."""
+        live = root.fragments
+        found = {name: sum(row[name] for row in live) for name in SUMS if name != "records"}
+        found["ledgers"] = ledgers_of(live)
+        if live:
+            found["last_ledger_id"] = live[-1]["ledger_id"]
+        for name, total in found.items():
+            if root.fields[name] != total:
+                self._broken(1, f"root {number} claims {root.fields[name]} as {name}: it has {total}")
+
+    def _check_new_groups(self, number: int, root: Root, parent: Root | None) -> None:
+        known = {} if parent is None else parent.groups
+        for name, row in root.groups.items():
+            if name not in known and row["ledger_id"] != number:
+                self._broken(6, f"root {number} names {name} first, which was made for another number")
 
     def _check_step(self, number: int, parent: Root, root: Root) -> None:
         if root.parent_commit_id != parent.commit_id:
@@ -175,28 +328,45 @@ class Judge:
             self._broken(4, f"root {number}: another incarnation without a deletion")
         if root.next_offset < parent.next_offset:
             self._broken(9, f"root {number}: next_offset fell from {parent.next_offset}")
-        if root.entries[: len(parent.entries)] != parent.entries:
+        if root.first_offset < parent.first_offset:
+            self._broken(9, f"root {number}: first_offset fell from {parent.first_offset}")
+        kept = tuple(row for row in parent.fragments if end_of(row) > root.first_offset)
+        if root.fragments[: len(kept)] != kept:
             self._broken(9, f"root {number}: committed entries went")
+        same = root.fragments == kept
+        trimmed = root.first_offset != parent.first_offset
+        if trimmed and not (same and (root.writer, root.running) == (parent.writer, parent.running)):
+            self._broken(5, f"root {number}: a trim that changed something else as well")
         if root.writer != parent.writer:
-            if (root.entries, root.running) != (parent.entries, parent.running):
+            if not same or root.running != parent.running:
                 self._broken(5, f"root {number}: a claim that changed something else as well")
-        elif root.committer != parent.writer and (
-            root.entries != parent.entries or not root.running <= parent.running
-        ):
+        elif root.committer != parent.writer and not (same and root.running <= parent.running):
             self._broken(5, f"root {number}: a superseded writer changed what readers see")
 
     def _condemn(self, key: str) -> None:
         """Remember what a sweep that looks now may delete at any later time."""
-        root = self.root
-        name = key.rpartition("/")[2]
-        match = DATA.fullmatch(key)
-        if match and root and name not in root.named and UUID(match[2]).bytes not in root.running:
+        root, name = self.root, key.rpartition("/")[2]
+        if root is None:
+            return
+        if match := DATA.fullmatch(key):
+            goes = name not in root.named and UUID(match[2]).bytes not in root.running
+        elif match := GROUP.fullmatch(key):
+            goes = name not in root.groups and int(match[2]) <= self.newest
+        else:
+            return
+        if goes:
             self._condemned.add(name)
 
     def _check_named(self) -> None:
         root = self.root
         if root is None or root.state != LIVE:
             return
+        for name in root.groups:
+            data = self.objects.get(self._groups + name)
+            if data is None:
+                self._broken(2, f"root {self.newest} names {name}, which is absent")
+            elif self._sound.get(name) != data:
+                self._broken(2, f"{name} is not the group that root {self.newest} names")
         for name, entry in root.named.items():
             data = self.objects.get(self._data + name)
             if data is None:
@@ -204,8 +374,8 @@ class Judge:
             elif self._sound.get(name) is not data:
                 self._check_object(name, data, entry)
 
-    def _check_object(self, name: str, data: bytes, entry: dict[str, Any]) -> None:
-        first, next_offset = entry["first_offset"], entry["first_offset"] + entry["records"]
+    def _check_object(self, name: str, data: bytes, entry: Row) -> None:
+        first, next_offset = entry["first_offset"], end_of(entry)
         if (len(data), google_crc32c.value(data)) != (entry["stored_size_bytes"], entry["checksum"]):
             self._broken(2, f"{name} is not the object that root {self.newest} names")
         elif data[16 : 16 + entry["data_size_bytes"]] != self.source(first, next_offset):

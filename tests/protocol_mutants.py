@@ -17,12 +17,15 @@ from protocol_sweep import Sweep
 from offload.errors import Conflict, Fenced, NotFound
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import TRAILER, FragmentTrailer
+from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest, Running
+from offload.formats.manifest import Entries, Entry, Manifest, Running
 from offload.manifest import changes, commit
-from offload.manifest.changes import Append, Claim, Prepare, Resolve, append_entries
+from offload.manifest.changes import Append, Claim, Prepare, Resolve, Trim, append_entries
 from offload.manifest.commit import RootLog
 from offload.offloader import Attempt, Leftover, ReadHandle
+from offload.store.port import Body, ObjectStore
+from offload.store.wrap import StoreDecorator
 from offload.tier import adoption, object_store_offloader
 from offload.tier.fragment_writer import entry_of
 from offload.tier.object_store_offloader import ObjectStoreOffloader
@@ -181,24 +184,92 @@ async def _delete_at_once(self: Any, attempt: Attempt) -> None:
 
 
 def _sweep_root_first(self: Sweep) -> Any:
-    return self.load_root, self.list_data, self.decide, self.delete
+    return self.load_root, self.list_objects, self.decide, self.delete
 
 
-def _sweep_unnamed(self: Sweep, root: Manifest, key: str, first_offset: int, attempt: UUID) -> bool:
-    return not self.names(root, first_offset, attempt)
+def _sweep_unnamed(self: Sweep, root: Manifest, key: str, attempt: UUID) -> bool:
+    return key not in self.named
 
 
-def _sweep_by_epoch(self: Sweep, root: Manifest, key: str, first_offset: int, attempt: UUID) -> bool:
+def _sweep_by_epoch(self: Sweep, root: Manifest, key: str, attempt: UUID) -> bool:
     raw = self.process.world.objects[key]
     epoch = FragmentTrailer.decode(raw[-TRAILER.size_bytes :], where=key).epoch
-    return not self.names(root, first_offset, attempt) and epoch < root.epoch
+    return key not in self.named and epoch < root.epoch
+
+
+def _sweep_undecided_groups(self: Sweep, root: Manifest, key: str, version: int) -> bool:
+    return key not in self.named
 
 
 def _purge(self: Sweep, key: str, newest: int) -> bool:
     return True
 
 
+class _PutLater(StoreDecorator):
+    """A store that keeps its puts to itself."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.puts: list[tuple[str, Body]] = []
+
+    async def put(self, key: str, body: Body) -> None:
+        self.puts.append((key, body))
+
+
+def _groups_after_the_root(patch: pytest.MonkeyPatch) -> None:
+    later: dict[UUID, list[tuple[str, Body]]] = {}
+
+    async def propose(self: RootLog, change: Any, base: Manifest | None, committer: UUID) -> Manifest:
+        store = _PutLater(self.store)
+        proposal = await _PROPOSE(replace(self, store=store), change, base, committer)
+        later[proposal.commit_id] = store.puts
+        return proposal
+
+    async def settle(self: RootLog, proposal: Manifest) -> Manifest | None:
+        newest = await _SETTLE(self, proposal)
+        for key, body in later.pop(proposal.commit_id):
+            await self.store.put(key, body)
+        return newest
+
+    _set((RootLog, "_propose", propose), (RootLog, "_settle", settle))(patch)
+
+
+def _groups_made_once(patch: pytest.MonkeyPatch) -> None:
+    made: dict[bytes, Any] = {}
+
+    def collapse(manifest: Manifest, **options: Any) -> Any:
+        entries = manifest.entries.tobytes()
+        if entries not in made:
+            made[entries] = _COLLAPSE(manifest, **options)
+        collapsed, groups = made[entries]
+        return replace(manifest, entries=collapsed.entries), groups
+
+    patch.setattr(commit, "collapse", collapse)
+
+
+def _entry_of_another_total(self: Group, raw: bytes) -> Entries:
+    row = _ENTRY_OF(self, raw).copy()
+    row["messages"] -= 1
+    return row
+
+
+def _entry_of_the_last_time(self: Group, raw: bytes) -> Entries:
+    row = _ENTRY_OF(self, raw).copy()
+    row["first_timestamp_ms"] = self.entries["first_timestamp_ms"][-1]
+    return row
+
+
+def _check_no_totals(self: Manifest, where: str, *, trimmed: bool) -> None:
+    pass
+
+
+def _trim_from_anywhere(self: Trim, base: Manifest) -> Manifest:
+    return _TRIM(replace(self, since=base.first_offset), base)
+
+
 _LOOK, _CLAIM, _OFFLOAD = RootLog._look, Claim.apply, StreamWriter.offload
+_PROPOSE, _SETTLE, _COLLAPSE = RootLog._propose, RootLog._settle, commit.collapse
+_ENTRY_OF, _TRIM = Group.entry, Trim.apply
 
 
 def _set(*changes_: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -283,5 +354,29 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "sweep by epoch": Mutant(
         "2.8", "an older epoch condemns nothing", _set((Sweep, "condemns", _sweep_by_epoch))
+    ),
+    "sweep undecided groups": Mutant(
+        "2.8",
+        "the sweep spares a group whose number is not decided",
+        _set((Sweep, "condemns_group", _sweep_undecided_groups)),
+    ),
+    "groups after the root": Mutant(
+        "2.1", "a group is stored before the root that names it is created", _groups_after_the_root
+    ),
+    "groups made once": Mutant(
+        "2.8", "a writer that loses a number makes its groups anew for the next", _groups_made_once
+    ),
+    "wrong total of a group": Mutant(
+        "2.1",
+        "an entry says of its group what that holds",
+        _set((Group, "entry", _entry_of_another_total), (Manifest, "_check_totals", _check_no_totals)),
+    ),
+    "wrong time of a group": Mutant(
+        "2.1", "an entry says of its group when it begins", _set((Group, "entry", _entry_of_the_last_time))
+    ),
+    "trim from anywhere": Mutant(
+        "2.10",
+        "a trim holds for the beginning that it was counted on",
+        _set((Trim, "apply", _trim_from_anywhere), (Manifest, "_check_totals", _check_no_totals)),
     ),
 }

@@ -1,8 +1,8 @@
 """A sweep for the tests of the protocol, by commit-protocol 2.8 and no shorter than that.
 
-The sweep of the product comes with a later release; this one lets its counterexamples be replayed
-today. Its phases are apart, so that a test stalls it between any two of them. It keeps no grace
-period: grace serves readers, never safety.
+It is as bold as the rules allow, bolder than the product's: it keeps no grace period, which serves readers
+and never safety, no old roots, and nothing of a group that is trimmed in part but what lives. Its phases are
+apart, so that a test stalls it between any two of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from uuid import UUID
 
 from protocol_world import KEYS, Process
 
-from offload.formats.manifest import Manifest
+from offload.formats.manifest import Entries, Manifest
+from offload.manifest.groups import key_of
 
 
 class Sweep:
@@ -23,44 +24,47 @@ class Sweep:
         self.process = process
         self.listed: list[str] = []
         self.root: Manifest | None = None
+        self.named: set[str] = set()
         self.condemned: list[str] = []
 
     def phases(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """The phases, in the order that 2.8 gives."""
-        return self.list_data, self.load_root, self.decide, self.delete
+        return self.list_objects, self.load_root, self.decide, self.delete
 
     async def run(self) -> None:
         """All phases."""
         for phase in self.phases():
             await phase()
 
-    async def list_data(self) -> None:
-        """What is there: nothing that appears later is touched in this round."""
-        self.listed = [row.key async for row in self.process.store.list(KEYS.data)]
+    async def list_objects(self) -> None:
+        """What is there, fragments and groups: nothing that appears later is touched in this round."""
+        for prefix in (KEYS.data, KEYS.groups):
+            self.listed += [row.key async for row in self.process.store.list(prefix)]
 
     async def load_root(self) -> None:
         """The newest root, confirmed."""
         self.root = await self.process.log.load_newest()
 
     async def decide(self) -> None:
-        """What no commit can ever name. Asks nobody, so it does not stall."""
+        """What no commit can ever name. Groups are followed, so this may stall too."""
         if self.root is None:
             return  # never created, or its roots are lost: then nobody may sweep
-        for key in self.listed:
-            parsed = KEYS.parse_fragment(key)
-            if parsed is not None and self.condemns(self.root, key, *parsed):
-                self.condemned.append(key)
+        await self._follow(self.root, self.root.entries)
+        self.condemned = [key for key in self.listed if self._goes(self.root, key)]
 
-    def condemns(self, root: Manifest, key: str, first_offset: int, attempt: UUID) -> bool:
+    def _goes(self, root: Manifest, key: str) -> bool:
+        if fragment := KEYS.parse_fragment(key):
+            return self.condemns(root, key, fragment[1])
+        group = KEYS.parse_group(key)
+        return group is not None and self.condemns_group(root, key, group[1])
+
+    def condemns(self, root: Manifest, key: str, attempt: UUID) -> bool:
         """Not named, and of no running attempt. A tombstone names nothing."""
-        return not self.names(root, first_offset, attempt) and not root.runs(attempt)
+        return key not in self.named and not root.runs(attempt)
 
-    def names(self, root: Manifest, first_offset: int, attempt: UUID) -> bool:
-        """Whether the root names this fragment."""
-        return any(
-            entry["first_offset"] == first_offset and bytes(entry["attempt"]) == attempt.bytes
-            for entry in root.entries
-        )
+    def condemns_group(self, root: Manifest, key: str, version: int) -> bool:
+        """Not named, and made for a root whose number is decided."""
+        return key not in self.named and version <= root.version
 
     async def delete(self) -> None:
         """Delete it, and every root below the newest; zombies go the same way."""
@@ -76,3 +80,12 @@ class Sweep:
         """Whether a root goes, where `newest` was the newest."""
         version = KEYS.parse_root(key)
         return version is not None and version < newest
+
+    async def _follow(self, root: Manifest, entries: Entries) -> None:
+        """Take note of everything below these entries of which something lives."""
+        for number, row in enumerate(entries):
+            if int(row["first_offset"]) + int(row["records"]) > root.first_offset:
+                one = entries[number : number + 1]
+                self.named.add(key_of(root.stream, one))
+                if row["kind"]:
+                    await self._follow(root, await self.process.offloader.load_group(root, one))

@@ -45,6 +45,7 @@ from offload.store.memory import MemoryStore
 from offload.store.port import ObjectStore
 from offload.store.wrap import StoreDecorator
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+from offload.tier.retention import Retention, delete_stream, trim
 from offload.tier.stream_writer import StreamWriter
 
 T = TypeVar("T")
@@ -125,11 +126,20 @@ class ResendingClient(StoreDecorator):
 
 
 class WitnessedOffloader(ObjectStoreOffloader):
-    """Keeps what became of each commit: the manifest that was returned, or the error."""
+    """Keeps what became of each commit: the manifest that was returned, or the error.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    `factor` is the branching factor, whatever the tier's anchor says; without it, what that says.
+    """
+
+    def __init__(self, *args: Any, factor: int | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.factor = factor
         self.commits: list[tuple[Change, Manifest | OffloadError]] = []
+
+    def log(self, stream: str) -> RootLog:
+        """As the offloader's, but for the branching factor."""
+        log = super().log(stream)
+        return log if self.factor is None else replace(log, factor=self.factor)
 
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
@@ -170,6 +180,7 @@ class Process:
             ),
             emit=self._emit,
             witness=self._witness,
+            factor=world.factor_of_offloaders,
         )
         self.clock = 0.0
         self.writer: StreamWriter | None = None
@@ -228,6 +239,14 @@ class Process:
     async def append(self, *receipts: Receipt) -> None:
         """Commit what was copied."""
         await self.holder.append(receipts)
+
+    async def trim(self, before_offset: int) -> None:
+        """Drop the fragments that end at or below this offset, as a guest: the stream is not claimed."""
+        await trim(self.offloader, STREAM, Retention(before_offset=before_offset), env=self.env)
+
+    async def delete_stream(self) -> None:
+        """Put a tombstone in the stream's place, as a guest."""
+        await delete_stream(self.offloader, STREAM, env=self.env)
 
     async def offload(self, *ledgers: Ledger) -> None:
         """Prepare, copy and commit: the whole run."""
@@ -355,8 +374,13 @@ class Process:
 class World:
     """See the module's head."""
 
-    def __init__(self, seed: int = 0, *, empty: bool = False) -> None:
+    def __init__(self, seed: int = 0, *, empty: bool = False, factor: int = 2) -> None:
+        """A tier whose groups take `factor` entries: so few that four fragments make groups of two kinds.
+
+        Empty, it is no tier yet. An offloader that makes one knows only one factor, so it is told.
+        """
         self.seed = seed
+        self.factor_of_offloaders = factor if empty else None
         self.judge = Judge(source)
         self.objects = Objects(self.judge)
         self.processes: list[Process] = []
@@ -364,7 +388,7 @@ class World:
         self.loop = self._runner.get_loop()
         self.loop.set_default_executor(_Inline())
         if not empty:
-            self.objects[TIER_ANCHOR] = TierAnchor().encode()
+            self.objects[TIER_ANCHOR] = TierAnchor(branching_factor=factor).encode()
             self.objects[KEYS.anchor] = StreamAnchor(stream=STREAM).encode()
 
     def __enter__(self) -> Self:
@@ -420,6 +444,11 @@ class World:
         return {key for key in self.objects if key.startswith(KEYS.data)}
 
     @property
+    def groups(self) -> set[str]:
+        """The keys of all groups that exist."""
+        return {key for key in self.objects if KEYS.parse_group(key)}
+
+    @property
     def roots(self) -> list[int]:
         """The numbers of all roots that exist, in order."""
         numbers = map(KEYS.parse_root, self.objects)
@@ -466,6 +495,11 @@ class World:
         """Raise an `AssertionError` where any invariant was broken at any moment so far."""
         assert not self.judge.violations, self.judge.violations[0]
 
+    def check_nothing_is_left(self) -> None:
+        """Raise an `AssertionError` unless the newest root names every fragment and every group there is."""
+        for keys, named in ((self.fragments, self.root.named), (self.groups, self.root.groups)):
+            assert {key.rpartition("/")[2] for key in keys} == set(named)
+
     def check_what_was_told(self) -> None:
         """Each commit that returned is in the history; each that raised what promises otherwise is not."""
         for process in self.processes:
@@ -483,7 +517,8 @@ class World:
             return any(uid.bytes in root.running for uid, _ in change.attempts for root in self.history)
         if isinstance(change, Append) and change.entries:
             first = change.entries[0]
-            return any(f"{first.first_offset:020d}.{first.attempt}.fragment" in r.named for r in self.history)
+            name = f"{first.first_offset:020d}.{first.attempt}.fragment"
+            return self.judge.named_first_by(name) == change.writer.bytes
         return True
 
 

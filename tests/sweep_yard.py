@@ -94,7 +94,7 @@ class Objects(dict[str, bytes]):
                 named.add(f"orders/data/{first:020d}.{uid}.fragment")
                 continue
             version = int(entry["ledger_id"])
-            key = f"orders/metadata/{first:020d}.{version:020d}.{uid}.{SUFFIXES[kind]}"
+            key = f"orders/groups/{first:020d}.{version:020d}.{uid}.{SUFFIXES[kind]}"
             named.add(key)
             if key in self:
                 named |= self._below(Group.decode(self[key], stream=STREAM, where=key).entries, since)

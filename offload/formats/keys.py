@@ -5,7 +5,7 @@ tier.anchor                                                    what this place i
 <stream, escaped>/stream.anchor                                what this prefix is
 <stream, escaped>/data/<first offset>.<attempt>.fragment       a fragment
 <stream, escaped>/metadata/root.<version>.manifest             a root
-<stream, escaped>/metadata/<first offset>.<version>.<uid>.group    a group, made for the root of that version
+<stream, escaped>/groups/<first offset>.<version>.<uid>.group      a group, made for the root of that version
 <stream, escaped>/metadata/sweep.<milliseconds>.<uid>.sighting     what a sweep saw, at that time
 ```
 
@@ -39,7 +39,7 @@ STREAM_SIZE_BYTES_MAX: Final = 4096
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _FRAGMENT: Final = re.compile(r"data/([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.fragment")
 _GROUP: Final = re.compile(
-    r"metadata/([0-9]{20})\.([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(group|kgroup|mgroup)"
+    r"groups/([0-9]{20})\.([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(group|kgroup|mgroup)"
 )
 _GROUP_KINDS: Final = ("group", "kgroup", "mgroup")
 _ROOT: Final = re.compile(r"metadata/root\.([0-9]{20})\.manifest")
@@ -99,12 +99,17 @@ class StreamKeys:
 
     @property
     def metadata(self) -> str:
-        """What the keys of all roots and groups begin with."""
+        """What the keys of all roots and sightings begin with."""
         return self.prefix + "metadata/"
+
+    @property
+    def groups(self) -> str:
+        """What the keys of all groups begin with. Apart from the roots, which are listed with each commit."""
+        return self.prefix + "groups/"
 
     def group(self, first_offset: int, version: int, uid: UUID, kind: int) -> str:
         """The key of a group, made for the root of `version`. `kind` is 1 to 3."""
-        return f"{self.metadata}{first_offset:020d}.{version:020d}.{uid}.{_GROUP_KINDS[kind - 1]}"
+        return f"{self.groups}{first_offset:020d}.{version:020d}.{uid}.{_GROUP_KINDS[kind - 1]}"
 
     @property
     def sightings(self) -> str:

@@ -194,9 +194,11 @@ class _Survey:
 
     async def look(self) -> None:
         """List all, and read what was not read before: objects do not change."""
-        async for listed in self.store.list(self.keys.metadata):
+        async for listed in self.store.list(self.keys.roots):
+            self.number = max(self.number, self.keys.parse_root(listed.key) or 0)
+        async for listed in self.store.list(self.keys.groups):
             group = self.keys.parse_group(listed.key)
-            self.number = max(self.number, self.keys.parse_root(listed.key) or 0, group[1] if group else 0)
+            self.number = max(self.number, group[1] if group else 0)
         rows = [row async for row in self.store.list(self.keys.data) if self.keys.parse_fragment(row.key)]
         gone = self.found.keys() - {row.key for row in rows}
         if gone:

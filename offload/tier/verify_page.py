@@ -96,7 +96,7 @@ async def named_in(page: Page, manifest: Manifest, load: LoadGroup) -> NamedHere
     keys = StreamKeys(manifest.stream)
     if page.after < keys.data + ":" and not page.is_before(keys.data):
         await _add_fragments(named, page, manifest, load_or_skip)
-    if page.after < keys.roots and not page.is_before(keys.metadata):
+    if page.after < keys.groups + "~" and not page.is_before(keys.groups):
         await _add_groups(named, page, manifest, manifest.entries, load_or_skip)
     return named
 
@@ -122,9 +122,9 @@ async def _add_groups(
     load: Callable[[Manifest, Entries], Awaitable[Entries]],
 ) -> None:
     """Groups have the offsets of what is below them, so those of other offsets are not descended into."""
-    metadata = StreamKeys(manifest.stream).metadata
-    start = max(_offset_in(page.after, metadata, otherwise=0), manifest.first_offset)
-    end = _OFFSET_MAX if page.is_last else _offset_in(page.rows[-1].key, metadata, otherwise=_OFFSET_MAX)
+    groups = StreamKeys(manifest.stream).groups
+    start = max(_offset_in(page.after, groups, otherwise=0), manifest.first_offset)
+    end = _OFFSET_MAX if page.is_last else _offset_in(page.rows[-1].key, groups, otherwise=_OFFSET_MAX)
     for row in range(int((entries["kind"] > 0).sum())):  # larger kinds come first
         one = entries[row : row + 1]
         first = int(one["first_offset"][0])

@@ -4,8 +4,8 @@ A replay is one interleaving, told in its docstring; in it every invariant holds
 each replay against a mutant of the code that lacks the rule, and demands the very harm that the
 protocol's text predicts: so a replay that passes is known to be able to fail.
 
-Not replayed, because the step does not exist yet: group keys (2.8), rebuild (2.9), retention by
-guests (2.10), and the grace of readers (section 3). The sweep is the tests' own.
+Groups take two entries here, so that almost every append makes some. Not replayed: rebuild (2.9) and the
+grace of readers (section 3), which have tests of their own. The sweep is the tests' own.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_a_load_is_not_deceived_by_a_zombie(world: World) -> None:
     attempt = world.run(w0.prepare(world.ledger(0, 2)))
     receipt = world.run(w0.upload(world.ledger(0, 2), attempt))
     stalled = Sweep(world.process("sweeper"))
-    world.run(stalled.list_data())
+    world.run(stalled.list_objects())
     stalled.process.start(stalled.load_root()).run_to("get", "*/root.*2.manifest")
     world.run(w0.append(receipt))
     world.run(Sweep(world.process("another")).run())
@@ -229,7 +229,7 @@ def test_what_is_uploaded_is_announced_before(world: World) -> None:
     world.run(w0.claim())
     w0.start(w0.offload(world.ledger(0, 2))).run_to("put")
     w0.step()
-    for phase in (sweep.list_data, sweep.load_root, sweep.decide):
+    for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
         world.run(phase())
 
     w0.finish()
@@ -254,7 +254,7 @@ def test_another_cut_never_goes_under_the_same_key(world: World) -> None:
 
     world.check()
     assert world.root.next_offset == 4
-    assert len(world.root.entries) == 1
+    assert len(world.root.fragments) == 1
 
 
 def test_an_attempt_that_does_not_run_is_not_appended(world: World) -> None:
@@ -279,7 +279,7 @@ def test_only_running_attempts_are_adopted(world: World) -> None:
     w1, sweep = world.process("w1"), Sweep(world.process("sweeper"))
     world.run(w0.prepare(world.ledger(2, 4)))
     world.run(w0.holder.abort([receipt.attempt]))
-    for phase in (sweep.list_data, sweep.load_root, sweep.decide):
+    for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
         world.run(phase())
 
     world.run(w1.claim())
@@ -370,7 +370,7 @@ def test_a_sweep_spares_running_attempts_however_long_it_stalls(world: World) ->
     """2.8. The sweep decides and stalls; the commit comes between; the sweep deletes."""
     w0, receipt = holder_with_upload(world)
     sweep = Sweep(world.process("sweeper"))
-    for phase in (sweep.list_data, sweep.load_root, sweep.decide):
+    for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
         world.run(phase())
     world.run(w0.append(receipt))
 
@@ -385,7 +385,7 @@ def test_a_sweep_spares_what_a_new_epoch_may_still_adopt(world: World) -> None:
     holder_with_upload(world)
     w1, sweep = world.process("w1"), Sweep(world.process("sweeper"))
     w1.start(w1.claim()).run_to("list", "*/data/")
-    for phase in (sweep.list_data, sweep.load_root, sweep.decide):
+    for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
         world.run(phase())
     w1.finish()
 
@@ -406,6 +406,87 @@ def test_nothing_is_deleted_where_roots_were_lost(world: World) -> None:
 
     assert len(world.fragments) == 1
     assert isinstance(error, Corrupt)
+
+
+def stalled_with_a_group(world: World) -> tuple[Process, Any]:
+    """A writer that has stored a group for root 6, and not created that; an attempt that a guest may drop."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    world.run(w0.offload(world.ledger(0, 2)))
+    other = world.run(w0.prepare(world.ledger(4, 6)))
+    w0.start(w0.offload(world.ledger(2, 4))).run_to("create", "*/root.*", times=2)
+    [key] = world.groups
+    assert KEYS.parse_group(key) is not None
+    assert ".00000000000000000006." in key
+    return w0, other
+
+
+def test_a_group_is_stored_before_the_root_that_names_it(world: World) -> None:
+    """2.1. At no moment does a root name a group that is not there yet."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+
+    world.run(w0.offload(world.ledger(0, 8)))
+
+    world.check()
+    assert {name.rpartition(".")[2] for name in world.root.groups} == {"group", "kgroup"}
+
+
+def test_an_entry_says_of_its_group_what_it_is(world: World) -> None:
+    """2.1. A reader decides by the entry which group it fetches, and totals rest on it."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+
+    world.run(w0.offload(world.ledger(0, 4)))
+
+    world.check()
+    assert len(world.root.groups) == 1
+
+
+def test_a_sweep_spares_a_group_whose_number_is_not_decided(world: World) -> None:
+    """2.8. A sweep finds a group for root 6 where 5 is the newest, and stalls; root 6 is created."""
+    w0, _ = stalled_with_a_group(world)
+    sweep = Sweep(world.process("sweeper"))
+    for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
+        world.run(phase())
+    w0.finish()
+
+    world.run(sweep.delete())
+
+    world.check()
+    assert len(world.root.groups) == 1
+
+
+def test_a_writer_that_lost_a_number_makes_its_groups_anew(world: World) -> None:
+    """2.8. A guest takes number 6; a sweep condemns the group that was made for it, and stalls; the writer
+    goes on and creates root 7; the sweep deletes what it condemned.
+    """
+    w0, other = stalled_with_a_group(world)
+    guest, sweep = world.process("guest"), Sweep(world.process("sweeper"))
+    world.run(guest.offloader.delete_offloaded(other))
+    for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
+        world.run(phase())
+    w0.finish()
+
+    world.run(sweep.delete())
+
+    world.check()
+    world.check_nothing_is_left()
+    assert (world.judge.newest, world.root.next_offset, len(world.root.groups)) == (7, 4, 1)
+
+
+def test_a_trim_that_another_one_overtook_counts_anew(world: World) -> None:
+    """2.10. A guest counts the fragments of [0, 6) and stalls; another one trims [0, 2)."""
+    w0, guest, other = (world.process(name) for name in ("w0", "guest", "other"))
+    world.run(w0.claim())
+    world.run(w0.offload(world.ledger(0, 8)))
+    guest.start(guest.trim(6)).run_to("create", "*/root.*")
+    world.run(other.trim(2))
+
+    guest.finish()
+
+    world.check()
+    assert (world.root.first_offset, world.root.fields["fragments"]) == (6, 1)
 
 
 HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
@@ -442,6 +523,27 @@ HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
         "which is absent",
     ),
     "sweep by epoch": (test_a_sweep_spares_what_a_new_epoch_may_still_adopt, "which is absent"),
+    "sweep undecided groups": (
+        test_a_sweep_spares_a_group_whose_number_is_not_decided,
+        r"\.group, which is absent",
+    ),
+    "groups after the root": (
+        test_a_group_is_stored_before_the_root_that_names_it,
+        r"\.k?group, which is absent",
+    ),
+    "groups made once": (
+        test_a_writer_that_lost_a_number_makes_its_groups_anew,
+        r"\.group, which a sweep may have condemned before",
+    ),
+    "wrong total of a group": (
+        test_an_entry_says_of_its_group_what_it_is,
+        r"says otherwise of .*\.group than it says of itself: \['messages'\]",
+    ),
+    "wrong time of a group": (
+        test_an_entry_says_of_its_group_what_it_is,
+        r"says otherwise of .*\.group than it says of itself: \['first_timestamp_ms'\]",
+    ),
+    "trim from anywhere": (test_a_trim_that_another_one_overtook_counts_anew, "claims 0 as messages"),
 }
 
 

@@ -70,7 +70,7 @@ def assert_whole(world: World) -> None:
     world.check()
     assert (world.root.first_offset, world.root.next_offset) == (0, NEXT_OFFSET)
     assert world.root.running == frozenset()
-    assert {key.rpartition("/")[2] for key in world.fragments} == set(world.root.named)
+    world.check_nothing_is_left()
     assert world.roots == [world.judge.newest]
 
 

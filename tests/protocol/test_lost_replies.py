@@ -63,9 +63,9 @@ def assert_whole(world: World) -> None:
     world.run(Sweep(world.process("sweeper")).run())
     world.check()
     assert world.root.next_offset == 6
-    assert [dict(entry)["first_offset"] for entry in world.root.entries] == [0, 2, 4]
+    assert [row["first_offset"] for row in world.root.fragments] == [0, 2, 4]
     assert world.root.running == frozenset()
-    assert {key.rpartition("/")[2] for key in world.fragments} == set(world.root.named)
+    world.check_nothing_is_left()
 
 
 @pytest.mark.parametrize(("number", "fault"), PLACES)
