@@ -301,7 +301,6 @@ TestWalk.settings = WALK
 
 
 CAUGHT: Final = (
-    "exists is loss",
     "success is accepted",
     "probing",
     "fence by epoch only",
@@ -314,10 +313,16 @@ CAUGHT: Final = (
     "groups made once",
     "wrong time of a group",
 )
-CAUGHT_LATE: Final = ("delete without a commit", "adopt any", "root first", "sweep undecided groups")
+CAUGHT_LATE: Final = (
+    "exists is loss",
+    "delete without a commit",
+    "adopt any",
+    "root first",
+    "sweep undecided groups",
+)
 """These took 28 to some 600 examples, and are left to the campaign."""
 EXAMPLES_MAX: Final = 5_000 if CAMPAIGN else 1_000
-"""To find a missing rule. In three runs from different seeds it took 2 to 90 examples."""
+"""To find a missing rule. In three runs from different seeds it took 2 to 97 examples."""
 
 
 @pytest.mark.parametrize("name", CAUGHT + (CAUGHT_LATE if CAMPAIGN else ()))
