@@ -16,16 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.formats.manifest import (
+    ENTRY,
     TOTALS,
     Entries,
     Entry,
     Kind,
     Manifest,
+    Running,
     decode_entries,
+    exact_sum,
 )
 from offload.manifest.changes import Dropped, Trim, append_entries
 from offload.manifest.groups import GroupCache, fetch_group
-from offload.manifest.tree import Tree, collapse
+from offload.manifest.tree import FACTOR, Tree, collapse
 from offload.store.memory import MemoryStore
 
 CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
@@ -438,3 +441,60 @@ def test_of_an_empty_stream_there_is_nothing() -> None:
 
     stream.check()
     assert stream.tree.manifest.fragments == 0
+
+
+def long_stream(*runs: int) -> Manifest:
+    """A root of so many kilo-groups, groups and fragments, with a long name and 16 running attempts."""
+    rows, at = [], 0
+    for kind, amount in zip((Kind.KILO_GROUP, Kind.GROUP, Kind.FRAGMENT), runs, strict=True):
+        size = FACTOR**kind
+        for _ in range(amount):
+            row = dict.fromkeys((each.name for each in ENTRY.fields), size)
+            row |= {"first_offset": at, "records": size, "attempt": bytes(16), "kind": kind}
+            rows.append(ENTRY.pack(**row | {"reserved": bytes(3)}))
+            at += size
+    entries = np.frombuffer(b"".join(rows), ENTRY.dtype)
+    attempt = Running(attempt=UUID(int=1), ledger_id=0, epoch=1, writer=UUID(int=2))
+    return replace(
+        Stream(FACTOR).manifest,
+        stream="x" * 200,
+        next_offset=at,
+        running=(attempt,) * 16,
+        entries=entries,
+        last_ledger_id=1,
+        **{total: exact_sum(entries[total]) for total in COUNTED},
+    )
+
+
+def written_by_a_commit(base: Manifest) -> int:
+    """How many bytes go to the store when one fragment is appended."""
+    [one] = alike(1, first_number=base.next_offset)
+    changed, groups = collapse(
+        append_entries(base, [one]), factor=FACTOR, version=2, uuid=lambda: UUID(int=9)
+    )
+    changed.check("here")
+    return len(changed.encode()) + sum(len(raw) for _, raw in groups)
+
+
+@pytest.mark.parametrize(
+    ("runs", "size_bytes"),
+    [((667, 1023, 1022), 261_736), ((667, 1022, 1023), 261_920), ((666, 1023, 1023), 262_104)],
+    ids=["no group", "a group", "a group and a kilo-group"],
+)
+def test_a_commit_writes_256_kib_at_most_up_to_699_million_fragments(
+    runs: tuple[int, int, int], size_bytes: int
+) -> None:
+    """667 kilo-groups, which is 41.7 PiB in fragments of 64 MiB (docs/adr/0012-manifest-tree.md)."""
+    assert written_by_a_commit(long_stream(*runs)) == size_bytes <= 256 * 1024
+    assert 667 * FACTOR**2 == 699_400_192
+
+
+def test_a_commit_writes_290_kib_at_most_up_to_the_first_mega_group() -> None:
+    sizes = [
+        written_by_a_commit(long_stream(1023, 1023, 1022)),
+        written_by_a_commit(long_stream(1022, 1023, 1023)),
+        written_by_a_commit(long_stream(1023, 1023, 1023)),
+    ]
+
+    assert sizes == [295_912, 296_280, 296_560]
+    assert max(sizes) < 290 * 1024
