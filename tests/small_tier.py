@@ -3,7 +3,8 @@
 Two streams: `tiny`, as RabbitMQ wrote it, and `marked`, whose chunks have bloom filters and tracking
 trailers, with tracking chunks between them. `marked` was synced twice, so there are superseded roots and
 two ledgers; and two writers crashed on it, each with a fragment uploaded: the attempt of the first was
-dropped by the second, whose own still runs.
+dropped by the second, whose own still runs. Groups take two entries here, so the first two of its three
+fragments are in one.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from osiris_writer import append_chunks, write_stream
 from offload import Messages, ObjectStoreOffloader, Plugins, StreamReader, StreamWriter, open_source
 from offload import sync as sync_all
 from offload.errors import OffloadError
+from offload.formats.anchor import TierAnchor
 from offload.formats.chunk import ChunkType
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
+from offload.formats.keys import TIER_ANCHOR
 from offload.formats.tracking import ConsumerOffset, ProducerSequence, encode_blocks
 from offload.offloader import CutHandle, Leftover
 from offload.store.memory import MemoryStore
@@ -63,13 +66,15 @@ def make(folder: Path) -> Objects:
     return asyncio.run(_make(folder))
 
 
-def read(objects: Mapping[str, bytes], stream: str) -> tuple[Delivered, OffloadError | None]:
-    """What a reader of the whole stream is given, and the error that ends it, if one does."""
-    return asyncio.run(_read(dict(objects), stream))
+def read(
+    objects: Mapping[str, bytes], stream: str, first_offset: int = 0
+) -> tuple[Delivered, OffloadError | None]:
+    """What a reader is given from this offset on, and the error that ends it, if one does."""
+    return asyncio.run(_read(dict(objects), stream, first_offset))
 
 
 async def _make(folder: Path) -> Objects:
-    store = MemoryStore()
+    store = MemoryStore(objects={TIER_ANCHOR: TierAnchor(branching_factor=2).encode()})
     offloader = ObjectStoreOffloader(store)
     await _sync(DATA / "tiny", offloader)
     source = folder / "marked"
@@ -106,12 +111,12 @@ async def _upload_and_crash(source: Path, offloader: ObjectStoreOffloader) -> No
         await offloader.offload(new, attempt, manifest=writer.manifest, extra_metadata={"by": "nobody"})
 
 
-async def _read(objects: Objects, stream: str) -> tuple[Delivered, OffloadError | None]:
+async def _read(objects: Objects, stream: str, first_offset: int) -> tuple[Delivered, OffloadError | None]:
     offloader = ObjectStoreOffloader(MemoryStore(objects=objects))
     delivered: Delivered = []
     try:
         reader = await StreamReader.open(offloader, stream)
-        async for batch in reader.messages(reader.manifest.first_offset):
+        async for batch in reader.messages(first_offset):
             delivered += _rows(batch)
     except OffloadError as error:
         return delivered, error

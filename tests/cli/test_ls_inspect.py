@@ -25,6 +25,14 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def make_small_tier(folder: Path) -> None:
+    """The small tier of other tests, as a folder."""
+    for key, raw in small_tier.make(folder).items():
+        path = folder / "tier" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw)
+
+
 class TestLs:
     def test_one_object_per_stream_in_order_of_names(self, tier: Path) -> None:
         ran = offload("ls", tier, "--json")
@@ -101,12 +109,26 @@ class TestInspect:
         for name in ("records", "messages", "bytes", "stored_bytes"):
             assert document["totals"][name] == sum(row[name] for row in document["fragments"])
 
+    def test_groups_are_shown_and_not_fetched(self, tmp_path: Path) -> None:
+        """What a group says of itself stands in the root, so `inspect` costs no more for a long stream."""
+        make_small_tier(tmp_path)
+        document = offload("inspect", tmp_path / "tier", "marked", "--json").document
+
+        [group], [fragment] = document["groups"], document["fragments"]
+        assert (tmp_path / "tier" / group["object"]).exists()
+        assert group["object"].endswith(".group")
+        assert (group["kind"], group["fragments"]) == ("group", 2)
+        assert (group["first_offset"], group["next_offset"], fragment["first_offset"]) == (0, 15, 15)
+        for name in ("records", "messages", "bytes", "stored_bytes"):
+            assert document["totals"][name] == group[name] + fragment[name]
+        assert (document["totals"]["fragments"], document["totals"]["ledgers"]) == (3, 2)
+        (tmp_path / "tier" / group["object"]).unlink()
+        assert offload("inspect", tmp_path / "tier", "marked", "--json").document == document
+        assert "[0, 15)  group of 2 fragments, " in offload("inspect", tmp_path / "tier", "marked").text
+
     def test_what_runs_is_shown(self, tmp_path: Path) -> None:
         """A writer announces its attempts before it uploads: what a crash leaves can be seen here."""
-        for key, raw in small_tier.make(tmp_path).items():
-            path = tmp_path / "tier" / key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(raw)
+        make_small_tier(tmp_path)
 
         document = offload("inspect", tmp_path / "tier", "marked", "--json").document
 

@@ -1,7 +1,7 @@
 """Reading a damaged tier: what was read is refused, what stands before it is delivered, nothing else is.
 
-Each used byte is damaged in turn: tier anchor, stream anchor, newest root, and of every fragment the
-chunks with header, filter and trailer, index, description and trailer.
+Each used byte is damaged in turn: tier anchor, stream anchor, newest root, the group of the first two
+fragments, and of every fragment the chunks with header, filter and trailer, index, description and trailer.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ def newest_root(objects: Objects) -> str:
     return max(key for key in objects if key.startswith("marked/metadata/"))
 
 
+def group(objects: Objects) -> str:
+    [key] = [key for key in objects if key.startswith("marked/groups/")]
+    return key
+
+
 def fragment(objects: Objects, first_offset: int) -> str:
     [key] = [key for key in objects if key.startswith(f"marked/data/{first_offset:020}.")]
     return key
@@ -78,6 +83,37 @@ def test_a_newest_root_that_is_cut_short_is_refused(objects: Objects, cut: int) 
     assert delivered == []
     assert isinstance(error, Corrupt)
     assert error.where == key
+
+
+def test_a_damaged_bit_of_a_group_delivers_nothing_of_what_it_holds(objects: Objects) -> None:
+    key = group(objects)
+    for position in range(len(objects[key])):
+        for bit in bits(position):
+            damaged = objects | {key: flipped(objects[key], position, bit)}
+            delivered, error = small_tier.read(damaged, "marked")
+            assert (delivered, isinstance(error, Corrupt)) == ([], True), position
+            assert key in str(error), position
+
+
+@pytest.mark.parametrize("first_offset", [0, 10, 14])
+def test_a_group_that_is_gone_or_not_the_one_is_refused(
+    objects: Objects, first_offset: int, tmp_path: Path
+) -> None:
+    key, other = group(objects), small_tier.make(tmp_path)
+    without = {stands: raw for stands, raw in objects.items() if stands != key}
+
+    for raw in (None, b"", objects[key][:-1], other[group(other)], objects[fragment(objects, 0)]):
+        damaged = without if raw is None else without | {key: raw}
+        delivered, error = small_tier.read(damaged, "marked", first_offset)
+        assert delivered == []
+        assert isinstance(error, Corrupt)
+        assert error.where == key
+
+
+def test_behind_a_damaged_group_a_stream_is_read(objects: Objects, whole: Delivered) -> None:
+    damaged = objects | {group(objects): b""}
+
+    assert small_tier.read(damaged, "marked", 15) == ([row for row in whole if row[0] >= 15], None)
 
 
 @pytest.mark.parametrize("first_offset", FRAGMENTS)
