@@ -218,7 +218,8 @@ class Resolve(_OfWriter):
 
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`."""
-        reached = not self.adopted or is_same(marked, self.adopted[-1])
+        last = self.adopted[-1] if self.adopted else None
+        reached = last is None or is_same(marked, last) or manifest.first_offset >= last.next_offset
         return reached and not any(self.settles(running) for running in manifest.running)
 
     @property

@@ -556,3 +556,17 @@ def test_without_its_rule_a_replay_shows_the_harm(
 
     with pytest.raises((AssertionError, OffloadError), match=harm):
         replay(world)
+
+
+def test_a_resolution_that_landed_unheard_and_was_trimmed_is_in(world: World) -> None:
+    """2.1.3 with 2.10. w1 adopts what w0 left; its reply is lost; a guest trims what was adopted."""
+    holder_with_upload(world)
+    w1, guest = world.process("w1"), world.process("guest")
+    w1.start(w1.claim()).run_to("create", "*/root.*", times=2)
+    w1.step(Fault.LOSE_REPLY)
+    world.run(guest.trim(2))
+
+    w1.finish()
+
+    world.check()
+    assert w1.holder.manifest.version == world.judge.newest
