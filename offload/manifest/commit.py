@@ -147,7 +147,7 @@ class RootLog:
                 return proposal
             self.witness(Step.IN_DOUBT)
             change.check_author(newest)
-            if await self._is_in(change, newest):
+            if await self._is_in_after_all(change, newest):
                 return newest
             base = newest
             await self.env.sleep(self.env.backoff_seconds(attempt))
@@ -159,6 +159,16 @@ class RootLog:
 
     async def _is_in(self, change: Change, manifest: Manifest) -> bool:
         return await shows(self.tree(manifest), change)
+
+    async def _is_in_after_all(self, change: Change, newest: Manifest) -> bool:
+        """As `_is_in`, once the change was sent: a group that cannot be read now says neither yes nor no."""
+        try:
+            return await self._is_in(change, newest)
+        except (Corrupt, UnsupportedFormat, OutcomeUnknown):
+            raise
+        except OffloadError as exc:
+            where = self.keys.root(newest.version)
+            raise OutcomeUnknown(f"{where}: the store could not be asked whether the change is in") from exc
 
     async def _propose(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
         """The root that would follow, after the groups that it names were stored."""
