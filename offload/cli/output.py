@@ -9,9 +9,11 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +23,17 @@ from offload.errors import Corrupt, OffloadError
 def stderr() -> Console:
     """A console on stderr, for notes and progress."""
     return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def live_line(first: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that changes, where that is a terminal; silence elsewhere."""
+    console = stderr()
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with Status(first, console=console) as live:
+        yield live.update
 
 
 def stdout() -> Console:

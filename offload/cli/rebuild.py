@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.status import Status
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import error_line, one_line, print_json, size_text, stderr
+from offload.cli.output import error_line, live_line, one_line, print_json, size_text
 from offload.cli.state import State, Usage, run_async
 from offload.formats.keys import StreamKeys
 from offload.tier.object_store_offloader import ObjectStoreOffloader
@@ -59,9 +57,14 @@ def rebuild(
         async with state.tier(tier, option) as offloader:
             if not isinstance(offloader, ObjectStoreOffloader):
                 raise Usage(f"{offloader.url} is no object store; ask its backend for a way to rebuild")
-            with _Status() as progress:
+            with live_line("reading") as show:
                 return await rebuild_stream(
-                    offloader, stream, begin=begin, end=end, dry_run=dry_run, progress=progress
+                    offloader,
+                    stream,
+                    begin=begin,
+                    end=end,
+                    dry_run=dry_run,
+                    progress=lambda read, listed: show(f"{read} of {listed} fragments"),
                 )
 
     report = run_async(main)
@@ -109,23 +112,3 @@ def _advise(report: RebuildReport) -> None:
     )
     begin = report.choice.holes[-1][1]
     print(f"where it is gone for good: --accept-holes-before {begin} gives up all before {begin}")
-
-
-class _Status:
-    """A live line on stderr where that is a terminal, and silence elsewhere."""
-
-    def __init__(self) -> None:
-        self._live = Status("reading", console=stderr()) if stderr().is_terminal else None
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        if self._live is not None:
-            self._live.start()
-        return self._show
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def _show(self, read: int, listed: int) -> None:
-        if self._live is not None:
-            self._live.update(f"{read} of {listed} fragments")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
 from typing import Annotated
 
 import typer
-from rich.status import Status
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import one_line, print_error, print_json, print_note, size_text, stderr
+from offload.cli.output import live_line, one_line, print_error, print_json, print_note, size_text
 from offload.cli.quantities import parse_duration
 from offload.cli.state import State, run_async
 from offload.tier.sweep import sweep as sweep_tier
@@ -61,14 +59,14 @@ def sweep(
 
     async def main() -> SweepReport:
         async with state.tier(tier, option) as offloader:
-            with _Status() as progress:
+            with live_line("listing") as show:
                 return await sweep_tier(
                     offloader,
                     stream=stream,
                     grace_seconds=grace_seconds,
                     uploads_seconds=uploads_seconds,
                     dry_run=dry_run,
-                    progress=progress,
+                    progress=lambda seen: show(_progress(seen)),
                     tell=tell if dry_run else lambda condemned: None,
                 )
 
@@ -133,23 +131,7 @@ def _counted(objects: int) -> str:
     return "1 object" if objects == 1 else f"{objects} objects"
 
 
-class _Status:
-    """A live line on stderr where that is a terminal, and silence elsewhere."""
-
-    def __init__(self) -> None:
-        self._live = Status("listing", console=stderr()) if stderr().is_terminal else None
-
-    def __enter__(self) -> Callable[[SweepReport], None]:
-        if self._live is not None:
-            self._live.start()
-        return self._show
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def _show(self, report: SweepReport) -> None:
-        if self._live is not None:
-            listed = sum(row.listed for row in report.streams)
-            deleted = sum(row.deleted.objects.total() for row in report.streams)
-            self._live.update(f"{len(report.streams)} streams, {listed} objects, {deleted} deleted")
+def _progress(report: SweepReport) -> str:
+    listed = sum(row.listed for row in report.streams)
+    deleted = sum(row.deleted.objects.total() for row in report.streams)
+    return f"{len(report.streams)} streams, {listed} objects, {deleted} deleted"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.status import Status
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import error_line, one_line, print_json, print_note, size_text, stderr
+from offload.cli.output import error_line, live_line, one_line, print_json, print_note, size_text
 from offload.cli.quantities import parse_size
 from offload.cli.state import State, Usage, run_async
 from offload.errors import OffloadError
@@ -47,7 +45,7 @@ def verify(
 
     async def main() -> None:
         async with state.tier(tier, option) as offloader:
-            with _Status() as progress:
+            with live_line("reading") as show:
                 await verify_tier(
                     offloader,
                     stream=stream,
@@ -55,7 +53,7 @@ def verify(
                     after=after,
                     bytes_per_second_max=bytes_per_second_max,
                     report=report,
-                    progress=progress,
+                    progress=lambda seen: show(_progress(seen)),
                 )
 
     def tell() -> None:
@@ -98,24 +96,8 @@ SOUND = {
 }
 
 
-class _Status:
-    """A live line on stderr where that is a terminal, and silence elsewhere."""
-
-    def __init__(self) -> None:
-        self._live = Status("reading", console=stderr()) if stderr().is_terminal else None
-
-    def __enter__(self) -> Callable[[VerifyReport], None]:
-        if self._live is not None:
-            self._live.start()
-        return self._show
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def _show(self, report: VerifyReport) -> None:
-        if self._live is not None:
-            self._live.update(
-                f"{report.level.value}: {report.objects} objects, {size_text(report.bytes)}, "
-                f"{len(report.damages)} damaged"
-            )
+def _progress(report: VerifyReport) -> str:
+    return (
+        f"{report.level.value}: {report.objects} objects, {size_text(report.bytes)}, "
+        f"{len(report.damages)} damaged"
+    )
