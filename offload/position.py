@@ -53,7 +53,7 @@ def parse_position(text: str) -> Position:
     """Read a SPEC. Raises `Misuse` where it is none of the forms above."""
     if text in {place.value for place in Place}:
         return Place(text)
-    if re.fullmatch("[0-9]{1,20}", text):
+    if re.fullmatch("[0-9]{1,100}", text):
         if int(text) > OFFSET_MAX:
             raise Misuse(f"{text!r} is no offset: the greatest is {OFFSET_MAX}")
         return AtOffset(int(text))

@@ -24,6 +24,8 @@ from offload.formats.group import Group
 from offload.formats.manifest import Entries, Entry, Kind, Manifest, decode_entries, joined
 
 FACTOR: Final = 1024
+OFFSET_MAX: Final = 2**64 - 1
+"""No fragment reaches beyond: what is asked for from there on, or from any integer above, is nothing."""
 
 LoadGroup = Callable[[Manifest, Entries], Awaitable[Entries]]
 """The entries of the group that this one entry of `manifest`'s tree names."""
@@ -143,4 +145,4 @@ class Tree:
 def _row_of(entries: Entries, offset: int) -> int:
     """The row whose entry holds `offset`; the first where it lies before all, their number where behind."""
     nexts = entries["first_offset"] + entries["records"]
-    return int(np.searchsorted(nexts, np.uint64(offset), side="right"))
+    return int(np.searchsorted(nexts, np.uint64(min(offset, OFFSET_MAX)), side="right"))

@@ -15,12 +15,11 @@ from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import NO_ENTRIES, Entries, Entry, Manifest, decode_entries
 from offload.manifest.groups import key_of
-from offload.manifest.tree import LoadGroup, Tree
+from offload.manifest.tree import OFFSET_MAX, LoadGroup, Tree
 from offload.store.port import Listed
 
 PAGE_ROWS: Final = 1000
 _DIGITS: Final = 20
-_OFFSET_MAX: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ async def _add_groups(
     """Groups have the offsets of what is below them, so those of other offsets are not descended into."""
     groups = StreamKeys(manifest.stream).groups
     start = max(_offset_in(page.after, groups, otherwise=0), manifest.first_offset)
-    end = _OFFSET_MAX if page.is_last else _offset_in(page.rows[-1].key, groups, otherwise=_OFFSET_MAX)
+    end = OFFSET_MAX if page.is_last else _offset_in(page.rows[-1].key, groups, otherwise=OFFSET_MAX)
     for row in range(int((entries["kind"] > 0).sum())):  # larger kinds come first
         one = entries[row : row + 1]
         first = int(one["first_offset"][0])
@@ -142,4 +141,4 @@ def _offset_in(key: str, prefix: str, *, otherwise: int) -> int:
     digits = key[len(prefix) :][:_DIGITS]
     if not key.startswith(prefix) or len(digits) < _DIGITS or not (digits.isascii() and digits.isdigit()):
         return otherwise
-    return min(int(digits), _OFFSET_MAX)
+    return min(int(digits), OFFSET_MAX)

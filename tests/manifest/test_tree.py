@@ -436,6 +436,27 @@ def test_a_walk_that_is_closed_asks_for_nothing_more() -> None:
     assert counted.requests == 3
 
 
+@pytest.mark.parametrize("offset", [2**64 - 1, 2**64, 2**200])
+@pytest.mark.parametrize("fragments", [0, 40])
+def test_beyond_every_possible_offset_there_is_nothing(fragments: int, offset: int) -> None:
+    stream = grown(fragments)
+
+    assert asyncio.run(walked(stream.tree, offset)) == []
+    assert asyncio.run(stream.tree.find(offset)) is None
+    assert not asyncio.run(stream.tree.names(offset, UUID(int=1)))
+    assert requests_of(stream, lambda tree: walked(tree, offset)) == 0
+
+
+@pytest.mark.parametrize("moment", [-(2**63) - 1, -(2**200), 2**63, 2**200])
+def test_before_and_after_every_possible_moment(moment: int) -> None:
+    """Timestamps have 64 bits, and who asks may have more."""
+    stream = grown(40)
+
+    first = asyncio.run(stream.tree.first_since(moment))
+
+    assert first == (stream.live[0] if moment < 0 else None)
+
+
 def test_of_an_empty_stream_there_is_nothing() -> None:
     stream = Stream(2)
 

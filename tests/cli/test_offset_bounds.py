@@ -1,0 +1,45 @@
+"""Offsets have 64 bits. What a person may type has any number of digits: an answer or one line, never a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import contents, offload, sync
+from osiris_data import DATA
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Path:
+    """Ten messages, offsets 0 to 9."""
+    sync(DATA / "tiny", tmp_path / "tier")
+    return tmp_path / "tier"
+
+
+@pytest.mark.parametrize("offset", [2**64, 10**20, 10**40])
+def test_no_reading_from_beyond_64_bits(tier: Path, offset: int) -> None:
+    ran = offload("read", tier, "tiny", "--from", offset)
+
+    assert (ran.code, ran.stdout) == (2, b"")
+    assert ran.error == f"offload: '{offset}' is no offset: the greatest is {2**64 - 1}"
+
+
+@pytest.mark.parametrize("offset", [2**64 - 1, 2**64, 10**40])
+def test_a_trim_before_any_offset_beyond_the_end_drops_all(tier: Path, offset: int) -> None:
+    before = contents(tier)
+
+    ran = offload("trim", tier, "tiny", "--before", offset, "--dry-run", "--json")
+
+    assert (ran.code, ran.stderr) == (0, "")
+    assert (ran.document["first_offset"], ran.document["dropped"]["next_offset"]) == (10, 10)
+    assert contents(tier) == before
+    assert offload("trim", tier, "tiny", "--before", offset).code == 0
+    assert offload("read", tier, "tiny").stdout == b""
+
+
+@pytest.mark.parametrize("start", ["@" + "9" * 18, f"@-{2**63}", f"@{2**63 - 1}"])
+def test_a_moment_before_or_after_all(tier: Path, start: str) -> None:
+    ran = offload("read", tier, "tiny", "--from", start)
+
+    assert (ran.code, ran.stderr) == (0, "")
+    assert len(ran.objects) == (10 if start.startswith("@-") else 0)
