@@ -5,16 +5,16 @@ newest root, as in the sweep. So a verify that runs beside a sync neither calls 
 misses what was committed meanwhile; and one that was interrupted goes on behind the last key it judged.
 
 Invariants: nothing is changed; what a manifest names is looked for, at every level; an object that nobody
-names is explained, not blamed. At the level of bytes every object is read whole, superseded roots and
-fragments that no root names included; at those below no fragment is read. Memory is what
-`tier.verify_page` says, a few windows, and the report.
+names is explained, not blamed. At the level of bytes every object is read whole, with superseded roots, and
+fragments and groups that no root names; below it no fragment is read, and of groups those that are named.
+Memory is what `tier.verify_page` and `tier.verify_groups` say, a few windows, and the report.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
 from uuid import UUID
@@ -30,11 +30,11 @@ from offload.errors import (
     UnsupportedFormat,
 )
 from offload.formats.anchor import StreamAnchor, TierAnchor
-from offload.formats.group import group_size_bytes
+from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
 from offload.formats.manifest import Entries, Entry, Manifest, State
 from offload.manifest.commit import RootLog, decode_root
-from offload.manifest.groups import GroupCache, fetch_group
+from offload.manifest.groups import fetch_group
 from offload.manifest.tree import LoadGroup
 from offload.offloader import LedgerOffloader
 from offload.store.limit import LimitedStore, Limits
@@ -44,6 +44,7 @@ from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
 from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
 from offload.tier.place import get_anchor
+from offload.tier.verify_groups import ReadGroups
 from offload.tier.verify_page import PAGE_ROWS, NamedHere, Page, named_in, pages
 from offload.tier.verify_report import Unreferenced, VerifyLevel, VerifyReport
 
@@ -97,10 +98,10 @@ class _Part:
     stream: str | None
     """None: nobody knows whose objects these are."""
 
+    groups: ReadGroups
+
     anchor: VerifyReport | None = None
     """What is to be said of the stream's anchor, in its turn."""
-
-    groups: GroupCache = field(default_factory=GroupCache)
 
     @property
     def anchor_key(self) -> str:
@@ -166,7 +167,7 @@ class _Verifier:
 
     async def _objects(self, prefix: str, after: str, stream: str | None) -> AsyncGenerator[_Object, None]:
         """All that is listed or named, in order of keys, each with its judge."""
-        here = _Part(part="", stream=None)
+        here = self._part("", None)
         rows = self.store.list(prefix, after=after)
         async with aclosing(pages(rows, after=after, rows_max=self.page_rows_max)) as listing:
             async for page in listing:
@@ -189,14 +190,14 @@ class _Verifier:
     async def _open(self, part: str) -> _Part:
         """Find out whose objects these are. Without a sound anchor the name is taken from elsewhere."""
         if not part:
-            return _Part(part=part, stream=None)
+            return self._part(part, None)
         anchor, found = f"{part}stream.anchor", VerifyReport()
         try:
             raw = await get_anchor(self.store, anchor)
         except NotFound:
             roots = await self._roots(part) if looks_escaped(part[:-1]) else []
             if not roots:
-                return _Part(part=part, stream=None)
+                return self._part(part, None)
             found.damages.append(Corrupt("anchor", anchor, expected="present", found="absent"))
             return self._part(part, await self._name_in(roots, part), found)
         _count(found, len(raw))
@@ -210,9 +211,10 @@ class _Verifier:
             return self._part(part, await self._name_in(await self._roots(part), part), found)
         return self._part(part, stream, found)
 
-    def _part(self, part: str, stream: str | None, anchor: VerifyReport) -> _Part:
-        anchor.streams = int(stream is not None)
-        return _Part(part=part, stream=stream, anchor=anchor)
+    def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _Part:
+        if anchor is not None:
+            anchor.streams = int(stream is not None)
+        return _Part(part=part, stream=stream, groups=ReadGroups(store=self.store), anchor=anchor)
 
     async def _roots(self, part: str) -> list[str]:
         return [row.key async for row in self.store.list(f"{part}metadata/root.")]
@@ -234,18 +236,19 @@ class _Verifier:
         except (Corrupt, UnsupportedFormat):
             return None  # the root is among the objects, and is reported as one of them
 
-    async def _judges(self, page: Page, stream: str, groups: GroupCache) -> dict[str, Judge]:
+    async def _judges(self, page: Page, stream: str, groups: ReadGroups) -> dict[str, Judge]:
         """How to judge what is listed in a page of a stream, and what is named there."""
         newest = await self._newest(stream)
         named = NamedHere()
         if newest is not None:
-            named = await named_in(page, newest, partial(groups.load, self.store))
+            named = await named_in(page, newest, groups.load)
         judge = _StreamJudge(
             store=self.store,
             level=self.report.level,
             keys=StreamKeys(stream),
             newest=newest,
             named=named,
+            groups=groups,
             reload=partial(self._newest, stream),
         )
         listed = {row.key: row for row in page.rows}
@@ -264,6 +267,7 @@ class _StreamJudge:
     keys: StreamKeys
     newest: Manifest | None
     named: NamedHere
+    groups: ReadGroups
     reload: Callable[[], Awaitable[Manifest | None]]
 
     async def judge(self, key: str, listed: Listed | None, report: VerifyReport) -> None:
@@ -271,7 +275,7 @@ class _StreamJudge:
         if (entry := self.named.fragments.get(key)) is not None:
             await self._named(key, listed, entry, report)
         elif (group := self.named.groups.get(key)) is not None:
-            await self._group(key, group, report)
+            await self._group(key, listed, group, report)
         elif listed is None or key == self.keys.anchor:
             return  # the anchor was judged to find the stream's name
         elif (version := self.keys.parse_root(key)) is not None:
@@ -279,7 +283,7 @@ class _StreamJudge:
         elif (fragment := self.keys.parse_fragment(key)) is not None:
             await self._unnamed(listed, *fragment, report)
         elif (parsed := self.keys.parse_group(key)) is not None:
-            _explain(report, key, reason=self._why_group(first_offset=parsed[0], version=parsed[1]))
+            await self._unnamed_group(key, first_offset=parsed[0], version=parsed[1], report=report)
         elif self.keys.parse_sighting(key) is not None:
             _explain(report, key, reason="a sweep's note of what it found; a later sweep uses and removes it")
         else:
@@ -296,15 +300,19 @@ class _StreamJudge:
         _count(report, len(raw))
         decode_root(raw, self.keys.stream, version, where=key)
 
-    async def _group(self, key: str, entry: Entries, report: VerifyReport) -> None:
+    async def _group(self, key: str, listed: Listed | None, entry: Entries, report: VerifyReport) -> None:
+        """What is not listed was committed since, or is gone though it was read: it is asked for now."""
         assert self.newest is not None
+        groups = self.groups if listed is not None else ReadGroups(store=self.store)
         try:
-            group = await fetch_group(self.store, self.newest, entry)
+            size_bytes = await groups.size_bytes(self.newest, entry)
         except Absent:
             if await self._is_still_named(key):
                 raise
             return
-        _count(report, group_size_bytes(len(group.entries)))
+        _count(report, size_bytes)
+        if listed is not None and listed.size_bytes != size_bytes:
+            raise Corrupt("object size", key, expected=size_bytes, found=listed.size_bytes)
 
     async def _named(self, key: str, listed: Listed | None, entry: Entry, report: VerifyReport) -> None:
         try:
@@ -357,6 +365,19 @@ class _StreamJudge:
         with suppress(NotFound):  # swept since it was listed
             await check_fragment(self.store, listed.key, size_bytes=listed.size_bytes)
             _count(report, listed.size_bytes)
+
+    async def _unnamed_group(
+        self, key: str, *, first_offset: int, version: int, report: VerifyReport
+    ) -> None:
+        _explain(report, key, reason=self._why_group(first_offset=first_offset, version=version))
+        if self.level is not VerifyLevel.BYTES:
+            return
+        with suppress(NotFound):  # swept since it was listed
+            raw = await self.store.get(key)
+            _count(report, len(raw))
+            group = Group.decode(raw, stream=self.keys.stream, where=key)
+            if group.key != key:
+                raise Corrupt("key", key, expected=key, found=group.key)
 
     def _why_group(self, *, first_offset: int, version: int) -> str:
         if self.newest is None:

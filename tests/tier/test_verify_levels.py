@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
 
 import pytest
 from osiris_writer import append_chunks, write_stream
@@ -15,13 +18,15 @@ from offload.env import Env
 from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.anchor import TierAnchor
 from offload.formats.checksums import crc32c
+from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
-from offload.store.port import Listed, ObjectStore
+from offload.store.port import Listed, ObjectStore, Span, Suffix
 from offload.store.wrap import StoreDecorator
 from offload.tier.verify import verify
+from offload.tier.verify_groups import ReadGroups
 from offload.tier.verify_report import VerifyLevel, VerifyReport
 
 MANIFEST, CHECKSUM, BYTES = VerifyLevel
@@ -164,6 +169,146 @@ class TestEachLevel:
 
         assert seen == whole
         assert blamed(Listing(MemoryStore(objects=objects | {late[0]: b""})), level) == late[:1]
+
+
+class TestGroups:
+    """They are needed to find what they name, and are objects to be judged."""
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    @pytest.mark.parametrize("page_rows_max", PAGES)
+    def test_each_is_read_once(self, objects: Objects, level: VerifyLevel, page_rows_max: int) -> None:
+        store = FaultyStore(MemoryStore(objects=dict(objects)))
+
+        verified(store, level, page_rows_max=page_rows_max)
+
+        read = [key for operation, key in store.calls if operation == "get" and key.endswith("group")]
+        assert sorted(read) == groups_of(objects)
+
+    @pytest.mark.parametrize("page_rows_max", PAGES)
+    def test_what_is_remembered_of_them_is_bounded(
+        self, objects: Objects, page_rows_max: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Beyond that they are read again, and the report is the same."""
+        whole = verified(objects, BYTES)
+        read: list[ReadGroups] = []
+        monkeypatch.setattr(ReadGroups, "__init__", _kept(ReadGroups.__init__, read))
+        monkeypatch.setattr("offload.tier.verify_groups.NAMES_MAX", 3)
+
+        assert verified(objects, BYTES, page_rows_max=page_rows_max) == whole
+        assert max(len(one._sizes) for one in read) == 3
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    def test_one_that_goes_after_it_was_read_is_named(self, objects: Objects, level: VerifyLevel) -> None:
+        """What it says is remembered; it is not listed where it should be."""
+        victim = of_kind(objects, "group")[2]
+
+        class Going(StoreDecorator):
+            async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+                raw = await self.inner.get(key, span)
+                if key == victim:
+                    await self.inner.delete([key])
+                return raw
+
+            async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+                async for row in self.inner.list(prefix, after=after):
+                    if row.key != victim:
+                        yield row
+
+        [damage] = verified(Going(MemoryStore(objects=dict(objects))), level).damages
+
+        assert (damage.where, damage.found) == (victim, "absent")
+
+    @pytest.mark.parametrize("level", VerifyLevel)
+    def test_one_that_grows_after_it_was_read_is_named(self, objects: Objects, level: VerifyLevel) -> None:
+        """Its listed size is held against what was read."""
+        victim = of_kind(objects, "group")[2]
+
+        class Growing(StoreDecorator):
+            async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+                async for row in self.inner.list(prefix, after=after):
+                    yield Listed(row.key, row.size_bytes + (row.key == victim))
+
+        [damage] = verified(Growing(MemoryStore(objects=dict(objects))), level).damages
+
+        assert (damage.where, damage.what) == (victim, "object size")
+
+
+class TestGroupsThatNobodyNames:
+    """A commit that lost, or a trim, leaves them. They are explained, and read like all else."""
+
+    @pytest.fixture
+    def orphan(self, objects: Objects) -> tuple[str, bytes]:
+        """The twin of a group, under a name of its own, as a commit that lost its number leaves it."""
+        [raw, *_] = [objects[key] for key in of_kind(objects, "group")]
+        group = replace(Group.decode(raw, stream="early", where="here"), uid=UUID(int=5))
+        return group.key, group.encode()
+
+    def test_a_sound_one_is_explained(self, objects: Objects, orphan: tuple[str, bytes]) -> None:
+        key, raw = orphan
+
+        report = verified(objects | {key: raw}, BYTES)
+
+        assert report.damages == []
+        assert [row.key for row in report.unreferenced] == [key]
+        assert report.objects == len(objects) + 1
+        assert report.bytes == sum(map(len, objects.values())) + len(raw)
+
+    def test_any_damage_of_it_is_found_and_it_is_explained_all_the_same(
+        self, objects: Objects, orphan: tuple[str, bytes]
+    ) -> None:
+        key, raw = orphan
+        for bit in range(0, len(raw) * 8, 41):
+            damaged = bytearray(raw)
+            damaged[bit // 8] ^= 1 << bit % 8
+            report = verified(objects | {key: bytes(damaged)}, BYTES)
+            assert [damage.where for damage in report.damages] == [key]
+            assert [row.key for row in report.unreferenced] == [key]
+        for cut in (b"", raw[:1], raw[:-1], raw + b"\0"):
+            assert blamed(objects | {key: cut}, BYTES) == [key]
+
+    def test_one_under_the_key_of_another_is_damage(
+        self, objects: Objects, orphan: tuple[str, bytes]
+    ) -> None:
+        key, _ = orphan
+        [sound, *_] = [objects[key] for key in of_kind(objects, "group")]
+
+        [damage] = verified(objects | {key: sound}, BYTES).damages
+
+        assert (damage.where, damage.what, damage.stream) == (key, "key", "early")
+
+    @pytest.mark.parametrize("level", [MANIFEST, CHECKSUM])
+    def test_below_the_level_of_bytes_it_is_not_read(
+        self, objects: Objects, orphan: tuple[str, bytes], level: VerifyLevel
+    ) -> None:
+        key, _ = orphan
+        store = FaultyStore(MemoryStore(objects=objects | {key: b""}))
+
+        report = verified(store, level)
+
+        assert (report.damages, [row.key for row in report.unreferenced]) == ([], [key])
+        assert ("get", key) not in store.calls
+
+    def test_one_that_is_swept_meanwhile_is_no_damage(
+        self, objects: Objects, orphan: tuple[str, bytes]
+    ) -> None:
+        key, raw = orphan
+        behind = MemoryStore(objects=objects | {key: raw})
+
+        async def sweep(operation: str, asked: str) -> None:
+            if (operation, asked) == ("get", key):
+                behind.objects.pop(key)
+
+        assert blamed(FaultyStore(behind, before=sweep), BYTES) == []
+
+
+def _kept(make: Callable[..., None], made: list[ReadGroups]) -> Callable[..., None]:
+    """A constructor that also puts what it makes into a list."""
+
+    def init(self: ReadGroups, **fields: Any) -> None:
+        make(self, **fields)
+        made.append(self)
+
+    return init
 
 
 class TestManifest:
