@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final, Self
 
-from offload.errors import Corrupt
+from offload.errors import Corrupt, Misuse
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import check_version
 from offload.formats.keys import escape
@@ -30,10 +30,13 @@ ANCHOR_SIZE_BYTES_MAX: Final = 64 * 1024
 
 _HEAD: Final = re.compile(rb"ledger-offload (tier|stream) ([0-9]{1,9})\n")
 
+BRANCHING_FACTOR_MAX: Final = 1625
+"""A mega-group holds its cube of fragments, and an entry counts them, and their ledgers, in 32 bits."""
+
 _PASSWORD: Final = re.compile(r"//[^/]*:[^/]*@")
 
 TIER_FIELDS: Final = (
-    ("branching_factor", "int", "how many entries of one kind a group takes"),
+    ("branching_factor", "int", f"how many entries of one kind a group takes, 2 to {BRANCHING_FACTOR_MAX:,}"),
     ("hashed_keys", "bool", "all keys but those of the tier itself stand below a folder, `0/` to `f/`"),
     ("commit_store", "str", "the URL of the store that holds roots and anchors, without credentials"),
     ("data_store", "str", "with `commit_store`: the URL of the store that holds everything else"),
@@ -52,10 +55,11 @@ class _Anchor(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """Raise `ValueError` where a field is not what it must be."""
+        """Raise `Misuse` where a field is not what it must be."""
 
     def encode(self) -> bytes:
-        """The anchor's bytes."""
+        """The anchor's bytes. Raises `Misuse` where a field is not what it must be."""
+        self._check()
         text = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
         lines = f"ledger-offload {self.kind} {VERSION}\n{text}\n".encode()
         return lines + b"crc32c %08x\n" % crc32c(lines)
@@ -69,7 +73,6 @@ class _Anchor(ABC):
         check_version(f"{cls.kind} anchor", int(head[2]), VERSION, where)
         try:
             anchor = cls(**json.loads(raw.split(b"\n")[1]))
-            anchor._check()
             same = anchor.encode() == raw
         except (ValueError, TypeError, IndexError, RecursionError) as exc:
             raise Corrupt("anchor", where, expected="one line of JSON", found=str(exc)) from exc
@@ -93,16 +96,17 @@ class TierAnchor(_Anchor):
         return {name: value for name, value in asdict(self).items() if value is not False and value != ""}
 
     def _check(self) -> None:
-        if type(self.branching_factor) is not int or not 2 <= self.branching_factor <= 2**20:
-            raise ValueError(f"a branching factor of {self.branching_factor!r}")
+        factor = self.branching_factor
+        if type(factor) is not int or not 2 <= factor <= BRANCHING_FACTOR_MAX:
+            raise Misuse(f"a branching factor from 2 to {BRANCHING_FACTOR_MAX}, not {factor!r}")
         if type(self.hashed_keys) is not bool:
-            raise ValueError(f"hashed keys of {self.hashed_keys!r}")
+            raise Misuse(f"hashed keys of {self.hashed_keys!r}")
         names = (self.commit_store, self.data_store, self.uid)
         if any(type(name) is not str for name in names) or len({not name for name in names}) > 1:
-            raise ValueError("a commit store goes with a data store and a uid")
+            raise Misuse("a commit store goes with a data store and a uid")
         for url in names[:2]:
             if _PASSWORD.search(url):
-                raise ValueError("an URL with a password")
+                raise Misuse("an URL with a password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,5 +118,5 @@ class StreamAnchor(_Anchor):
 
     def _check(self) -> None:
         if not isinstance(self.stream, str):
-            raise ValueError(f"a stream named {self.stream!r}")
+            raise Misuse(f"a stream named {self.stream!r}")
         escape(self.stream)

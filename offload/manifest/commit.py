@@ -48,6 +48,7 @@ from offload.errors import (
     Corrupt,
     Denied,
     Fenced,
+    Misuse,
     NoSpace,
     NotFound,
     OffloadError,
@@ -55,6 +56,7 @@ from offload.errors import (
     TryAgain,
     UnsupportedFormat,
 )
+from offload.formats.anchor import BRANCHING_FACTOR_MAX
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Change
@@ -103,6 +105,10 @@ class RootLog:
     witness: Callable[[Step], None] = nobody
     groups: GroupCache = field(default_factory=GroupCache)
     factor: int = FACTOR
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.factor <= BRANCHING_FACTOR_MAX:
+            raise Misuse(f"a branching factor of {self.factor}: it is from 2 to {BRANCHING_FACTOR_MAX}")
 
     @property
     def keys(self) -> StreamKeys:

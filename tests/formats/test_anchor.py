@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.errors import Corrupt, UnsupportedFormat
-from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.env import Env
+from offload.errors import Corrupt, Misuse, UnsupportedFormat
+from offload.formats.anchor import BRANCHING_FACTOR_MAX, StreamAnchor, TierAnchor
 from offload.formats.checksums import crc32c
+from offload.formats.manifest import ENTRY
+from offload.manifest.commit import RootLog
+from offload.store.memory import MemoryStore
 
 TIER = b'ledger-offload tier 1\n{"branching_factor":1024}\ncrc32c 308fcbce\n'
 STREAM = b'ledger-offload stream 1\n{"stream":"a/b \\"\\u00fc\\""}\ncrc32c 43bf0c21\n'
@@ -32,7 +37,7 @@ def test_decoding_undoes_encoding_of_a_stream(name: str) -> None:
     assert StreamAnchor.decode(anchor.encode(), where="here") == anchor
 
 
-@given(st.integers(2, 2**20))
+@given(st.integers(2, BRANCHING_FACTOR_MAX))
 def test_decoding_undoes_encoding_of_a_tier(branching_factor: int) -> None:
     anchor = TierAnchor(branching_factor=branching_factor)
 
@@ -112,3 +117,25 @@ def test_a_name_is_spelled_in_ascii() -> None:
 def test_a_field_of_another_kind_is_corrupt_even_under_its_checksum(text: str) -> None:
     with pytest.raises(Corrupt):
         TierAnchor.decode(sealed(f"ledger-offload tier 1\n{text}\n".encode()), where="here")
+
+
+def test_a_mega_group_of_the_greatest_factor_can_count_its_fragments_and_of_the_next_cannot() -> None:
+    greatest = min(np.iinfo(ENTRY.dtype[name]).max for name in ("fragments", "ledgers"))
+
+    assert BRANCHING_FACTOR_MAX**3 <= greatest < (BRANCHING_FACTOR_MAX + 1) ** 3
+
+
+@pytest.mark.parametrize("factor", [0, 1, BRANCHING_FACTOR_MAX + 1, 2**20])
+def test_a_factor_whose_groups_could_not_be_counted_is_neither_written_nor_read(factor: int) -> None:
+    with pytest.raises(Misuse, match=f"2 to {BRANCHING_FACTOR_MAX}, not {factor}"):
+        TierAnchor(branching_factor=factor).encode()
+
+    raw = sealed(b'ledger-offload tier 1\n{"branching_factor":%d}\n' % factor)
+    with pytest.raises(Corrupt, match=f"2 to {BRANCHING_FACTOR_MAX}, not {factor}"):
+        TierAnchor.decode(raw, where="here")
+
+
+@pytest.mark.parametrize("factor", [1, BRANCHING_FACTOR_MAX + 1])
+def test_no_root_is_written_with_such_a_factor(factor: int) -> None:
+    with pytest.raises(Misuse, match="branching factor"):
+        RootLog(store=MemoryStore(), stream="orders", env=Env(), factor=factor)
