@@ -1,0 +1,74 @@
+"""Public list prices of object stores, and what counted requests cost at them.
+
+`PRICES` is the one place that holds a price. They change, and differ by region: whoever rests a decision on
+one looks at the provider's own page first. Taxes, discounts, free allowances, and bytes that leave the
+provider's region are left out. Invariant: no price stands here without its source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one provider asks, in US dollars. Deletes are free with all three."""
+
+    provider: str
+    region: str
+    write_per_1000: float
+    list_per_1000: float
+    read_per_1000: float
+    storage_per_gib_month: float
+    list_keys_max: int
+    """Keys in one page of a listing."""
+    known: str
+    """The date of the source, and how sure the figure is."""
+    source: str
+
+    def of(self, *, writes: float, lists: float, reads: float, gib_months: float = 0.0) -> float:
+        """What so many requests cost, and so many GiB kept for a month."""
+        return (
+            writes * self.write_per_1000 + lists * self.list_per_1000 + reads * self.read_per_1000
+        ) / 1000 + gib_months * self.storage_per_gib_month
+
+
+PRICES: Final = (
+    Price(
+        provider="AWS S3 Standard",
+        region="us-east-1",
+        write_per_1000=0.005,
+        list_per_1000=0.005,
+        read_per_1000=0.0004,
+        storage_per_gib_month=0.023,
+        list_keys_max=1000,
+        known="2026; the reading of a third party, AWS' own page shows its prices by script",
+        source="c3x.dev/blog/s3-request-fees-explained; first 50 TB; see aws.amazon.com/s3/pricing",
+    ),
+    Price(
+        provider="Google Cloud Storage Standard",
+        region="us-central1",
+        write_per_1000=0.005,
+        list_per_1000=0.005,
+        read_per_1000=0.0004,
+        storage_per_gib_month=0.020,
+        list_keys_max=1000,
+        known="undated copies of Google's own page",
+        source="cloud.google.com/storage/pricing-examples (of us-east1) and a copy of /storage/pricing",
+    ),
+    Price(
+        provider="Azure Blob Storage hot, LRS",
+        region="a sample",
+        write_per_1000=0.0055,
+        list_per_1000=0.0055,
+        read_per_1000=0.00044,
+        storage_per_gib_month=0.0208,
+        list_keys_max=5000,
+        known="2024-07-26; Microsoft calls them samples and no prices, and other pages differ by a fifth",
+        source="Microsoft's article 'Estimate the cost of using Azure Blob Storage'; "
+        "see azure.microsoft.com/pricing/details/storage/blobs",
+    ),
+)
