@@ -9,8 +9,9 @@ import typer
 from offload.cli.arguments import Options, Tier
 from offload.cli.output import print_error, print_json, print_table, size_text
 from offload.cli.state import State, run_async
-from offload.errors import Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
+from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.formats.manifest import Manifest
+from offload.offloader import LedgerOffloader
 from offload.position import iso_of
 from offload.tier.sync import totals
 
@@ -26,32 +27,47 @@ def ls(
     """List the streams of TIER."""
     state: State = context.obj
 
-    async def main() -> tuple[list[Manifest], list[OffloadError]]:
-        manifests: list[Manifest] = []
+    async def main() -> tuple[list[_Listed], list[OffloadError]]:
+        rows: list[_Listed] = []
         errors: list[OffloadError] = []
         async with state.tier(tier, option) as offloader:
             for stream in await offloader.streams():
                 try:
-                    manifests.append(await offloader.load_manifest(stream))
+                    rows.append(await _look(offloader, stream, with_newest=not json))
                 except NotOffloaded:
                     continue  # begun, and never committed; or deleted
                 except (Corrupt, UnsupportedFormat) as error:  # one stream's trouble hides no other
                     errors.append(error)
-        return manifests, errors
+        return rows, errors
 
-    manifests, errors = run_async(main)
+    rows, errors = run_async(main)
     if json:
-        for manifest in manifests:
+        for manifest, _ in rows:
             print_json(totals(manifest.stream, manifest))
     else:
-        print_table(HEADS, [_row(manifest) for manifest in manifests])
+        print_table(HEADS, [_row(*row) for row in rows])
     for error in errors:
         print_error(error)
     return 1 if errors else 0
 
 
-def _row(manifest: Manifest) -> tuple[object, ...]:
-    last_ms = int(manifest.entries["last_timestamp_ms"].max()) if manifest.fragments else None
+_Listed = tuple[Manifest, int | None]
+"""A stream, and the greatest timestamp of what lives of it, where that was asked for."""
+
+
+async def _look(offloader: LedgerOffloader, stream: str, *, with_newest: bool) -> _Listed:
+    manifest = await offloader.load_manifest(stream)
+    while with_newest:
+        try:
+            return manifest, await offloader.tree(manifest).last_timestamp_ms()
+        except Absent:
+            seen, manifest = manifest, await offloader.load_manifest(stream)
+            if manifest.version == seen.version:
+                raise  # else a trim came between, and a sweep
+    return manifest, None
+
+
+def _row(manifest: Manifest, last_ms: int | None) -> tuple[object, ...]:
     return (
         manifest.stream,
         manifest.messages,

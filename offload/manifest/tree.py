@@ -94,6 +94,25 @@ class Tree:
         """
         return await self._first(lambda entries: entries["last_timestamp_ms"] >= timestamp_ms)
 
+    async def last_timestamp_ms(self) -> int | None:
+        """The greatest timestamp of any live chunk; None where nothing lives.
+
+        No request, unless only a group that was trimmed in part says that it reaches so far.
+        """
+        entries, greatest_ms = self.manifest.entries, None
+        while True:
+            entries = entries[_row_of(entries, self.manifest.first_offset) :]
+            whole = entries[entries["first_offset"] >= np.uint64(self.manifest.first_offset)]
+            if len(whole):
+                last_ms = int(whole["last_timestamp_ms"].max())
+                greatest_ms = last_ms if greatest_ms is None else max(greatest_ms, last_ms)
+            trimmed = entries[: len(entries) - len(whole)]
+            if not len(trimmed) or (
+                greatest_ms is not None and trimmed["last_timestamp_ms"][0] <= greatest_ms
+            ):
+                return greatest_ms
+            entries = await self.load(self.manifest, trimmed)
+
     async def last_with_messages(self) -> Entry | None:
         """The newest live fragment with a record that is a message."""
         return await self._last(self.manifest.entries)

@@ -11,6 +11,9 @@ from command_line import STREAM_TOTALS, expected_totals, keys, offload, sync
 from osiris_data import DATA, MANIFEST, STREAMS
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
+from offload.formats.anchor import TierAnchor
+from offload.formats.keys import TIER_ANCHOR
+
 ROOT = [
     "object", "version", "state", "incarnation", "writer", "epoch", "source_epoch",
     "committer", "commit_id", "parent_commit_id",
@@ -31,6 +34,16 @@ def make_small_tier(folder: Path) -> None:
         path = folder / "tier" / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(raw)
+
+
+def make_trimmed_tier(folder: Path, *, timestamps_ms: list[int]) -> Path:
+    """Three fragments, of which the first two are in a group; the first one is trimmed."""
+    write_stream(folder / "orders", simple_chunks(3, timestamps_ms=timestamps_ms), segment_chunks=1)
+    (folder / "tier").mkdir()
+    (folder / "tier" / TIER_ANCHOR).write_bytes(TierAnchor(branching_factor=2).encode())
+    sync(folder / "orders", folder / "tier")
+    assert offload("trim", folder / "tier", "orders", "--before", 3).code == 0
+    return folder / "tier"
 
 
 class TestLs:
@@ -57,6 +70,24 @@ class TestLs:
         assert [row.split("\t")[:2] for row in rows] == [
             [stream, str(MANIFEST["streams"][stream]["messages"])] for stream in sorted(STREAMS)
         ]
+
+    def test_the_newest_is_the_newest_of_what_lives(self, tmp_path: Path) -> None:
+        """The clock stood ahead for a while. That chunk is trimmed, and its group still tells of it."""
+        tier = make_trimmed_tier(tmp_path, timestamps_ms=[9000, 1000, 2000])
+
+        assert offload("ls", tier).lines[1].split("	")[-1] == "1970-01-01T00:00:02.000Z"
+
+    def test_a_group_that_is_asked_for_that_and_damaged_is_one_streams_trouble(self, tmp_path: Path) -> None:
+        """Where it need not be asked, it troubles nobody: the JSON says nothing of times."""
+        tier = make_trimmed_tier(tmp_path, timestamps_ms=[9000, 1000, 2000])
+        [group] = tier.rglob("*.group")
+        group.unlink()
+
+        ran = offload("ls", tier)
+
+        assert (ran.code, len(ran.lines)) == (1, 1)
+        assert group.name in ran.error
+        assert offload("ls", tier, "--json").code == 0
 
     def test_a_tier_may_hold_nothing_yet(self, tmp_path: Path) -> None:
         sync(DATA / "tiny", tmp_path / "tier")

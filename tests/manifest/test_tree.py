@@ -149,6 +149,7 @@ class Stream:
         assert await tree.last() == (live[-1] if live else None)
         with_messages = [each for each in live if each.messages]
         assert await tree.last_with_messages() == (with_messages[-1] if with_messages else None)
+        assert await tree.last_timestamp_ms() == max((each.last_timestamp_ms for each in live), default=None)
         for moment in moments_of(live):
             since = [each for each in live if each.last_timestamp_ms >= moment]
             assert await tree.first_since(moment) == (since[0] if since else None)
@@ -412,6 +413,21 @@ def test_messages_that_were_trimmed_are_not_the_newest() -> None:
 
     stream.check()
     assert requests_of(stream, Tree.last_with_messages) <= LEVELS
+
+
+def test_the_newest_moment_costs_nothing_unless_a_trimmed_group_claims_it() -> None:
+    stream = Stream(2)
+    late = [replace(each, last_timestamp_ms=1000) for each in alike(5)]
+    stream.append([*late, *alike(10, first_number=5)])
+    stream.collapse()
+    assert requests_of(stream, Tree.last_timestamp_ms) == 0
+
+    stream.trim(4)
+    assert asyncio.run(stream.tree.last_timestamp_ms()) == 1000
+    stream.trim(1)
+
+    assert asyncio.run(stream.tree.last_timestamp_ms()) == 14
+    assert requests_of(stream, Tree.last_timestamp_ms) == LEVELS
 
 
 def test_a_walk_loads_each_group_once_and_none_before_its_offset() -> None:
