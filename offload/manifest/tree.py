@@ -90,7 +90,8 @@ class Tree:
         """The first live fragment, in order of offsets, with a chunk of that time or later.
 
         Timestamps of a stream may go back a little: an entry's last one is its greatest, so no fragment
-        before this one holds anything that fits.
+        before this one holds anything that fits. One request per level at most; twice that where a group
+        that was trimmed in part says that it reaches so far, and what of it lives does not.
         """
         return await self._first(lambda entries: entries["last_timestamp_ms"] >= timestamp_ms)
 

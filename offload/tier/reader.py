@@ -99,7 +99,8 @@ class StreamReader:
         An offset below the first becomes the first. A time, and `last`, become the first offset of
         a chunk; where no chunk fits, `next_offset`. Raises `NotOffloaded` for an offset beyond
         `next_offset`. Where a chunk must be found, costs one request for an index, and one for each group
-        above it that was not used lately (three at most); else none.
+        above it that was not used lately; else none. Those are three at most; for a time six, where the
+        stream was trimmed within a group that says that it reaches so far, and what of it lives does not.
         """
         while True:
             try:

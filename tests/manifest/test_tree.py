@@ -29,6 +29,7 @@ from offload.formats.manifest import (
 from offload.manifest.changes import Dropped, Trim, append_entries
 from offload.manifest.groups import GroupCache, fetch_group
 from offload.manifest.tree import FACTOR, Tree, collapse
+from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 
 CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
@@ -391,17 +392,35 @@ def test_a_moment_costs_one_request_per_level(trimmed: int) -> None:
 
 def test_a_moment_that_only_trimmed_fragments_reach_is_found_behind_them() -> None:
     """The clock stood far ahead for a while; those fragments are gone, their groups still tell of them. So
-    the way down may have to be gone twice.
+    the way down may have to be gone twice: six requests, and three where the groups of the first are kept.
     """
     stream = Stream(2)
     late = [replace(each, last_timestamp_ms=1000) for each in alike(5)]
-    stream.append([*late, *alike(10, first_number=5)])
+    stream.append([*late, *alike(11, first_number=5)])
     stream.collapse()
     stream.trim(5)
 
     stream.check()
-    assert requests_of(stream, lambda tree: tree.first_since(1000)) <= LEVELS
-    assert requests_of(stream, lambda tree: tree.first_since(14)) <= 2 * LEVELS
+    assert stream.manifest.entries["kind"].tolist() == [Kind.MEGA_GROUP] * 2
+    assert requests_of(stream, lambda tree: tree.first_since(1000)) == LEVELS
+    assert requests_of(stream, lambda tree: tree.first_since(15)) == 2 * LEVELS
+    assert max(requests_of(stream, lambda tree, at=at: tree.first_since(at)) for at in range(17)) == 6
+    assert _requests_with_a_cache(stream, [1000, 15]) == [LEVELS, LEVELS]
+
+
+def _requests_with_a_cache(stream: Stream, moments: Sequence[int]) -> list[int]:
+    """How many groups each of these moments costs, one asked after the other."""
+    store, cache = FaultyStore(stream.store), GroupCache()
+    tree = Tree(stream.manifest, lambda manifest, entry: cache.load(store, manifest, entry))
+
+    async def ask() -> list[int]:
+        requests = [0]
+        for moment in moments:
+            await tree.first_since(moment)
+            requests.append(len(store.calls))
+        return [after - before for before, after in pairwise(requests)]
+
+    return asyncio.run(ask())
 
 
 def test_messages_that_were_trimmed_are_not_the_newest() -> None:
