@@ -26,7 +26,7 @@ from offload.tier.opening import open_source, open_tier
 from offload.tier.reader import Messages, StreamReader
 from offload.tier.sync import StreamReport, sync
 from offload.tier.verify import verify
-from offload.tier.verify_report import VerifyReport
+from offload.tier.verify_report import VerifyLevel, VerifyReport
 
 T = TypeVar("T")
 
@@ -114,9 +114,29 @@ class Blocking:
 
         return self.run(all_reports())
 
-    def verify(self, stream: str | None = None) -> VerifyReport:
-        """Hold every object of the tier, or of one stream, against checksums and manifest."""
-        return self.run(verify(self._offloader, stream=stream))
+    def verify(
+        self,
+        stream: str | None = None,
+        *,
+        level: VerifyLevel = VerifyLevel.BYTES,
+        after: str = "",
+        bytes_per_second_max: float | None = None,
+        report: VerifyReport | None = None,
+    ) -> VerifyReport:
+        """Hold the objects of the tier, or of one stream, against checksums and manifest.
+
+        As the asynchronous `verify`, whose arguments these are.
+        """
+        return self.run(
+            verify(
+                self._offloader,
+                stream=stream,
+                level=level,
+                after=after,
+                bytes_per_second_max=bytes_per_second_max,
+                report=report,
+            )
+        )
 
     def close(self) -> None:
         """Close the tier and end the thread, cancelling what runs. Idempotent, from any other thread."""

@@ -1,0 +1,81 @@
+"""Verifying from threads: the blocking facade asks for what the asynchronous form can."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator
+
+import pytest
+from offload_conformance.ledgers import ledger_of
+
+from offload import Blocking, Misuse, StreamWriter, VerifyLevel, VerifyReport, verify
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    """A store that tells what was asked of it."""
+    return FaultyStore(MemoryStore())
+
+
+@pytest.fixture
+def tier(store: FaultyStore) -> Iterator[Blocking]:
+    """Two streams of one fragment each."""
+    with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier:
+        for stream in ("bills", "orders"):
+            writer = tier.run(StreamWriter.claim(tier.offloader, stream))
+            tier.run(writer.offload([ledger_of(100)]))
+        store.calls.clear()
+        yield tier
+
+
+def fragments_read(store: FaultyStore) -> set[str]:
+    return {call.key for call in store.calls if call.operation == "get" and call.key.endswith(".fragment")}
+
+
+def test_it_takes_what_the_asynchronous_form_takes_but_for_what_belongs_to_its_loop() -> None:
+    ours, theirs = (inspect.signature(each).parameters for each in (Blocking.verify, verify))
+
+    assert theirs.keys() - ours.keys() == {"tier", "page_rows_max", "env", "progress"}
+    assert {name: ours[name].default for name in ours if name != "self"} == {
+        name: theirs[name].default for name in ours if name != "self"
+    }
+
+
+def test_by_default_every_object_is_read_whole(tier: Blocking, store: FaultyStore) -> None:
+    assert tier.verify().level is VerifyLevel.BYTES
+    assert len(fragments_read(store)) == 2
+
+
+def test_a_level_below_reads_no_fragment(tier: Blocking, store: FaultyStore) -> None:
+    report = tier.verify("orders", level=VerifyLevel.MANIFEST)
+
+    assert (report.level, report.streams, report.damages) == (VerifyLevel.MANIFEST, 1, [])
+    assert fragments_read(store) == set()
+
+
+def test_it_goes_on_behind_an_object(tier: Blocking, store: FaultyStore) -> None:
+    first = VerifyReport()
+    assert tier.verify("bills", report=first) is first
+    assert first.judged_to is not None
+    store.calls.clear()
+
+    second = tier.verify(after=first.judged_to)
+
+    assert second.streams == 1
+    assert [key.split("/")[0] for key in fragments_read(store)] == ["orders"]
+    with pytest.raises(Misuse, match="no object of stream 'orders'"):
+        tier.verify("orders", after=first.judged_to)
+
+
+def test_a_rate_bounds_what_is_read(tier: Blocking) -> None:
+    """By the wall clock: what is read in a second at this rate takes about one."""
+    size_bytes = tier.verify().bytes
+    begin = time.monotonic()
+
+    tier.verify(bytes_per_second_max=size_bytes / 0.5)
+
+    assert time.monotonic() - begin > 0.1
