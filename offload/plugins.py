@@ -114,23 +114,23 @@ class HookSpecs:
     """
 
     @_hookspec
-    def offload_backends(self) -> Sequence[Backend]:  # type: ignore[empty-body]
+    def offload_backends(self) -> Sequence[Backend]:  # type: ignore[empty-body]  # never called
         """Declare backends."""
 
     @_hookspec
-    def offload_sources(self) -> Sequence[SourceType]:  # type: ignore[empty-body]
+    def offload_sources(self) -> Sequence[SourceType]:  # type: ignore[empty-body]  # never called
         """Declare sources."""
 
     @_hookspec
-    def offload_layouts(self) -> Sequence[LayoutType]:  # type: ignore[empty-body]
+    def offload_layouts(self) -> Sequence[LayoutType]:  # type: ignore[empty-body]  # never called
         """Declare foreign layouts."""
 
     @_hookspec
-    def offload_decoders(self) -> Sequence[DecoderType]:  # type: ignore[empty-body]
+    def offload_decoders(self) -> Sequence[DecoderType]:  # type: ignore[empty-body]  # never called
         """Declare decoders of record bodies."""
 
     @_hookspec
-    def offload_commands(self) -> Sequence[Command]:  # type: ignore[empty-body]
+    def offload_commands(self) -> Sequence[Command]:  # type: ignore[empty-body]  # never called
         """Declare subcommands."""
 
     @_hookspec

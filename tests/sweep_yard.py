@@ -111,7 +111,8 @@ class Stalled(Generic[T]):
     def __init__(self, job: Coroutine[Any, Any, T]) -> None:
         self.job = job
         self.over = False
-        self.result: T | None = None
+        self.results: list[T] = []
+        """One, once the job has returned."""
 
     def step(self) -> bool:
         """Let the next request happen; False once the job has ended."""
@@ -119,14 +120,15 @@ class Stalled(Generic[T]):
             try:
                 self.job.send(None)
             except StopIteration as end:
-                self.over, self.result = True, end.value
+                self.over = True
+                self.results.append(end.value)
         return not self.over
 
     def finish(self) -> T:
         """Go on to the end."""
         while self.step():
             pass
-        return self.result  # type: ignore[return-value]
+        return self.results[0]
 
     def crash(self) -> None:
         """End it where it stands. Nothing here asks the store on its way out."""

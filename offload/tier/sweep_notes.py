@@ -56,14 +56,14 @@ class Seen:
     """When the newest sighting that stands was written."""
 
     @classmethod
-    def of(cls, runs: Sequence[tuple[Rows, Times]], **more: object) -> Seen:
+    def of(cls, runs: Sequence[tuple[Rows, Times]], *, version: int = 0) -> Seen:
         """Runs of rows as one, sorted; of a row that stands in several, the earliest time."""
         rows = joined_rows([rows for rows, _ in runs])
         times = np.concatenate([np.empty(0), *(times for _, times in runs)])
         order = np.argsort(times, kind="stable")
         _, first = np.unique(as_bytes(rows)[order], return_index=True)
         chosen = order[first]
-        return cls(rows=rows[chosen], times=times[chosen], **more)  # type: ignore[arg-type]
+        return cls(rows=rows[chosen], times=times[chosen], version=version)
 
     def since(self, rows: Rows) -> Times:
         """When each of `rows` was seen first; NaN where it was not."""

@@ -118,13 +118,14 @@ class TestAnyText:
     @pytest.mark.parametrize("encoding", ENCODINGS)
     def test_json_is_valid_and_utf_8(self, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
         document = {"path": os.fsdecode(b"/srv/\xff\\\xfe"), "pair": "\udc80 \ud83d.", "name": NOT_ASCII}
-        stdout = TextIOWrapper(BytesIO(), encoding=encoding)
+        raw = BytesIO()
+        stdout = TextIOWrapper(raw, encoding=encoding)
         monkeypatch.setattr(sys, "stdout", stdout)
 
         print("first")
         print_json(document)
 
-        first, printed = stdout.buffer.getvalue().split(b"\n", 1)  # type: ignore[attr-defined]
+        first, printed = raw.getvalue().split(b"\n", 1)
         assert first == b"first"
         assert json.loads(printed.decode("utf-8")) == document
         assert NOT_ASCII.encode() in printed

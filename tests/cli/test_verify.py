@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import SOURCE, bodies, contents, finish, keys, offload, read, start, sync, verify
@@ -137,10 +138,10 @@ def test_an_error_tells_what_was_found_and_how_to_go_on(tier: Path, monkeypatch:
     first, *_, last = sorted(tier.rglob("*.fragment"))
     flip(first, 1000)
 
-    async def fail(self: _StreamJudge, size_bytes: int, key: str, *more: object) -> None:
+    async def fail(self: _StreamJudge, size_bytes: int, key: str, *more: Any) -> None:
         if key.endswith(last.name):
             raise TryAgain("the store is busy")
-        await check(self, size_bytes, key, *more)  # type: ignore[arg-type]
+        await check(self, size_bytes, key, *more)
 
     check = _StreamJudge._check_named
     with monkeypatch.context() as patch:
@@ -164,11 +165,11 @@ def test_ctrl_c_tells_how_to_go_on(
 ) -> None:
     last = max(tier.rglob("*.fragment"))
 
-    async def wait(self: _StreamJudge, size_bytes: int, key: str, *more: object) -> None:
+    async def wait(self: _StreamJudge, size_bytes: int, key: str, *more: Any) -> None:
         if key.endswith(last.name):
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(60)
-        await check(self, size_bytes, key, *more)  # type: ignore[arg-type]
+        await check(self, size_bytes, key, *more)
 
     check = _StreamJudge._check_named
     monkeypatch.setattr(_StreamJudge, "_check_named", wait)

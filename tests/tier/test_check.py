@@ -160,10 +160,10 @@ def test_a_place_that_cannot_be_reached_is_asked_no_further() -> None:
 
 def test_an_error_in_the_middle_still_cleans_up() -> None:
     class Breaks(MemoryStore):
-        async def get(self, key: str, span: object = None) -> bytes:
+        async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
             if "latency" in key:
                 raise NotFound(key)
-            return await super().get(key, span)  # type: ignore[arg-type]
+            return await super().get(key, span)
 
     objects: dict[str, bytes] = {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -146,8 +147,8 @@ def run(act: Callable[[MemoryStore], Awaitable[None]], *, lost: bool = True) -> 
     return store, asyncio.run(main())
 
 
-async def rebuilt(store: MemoryStore, **how: object) -> RebuildReport:
-    return await rebuild(ObjectStoreOffloader(store), "orders", **how)  # type: ignore[arg-type]
+async def rebuilt(store: MemoryStore, **how: Any) -> RebuildReport:
+    return await rebuild(ObjectStoreOffloader(store), "orders", **how)
 
 
 async def is_live(store: MemoryStore) -> bool:

@@ -354,7 +354,9 @@ class TestDamage:
             reader = await tier.reader()
             await tier.trim(3)
             key = min(key for key in self.named(tier) if key.endswith(".group"))
-            assert KEYS.parse_group(key)[0] == 2  # type: ignore[index]
+            parsed = KEYS.parse_group(key)
+            assert parsed is not None
+            assert parsed[0] == 2
             del tier.objects[key]
 
             with pytest.raises(Absent):

@@ -21,6 +21,7 @@ from offload import (
     Misuse,
     NoSpace,
     ObjectStoreOffloader,
+    ReadHandle,
     Snapshot,
     StreamReader,
     StreamWriter,
@@ -70,7 +71,7 @@ def run_on(store: Any, main: Callable[[LedgerOffloader], Awaitable[None]], **opt
     asyncio.run(run())
 
 
-async def written(offloader: LedgerOffloader, *handles: MemoryHandle) -> StreamReader:
+async def written(offloader: LedgerOffloader, *handles: ReadHandle) -> StreamReader:
     writer = await StreamWriter.claim(offloader, "orders", first_offset=handles[0].first_offset)
     await writer.offload(handles)
     return StreamReader(offloader, writer.manifest)
@@ -144,7 +145,7 @@ def test_a_handle_of_a_tier_is_a_source_for_another() -> None:
         [entry, *_] = decode_entries(reader.manifest.entries)
         attempt = Attempt(stream="orders", ledger_id=entry.ledger_id, uid=entry.attempt)
         async with ObjectStoreOffloader(MemoryStore()) as other:
-            copied = await written(other, await offloader.read_offloaded(attempt))  # type: ignore[arg-type]
+            copied = await written(other, await offloader.read_offloaded(attempt))
 
             assert copied.manifest.messages == 8
             assert (await verify(other)).damages == []
