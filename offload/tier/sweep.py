@@ -265,14 +265,13 @@ class _StreamRun:
         log = RootLog(
             store=self.sweep.store, stream=self.keys.stream, env=self.sweep.env, groups=self.sweep.groups
         )
-        after = ""
-        while True:
-            page = Page(log=log, after=after, keys_max=self.sweep.page_keys_max)
-            goes_on = await self._sweep_page(page)
-            self.sweep.progress(self.sweep.report)
-            if not goes_on or page.is_last:
-                break
-            after = page.listed[-1].key
+        listing = self.sweep.store.list(self.keys.prefix)
+        async with aclosing(cast("AsyncGenerator[Listed, None]", listing)) as rows:
+            goes_on = True
+            while goes_on:
+                page = Page(log=log, rows=rows, keys_max=self.sweep.page_keys_max)
+                goes_on = await self._sweep_page(page) and not page.is_last
+                self.sweep.progress(self.sweep.report)
         if self.seen is not None and not self.sweep.report.dry_run:
             await self._remember(self.seen)
         if self.row.version is not None:

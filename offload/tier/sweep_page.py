@@ -1,16 +1,19 @@
 """Judging a page of a stream's listing: steps 1 to 3 of the sweep, whose rules stand in `tier.sweep`.
 
-Invariants: the listing is over before the root is loaded; a verdict that condemns stays true for ever; where
+One listing goes on from page to page: a store that cannot begin one behind a key would go through all that
+stands before it, once a page.
+
+Invariants: a page was listed before its root is loaded; a verdict that condemns stays true for ever; where
 a part of the tree cannot be read, there is no verdict at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +78,8 @@ class Page:
     """Steps 1 to 3 for one page of a stream's listing, to be called in this order."""
 
     log: RootLog
-    after: str
+    rows: AsyncIterator[Listed]
+    """The stream's listing, behind what the pages before this one took of it."""
     keys_max: int
     listed: list[Listed] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
@@ -89,12 +93,8 @@ class Page:
 
     async def list(self) -> None:
         """1. What is there."""
-        listing = self.log.store.list(self.log.keys.prefix, after=self.after)
-        async with aclosing(cast("AsyncGenerator[Listed, None]", listing)) as rows:
-            async for row in rows:
-                self.listed.append(row)
-                if len(self.listed) == self.keys_max:
-                    return
+        while len(self.listed) < self.keys_max and (row := await anext(self.rows, None)) is not None:
+            self.listed.append(row)
 
     async def load(self) -> None:
         """2. The newest root, which may have been committed since the listing, and never before it."""
