@@ -73,7 +73,8 @@ class Claim(Change):
 
     `first_offset` and `incarnation` are used where the stream is born, or born again after a
     deletion. `source_epoch` is the broker's own leader epoch, where it has one; a lower one than
-    recorded is refused with `Fenced`. A stream that is being rebuilt is refused with `Conflict`.
+    recorded is refused with `Fenced`. A stream that is being rebuilt is refused with `Conflict`, and one to
+    which this very claim gave birth, and which was deleted since, with `StreamDeleted`: claim anew.
     """
 
     stream: str
@@ -96,6 +97,9 @@ class Claim(Change):
             raise Conflict(f"stream {base.stream!r} is being rebuilt; wait until the rebuild is done")
         source_epoch = max(base.source_epoch, self.source_epoch)
         if base.state is State.DELETED:
+            if base.incarnation == self.incarnation:  # ours by birth: an incarnation dies once
+                deleted = f"stream {self.stream!r} was claimed, and deleted in epoch {base.epoch}"
+                raise StreamDeleted(deleted, epoch=base.epoch)
             born = self._born(version=base.version, epoch=base.epoch + 1, parent=base.commit_id)
             return replace(born, source_epoch=source_epoch)
         return replace(

@@ -128,7 +128,7 @@ def test_a_claim_changes_writer_and_epochs_and_nothing_else() -> None:
 def test_a_source_epoch_never_falls(recorded: int, claimed: int) -> None:
     """0 tells none: the recorded one stays. On a tombstone too."""
     for base in (replace(BASE, source_epoch=recorded), replace(DELETED, source_epoch=recorded)):
-        claim = replace(CLAIM, writer=OTHER, source_epoch=claimed)
+        claim = replace(CLAIM, writer=OTHER, incarnation=UUID(int=99), source_epoch=claimed)
         if 0 < claimed < recorded:
             with pytest.raises(Fenced):
                 claim.apply(base)

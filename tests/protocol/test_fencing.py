@@ -178,6 +178,23 @@ def test_a_claim_on_a_tombstone_is_a_rebirth(world: World) -> None:
         world.run(w0.prepare(Ledger(2, 4)))
 
 
+def test_a_claim_that_gave_birth_and_hears_of_the_death_does_not_raise_the_dead() -> None:
+    """2.7: a rebirth has a new incarnation; the claim's own is taken. Found by the simulation."""
+    with World(empty=True) as world:
+        w0, person = world.process("w0", opened=False), world.process("person", opened=False)
+        w0.start(w0.claim()).run_to("create", "*/root.*")
+        w0.step()  # it landed; and before its writer looks,
+        world.run(person.delete_stream())
+
+        with pytest.raises(StreamDeleted):
+            w0.finish()
+
+        assert world.newest().state is State.DELETED
+        world.run(w0.claim())
+        world.check()
+        assert world.root.incarnation != world.history[0].incarnation
+
+
 def test_a_writer_stalled_across_death_and_rebirth_is_fenced(world: World) -> None:
     """2.7: numbers go on, so its create meets a root that is there, or leaves a zombie."""
     w0, w1 = world.process("w0"), world.process("w1")
