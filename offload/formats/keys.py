@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
@@ -49,6 +50,7 @@ _SIGHTING: Final = re.compile(
 _ESCAPED: Final = re.compile(r"[A-Za-z0-9_%-]+")
 
 
+@lru_cache(1024)
 def escape(stream: str) -> str:
     """A stream's name as the first part of its keys."""
     try:
