@@ -20,30 +20,33 @@ WARNING = (
     "that was never committed, may come back."
 )
 
+Begin = Annotated[
+    int | None,
+    typer.Option(
+        "--accept-holes-before",
+        metavar="OFFSET",
+        min=0,
+        help="Begin at this offset; what stands before it is given up.",
+    ),
+]
+End = Annotated[
+    int | None,
+    typer.Option(
+        "--end-before",
+        metavar="OFFSET",
+        min=0,
+        help="End before this offset; what stands behind it is left to the next sync.",
+    ),
+]
+
 
 def rebuild(
     context: typer.Context,
     tier: Tier,
     stream: Annotated[str, typer.Argument(help="The stream whose roots are lost.")],
     option: Options = None,
-    begin: Annotated[
-        int | None,
-        typer.Option(
-            "--accept-holes-before",
-            metavar="OFFSET",
-            min=0,
-            help="Begin at this offset; what stands before it is given up.",
-        ),
-    ] = None,
-    end: Annotated[
-        int | None,
-        typer.Option(
-            "--end-before",
-            metavar="OFFSET",
-            min=0,
-            help="End before this offset; what stands behind it is left to the next sync.",
-        ),
-    ] = None,
+    begin: Begin = None,
+    end: End = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be committed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="All writers and sweeps are stopped.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,

@@ -14,31 +14,33 @@ from offload.cli.state import State, run_async
 from offload.tier.sweep import sweep as sweep_tier
 from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport, Tally
 
+Grace = Annotated[
+    str,
+    typer.Option(
+        "--grace",
+        metavar="DURATION",
+        help="How long readers may hold on to what is not named any more: 30m, 1h, 2d. An object goes at "
+        "the first sweep that long after one that found it. 0 deletes at once; only where nobody reads.",
+    ),
+]
+Uploads = Annotated[
+    str,
+    typer.Option(
+        "--uploads-older-than",
+        metavar="DURATION",
+        help="Abort uploads that nobody will finish once they are so old. Only S3 tells of them.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, only say what would go, and when.")]
+
 
 def sweep(
     context: typer.Context,
     tier: Tier,
     stream: Annotated[str | None, typer.Argument(help="Only this stream.")] = None,
-    grace: Annotated[
-        str,
-        typer.Option(
-            "--grace",
-            metavar="DURATION",
-            help="How long readers may hold on to what is not named any more: 30m, 1h, 2d. An object goes at "
-            "the first sweep that long after one that found it. 0 deletes at once; only where nobody reads.",
-        ),
-    ] = "1h",
-    uploads: Annotated[
-        str,
-        typer.Option(
-            "--uploads-older-than",
-            metavar="DURATION",
-            help="Abort uploads that nobody will finish once they are so old. Only S3 tells of them.",
-        ),
-    ] = "7d",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing, only say what would go, and when.")
-    ] = False,
+    grace: Grace = "1h",
+    uploads: Uploads = "7d",
+    dry_run: DryRun = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
@@ -50,12 +52,7 @@ def sweep(
     grace_seconds = 0.0 if grace.strip() == "0" else parse_duration(grace, option="--grace")
     uploads_seconds = parse_duration(uploads, option="--uploads-older-than")
     objects: list[Condemned] = []
-
-    def tell(condemned: Condemned) -> None:
-        if json:
-            objects.append(condemned)
-        else:
-            _show_condemned(condemned)
+    tell = objects.append if json else _show_condemned
 
     async def main() -> SweepReport:
         async with state.tier(tier, option) as offloader:
@@ -72,13 +69,17 @@ def sweep(
 
     report = run_async(main)
     if json:
-        rows = {"objects": [condemned.as_json() for condemned in objects]} if dry_run else {}
-        print_json({**report.as_json(), **rows}, indent=2)
+        _print_json(report, objects)
     else:
         _show(report)
+    return 1 if report.errors else 0
+
+
+def _print_json(report: SweepReport, objects: list[Condemned]) -> None:
+    rows = {"objects": [condemned.as_json() for condemned in objects]} if report.dry_run else {}
+    print_json({**report.as_json(), **rows}, indent=2)
     for error in report.errors:
         print_error(error)
-    return 1 if report.errors else 0
 
 
 def _show_condemned(condemned: Condemned) -> None:
@@ -95,6 +96,8 @@ def _show(report: SweepReport) -> None:
         for note in row.notes:
             print_note(note)
         _show_stream(row, dry_run=report.dry_run)
+    for error in report.errors:
+        print_error(error)
 
 
 def _show_stream(row: StreamSweep, *, dry_run: bool) -> None:

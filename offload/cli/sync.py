@@ -19,34 +19,37 @@ from offload.tier.place import TierPlan
 from offload.tier.sync import StreamReport
 from offload.tier.sync import sync as sync_all
 
+SourceUrl = Annotated[str, typer.Argument(help="The broker's data, for example rabbitmq:///var/lib/…/stream")]
+Streams = Annotated[list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.")]
+CommitStore = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="Keep roots and anchors on this other store, for a TIER on a store that cannot create only "
+        "if absent. Needed once, when the tier is made; the tier remembers it.",
+    ),
+]
+HashedKeys = Annotated[
+    bool,
+    typer.Option(
+        "--hashed-keys",
+        help="Make the tier with its keys spread over sixteen folders, against hot ranges of a bucket.",
+    ),
+]
+UPLOADS_MAX = TierOptions().uploads_max
+AtOnce = Annotated[
+    int, typer.Option("--at-once", min=1, max=64, help="Fragments on their way, of some 64 MiB each.")
+]
+
 
 def sync(
     context: typer.Context,
-    source: Annotated[
-        str, typer.Argument(help="The broker's data, for example rabbitmq:///var/lib/…/stream")
-    ],
+    source: SourceUrl,
     tier: Tier,
-    stream: Annotated[
-        list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.")
-    ] = None,
-    commit_store: Annotated[
-        str,
-        typer.Option(
-            metavar="URL",
-            help="Keep roots and anchors on this other store, for a TIER on a store that cannot create only "
-            "if absent. Needed once, when the tier is made; the tier remembers it.",
-        ),
-    ] = "",
-    hashed_keys: Annotated[
-        bool,
-        typer.Option(
-            "--hashed-keys",
-            help="Make the tier with its keys spread over sixteen folders, against hot ranges of a bucket.",
-        ),
-    ] = False,
-    at_once: Annotated[
-        int, typer.Option("--at-once", min=1, max=64, help="Fragments on their way, of some 64 MiB each.")
-    ] = TierOptions().uploads_max,
+    stream: Streams = None,
+    commit_store: CommitStore = "",
+    hashed_keys: HashedKeys = False,
+    at_once: AtOnce = UPLOADS_MAX,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:

@@ -15,33 +15,35 @@ from offload.events import DamageFound
 from offload.tier.verify import verify as verify_tier
 from offload.tier.verify_report import VerifyLevel, VerifyReport
 
+Level = Annotated[
+    VerifyLevel,
+    typer.Option(
+        help="manifest: what is named is there, with its size. checksum: and, where the store keeps its "
+        "checksum, with that. bytes: every object is read whole."
+    ),
+]
+After = Annotated[
+    str, typer.Option(metavar="OBJECT", help="Go on behind this object, where an earlier run came to.")
+]
+Rate = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Read at most so much a second, such as 50MiB.")
+]
+
 
 def verify(
     context: typer.Context,
     tier: Tier,
     stream: Annotated[str | None, typer.Argument(help="Only this stream.")] = None,
-    level: Annotated[
-        VerifyLevel,
-        typer.Option(
-            help="manifest: what is named is there, with its size. checksum: and, where the store keeps its "
-            "checksum, with that. bytes: every object is read whole."
-        ),
-    ] = VerifyLevel.BYTES,
-    after: Annotated[
-        str, typer.Option(metavar="OBJECT", help="Go on behind this object, where an earlier run came to.")
-    ] = "",
-    rate: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Read at most so much a second, such as 50MiB.")
-    ] = None,
+    level: Level = VerifyLevel.BYTES,
+    after: After = "",
+    rate: Rate = None,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Hold the objects of TIER against their checksums, their keys and the manifest."""
     state: State = context.obj
     report = VerifyReport(level=level)
-    bytes_per_second_max = None if rate is None else parse_size(rate, option="--rate")
-    if bytes_per_second_max == 0:
-        raise Usage("--rate takes a size above zero")
+    bytes_per_second_max = _rate(rate)
 
     async def main() -> None:
         async with state.tier(tier, option) as offloader:
@@ -56,25 +58,31 @@ def verify(
                     progress=lambda seen: show(_progress(seen)),
                 )
 
-    def tell() -> None:
-        for damage in report.damages:
-            state.plugins.emit(DamageFound(damage=damage))
-        if json:
-            print_json(report.as_json(), indent=2)
-        else:
-            _show(report)
-
     try:
         run_async(main)
     except (KeyboardInterrupt, OffloadError):
-        if report.judged_to is not None:
-            tell()
-            print_note(
-                f"everything up to {report.judged_to} was judged; go on with --after {report.judged_to}"
-            )
+        if (to := report.judged_to) is not None:
+            _tell(state, report, json=json)
+            print_note(f"everything up to {to} was judged; go on with --after {to}")
         raise
-    tell()
+    _tell(state, report, json=json)
     return 1 if report.damages else 0
+
+
+def _rate(text: str | None) -> int | None:
+    bytes_per_second_max = None if text is None else parse_size(text, option="--rate")
+    if bytes_per_second_max == 0:
+        raise Usage("--rate takes a size above zero")
+    return bytes_per_second_max
+
+
+def _tell(state: State, report: VerifyReport, *, json: bool) -> None:
+    for damage in report.damages:
+        state.plugins.emit(DamageFound(damage=damage))
+    if json:
+        print_json(report.as_json(), indent=2)
+    else:
+        _show(report)
 
 
 def _show(report: VerifyReport) -> None:

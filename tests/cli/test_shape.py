@@ -1,0 +1,28 @@
+"""The commands' own code: each function of a size that the eye takes in."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import offload.cli
+
+LINES_MAX: Final = 40
+FILES: Final = sorted(Path(offload.cli.__path__[0]).glob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_no_function_is_longer_than_forty_lines(path: Path) -> None:
+    """Its arguments included; what they mean to a person stands above it, in annotations with names."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+    lengths = {each.name: (each.end_lineno or 0) - each.lineno + 1 for each in functions}
+
+    assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
