@@ -1,6 +1,6 @@
 """What every operation asks of a store, and what that costs at public list prices.
 
-    python benchmarks/operations.py [--size small|medium|large] [--json]
+    python benchmarks/operations.py [--size small|medium|large] [--only PART] [--json]
 
 The real code runs over a bucket in memory; requests are counted as providers bill them (`tally`), and priced
 (`prices`). Manifests have 1,000, 100,000 and 10,000,000 fragments (`large`); their entries are made up,
@@ -18,15 +18,16 @@ import gc
 import json
 import os
 import platform
+import sys
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from uuid import UUID
 
 from prices import GIB, PRICES, Price
-from tally import Bucket, Tally, TallyStore
+from tally import AZURE_PAGE_KEYS, Bucket, Tally, TallyStore
 from throughput import _processor
 
 from offload.env import Env
@@ -44,7 +45,7 @@ from offload.tier.reader import StreamReader
 from offload.tier.rebuild import rebuild
 from offload.tier.retention import Retention, delete_stream, trim
 from offload.tier.stream_writer import StreamWriter
-from offload.tier.sweep import GRACE_SECONDS, sweep
+from offload.tier.sweep import GRACE_SECONDS, PAGE_KEYS_MAX, sweep
 from offload.tier.verify import verify
 from offload.tier.verify_report import VerifyLevel
 
@@ -57,8 +58,8 @@ BATCH: Final = 1024
 ROOTS_LEFT: Final = 16
 MANIFEST_SIZES: Final = {"small": (10**3,), "medium": (10**3, 10**5), "large": (10**3, 10**5, 10**7)}
 SWEEP_OBJECTS: Final = {"small": (10**4,), "medium": (10**5,), "large": (10**5, 10**6)}
-REBUILD_FRAGMENTS: Final = {"small": 10**3, "medium": 10**4, "large": 10**4}
-READ_BYTES: Final = {"small": 2**26, "medium": 2**28, "large": 2**30}
+REBUILD_FRAGMENTS: Final = {"small": (10**3,), "medium": (10**4,), "large": (10**4,)}
+READ_BYTES: Final = {"small": (2**26,), "medium": (2**28,), "large": (2**30,)}
 LISTED_FRAGMENTS_MAX: Final = 10**6
 """Longer streams have no fragments in the listing, and what lists them (verify) is left out."""
 
@@ -89,20 +90,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", choices=list(MANIFEST_SIZES), default="large")
+    parser.add_argument("--only", choices=list(PARTS), help="a part of it, and no month")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rows = asyncio.run(_all(arguments.size))
+    rows = asyncio.run(_all(arguments.size, [arguments.only] if arguments.only else list(PARTS)))
     _report(rows, as_json=arguments.json)
 
 
-async def _all(size: str) -> list[Row]:
-    rows = []
-    for fragments in MANIFEST_SIZES[size]:
-        rows += await _life(await Scene.grown(fragments))
-    rows += [await _sequential_read(READ_BYTES[size])]
-    for objects in SWEEP_OBJECTS[size]:
-        rows += await _sweeps(objects)
-    rows += [await _rebuilt(REBUILD_FRAGMENTS[size])]
+async def _all(size: str, parts: list[str]) -> list[Row]:
+    rows: list[Row] = []
+    for part in parts:
+        sizes, measure = PARTS[part]
+        for number in sizes[size]:
+            rows += await measure(number)
     return rows
 
 
@@ -270,7 +270,7 @@ async def _measured(
         await operation(beside)
         peak_mib = tracemalloc.get_traced_memory()[1] / 2**20
         tracemalloc.stop()
-    print(f"{name}, {fragments:,}: {seconds:.2f} s", flush=True)
+    print(f"{name}, {fragments:,}: {seconds:.2f} s", file=sys.stderr)
     return Row(
         operation=name,
         fragments=fragments,
@@ -281,8 +281,9 @@ async def _measured(
     )
 
 
-async def _life(scene: Scene) -> list[Row]:
+async def _life(fragments: int) -> list[Row]:
     """Every operation on a stream of that length but those that have a size of their own."""
+    scene = await Scene.grown(fragments)
     end, count = scene.fragments * RECORDS, scene.fragments
     options = TierOptions(fragment_size_bytes=1)  # a fragment for each chunk
 
@@ -355,7 +356,7 @@ async def _verified(scene: Scene) -> list[Row]:
     return rows
 
 
-async def _sequential_read(size_bytes: int) -> Row:
+async def _sequential_read(size_bytes: int) -> list[Row]:
     """Copy so many bytes in fragments of 64 MiB, and read them from the first to the last."""
     bucket, padding = Bucket(), bytes(1000)
     writer = await StreamWriter.claim(ObjectStoreOffloader(bucket), STREAM)
@@ -375,7 +376,8 @@ async def _sequential_read(size_bytes: int) -> Row:
         assert found == reader.manifest.data_size_bytes >= size_bytes
 
     fragments = writer.manifest.fragments
-    return await _measured(f"open, and read {size_bytes // 2**20} MiB", fragments, TallyStore(bucket), read)
+    name = f"open, and read {size_bytes // 2**20} MiB"
+    return [await _measured(name, fragments, TallyStore(bucket), read)]
 
 
 async def _sweeps(objects: int) -> list[Row]:
@@ -405,10 +407,13 @@ async def _sweeps(objects: int) -> list[Row]:
     second = await _measured("sweep, an hour later", objects, store, later, beside=beside)
     much_later = run(2 * GRACE_SECONDS + 2)
     third = await _measured("sweep, nothing to do", objects - condemned, store, much_later)
+    pages = objects // PAGE_KEYS_MAX + 1
+    for row in (first, second, third):  # a listing that began anew with each page would be quadratic at Azure
+        assert row.tally.azure_lists <= objects // AZURE_PAGE_KEYS + 4 * pages + 16, row.tally
     return [first, second, third]
 
 
-async def _rebuilt(fragments: int) -> Row:
+async def _rebuilt(fragments: int) -> list[Row]:
     scene = await Scene.grown(fragments)
     await scene.make_all(fragments)
     gone = [row.key async for row in scene.bucket.list(KEYS.metadata)]
@@ -420,7 +425,16 @@ async def _rebuilt(fragments: int) -> Row:
         assert report.manifest is not None
         assert report.manifest.fragments == fragments
 
-    return await _measured("rebuild", fragments, scene.fork(), again, beside=scene.fork())
+    return [await _measured("rebuild", fragments, scene.fork(), again, beside=scene.fork())]
+
+
+PARTS: Final[dict[str, tuple[Mapping[str, tuple[int, ...]], Callable[[int], Awaitable[list[Row]]]]]] = {
+    "life": (MANIFEST_SIZES, _life),
+    "read": (READ_BYTES, _sequential_read),
+    "sweep": (SWEEP_OBJECTS, _sweeps),
+    "rebuild": (REBUILD_FRAGMENTS, _rebuilt),
+}
+"""What is measured, by its name: how large, and how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,7 +453,7 @@ class Workload:
     verifies_per_day: int = 1
     """At the level of the manifest."""
     reads: float = 1.0
-    """How often each byte is read, in one run."""
+    """How often each byte is read, by readers that open anew for every run of `READ_BYTES`."""
 
     @property
     def bytes_per_month(self) -> int:
@@ -461,8 +475,8 @@ def month(rows: list[Row], price: Price, work: Workload) -> dict[str, float]:
     """Dollars by what they are for. Sweeps and verifies are taken to cost as much for each object."""
 
     def of(operation: str, times: float, *, per_fragment: bool = False) -> float:
-        row = [row for row in rows if row.operation.startswith(operation)]
-        near = min(row, key=lambda row: abs(row.fragments - work.fragments_kept / work.streams))
+        alike = [row for row in rows if row.operation.startswith(operation)]
+        near = min(alike, key=lambda row: abs(row.fragments - work.fragments_kept / work.streams))
         return near.cost(price, times / near.fragments if per_fragment else times)
 
     hours = 30 * 24
@@ -492,7 +506,8 @@ def _report(rows: list[Row], *, as_json: bool) -> None:
         "processor": _processor(),
     }
     work = Workload()
-    months = {price.provider: month(rows, price, work) for price in PRICES}
+    is_whole = len({row.operation.partition(",")[0] for row in rows} & {"claim", "open", "sweep"}) == 3
+    months = {price.provider: month(rows, price, work) for price in PRICES} if is_whole else {}
     if as_json:
         print(
             json.dumps(
@@ -513,8 +528,9 @@ def _report(rows: list[Row], *, as_json: bool) -> None:
     print("\n".join(f"{name}: {value}" for name, value in machine.items()))
     _print_requests(rows)
     _print_costs(rows)
-    print(f"\ndollars in 30 days: {work}")
-    _table(["for", *(price.provider for price in PRICES)], _month_rows(months))
+    if months:
+        print(f"\ndollars in 30 days: {work}")
+        _table(["for", *(price.provider for price in PRICES)], _month_rows(months))
     print("\nprices, to be checked on the provider's page:")
     for price in PRICES:
         print(f"{price.provider}, {price.region}: {price.known}; {price.source}")

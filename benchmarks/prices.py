@@ -45,8 +45,10 @@ PRICES: Final = (
         read_per_1000=0.0004,
         storage_per_gib_month=0.023,
         list_keys_max=1000,
-        known="2026; the reading of a third party, AWS' own page shows its prices by script",
-        source="c3x.dev/blog/s3-request-fees-explained; first 50 TB; see aws.amazon.com/s3/pricing",
+        known="undated third parties; one that read AWS' page on 2026-10-09 confirms the read price, that a list "
+        "costs as a put, and that deletes are free. AWS' page shows its prices by script",
+        source="c3x.dev/blog/s3-request-fees-explained; storage: several public notes, first 50 TB; "
+        "see aws.amazon.com/s3/pricing",
     ),
     Price(
         provider="Google Cloud Storage Standard",
@@ -56,8 +58,8 @@ PRICES: Final = (
         read_per_1000=0.0004,
         storage_per_gib_month=0.020,
         list_keys_max=1000,
-        known="undated copies of Google's own page",
-        source="cloud.google.com/storage/pricing-examples (of us-east1) and a copy of /storage/pricing",
+        known="2026-09-20, as a third party copied it from Google's page: $0.000027397 a GiB-hour",
+        source="api-evangelist/gcp-cloud-storage on GitHub; see cloud.google.com/storage/pricing",
     ),
     Price(
         provider="Azure Blob Storage hot, LRS",
@@ -67,7 +69,8 @@ PRICES: Final = (
         read_per_1000=0.00044,
         storage_per_gib_month=0.0208,
         list_keys_max=5000,
-        known="2024-07-26; Microsoft calls them samples and no prices, and other pages differ by a fifth",
+        known="2024-07-26; Microsoft calls them fictitious samples. A public note has $0.065, $0.005 (per 10,000) "
+        "and $0.018. List prices are uncertain",
         source="Microsoft's article 'Estimate the cost of using Azure Blob Storage'; "
         "see azure.microsoft.com/pricing/details/storage/blobs",
     ),
