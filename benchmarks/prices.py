@@ -45,8 +45,8 @@ PRICES: Final = (
         read_per_1000=0.0004,
         storage_per_gib_month=0.023,
         list_keys_max=1000,
-        known="undated third parties; one that read AWS' page on 2026-10-09 confirms the read price, that a list "
-        "costs as a put, and that deletes are free. AWS' page shows its prices by script",
+        known="undated third parties; one that read AWS' page on 2026-10-09 confirms the GET price, that a "
+        "LIST costs as a PUT, and that deletes are free",
         source="c3x.dev/blog/s3-request-fees-explained; storage: several public notes, first 50 TB; "
         "see aws.amazon.com/s3/pricing",
     ),
@@ -69,8 +69,8 @@ PRICES: Final = (
         read_per_1000=0.00044,
         storage_per_gib_month=0.0208,
         list_keys_max=5000,
-        known="2024-07-26; Microsoft calls them fictitious samples. A public note has $0.065, $0.005 (per 10,000) "
-        "and $0.018. List prices are uncertain",
+        known="2024-07-26; Microsoft calls them fictitious samples; a public note has $0.065 and $0.005 per "
+        "10,000, and $0.018 a GB: real list prices were not found",
         source="Microsoft's article 'Estimate the cost of using Azure Blob Storage'; "
         "see azure.microsoft.com/pricing/details/storage/blobs",
     ),
