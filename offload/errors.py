@@ -6,7 +6,7 @@ OffloadError
 │   └── Throttled        the store wants fewer requests: also ask more slowly from now on
 ├── Conflict             another writer moved the root: re-read it and decide anew
 ├── Fenced               a newer epoch owns the stream: stop, for good
-│   └── StreamDeleted    the stream was deleted: stop, or begin a new incarnation
+│   └── StreamDeleted    the stream was deleted: stop, or begin a new incarnation (is also NotOffloaded)
 ├── OutcomeUnknown       the store may or may not have applied it: read back before retrying
 ├── NotOffloaded         no such stream, ledger, attempt or tier (is also a LookupError)
 │   └── NotFound         no such object in a store
@@ -70,16 +70,19 @@ class Fenced(OffloadError):
         """The epoch that took over, where it is known."""
 
 
-class StreamDeleted(Fenced):
-    """The stream was deleted under the caller; its tombstone stays."""
-
-
 class OutcomeUnknown(OffloadError):
     """The store may or may not have applied the request. Read back before doing anything else."""
 
 
 class NotOffloaded(OffloadError, LookupError):
     """What was asked for was never offloaded, or is gone: a tier, stream, ledger or attempt."""
+
+
+class StreamDeleted(Fenced, NotOffloaded):
+    """The stream was deleted, perhaps under the caller; its tombstone stays. A new claim begins it anew.
+
+    A writer stops, as at any `Fenced`; to a reader it is gone, as with any `NotOffloaded`.
+    """
 
 
 class NotFound(NotOffloaded):

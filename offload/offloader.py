@@ -160,13 +160,17 @@ class LedgerOffloader(ABC):
     async def streams(self) -> list[str]:
         """The streams that were ever begun here, in order of names.
 
-        Of one that was deleted, or whose first commit never came, `load_manifest` raises
+        Of one that was deleted `load_manifest` raises `StreamDeleted`; of one whose first commit never came,
         `NotOffloaded`. So does this method where the place is no tier.
         """
 
     @abstractmethod
     async def load_manifest(self, stream: str) -> Manifest:
-        """The newest committed manifest. Raises `NotOffloaded` where nothing was ever committed."""
+        """The newest committed manifest.
+
+        Raises `NotOffloaded` where there is none: nothing was ever committed, or the stream is being rebuilt.
+        Where it was deleted, that is a `StreamDeleted`.
+        """
 
     async def load_group(self, manifest: Manifest, entry: Entries) -> Entries:
         """The entries of the group that `entry`, one row of `manifest`'s tree, names.

@@ -15,7 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from offload.env import Env
-from offload.errors import AlreadyExists, Conflict, Corrupt, Misuse, NotFound, NotOffloaded
+from offload.errors import AlreadyExists, Conflict, Corrupt, Misuse, NotFound, NotOffloaded, StreamDeleted
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
@@ -122,8 +122,11 @@ class ObjectStoreOffloader(LedgerOffloader):
         await self.open()
         keys = StreamKeys(stream)
         manifest = await self.log(stream).load_newest()
-        if manifest is None or manifest.state is State.DELETED:
+        if manifest is None:
             raise NotOffloaded(f"{self.url} has no stream {stream!r}; `offload ls` shows which it has")
+        if manifest.state is State.DELETED:
+            gone = f"stream {stream!r} of {self.url} was deleted; a sync begins it anew"
+            raise StreamDeleted(gone, epoch=manifest.epoch)
         if manifest.state is State.REBUILDING:
             raise NotOffloaded(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
         try:

@@ -25,13 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.env import Env
-from offload.errors import Absent, Conflict, Misuse, NotOffloaded, StreamDeleted, TryAgain
-from offload.formats.manifest import NO_ENTRIES, TOTALS, Entries, Manifest, State, exact_sum, joined
+from offload.errors import Absent, Conflict, Misuse, StreamDeleted, TryAgain
+from offload.formats.manifest import NO_ENTRIES, TOTALS, Entries, Manifest, exact_sum, joined
 from offload.manifest.changes import Delete, Dropped, Trim
-from offload.manifest.commit import RootLog
 from offload.manifest.tree import Tree
 from offload.offloader import LedgerOffloader
-from offload.tier.object_store_offloader import ObjectStoreOffloader
 
 TRIALS_MAX: Final = 8
 """How often a trim is planned anew because another one came between."""
@@ -129,23 +127,19 @@ async def delete_stream(
     sweep. Raises `NotOffloaded` where nothing was ever committed, or while the stream is being rebuilt.
     """
     env = env or Env()
-    manifest = seen or await load_unless_deleted(offloader, stream, env=env)
+    manifest = seen or await load_unless_deleted(offloader, stream)
     if manifest is not None:
         change = Delete(incarnation=manifest.incarnation)
         await offloader.commit_manifest(stream, change, base=manifest, committer=env.uuid())
     return manifest
 
 
-async def load_unless_deleted(
-    offloader: LedgerOffloader, stream: str, *, env: Env | None = None
-) -> Manifest | None:
+async def load_unless_deleted(offloader: LedgerOffloader, stream: str) -> Manifest | None:
     """The newest manifest, or None where a tombstone stands in its place. Raises as `load_manifest` does."""
     try:
         return await offloader.load_manifest(stream)
-    except NotOffloaded:
-        if await _is_deleted(offloader, stream, env or Env()):
-            return None
-        raise
+    except StreamDeleted:
+        return None
 
 
 async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int) -> Trim | None:
@@ -170,14 +164,6 @@ async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int) -> Trim | 
         first_offset=first_offset,
         dropped=Dropped(**{total: getattr(manifest, total) - number for total, number in stays.items()}),
     )
-
-
-async def _is_deleted(offloader: LedgerOffloader, stream: str, env: Env) -> bool:
-    """Of a stream that cannot be loaded, whether that is because it was deleted."""
-    if not isinstance(offloader, ObjectStoreOffloader):
-        return stream in await offloader.streams()
-    newest = await RootLog(store=offloader.store, stream=stream, env=env).load_newest()
-    return newest is not None and newest.state is State.DELETED
 
 
 _NOTHING: Final = Dropped(messages=0, data_size_bytes=0, stored_size_bytes=0, fragments=0, ledgers=0)

@@ -20,7 +20,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from offload import Conflict, Env, Misuse, NotOffloaded, ObjectStoreOffloader, StreamDeleted, TryAgain
-from offload.errors import Absent, Corrupt
+from offload.errors import Absent, Corrupt, Fenced
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.manifest import TOTALS, Entry, Manifest, State, decode_entries
@@ -634,10 +634,39 @@ class TestDelete:
             await delete_stream(stream.offloader, STREAM, env=ENV)
             objects = dict(stream.objects)
             assert await delete_stream(stream.offloader, STREAM, env=ENV) is None
-            assert await load_unless_deleted(stream.offloader, STREAM, env=ENV) is None
+            assert await load_unless_deleted(stream.offloader, STREAM) is None
             assert stream.objects == objects
 
         run(main)
+
+    def test_what_cannot_be_loaded_says_why(self) -> None:
+        """Deleted, a sync begins it anew; being rebuilt, it is to be waited for; or the name is wrong."""
+        deleted, rebuilding, never = Stream(2), Stream(2), Stream(2)
+
+        async def main() -> None:
+            with pytest.raises(NotOffloaded, match="has no stream 'orders'") as unknown:
+                await never.offloader.load_manifest(STREAM)
+            await rebuilding.begin()
+            root = replace(rebuilding.manifest, version=2, state=State.REBUILDING)
+            rebuilding.objects[StreamKeys(STREAM).root(2)] = root.encode()
+            with pytest.raises(NotOffloaded, match="is being rebuilt; wait") as unfinished:
+                await rebuilding.offloader.load_manifest(STREAM)
+            await deleted.begin()
+            epoch = deleted.manifest.epoch
+            await delete_stream(deleted.offloader, STREAM, env=ENV)
+            with pytest.raises(StreamDeleted, match="was deleted; a sync begins it anew") as gone:
+                await deleted.offloader.load_manifest(STREAM)
+
+            assert gone.value.epoch == epoch + 1
+            assert not {type(unknown.value), type(unfinished.value)} & {StreamDeleted}
+
+        run(main)
+
+    def test_what_is_deleted_is_both_gone_and_fenced(self) -> None:
+        """A reader looks for the one, a writer for the other."""
+        assert issubclass(StreamDeleted, NotOffloaded)
+        assert issubclass(StreamDeleted, Fenced)
+        assert issubclass(StreamDeleted, LookupError)
 
     def test_a_stream_that_was_never_begun_is_not_there(self) -> None:
         async def main() -> None:
