@@ -35,7 +35,8 @@ COMMIT_INTERVAL_SECONDS: Final = 2.0
 """What is uploaded is committed after so many ledgers or so long, whichever comes first."""
 
 COMMIT_ENTRIES: Final = 256
-"""And before it names more fragments than this: a commit stays below 256 KiB, groups and all."""
+"""And before it names more fragments than this; an append of more takes several commits. What that bounds
+is computed in docs/adr/0012-manifest-tree.md."""
 
 
 async def always(leftover: Leftover) -> bool:
@@ -102,9 +103,17 @@ class StreamWriter:
         return attempts
 
     async def append(self, receipts: Sequence[Receipt]) -> None:
-        """Name what these attempts made durable; they end with it. All in one commit, or nothing."""
+        """Name what these attempts made durable; they end with it.
+
+        All in one commit, or nothing, up to `COMMIT_ENTRIES` fragments. Of more, the oldest go first, and
+        the attempts end with the last commit: what was not named by then is adopted or dropped as after any
+        crash.
+        """
         entries = [entry for receipt in receipts for entry in receipt.entries]
         finished = frozenset(receipt.attempt.uid for receipt in receipts)
+        while len(entries) > COMMIT_ENTRIES:
+            await self._commit(Append(writer=self.writer, entries=entries[:COMMIT_ENTRIES]))
+            entries = entries[COMMIT_ENTRIES:]
         await self._commit(Append(writer=self.writer, entries=entries, finished=finished))
 
     async def abort(self, attempts: Sequence[Attempt]) -> None:

@@ -15,8 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offload.formats.group import GROUP_HEADER
 from offload.formats.manifest import (
     ENTRY,
+    ROOT_HEADER,
+    RUNNING,
     TOTALS,
     Entries,
     Entry,
@@ -31,6 +34,8 @@ from offload.manifest.groups import GroupCache, fetch_group
 from offload.manifest.tree import FACTOR, Tree, collapse
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
+from offload.tier.stream_writer import COMMIT_ENTRIES
+from offload.tier.sync import LEDGERS_AT_ONCE
 
 CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 COUNTED: Final = (*TOTALS, "ledgers")
@@ -255,7 +260,7 @@ def alike(amount: int, *, per_ledger: int = 1, first_number: int = 0) -> list[En
             stored_size_bytes=300,
             ledger_id=number // per_ledger,
             attempt=UUID(int=number + 1),
-            checksum=number,
+            checksum=number % 2**32,
         )
         for number in range(first_number, first_number + amount)
     ]
@@ -500,9 +505,11 @@ def test_of_an_empty_stream_there_is_nothing() -> None:
 
 
 def long_stream(*runs: int) -> Manifest:
-    """A root of so many kilo-groups, groups and fragments, with a long name and 16 running attempts."""
+    """A root of so many mega-groups, kilo-groups, groups and fragments, with a name of `NAME_SIZE_BYTES` and
+    `RUNNING_COUNT` attempts.
+    """
     rows, at = [], 0
-    for kind, amount in zip((Kind.KILO_GROUP, Kind.GROUP, Kind.FRAGMENT), runs, strict=True):
+    for kind, amount in zip(reversed(Kind), runs, strict=True):
         size = FACTOR**kind
         for _ in range(amount):
             row = dict.fromkeys((each.name for each in ENTRY.fields), size)
@@ -513,44 +520,104 @@ def long_stream(*runs: int) -> Manifest:
     attempt = Running(attempt=UUID(int=1), ledger_id=0, epoch=1, writer=UUID(int=2))
     return replace(
         Stream(FACTOR).manifest,
-        stream="x" * 200,
+        stream="x" * NAME_SIZE_BYTES,
         next_offset=at,
-        running=(attempt,) * 16,
+        running=(attempt,) * RUNNING_COUNT,
         entries=entries,
         last_ledger_id=1,
         **{total: exact_sum(entries[total]) for total in COUNTED},
     )
 
 
-def written_by_a_commit(base: Manifest) -> int:
-    """How many bytes go to the store when one fragment is appended."""
-    [one] = alike(1, first_number=base.next_offset)
+NAME_SIZE_BYTES: Final = 200
+RUNNING_COUNT: Final = LEDGERS_AT_ONCE
+KIB: Final = 1024
+
+
+def written_by_a_commit(base: Manifest, fragments: int = 1) -> tuple[int, int]:
+    """How many bytes go to the store when so many fragments are appended, and how many groups are made."""
     changed, groups = collapse(
-        append_entries(base, [one]), factor=FACTOR, version=2, uuid=lambda: UUID(int=9)
+        append_entries(base, alike(fragments, first_number=base.next_offset)),
+        factor=FACTOR,
+        version=2,
+        uuid=lambda: UUID(int=9),
     )
     changed.check("here")
-    return len(changed.encode()) + sum(len(raw) for _, raw in groups)
+    return len(changed.encode()) + sum(len(raw) for _, raw in groups), len(groups)
+
+
+def bound(entries: int, groups: int) -> int:
+    """What a commit writes, as docs/adr/0012-manifest-tree.md derives it: each entry once, wherever it goes,
+    what a root has besides, and for each group its head, its checksum and the entry that names it.
+    """
+    root = ROOT_HEADER.size_bytes + NAME_SIZE_BYTES + RUNNING_COUNT * RUNNING.size_bytes + 4
+    return root + entries * ENTRY.size_bytes + groups * (GROUP_HEADER.size_bytes + 4 + ENTRY.size_bytes)
+
+
+ROOTS: Final = [
+    (0, 0, 0, 0), (0, 0, 0, 1023), (0, 0, 1023, 1023), (0, 411, 1023, 1023), (0, 1023, 1023, 1023),
+    (0, 1023, 1022, 900), (0, 1023, 1023, 0), (7, 1023, 1023, 1023),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fragments", [1, 2, COMMIT_ENTRIES, 1024, 3000])
+@pytest.mark.parametrize("runs", ROOTS)
+def test_a_commit_writes_each_entry_once_and_a_little_for_each_group(
+    runs: tuple[int, ...], fragments: int
+) -> None:
+    """So what it writes follows from how many entries there are; collapsing early or late changes nothing."""
+    size_bytes, groups = written_by_a_commit(long_stream(*runs), fragments)
+
+    assert size_bytes == bound(sum(runs) + fragments, groups)
+    assert groups <= fragments // FACTOR + 3
+
+
+@pytest.mark.parametrize("amount", [1, COMMIT_ENTRIES])
+def test_a_commit_of_our_writer_stays_below_256_kib_up_to_so_many_kilo_groups(amount: int) -> None:
+    """So up to 699 million fragments one by one, up to 432 million however they come: 41.7 and 25.7 PiB."""
+    most = {1: 666, COMMIT_ENTRIES: 411}[amount]
+
+    sizes = [written_by_a_commit(long_stream(0, most + more, 1023, 1023), amount)[0] for more in (0, 1)]
+
+    assert sizes == {1: [262_104, 262_200], COMMIT_ENTRIES: [262_104, 262_200]}[amount]
+    assert sizes[0] <= 256 * KIB < sizes[1]
 
 
 @pytest.mark.parametrize(
-    ("runs", "size_bytes"),
-    [((667, 1023, 1022), 261_736), ((667, 1022, 1023), 261_920), ((666, 1023, 1023), 262_104)],
-    ids=["no group", "a group", "a group and a kilo-group"],
+    ("kilo_groups", "sizes"),
+    [
+        (0, (198_168, 222_648)),
+        (15, (199_608, 224_088)),
+        (411, (237_624, 262_104)),
+        (666, (262_104, 286_584)),
+        (1023, (296_560, 321_040)),
+    ],
 )
-def test_a_commit_writes_256_kib_at_most_up_to_699_million_fragments(
-    runs: tuple[int, int, int], size_bytes: int
-) -> None:
-    """667 kilo-groups, which is 41.7 PiB in fragments of 64 MiB (docs/adr/0012-manifest-tree.md)."""
-    assert written_by_a_commit(long_stream(*runs)) == size_bytes <= 256 * 1024
+def test_the_table_of_the_decision(kilo_groups: int, sizes: tuple[int, int]) -> None:
+    base = long_stream(0, kilo_groups, 1023, 1023)
+
+    assert tuple(written_by_a_commit(base, amount)[0] for amount in (1, COMMIT_ENTRIES)) == sizes
+
+
+def test_where_the_runs_below_are_not_full_one_kilo_group_more_fits() -> None:
+    assert written_by_a_commit(long_stream(0, 667, 1023, 1022)) == (261_736, 0)
+    assert written_by_a_commit(long_stream(0, 667, 1022, 1023)) == (261_920, 1)
     assert 667 * FACTOR**2 == 699_400_192
+    assert 412 * FACTOR**2 == 432_013_312
 
 
-def test_a_commit_writes_290_kib_at_most_up_to_the_first_mega_group() -> None:
-    sizes = [
-        written_by_a_commit(long_stream(1023, 1023, 1022)),
-        written_by_a_commit(long_stream(1022, 1023, 1023)),
-        written_by_a_commit(long_stream(1023, 1023, 1023)),
-    ]
+def test_the_most_that_a_commit_writes_up_to_the_first_mega_group() -> None:
+    """And 96 bytes for each mega-group from then on. By then a root alone is above 256 KiB, and collapsing it
+    within its commit makes that no less: an entry is written in a group, or in the root.
+    """
+    full = long_stream(0, 1023, 1023, 1023)
 
-    assert sizes == [295_912, 296_280, 296_560]
-    assert max(sizes) < 290 * 1024
+    assert written_by_a_commit(full) == (296_560, 3)
+    assert written_by_a_commit(full, COMMIT_ENTRIES) == (321_040, 3)
+    assert written_by_a_commit(long_stream(1, 1023, 1023, 1023), COMMIT_ENTRIES) == (321_136, 3)
+    assert len(full.encode()) > 256 * KIB
+
+
+def test_with_819_entries_to_a_group_no_commit_would_write_more_than_256_kib() -> None:
+    """What a promise for streams of any size would take (docs/adr/0012-manifest-tree.md, rejected)."""
+    assert bound(3 * (819 - 1) + COMMIT_ENTRIES, 3) <= 256 * KIB < bound(3 * (820 - 1) + COMMIT_ENTRIES, 3)

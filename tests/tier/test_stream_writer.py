@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter, TierOptions
@@ -42,3 +44,66 @@ def test_a_commit_names_so_many_fragments_and_no_more() -> None:
     assert total == sum(sizes) == 600
     assert max(sizes) <= 256
     assert sizes.count(200) >= 2, f"uploads that are there go together: {sizes}"
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+class Appends:
+    """Hears how many fragments each append names, and may end the process behind one."""
+
+    def __init__(self, *, crash_behind: int = 99) -> None:
+        self.sizes: list[int] = []
+        self.crash_behind = crash_behind
+        self._before = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ManifestCommitted) and event.change == "append":
+            self.sizes.append(event.manifest.fragments - self._before)
+            self._before = event.manifest.fragments
+            if len(self.sizes) == self.crash_behind:
+                raise Crash
+
+
+def small_fragments(store: MemoryStore, emit: Callable[[Event], None]) -> ObjectStoreOffloader:
+    """An offloader that makes a fragment of every chunk."""
+    return ObjectStoreOffloader(store, options=TierOptions(fragment_size_bytes=1), emit=emit)
+
+
+def test_a_ledger_of_many_fragments_takes_several_commits() -> None:
+    """Its attempt ends with the last of them."""
+    appends = Appends()
+
+    async def main() -> None:
+        writer = await StreamWriter.claim(small_fragments(MemoryStore(), appends), "orders")
+        await writer.offload([ledger_of(600)])
+        assert (writer.manifest.fragments, writer.manifest.ledgers) == (600, 1)
+        assert writer.manifest.running == ()
+
+    asyncio.run(main())
+
+    assert appends.sizes == [256, 256, 88]
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_a_crash_between_two_commits_of_a_ledger_loses_nothing(behind: int) -> None:
+    """What was named stays; the rest is whole and of an attempt that runs, so the next writer adopts it."""
+    store, appends = MemoryStore(), Appends(crash_behind=behind)
+
+    async def main() -> None:
+        writer = await StreamWriter.claim(small_fragments(store, appends), "orders")
+        with pytest.raises(Crash):
+            await writer.offload([ledger_of(600)])
+        found = await small_fragments(store, appends).load_manifest("orders")
+        assert found.fragments == 256 * behind
+        assert len(found.running) == 1
+
+        objects = {key for key in store.objects if key.endswith(".fragment")}
+        following = await StreamWriter.claim(small_fragments(store, appends), "orders")
+
+        assert (following.manifest.fragments, following.manifest.ledgers) == (600, 1)
+        assert following.manifest.running == ()
+        assert objects == {key for key in store.objects if key.endswith(".fragment")}
+
+    asyncio.run(main())
