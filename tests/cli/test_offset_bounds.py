@@ -1,4 +1,4 @@
-"""Offsets have 64 bits. What a person may type has any number of digits: an answer or one line, never a crash."""
+"""Offsets have 64 bits, and what a person types any number of digits: an answer or one line, and no crash."""
 
 from __future__ import annotations
 
