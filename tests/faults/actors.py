@@ -20,10 +20,11 @@ import os
 import random
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -116,6 +117,9 @@ class Ground:
     place: Place
     proxy: Proxy | None
 
+    anew: Callable[[], Ground]
+    """Another new place on the same server."""
+
     def direct(self) -> Where:
         """The way past the proxy."""
         return Where(self.place.url, self.place.options)
@@ -131,11 +135,14 @@ class Ground:
 @contextmanager
 def ground_of(server: Running | None, folder: Path) -> Iterator[Ground]:
     """A new place on the server; below `folder`, where there is none."""
-    if server is None:
-        yield Ground("folder", FolderPlace(folder), None)
-        return
-    with proxied(server.endpoint) as proxy:
-        yield Ground(server.server.name, server.place(), proxy)
+    with proxied(server.endpoint) if server else nullcontext() as proxy:
+
+        def anew() -> Ground:
+            if server is None:
+                return Ground("folder", FolderPlace(folder), None, anew)
+            return Ground(server.server.name, server.place(), proxy, anew)
+
+        yield anew()
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,18 @@ class Outcome:
     """The name of the error that ended it."""
 
     text: str = ""
+
+
+def kill_at(proxy: Proxy, number: int, moment: str, process: subprocess.Popen[bytes]) -> None:
+    """Kill `process` at the `number`-th request from here on."""
+    begun = proxy.counts["requests"]
+
+    def watch(request: Request, now: str) -> None:
+        if (request.number - begun, now) == (number, moment):
+            process.kill()
+            process.wait()  # gone, before anything goes on
+
+    proxy.watch = watch
 
 
 class Actor:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
+import pytest
 from protocol_judge import DATA, GROUP, ROOT, Judge, Objects, read_root
 from protocol_world import CHUNK_RECORDS, NOTHING_COMMITTED, TRACED, WitnessedOffloader, source
 from servers import SERVERS, Place, servers_of
@@ -51,6 +52,9 @@ EVERY_SERVER: Final[list[Any]] = [
     for server in servers_of(protocol)
 ]
 """Those that keep create-if-absent, for `running_server`."""
+
+EVERYWHERE: Final[list[Any]] = [*EVERY_SERVER, pytest.param(None, id="folder")]
+"""And a folder."""
 
 
 def bare_store(url: str, options: dict[str, str]) -> ObjectStore:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 from command_line import SOURCE, Ran, finish, formula, offload, start
+from faults.actors import kill_at
 from faults.rig import CAMPAIGN, EVERY_SERVER, PROBE, SEED
 from osiris_data import MANIFEST, STREAMS
 from servers import Place, Running
@@ -75,18 +76,6 @@ def proxy(running_server: Running) -> Iterator[Proxy]:
         yield proxy
 
 
-def _kill_at(proxy: Proxy, number: int, moment: str, process: subprocess.Popen[bytes]) -> None:
-    """Kill `process` at the `number`-th request from here on."""
-    begun = proxy.counts["requests"]
-
-    def watch(request: Request, now: str) -> None:
-        if (request.number - begun, now) == (number, moment):
-            process.kill()
-            process.wait()  # gone, before anything goes on
-
-    proxy.watch = watch
-
-
 @pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
 def test_killed_at_any_request_and_run_again(running_server: Running, proxy: Proxy) -> None:
     print(f"OFFLOAD_SEED={SEED}")
@@ -100,7 +89,7 @@ def test_killed_at_any_request_and_run_again(running_server: Running, proxy: Pro
         for _ in range(2):
             at, moment = moments.randint(1, requests), moments.choice(("before", "after"))
             process = tier.sync()
-            _kill_at(proxy, at, moment, process)
+            kill_at(proxy, at, moment, process)
             ran = finish(process)
             print(f"killed {moment} request {at} of {requests}: {ran.code}")
             assert ran.code in (0, -signal.SIGKILL), ran.stderr

@@ -21,7 +21,7 @@ import pytest
 from faults.actors import Actor, Ground, Moment, ground_of, jumpy
 from faults.rig import (
     CAMPAIGN,
-    EVERY_SERVER,
+    EVERYWHERE,
     SEED,
     Audit,
     Writer,
@@ -33,7 +33,6 @@ from faults.rig import (
 from protocol_judge import DATA, Root, end_of
 from protocol_world import CHUNK_RECORDS, Ledger, source
 from servers import Running
-from servers.session import Session
 
 from offload.env import Env
 from offload.offloader import Receipt
@@ -44,7 +43,7 @@ from offload.tier.sweep import Sweeper, sweep
 LEAD_SECONDS = 60.0 if CAMPAIGN else 1.0
 GRACE_SECONDS = 0.2
 AGE_SECONDS = 3600.0
-SLEEPS_OF_A_WRITER, SLEEPS_OF_A_SWEEP, ROUNDS = (4, 1000, 100) if CAMPAIGN else (1, 2, 4)
+SLEEPS_OF_A_WRITER, SLEEPS_OF_A_SWEEP, ROUNDS = (4, 1000, 40) if CAMPAIGN else (1, 2, 4)
 """On a server. On a folder, where they cost little, more of them."""
 
 LEDGERS_MEANWHILE = 9
@@ -58,14 +57,7 @@ SLEEPS = {
 }
 """Moments of an offload of three fragments. Its first create is that of `prepare`."""
 
-EVERYWHERE: list[Any] = [*EVERY_SERVER, pytest.param(None, id="folder")]
 everywhere = pytest.mark.parametrize("running_server", EVERYWHERE, indirect=True)
-
-
-@pytest.fixture(scope="session")
-def running_server(request: pytest.FixtureRequest, running_servers: Session) -> Running | None:
-    """The server of this name; None stands for a folder."""
-    return None if request.param is None else running_servers.running(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,251 @@
+"""`offload trim`, `sweep`, `delete` and `rebuild`, killed at any request and run again: they end right.
+
+On a server SIGKILL comes before it hears of a request, or after it answered; on a folder, before a call to
+the file system. It is held against the same command on a copy of the same tier, where nobody killed it.
+`OFFLOAD_SEED` repeats the moments; `OFFLOAD_CAMPAIGN=1` tries many more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from command_line import Ran, contents, finish, formula, offload, start, sync
+from faults.actors import Ground, ground_of, kill_at
+from faults.rig import CAMPAIGN, EVERYWHERE, PROBE, SEED, bare_store
+from osiris_data import DATA, MANIFEST
+from servers import Running
+
+from offload.env import Env
+from offload.formats.anchor import TierAnchor
+from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.tier.sweep import sweep
+
+TIERS = 10 if CAMPAIGN else 1
+KILLS_OF_A_TIER = 2
+"""One after another, before the command is let end: the second kill hits what the first one left."""
+
+STREAM, OTHER = "batches", "tiny"
+BODIES = formula(MANIFEST["streams"][STREAM]["messages"])
+BEFORE = 6937
+"""Where the third of four segments begins. Groups take two entries here, so a whole group goes."""
+
+GARBAGE = 10
+HOURS_AGO_MS = 2 * 3_600_000
+"""Longer than the grace of a sweep by default."""
+
+DYING = Path(__file__).parent / "dying.py"
+
+Objects = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A tier, and the command line on it; what is to be killed is a process."""
+
+    ground: Ground
+
+    @classmethod
+    def of(cls, ground: Ground, objects: Objects) -> Tier:
+        """A new one that holds these objects."""
+        tier = cls(ground.anew())
+        for key, data in objects.items():
+            tier.ground.place.put(key, data)
+        return tier
+
+    def listed(self) -> set[str]:
+        """What is there, seen without the program under test, but for what a trial of the store left."""
+        return {key for key in self.ground.place.keys() if not key.startswith(PROBE)}  # noqa: SIM118
+
+    def run(self, command: str, *arguments: object, may_fail: bool = False) -> Ran:
+        """In this process, past the proxy."""
+        ran = offload(command, self.ground.place.url, *arguments, *_options(self.ground.direct().options))
+        assert may_fail or ran.code == 0, ran.stderr
+        return ran
+
+    def steps(self, command: str, *arguments: object) -> int:
+        """Let the command end, and count the moments at which it could be killed."""
+        url = self.ground.place.url
+        if self.ground.proxy is None:
+            ran = finish(self._dying(0, command, arguments))
+            assert ran.code == 0, ran.stderr
+            return int(ran.stderr.rpartition("calls: ")[2])
+        begun = self.ground.proxy.counts["requests"]
+        ran = offload(command, url, *arguments, *_options(self.ground.stoppable().options))
+        assert ran.code == 0, ran.stderr
+        return self.ground.proxy.counts["requests"] - begun
+
+    def killed(self, number: int, moment: str, command: str, *arguments: object) -> bool:
+        """Kill the command at one of these moments. False where it ended before."""
+        if self.ground.proxy is None:
+            process = self._dying(number, command, arguments)
+        else:
+            options = _options(self.ground.stoppable().options)
+            process = start(command, self.ground.place.url, *arguments, *options)
+            kill_at(self.ground.proxy, number, moment, process)
+        ran = finish(process)
+        assert ran.code in (0, -signal.SIGKILL) or "nothing is lost" in ran.stderr, ran.stderr
+        return ran.code == -signal.SIGKILL
+
+    def totals(self) -> list[dict[str, Any]]:
+        """What `ls` says."""
+        return self.run("ls", "--json").objects
+
+    def bodies(self) -> list[bytes]:
+        """The bodies of the stream's messages."""
+        return self.run("read", STREAM, "--decode", "amqp", "--format", "body").stdout.split(b"\n")[:-1]
+
+    def damages(self) -> list[dict[str, Any]]:
+        """What `verify` finds, which reads every byte."""
+        damages: list[dict[str, Any]] = self.run("verify", "--json", may_fail=True).document["damages"]
+        return damages
+
+    def _dying(self, number: int, command: str, arguments: tuple[object, ...]) -> subprocess.Popen[bytes]:
+        folder = self.ground.place.url.removeprefix("file://")
+        argv = [DYING, folder, number, command, folder, *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, "-W", "error", *map(str, argv)], **pipes)
+
+
+def _options(options: dict[str, str]) -> list[str]:
+    return [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, and what its end must be, beside that of one that nobody killed."""
+
+    arguments: tuple[object, ...]
+    ends: Callable[[Tier, Tier], None]
+    streams: tuple[str, ...] = (STREAM,)
+
+
+def trim_ends(tier: Tier, reference: Tier) -> None:
+    """Nothing was taken off twice, no object went, and one root was added."""
+    [totals] = tier.totals()
+    assert [totals] == reference.totals()
+    assert totals["first_offset"] == BEFORE
+    assert tier.listed() == reference.listed()
+    assert tier.bodies() == BODIES[-totals["messages"] :]
+
+
+def sweep_ends(tier: Tier, reference: Tier) -> None:
+    """No garbage is left, no note of it, and of the deleted stream the tombstone; what is named is there."""
+    assert tier.listed() == reference.listed()
+    assert len([key for key in tier.listed() if key.startswith(f"{OTHER}/")]) == 2
+    assert not [key for key in tier.listed() if "sighting" in key]
+    [totals] = tier.totals()
+    assert tier.bodies() == BODIES[-totals["messages"] :]
+
+
+def delete_ends(tier: Tier, reference: Tier) -> None:
+    """A tombstone and the old objects; once swept, tombstone and anchor; and a stream can be born again."""
+    assert tier.listed() == reference.listed()
+    assert tier.totals() == []
+    tombstone = max(key for key in tier.listed() if "/root." in key)
+    tier.run("sweep", "--grace", "0")
+    assert tier.listed() == {TIER_ANCHOR, StreamKeys(STREAM).anchor, tombstone}
+    ground = tier.ground
+    again = offload(
+        "sync", f"rabbitmq://{DATA / STREAM}", ground.place.url, *_options(ground.direct().options)
+    )
+    assert again.code == 0, again.stderr
+    assert tier.bodies() == BODIES
+
+
+def rebuild_ends(tier: Tier, reference: Tier) -> None:
+    """All messages are back. A second rebuild may have stood above the fence of the first."""
+
+    def but_versions(tier: Tier) -> list[dict[str, Any]]:
+        return [{**row, "version": 0} for row in tier.totals()]
+
+    assert but_versions(tier) == but_versions(reference)
+    assert tier.bodies() == BODIES
+
+
+COMMANDS = {
+    "trim": Command((STREAM, "--before", BEFORE), trim_ends),
+    "sweep": Command((), sweep_ends, (STREAM, OTHER)),
+    "delete": Command((STREAM, "--yes"), delete_ends),
+    "rebuild": Command((STREAM, "--yes"), rebuild_ends),
+}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Objects]:
+    """For each command the objects of a tier that has work for it."""
+    tier = tmp_path_factory.mktemp("prepared") / "tier"
+    tier.mkdir()
+    (tier / TIER_ANCHOR).write_bytes(TierAnchor(branching_factor=2).encode())
+    sync(DATA, tier)
+    whole = _objects(tier, (STREAM,))
+    roots = StreamKeys(STREAM).roots
+    assert offload("trim", tier, STREAM, "--before", BEFORE).code == 0
+    assert offload("delete", tier, OTHER, "--yes").code == 0
+    for number in range(GARBAGE):
+        name = StreamKeys(STREAM).fragment(number, UUID(int=number + 1))
+        (tier / name).write_bytes(b"left by a crash")
+    asyncio.run(_sweep_long_ago(tier))
+    return {
+        "trim": whole,
+        "sweep": _objects(tier, (STREAM, OTHER)),
+        "delete": whole,
+        "rebuild": {key: data for key, data in whole.items() if not key.startswith(roots)},
+    }
+
+
+async def _sweep_long_ago(tier: Path) -> None:
+    """Leave a note of all that is to go now."""
+    store = bare_store(f"file://{tier}", {})
+    await sweep(store, env=Env(now_ms=lambda: time.time_ns() // 1_000_000 - HOURS_AGO_MS))
+    await store.aclose()
+
+
+def _objects(tier: Path, streams: tuple[str, ...]) -> Objects:
+    prefixes = (TIER_ANCHOR, *(StreamKeys(stream).prefix for stream in streams))
+    return {key: data for key, (data, _) in contents(tier).items() if key.startswith(prefixes)}
+
+
+@pytest.fixture
+def ground(running_server: Running | None, tmp_path: Path) -> Iterator[Ground]:
+    with ground_of(running_server, tmp_path) as ground:
+        yield ground
+
+
+@pytest.mark.parametrize("running_server", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_at_any_moment_and_run_again(name: str, ground: Ground, prepared: dict[str, Objects]) -> None:
+    print(f"OFFLOAD_SEED={SEED}")
+    chance = random.Random(f"{SEED} {ground.name} {name}")
+    command, objects = COMMANDS[name], prepared[name]
+    reference = Tier.of(ground, objects)
+    steps = reference.steps(name, *command.arguments)
+    stays = objects.keys() & reference.listed()
+    assert stays
+
+    killed = 0
+    for _ in range(TIERS):
+        tier = Tier.of(ground, objects)
+        for _ in range(KILLS_OF_A_TIER):
+            number, moment = chance.randint(1, steps), chance.choice(("before", "after"))
+            happened = tier.killed(number, moment, name, *command.arguments)
+            print(f"{ground.name}: {name} killed {moment} {number} of {steps}: {happened}")
+            killed += happened
+            assert stays <= tier.listed(), "something went that must stay"
+            if name == "rebuild" and not happened:
+                break  # it is rebuilt: there is nothing to kill
+        ran = tier.run(name, *command.arguments, may_fail=name == "rebuild")
+        assert ran.code == 0 or "nothing is lost" in ran.stderr, ran.stderr
+        assert tier.damages() == []
+        command.ends(tier, reference)
+    assert killed >= TIERS
