@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import random
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -20,6 +22,11 @@ from offload.cli.app import run
 
 PROGRAM: Final = (sys.executable, "-W", "error", "-c", "from offload.cli.main import main; main()")
 """The program as a command that another process can run."""
+
+SEED: Final = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))
+"""Of whatever a test draws; a test that draws prints it."""
+
+DYING: Final = Path(__file__).parent / "faults" / "dying.py"
 
 STREAM_TOTALS: Final = frozenset(
     {"stream", "ledgers", "fragments", "records", "messages", "bytes"}
@@ -80,6 +87,18 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
     """Start a command line in a process of its own, its output on pipes unless `options` say otherwise."""
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([*PROGRAM, *map(str, arguments)], **piped | options)
+
+
+def start_dying(number: int, command: str, tier: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    """Start a command that SIGKILL ends before its n-th call to the file system below `tier`; 0 is never."""
+    argv = [sys.executable, "-W", "error", DYING, tier, number, command, tier, *arguments]
+    return subprocess.Popen([*map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def calls_of(ran: Ran) -> int:
+    """How many such calls it made, where it ended well."""
+    assert ran.code == 0, ran.stderr
+    return int(ran.stderr.rpartition("calls: ")[2])
 
 
 def finish(process: subprocess.Popen[bytes], *, timeout_seconds: float = 60) -> Ran:

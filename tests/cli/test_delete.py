@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import os
 import pty
+import random
+import shutil
+import signal
 import subprocess
+from itertools import count
 from pathlib import Path
 
 import pytest
-from command_line import Ran, contents, finish, keys, offload, read, start, sync, verify
+from command_line import (
+    SEED,
+    Ran,
+    calls_of,
+    contents,
+    finish,
+    keys,
+    offload,
+    read,
+    start,
+    start_dying,
+    sync,
+    verify,
+)
 from osiris_writer import simple_chunks, write_stream
 
 GONE = "offload: file://{tier} has no stream 'orders'; `offload ls` shows which it has"
@@ -179,3 +196,26 @@ def test_the_end_of_input_is_no_name(tier: Path) -> None:
 
     assert ran.code == 1
     assert contents(tier) == before
+
+
+def test_killed_at_any_call_and_run_again(tier: Path, source: Path, tmp_path: Path) -> None:
+    """After the kill the stream is whole, or deleted. Run again it is deleted, and may be born again."""
+    copies = (shutil.copytree(tier, tmp_path / f"copy-{number}") for number in count())
+    reference = next(copies)
+    calls = calls_of(finish(start_dying(0, "delete", reference, "orders", "--yes")))
+    print(f"OFFLOAD_SEED={SEED}")
+    chance = random.Random(f"{SEED} delete")
+
+    for number in chance.sample(range(1, calls + 1), 3):
+        copy = next(copies)
+        killed = finish(start_dying(number, "delete", copy, "orders", "--yes"))
+        assert killed.code in (0, -signal.SIGKILL), killed.stderr
+        is_whole = keys(copy) == keys(tier)
+        assert is_whole or keys(copy) == keys(reference)
+        assert len(offload("ls", copy, "--json").objects) == is_whole
+        assert offload("delete", copy, "orders", "--yes").code == 0
+        assert keys(copy) == keys(reference), "one tombstone, and nothing else"
+        assert offload("ls", copy, "--json").objects == []
+        sync(source, copy)
+        assert len(read(copy, "orders").objects) == 9
+        assert verify(copy)[0] == 0
