@@ -212,7 +212,7 @@ class Actor:
         self._is_stopped = True
         return True
 
-    def end(self) -> Outcome:
+    def end(self, *, wait_seconds: float = WAIT_SECONDS) -> Outcome:
         """Let the process go on, if it is stopped; what came of its job."""
         if self._is_stopped:
             os.kill(self._pid, signal.SIGCONT)
@@ -220,7 +220,7 @@ class Actor:
         self._released.set()
         if self._proxy is not None:
             self._proxy.watch = lambda request, when: None
-        assert self._pipe.poll(WAIT_SECONDS), f"{self.name} does not end"
+        assert self._pipe.poll(wait_seconds), f"{self.name} does not end"
         outcome = self._pipe.recv()
         assert isinstance(outcome, Outcome)
         self.busy = False

@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from faults.actors import Actor, Ground, Moment, ground_of, jumpy
+from faults.actors import WAIT_SECONDS, Actor, Ground, Moment, ground_of, jumpy
 from faults.rig import (
     CAMPAIGN,
     EVERYWHERE,
@@ -40,7 +40,7 @@ from offload.store.port import ObjectStore
 from offload.tier.retention import Retention, trim
 from offload.tier.sweep import Sweeper, sweep
 
-LEAD_SECONDS = 60.0 if CAMPAIGN else 1.0
+LEAD_SECONDS = 30.0 if CAMPAIGN else 1.0
 GRACE_SECONDS = 0.2
 AGE_SECONDS = 3600.0
 SLEEPS_OF_A_WRITER, SLEEPS_OF_A_SWEEP, ROUNDS = (4, 1000, 40) if CAMPAIGN else (1, 2, 4)
@@ -157,7 +157,7 @@ def test_two_leaders_over_and_over_make_one_history(ground: Ground, actors: list
         actor.do("claim")
     for actor in actors:
         actor.begin("lead", LEAD_SECONDS)
-    ends = [actor.end() for actor in actors]
+    ends = [actor.end(wait_seconds=LEAD_SECONDS + WAIT_SECONDS) for actor in actors]
     assert not [end for end in ends if end.error], ends
     committed = sorted(each for end in ends for each in end.value[0])
     errors = [Counter(end.value[1]) for end in ends]
