@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.env import Env
@@ -31,6 +31,7 @@ def test_the_bytes_of_version_1_do_not_drift() -> None:
 
 
 @given(st.text(min_size=1, max_size=1000))
+@settings(max_examples=30)
 def test_decoding_undoes_encoding_of_a_stream(name: str) -> None:
     anchor = StreamAnchor(stream=name)
 

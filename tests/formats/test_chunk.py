@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from typing import Final
 
 import numpy as np
 import osiris_data
@@ -23,6 +25,8 @@ from offload.formats.chunk import (
     scan,
     scan_head,
 )
+
+CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 
 WORKED_EXAMPLE = bytes.fromhex(
     "50 00 0001 00000001 000001a1fc953388 0000000000000001 0000000000000000"
@@ -303,10 +307,16 @@ def test_check_chunks_notices_every_flipped_bit_but_those_that_nothing_vouches_f
 
 
 def test_no_single_flipped_bit_goes_unnoticed_on_the_way_out() -> None:
+    """Each bit of each header, and one of each byte of data; in the campaign each bit."""
     window, rows = run_of("tiny")
     checksums = check_chunks(window, rows, window_position=1000, where="tiny")
+    starts = (rows["position"] - 1000).tolist()
+    headers = {start + byte for start in starts for byte in range(CHUNK_HEADER.size_bytes)}
 
     for bit in range(len(window) * 8):
+        byte = bit // 8
+        if bit % 8 != byte % 8 and byte not in headers and not CAMPAIGN:
+            continue
         with pytest.raises(Corrupt) as caught:
             check_stored(flipped(window, bit), rows, checksums, window_position=1000, where="tiny")
 
