@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
+from command_line import Ran, offload
 
 from offload.errors import Corrupt, Misuse
 from offload.events import DamageFound
@@ -69,8 +70,12 @@ class World:
         """These plugins and no others."""
         return Plugins.find(self.points())
 
-    def offload(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command line, in a process that finds these plugins and the built-in ones."""
+    def offload(self, *arguments: str) -> Ran:
+        """The command line, in this process, which finds these plugins and the built-in ones."""
+        return offload(*arguments)
+
+    def process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command line in a process of its own: for how that ends."""
         return self.python("from offload.cli.main import main; main()", *arguments)
 
     def python(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -140,10 +145,10 @@ def test_a_broken_plugin_is_listed_with_its_reason(world: World) -> None:
 
     listed, for_people = world.offload("plugins", "--json"), world.offload("plugins")
 
-    assert listed.returncode == for_people.returncode == 0
-    [row] = [row for row in json.loads(listed.stdout)["plugins"] if row["plugin"] == "broken"]
+    assert listed.code == for_people.code == 0
+    [row] = [row for row in listed.document["plugins"] if row["plugin"] == "broken"]
     assert row["error"] == "ModuleNotFoundError: No module named 'no_such_sdk'"
-    [line] = [line for line in for_people.stdout.splitlines() if line.startswith("broken")]
+    [line] = [line for line in for_people.lines if line.startswith("broken")]
     assert line.split("\t")[:5] == ["broken", "broken", "2.3", "could not be loaded", row["error"]]
 
 
@@ -152,7 +157,7 @@ def test_ctrl_c_while_a_plugin_loads_is_ctrl_c(world: World) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         world.find()
-    assert world.offload("plugins").returncode == 130
+    assert world.process("plugins").returncode == 130
 
 
 def test_one_distribution_may_lack_its_code(world: World) -> None:
@@ -231,10 +236,10 @@ def test_a_conflict_is_printed_and_ends_with_1(world: World) -> None:
 
     listed, for_people = world.offload("plugins", "--json"), world.offload("plugins")
 
-    assert listed.returncode == for_people.returncode == 1
-    [conflict] = json.loads(listed.stdout)["conflicts"]
+    assert listed.code == for_people.code == 1
+    [conflict] = listed.document["conflicts"]
     assert conflict.startswith("backend scheme 'file' is declared by ")
-    assert f"CONFLICT {conflict}" in for_people.stdout.splitlines()
+    assert f"CONFLICT {conflict}" in for_people.lines
     for named in ("ours 1.0", "ledger-offload"):
         assert named in conflict
 
@@ -243,7 +248,7 @@ def test_names_of_different_kinds_are_no_conflict(world: World) -> None:
     """A broker may be called as its decoder is."""
     world.install_backend("ours", name="amqp", scheme="rabbitmq")
 
-    assert world.offload("plugins").returncode == 0
+    assert world.offload("plugins").code == 0
 
 
 # What is not known
@@ -387,14 +392,14 @@ def test_commands_of_plugins_appear_and_run(world: World) -> None:
     """A plain function, and a whole application."""
     world.install("extras", COMMANDS)
 
-    shown, shouted = world.offload("--help"), world.offload("shout", "hello")
+    shown, shouted = world.offload("--help"), world.process("shout", "hello")
     first, helped = world.offload("tools", "first"), world.offload("tools", "--help")
 
     for words in (("shout", "Say it loudly."), ("tools", "More than one thing."), ("gone", "Never runs.")):
-        assert [line for line in shown.stdout.splitlines() if line.split(maxsplit=1) == [*words]]
+        assert [line for line in shown.lines if line.split(maxsplit=1) == [*words]]
     assert (shouted.stdout, shouted.returncode) == ("HELLO\n", 3)
-    assert (first.stdout, first.returncode) == ("first of two\n", 0)
-    assert "second" in helped.stdout
+    assert (first.text, first.code) == ("first of two\n", 0)
+    assert "second" in helped.text
 
 
 @pytest.mark.parametrize("code", ["raise RuntimeError('wrong driver')", "this is no Python"])
@@ -405,13 +410,12 @@ def test_a_command_is_imported_when_it_is_named_and_only_then(world: World, code
 
     for others in (("--help",), ("plugins",), ("shout", "gone"), ("--debug", "tools", "first")):
         done = world.offload(*others)
-        assert (done.returncode, "gone" in done.stderr) == (3 if "shout" in others else 0, False)
+        assert (done.code, "gone" in done.stderr) == (3 if "shout" in others else 0, False)
     for its_own in (("gone",), ("gone", "--help")):
         done = world.offload(*its_own)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("offload: 'gone' cannot be used: ")
-        assert done.stderr.count("\n") == 1
-    assert "Traceback" in world.offload("--debug", "gone").stderr
+        assert (done.code, done.stdout) == (1, b"")
+        assert done.error.startswith("offload: 'gone' cannot be used: ")
+    assert "Traceback" in world.process("--debug", "gone").stderr
 
 
 def test_a_command_claimed_twice_is_left_out_and_said(world: World) -> None:
@@ -424,10 +428,10 @@ def test_a_command_claimed_twice_is_left_out_and_said(world: World) -> None:
 
     shown = world.offload("--help")
 
-    assert "Say it loudly" not in shown.stdout
+    assert "Say it loudly" not in shown.text
     assert "extras 1.0" in shown.stderr
     assert "rival 1.0" in shown.stderr
-    assert "More than one thing." in shown.stdout
+    assert "More than one thing." in shown.text
 
 
 def test_a_command_cannot_replace_a_built_in_one(world: World) -> None:
@@ -440,8 +444,8 @@ def test_a_command_cannot_replace_a_built_in_one(world: World) -> None:
 
     done = world.offload("plugins")
 
-    assert "mine now" not in done.stdout
-    assert "usurper" in done.stdout
+    assert "mine now" not in done.text
+    assert "usurper" in done.text
 
 
 def test_layouts_and_decoders_are_declared(world: World) -> None:
