@@ -116,7 +116,8 @@ class LedgerOffloader(ABC):
     never a hazard.
     **Prepared before uploaded.** `offload` refuses an attempt that its manifest does not run, with
     `Conflict`, before the first byte is stored; and a handle of another ledger, with `Misuse`.
-    **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it.
+    **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it,
+    and any one where there are several, for fragments may be on their way together.
     **Fragments are whole.** A reader sees a fragment entire or not at all.
     **Reads are verbatim.** What is read back is, chunk for chunk, the bytes that were offloaded.
     **Absence is an error.** Reading what was never committed raises `NotOffloaded`, never `None`.

@@ -154,15 +154,15 @@ class OffloaderConformance(Asynchronous, ABC):
     def test_offloads_are_checked_for_length(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """The same clause, where the bytes end too early."""
+        """The same clause, where the bytes end too early: no chunk from there on holds, and any is named."""
         sound = ledger_of(10)
 
-        self.refused(run, writer, sound.torn(6), sound.span_of(6))
+        self.refused(run, writer, sound.torn(6), (sound.span_of(6)[0], sound.span_of(9)[1]))
 
         assert run(left_by_a_crash(other, "orders")) in [[*sound.chunks[:n]] for n in range(7)]
 
     def refused(self, run: Run, writer: StreamWriter, ledger: MemoryLedger, span: tuple[int, int]) -> None:
-        """Assert that offloading `ledger` ends with the damage of the chunk in `span`, by name and place."""
+        """Assert that offloading `ledger` ends with damage in this span of its bytes, by name and place."""
         [attempt] = run(writer.prepare([0]))
         with pytest.raises(Corrupt) as caught:
             run(stored(writer, ledger, attempt))
