@@ -7,7 +7,8 @@ something named is deleted, so a test that ends has shown that nothing was.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
 from offload.store.capabilities import Capabilities
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.store.port import ObjectStore, Unfinished
+from offload.store.port import Listed, ObjectStore, Unfinished
 from offload.store.wrap import StoreDecorator
 from offload.tier.sweep import Sweeper, sweep
 from offload.tier.sweep_notes import SIGHTINGS_MAX
@@ -373,6 +374,30 @@ def test_pages_of_any_size_come_to_the_same(page_keys_max: int) -> None:
     run(yard.sweeper(grace_seconds=0, page_keys_max=page_keys_max).sweep())
 
     assert yard.garbage() == set()
+
+
+def test_a_stream_is_listed_once_and_each_page_before_the_root_that_judges_it() -> None:
+    """Not once a page: some stores begin a listing anew to come to a key. And no page ahead of its turn."""
+    told: list[str] = []
+
+    class Telling(StoreDecorator):
+        async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+            if prefix in (KEYS.prefix, KEYS.roots):
+                told.append("begins " if prefix == KEYS.prefix else "root ")
+            async for row in self.inner.list(prefix, after=after):
+                if prefix == KEYS.prefix:
+                    told.append("row ")
+                yield row
+
+    yard = Yard(factor=2)
+    yard.fragments(9)
+    total = sum(key.startswith(KEYS.prefix) for key in yard.objects)
+
+    once(yard, store=Telling(yard.store), page_keys_max=5)
+
+    assert total > 3 * 5
+    assert re.fullmatch(r"begins ((row ){5}(root )+)+(row ){0,4}(root )+", "".join(told)), told
+    assert told.count("row ") == total
 
 
 def test_a_page_asks_for_each_group_once_at_most() -> None:
@@ -903,12 +928,22 @@ def test_beside_running_syncs_nothing_is_lost(tmp_path: Path) -> None:
     chunks = [*simple_chunks(400, records=5)]
     write_stream(tmp_path / "orders", chunks[:200], segment_chunks=20)
     objects: dict[str, bytes] = {}
-    rounds = 0
+    rounds = requests = 0
+    swept = asyncio.Event()
+
+    async def wait_for_a_sweep(operation: str, key: str) -> None:
+        """Every now and then copying stands still until one more sweep has ended, wherever it is."""
+        nonlocal requests
+        requests += 1
+        if requests % 25 == 0:
+            swept.clear()
+            await swept.wait()
 
     async def copy() -> None:
         for more in (chunks[200:300], chunks[300:], []):
             offloader = ObjectStoreOffloader(
-                MemoryStore(objects=objects), options=TierOptions(fragment_size_bytes=200)
+                FaultyStore(MemoryStore(objects=objects), before=wait_for_a_sweep),
+                options=TierOptions(fragment_size_bytes=200),
             )
             source = open_source(f"rabbitmq://{tmp_path / 'orders'}", plugins=Plugins.find())
             async for report in sync_all(source, offloader):
@@ -925,6 +960,8 @@ def test_beside_running_syncs_nothing_is_lost(tmp_path: Path) -> None:
                 report = await sweep(MemoryStore(objects=objects), grace_seconds=0, page_keys_max=10)
             except NotOffloaded:
                 continue
+            finally:
+                swept.set()
             rounds += 1
             assert report.errors == []
         await copying
