@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
+
+ANSWER_SECONDS_MAX: Final = 60.0
+"""After so long even a silent server hangs up, so that a client without patience ends too."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,22 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is what some tests want; it is no news."""
+
+
+@contextmanager
+def silent() -> Iterator[Wire]:
+    """A server that hears every request and answers none: who gets on was not waiting for an answer."""
+    over = threading.Event()
+
+    def held(heard: Heard) -> Answer:
+        over.wait(ANSWER_SECONDS_MAX)
+        return Answer(drop=True)
+
+    with wire(held) as server:
+        try:
+            yield server
+        finally:
+            over.set()
 
 
 @contextmanager

@@ -302,7 +302,7 @@ class StoreConformance(Asynchronous, ABC):
         async def contend(contender: int) -> None:
             client = self.open_store()
             for key in (f"race/{n}" for n in range(rounds)):
-                start.wait(timeout=30)
+                start.wait(timeout=120)
                 if won := await created(client, key, b"%d" % contender):
                     winners.append((key, won))
             await client.aclose()

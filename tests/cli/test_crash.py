@@ -190,7 +190,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, source: Source, moments: random.Ra
     print(f"interrupted after {seconds:.3f} of {source.seconds:.3f} s: {ran.code}")
 
     if ran.code == -signal.SIGINT:
-        assert seconds < 0.3  # Python itself was still starting
+        assert not tier.exists()  # Python itself was still starting
     elif ran.code != 0:
         assert ran.code == 130
         assert ran.error == "offload: stopped; what is committed is safe, run again to go on"

@@ -400,12 +400,17 @@ class TestDivergence:
 def test_fragments_go_up_as_many_at_once_as_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
+    """Each waits until there are so many, and a little longer, so that one too many would show."""
     under_way, most, put = 0, 0, PosixStore.put
+    enough = asyncio.Event()
 
     async def counted(store: PosixStore, key: str, body: Body) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
+        if most >= at_once:
+            enough.set()
+        await asyncio.wait_for(enough.wait(), 60)
         await asyncio.sleep(0.05)
         await put(store, key, body)
         under_way -= 1

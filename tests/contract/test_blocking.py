@@ -17,10 +17,14 @@ from offload_conformance import Sample, ledger_of
 from offload_conformance.ledgers import tiny_chunks
 
 from offload import Blocking, Misuse, NotOffloaded, StreamWriter
+from offload.blocking import _Call
 from offload.offloader import LedgerOffloader
 from offload.store.memory import MemoryStore
 from offload.store.port import Span, Suffix
 from offload.tier.object_store_offloader import ObjectStoreOffloader
+
+HANGS_SECONDS = 60
+"""Nothing here takes this long, on however busy a machine; it ends what would hang."""
 
 
 def threads_of_facades() -> list[threading.Thread]:
@@ -47,6 +51,20 @@ def tier(store: MemoryStore, sample: Sample) -> Iterator[Blocking]:
     with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier:
         tier.run(fill(tier.offloader, sample))
         yield tier
+
+
+async def interrupt() -> None:
+    """Ctrl-C, once the main thread waits for a call of a facade; before that nobody could cancel the call."""
+
+    def waits() -> bool:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        while frame.f_back is not None and frame.f_back.f_code is not _Call.wait.__code__:
+            frame = frame.f_back
+        return frame.f_back is not None
+
+    while not waits():  # noqa: ASYNC110 - nobody tells when a thread begins to wait
+        await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def bodies(tier: Blocking) -> list[bytes]:
@@ -112,19 +130,19 @@ def test_closing_ends_what_other_threads_wait_for(store: MemoryStore) -> None:
 
     async def slow() -> None:
         try:
-            await asyncio.to_thread(begun.wait, 10)
+            await asyncio.to_thread(begun.wait, HANGS_SECONDS)
             await asyncio.sleep(60)
         finally:
             seen.append(await tier.offloader.streams())
 
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(tier.run, slow()) for _ in range(3)]
-        begun.wait(10)
+        begun.wait(HANGS_SECONDS)
         tier.close()
 
         for call in calls:
             with pytest.raises(Misuse, match="was closed"):
-                call.result(timeout=10)
+                call.result(timeout=HANGS_SECONDS)
     assert seen == [[]] * 3
 
 
@@ -136,7 +154,7 @@ def test_many_may_close_and_call_at_once(store: MemoryStore) -> None:
         begin = threading.Barrier(6)
 
         def close(tier: Blocking, begin: threading.Barrier) -> None:
-            begin.wait(10)
+            begin.wait(HANGS_SECONDS)
             tier.close()
 
         def ask(tier: Blocking) -> None:
@@ -144,14 +162,14 @@ def test_many_may_close_and_call_at_once(store: MemoryStore) -> None:
                 assert tier.streams() == []
 
         def call(tier: Blocking, begin: threading.Barrier) -> None:
-            begin.wait(10)
+            begin.wait(HANGS_SECONDS)
             with pytest.raises(Misuse, match="was closed"):
                 ask(tier)
 
         with ThreadPoolExecutor(6) as pool:
             ends = [pool.submit(work, tier, begin) for work in (close, call) * 3]
             for end in ends:
-                end.result(timeout=10)
+                end.result(timeout=HANGS_SECONDS)
 
     assert threads_of_facades() == []
 
@@ -242,16 +260,14 @@ def test_ctrl_c_cancels_what_runs_and_nothing_else(tier: Blocking, sample: Sampl
 
     async def slow() -> None:
         try:
-            await asyncio.sleep(60)
+            await interrupt()
+            await asyncio.sleep(HANGS_SECONDS)
         finally:
             await asyncio.sleep(0.05)
             seen.append("cleaned up")
 
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
         tier.run(slow())
-    timer.join()
 
     assert seen == ["cleaned up"]
     assert bodies(tier) == [body for _, _, body in sample.messages]
@@ -261,11 +277,14 @@ def test_ctrl_c_while_reading_comes_through_alone(store: MemoryStore, sample: Sa
     """A reader has requests in flight that take a moment to cancel; the interrupt is what is raised."""
 
     class Slow(MemoryStore):
-        slow = False
+        slow = interrupted = False
 
         async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
             try:
-                await asyncio.sleep(60 if self.slow else 0)
+                if self.slow and not self.interrupted:
+                    self.interrupted = True
+                    await interrupt()
+                await asyncio.sleep(HANGS_SECONDS if self.slow else 0)
             finally:
                 await asyncio.sleep(0.02)
             return await super().get(key, span)
@@ -276,11 +295,9 @@ def test_ctrl_c_while_reading_comes_through_alone(store: MemoryStore, sample: Sa
         reading = tier.read("orders")
         next(reading)
         slow.slow = True
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
             list(reading)
-        timer.join()
+        assert slow.interrupted
 
 
 def test_a_reader_that_is_dropped_halfway_is_closed(tier: Blocking) -> None:
@@ -320,7 +337,7 @@ def test_a_fork_is_refused_instead_of_hanging() -> None:
     ignored = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")  # of forking with threads
     done = subprocess.run(
         [sys.executable, *ignored, "-c", textwrap.dedent(script)],
-        timeout=30,
+        timeout=HANGS_SECONDS,
         check=False,
         capture_output=True,
         text=True,

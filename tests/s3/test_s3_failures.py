@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from botocore.parsers import ResponseParserError
 from certificates import certificate, served
 from offload_s3.failures import explained
 from s3_calls import Call, answers, create, error_of, get, names
-from wire import Answer, Heard, wire
+from wire import Answer, silent, wire
 
 from offload import (
     AlreadyExists,
@@ -255,11 +254,7 @@ def test_a_web_server_is_no_s3_server(call: Call, status: int) -> None:
 
 
 def test_a_server_that_does_not_answer_in_time() -> None:
-    def slowly(heard: Heard) -> Answer:
-        time.sleep(1)
-        return answers(heard)
-
-    with wire(slowly) as server:
+    with silent() as server:
         assert type(error_of(server.url, create, read_timeout_seconds=0.2)) is OutcomeUnknown
         assert type(error_of(server.url, get, read_timeout_seconds=0.2)) is TryAgain
 

@@ -39,7 +39,7 @@ from s3_calls import (
     refusal,
     upload,
 )
-from wire import Answer, Heard, Wire, wire
+from wire import ANSWER_SECONDS_MAX, Answer, Heard, Wire, silent, wire
 
 from offload import (
     Body,
@@ -504,12 +504,8 @@ def test_a_web_page_is_no_object(call: Call) -> None:
 
 
 def test_a_server_that_does_not_answer_in_time() -> None:
-    def slowly(heard: Heard) -> Answer:
-        time.sleep(1.5)
-        return answers(heard)
-
-    timeouts = FAST | {"connect_timeout_seconds": 0.2, "read_timeout_seconds": 0.2}
-    with wire(slowly) as server:
+    timeouts = FAST | {"connect_timeout_seconds": 1.0, "read_timeout_seconds": 0.5}
+    with silent() as server:
         assert type(error_of(server.url, put, **timeouts)) is OutcomeUnknown
         assert type(error_of(server.url, get, **timeouts)) is TryAgain
 
@@ -556,17 +552,21 @@ class slow_server:  # noqa: N801 - reads as a function
 
 
 def test_a_cancelled_call_leaves_a_store_that_works() -> None:
+    asked, cancelled = threading.Semaphore(0), threading.Event()
+
     def slowly(heard: Heard) -> Answer:
-        time.sleep(0.3)
+        asked.release()
+        cancelled.wait(ANSWER_SECONDS_MAX)
         return answers(heard)
 
     async def cancelled_then_read(store: ObjectStore) -> bytes:
         for call in (put, get):
             task = asyncio.create_task(call(store))  # type: ignore[arg-type]
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(asked.acquire)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+        cancelled.set()
         return await store.get("a/key")
 
     with wire(slowly) as server:

@@ -42,7 +42,7 @@ from typing import Final
 
 WINDOW_SIZE_BYTES: Final = 256 * 1024
 HEAD_SIZE_BYTES_MAX: Final = 64 * 1024
-STOP_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 60.0
 END_OF_HEAD: Final = b"\r\n\r\n"
 
 

@@ -20,6 +20,9 @@ from servers.proxy import Fault, Plan, Proxy, Request, Rule, delayed, proxied
 
 LARGE = random.Random(0).randbytes(3_000_000)
 
+HANGS_SECONDS = 60
+"""Nothing here takes this long, on however busy a machine; it ends what would hang."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     """Keeps what is put, and notes what it was asked."""
@@ -144,7 +147,7 @@ def proxy(tiny: Tiny, plan: Plan) -> Iterator[Proxy]:
 
 @pytest.fixture
 def client(proxy: Proxy) -> Iterator[http.client.HTTPConnection]:
-    with closing(http.client.HTTPConnection("127.0.0.1", _port(proxy.url), timeout=10)) as client:
+    with closing(http.client.HTTPConnection("127.0.0.1", _port(proxy.url), timeout=HANGS_SECONDS)) as client:
         yield client
 
 
@@ -168,7 +171,7 @@ def _status(client: http.client.HTTPConnection, *request: Any, **headers: str) -
 
 def _raw(proxy: Proxy, request: bytes) -> bytes:
     """All that comes back on a connection of its own, until it ends. Raises where it is reset."""
-    with socket.create_connection(("127.0.0.1", _port(proxy.url)), 10) as connection:
+    with socket.create_connection(("127.0.0.1", _port(proxy.url)), HANGS_SECONDS) as connection:
         connection.sendall(request)
         received = b""
         while data := connection.recv(65536):
@@ -177,7 +180,7 @@ def _raw(proxy: Proxy, request: bytes) -> bytes:
 
 
 def _wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANGS_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -235,7 +238,7 @@ def test_host_and_every_other_header_arrive_as_sent(
 
 
 def test_a_client_that_waits_for_leave_gets_it_from_the_server(proxy: Proxy, tiny: Tiny) -> None:
-    with socket.create_connection(("127.0.0.1", _port(proxy.url)), 10) as connection:
+    with socket.create_connection(("127.0.0.1", _port(proxy.url)), HANGS_SECONDS) as connection:
         connection.sendall(b"PUT /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")
         connection.sendall(b"hello")
@@ -260,7 +263,7 @@ def test_a_location_on_the_server_leads_to_the_proxy(
 
 
 def test_a_client_that_dies_in_its_body_is_a_cut_request_to_the_server(proxy: Proxy, tiny: Tiny) -> None:
-    with socket.create_connection(("127.0.0.1", _port(proxy.url)), 10) as connection:
+    with socket.create_connection(("127.0.0.1", _port(proxy.url)), HANGS_SECONDS) as connection:
         connection.sendall(b"PUT /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf")
 
     _wait_until(lambda: tiny.asked)
@@ -269,7 +272,9 @@ def test_a_client_that_dies_in_its_body_is_a_cut_request_to_the_server(proxy: Pr
 
 def test_many_clients_at_once(proxy: Proxy, tiny: Tiny) -> None:
     def put(number: int) -> None:
-        with closing(http.client.HTTPConnection("127.0.0.1", _port(proxy.url), timeout=30)) as client:
+        with closing(
+            http.client.HTTPConnection("127.0.0.1", _port(proxy.url), timeout=HANGS_SECONDS)
+        ) as client:
             for turn in range(10):
                 _ask(client, "PUT", f"/{number}/{turn}", LARGE[:100_000]).read()
 
@@ -529,14 +534,14 @@ def test_chances_are_met_and_creates_have_their_own() -> None:
 def test_a_delay_holds_up_each_request_and_not_the_sum_of_them(tiny: Tiny) -> None:
     def seconds(url: str) -> float:
         began = time.monotonic()
-        with urllib.request.urlopen(f"{url}/a", timeout=10) as reply:
+        with urllib.request.urlopen(f"{url}/a", timeout=HANGS_SECONDS) as reply:
             assert reply.read() == b"x"
         return time.monotonic() - began
 
     tiny.objects["/a"] = b"x"
-    with delayed(tiny.url, delay_ms=400) as url, ThreadPoolExecutor(10) as pool:
+    with delayed(tiny.url, delay_ms=400) as url, ThreadPoolExecutor(50) as pool:
         began = time.monotonic()
-        each = list(pool.map(seconds, [url] * 10))
+        each = list(pool.map(seconds, [url] * 50))
 
     assert min(each) >= 0.4
-    assert time.monotonic() - began < 3.5
+    assert time.monotonic() - began < 15  # of 20 that they would take one after the other

@@ -267,15 +267,29 @@ class TestLimitedStore(Asynchronous):
 
         assert slow.running == 0
 
-    def test_waiting_for_a_turn_does_not_use_up_the_deadline(self, run: Run) -> None:
-        slow = Slow()
-        slow.seconds = 0.15
-        limited = LimitedStore(slow, Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=0.5))
+    def test_waiting_for_a_turn_does_not_use_up_the_deadline(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Four requests of 0.4 seconds each, by a clock that stands still between them."""
+        seconds = 0.0
+
+        class Takes(MemoryStore):
+            async def get(self, key: str, span: object = None) -> bytes:
+                nonlocal seconds
+                seconds += 0.4
+                await asyncio.sleep(0)
+                return b""
+
+        limited = LimitedStore(Takes(), Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=0.5))
 
         async def scenario() -> None:
+            monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: seconds)
             await asyncio.gather(*(limited.get("key") for _ in range(4)))
 
         run(scenario())
+        monkeypatch.undo()
+
+        assert seconds == pytest.approx(1.6)
 
     def test_a_consumer_that_stops_in_the_middle_of_a_listing_holds_up_nobody(self, run: Run) -> None:
         limited = LimitedStore(

@@ -105,8 +105,8 @@ class TestTurns(Asynchronous):
                 assert running <= 3
             for _, end in held:
                 end.set()
-            await asyncio.wait_for(asyncio.gather(*(task for task, _ in held)), 5)
-            async with asyncio.timeout(5), turns:
+            await asyncio.wait_for(asyncio.gather(*(task for task, _ in held)), 60)
+            async with asyncio.timeout(60), turns:
                 assert running == 0
 
         with asyncio.Runner() as runner:
@@ -125,7 +125,7 @@ class TestTurns(Asynchronous):
             await asyncio.sleep(0)
             await turns.__aexit__()  # the turn is the first one's now, which has not run yet
             first.cancel()
-            return await asyncio.wait_for(second, 5)
+            return await asyncio.wait_for(second, 60)
 
         assert run(scenario()) == "had a turn"
 

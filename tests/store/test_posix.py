@@ -120,7 +120,7 @@ class TestFolder(Asynchronous):
         Path(os.fsdecode(bytes(root) + b"/\xff")).touch()
 
         with pytest.raises(NotFound):
-            run(asyncio.wait_for(store.get("pipe"), 10))
+            run(asyncio.wait_for(store.get("pipe"), 60))
         assert run(listed(store)) == ["object"]
 
     def test_an_object_is_no_folder_and_a_folder_no_object(self, run: Run, store: PosixStore) -> None:
@@ -246,14 +246,14 @@ class TestFolder(Asynchronous):
 
         def block(*args: Any, **kwargs: Any) -> Any:
             blocked.set()
-            assert released.wait(10)
+            assert released.wait(60)
             return real(*args, **kwargs)
 
         monkeypatch.setattr(os, call, block)
 
         async def scenario() -> None:
             putting = asyncio.create_task(store.put("key", Body.of(b"data")))
-            await asyncio.to_thread(blocked.wait, 10)
+            await asyncio.to_thread(blocked.wait, 60)
             for _ in range(2):  # a second cancellation is no way out either
                 putting.cancel()
                 await asyncio.wait([putting], timeout=0.05)

@@ -120,7 +120,7 @@ class TestProcesses(Asynchronous):
             asyncio.run(store.create("parent", b""))
             child = os.fork()
             if not child:
-                asyncio.run(asyncio.wait_for(store.create("child", b""), 10))
+                asyncio.run(asyncio.wait_for(store.create("child", b""), 60))
                 os._exit(0)
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
