@@ -167,8 +167,8 @@ class Prepare(_OfWriter):
         return replace(base, running=base.running + announced)
 
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`."""
-        return all(manifest.runs(attempt) for attempt, _ in self.attempts)
+        """See `Change.is_in`. All were announced at once, so one that runs speaks for those dropped since."""
+        return not self.attempts or any(manifest.runs(attempt) for attempt, _ in self.attempts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,19 +277,24 @@ class Trim(Change):
 
     A guest may do this, without holding the stream. `dropped` is what the fragments in [`since`,
     `first_offset`) are together; it holds for the incarnation and for as long as `since` is where the stream
-    begins, since committed fragments never change. Otherwise `Conflict`: count anew.
+    begins, since committed fragments never change. With `is_all`, it holds for as long as the stream ends at
+    `first_offset`: a ledger that goes on behind it still counts. Otherwise `Conflict`: count anew.
     """
 
     incarnation: UUID
     since: int
     first_offset: int
     dropped: Dropped
+    is_all: bool = False
+    """Counted on a manifest that ended at `first_offset`: whether the last ledger goes on was not known."""
 
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = existing(base)
         if base.incarnation != self.incarnation or base.first_offset != self.since:
             raise Conflict(f"stream {base.stream!r} begins at offset {base.first_offset} now; count anew")
+        if self.is_all and base.next_offset != self.first_offset:
+            raise Conflict(f"stream {base.stream!r} ends at offset {base.next_offset} now; count anew")
         if not self.since < self.first_offset <= base.next_offset:
             raise Misuse(f"offset {self.first_offset} is not within {self.since} and {base.next_offset}")
         ends = base.entries["first_offset"] + base.entries["records"]

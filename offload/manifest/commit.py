@@ -43,6 +43,7 @@ from uuid import UUID
 
 from offload.env import Env
 from offload.errors import (
+    Absent,
     AlreadyExists,
     Conflict,
     Corrupt,
@@ -140,11 +141,14 @@ class RootLog:
 
         Raises as `LedgerOffloader.commit_manifest` promises.
         """
-        if base is not None and await self._is_in(change, base):  # perhaps undone since
-            base = await self.load_newest(known=base.version)
-            change.check_author(base)
-            if base is not None and await self._is_in(change, base):
-                return base
+        if base is not None:
+            base, is_in = await self._shown(change, base)
+            if is_in:  # perhaps undone since
+                newest = await self._newest_after_doubt(base.version)
+                change.check_author(newest)
+                base, is_in = await self._shown(change, newest)
+                if is_in:
+                    return base
         for attempt in range(REQUESTS_MAX):
             proposal = await self._propose(change, base, committer)
             newest = await self._settle(proposal)
@@ -153,9 +157,9 @@ class RootLog:
                 return proposal
             self.witness(Step.IN_DOUBT)
             change.check_author(newest)
-            if await self._is_in_after_all(change, newest):
-                return newest
-            base = newest
+            base, is_in = await self._shown_after_all(change, newest)
+            if is_in:
+                return base
             await self.env.sleep(self.env.backoff_seconds(attempt))
         raise TryAgain(f"stream {self.stream!r}: other writers commit faster than this one; run again")
 
@@ -163,14 +167,24 @@ class RootLog:
         """The fragments of one manifest of this stream."""
         return Tree(manifest, partial(self.groups.load, self.store))
 
-    async def _is_in(self, change: Change, manifest: Manifest) -> bool:
-        return await shows(self.tree(manifest), change)
+    async def _shown(self, change: Change, manifest: Manifest) -> tuple[Manifest, bool]:
+        """Whether the change is in this manifest; or in a newer one, where a group of this one was swept."""
+        for _ in range(REQUESTS_MAX):
+            try:
+                return manifest, await shows(self.tree(manifest), change)
+            except Absent:
+                newest = await self._newest_after_doubt(manifest.version)
+                if newest.version == manifest.version:
+                    raise
+                change.check_author(newest)
+                manifest = newest
+        raise TryAgain(f"stream {self.stream!r}: its manifest changes faster than it can be read; run again")
 
-    async def _is_in_after_all(self, change: Change, newest: Manifest) -> bool:
-        """As `_is_in`, once the change was sent: a group that cannot be read now says neither yes nor no."""
+    async def _shown_after_all(self, change: Change, newest: Manifest) -> tuple[Manifest, bool]:
+        """As `_shown`, once the change was sent: a group that cannot be read now says neither yes nor no."""
         try:
-            return await self._is_in(change, newest)
-        except (Corrupt, UnsupportedFormat, OutcomeUnknown):
+            return await self._shown(change, newest)
+        except (Corrupt, Fenced, UnsupportedFormat, OutcomeUnknown):
             raise
         except OffloadError as exc:
             where = self.keys.root(newest.version)

@@ -163,6 +163,7 @@ async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int) -> Trim | 
         since=manifest.first_offset,
         first_offset=first_offset,
         dropped=Dropped(**{total: getattr(manifest, total) - number for total, number in stays.items()}),
+        is_all=first_offset == manifest.next_offset,
     )
 
 

@@ -307,6 +307,17 @@ def test_a_stream_that_is_trimmed_to_its_end_goes_on_from_there() -> None:
     grown.check("here")
 
 
+def test_a_trim_of_all_does_not_hold_for_a_stream_that_went_on() -> None:
+    """Its last ledger may go on behind it, and then still counts. Found by the simulation."""
+    base = append_entries(BASE, [entry(10)])
+    counted = replace(trim(10, 15, [entry(10)], ledgers=1), is_all=True)
+    grown = append_entries(base, [entry(15)])  # of the same ledger
+
+    assert counted.apply(base).ledgers == 0
+    with pytest.raises(Conflict, match="count anew"):
+        counted.apply(grown)
+
+
 def test_a_trim_that_was_counted_on_another_beginning_is_a_conflict() -> None:
     """Its counts would be wrong. While the beginning stays, what is committed behind it never changes."""
     base = append_entries(BASE, [entry(10), entry(15)])

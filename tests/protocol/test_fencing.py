@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
+from uuid import UUID
 
 import pytest
 from protocol_sweep import Sweep
@@ -14,7 +15,8 @@ from protocol_world import STREAM, Ledger, Process, World
 
 from offload.errors import Conflict, Fenced, StreamDeleted
 from offload.formats.manifest import State
-from offload.offloader import Receipt
+from offload.manifest.changes import Append
+from offload.offloader import Attempt, Receipt
 from offload.store.faults import Fault
 
 
@@ -272,6 +274,47 @@ def test_an_attempt_that_is_announced_twice_runs_once(world: World) -> None:
 
     world.check()
     assert [running.attempt for running in again.running] == [attempt.uid]
+
+
+def test_of_attempts_that_were_announced_together_none_runs_twice_when_one_is_dropped(world: World) -> None:
+    """2.1.3: the rest still runs, so the announcement is in. Found by the simulation."""
+    w0, person = world.process("w0"), world.process("person")
+    world.run(w0.claim())
+    w0.start(w0.holder.prepare([0, 2])).run_to("create", "*/root.*")
+    w0.step()  # it landed; and before its writer looks,
+    dropped, stays = sorted(world.root.running)
+    world.run(person.offloader.delete_offloaded(Attempt(stream=STREAM, ledger_id=0, uid=UUID(bytes=dropped))))
+
+    announced = w0.finish()
+
+    world.check()
+    assert {attempt.uid.bytes for attempt in announced} == {dropped, stays}
+    assert world.root.running == {stays}
+
+
+def test_a_base_whose_group_is_swept_is_no_damage(world: World) -> None:
+    """2.1: whether a change is in is asked of a newer root then. Found by the simulation."""
+    w0, w1 = world.process("w0"), world.process("w1")
+    world.run(w0.claim())
+    late = world.run(w0.prepare(Ledger(0, 2)))
+    receipt = world.run(w0.upload(Ledger(0, 2), late))
+    for first_offset in range(0, 8, 2):
+        world.run(w0.offload(Ledger(first_offset, first_offset + 2)))
+    assert world.groups
+    world.run(w1.trim(8))
+    world.run(Sweep(w1).run())
+    assert not world.groups
+
+    another = world.process("another")  # one that has not read the group yet
+    change = Append(writer=w0.holder.writer, entries=receipt.entries, finished=frozenset({late.uid}))
+    committed = another.offloader.commit_manifest(
+        STREAM, change, base=w0.holder.manifest, committer=w0.holder.writer
+    )
+    with pytest.raises(Conflict):  # its attempt runs still, so it is not in, and what it names is trimmed
+        world.run(committed)
+
+    world.check()
+    assert world.root.next_offset == 8
 
 
 def test_an_attempt_that_copied_nothing_ends_with_its_append(world: World) -> None:
