@@ -52,7 +52,7 @@ from offload.store.port import Listed, ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
 from offload.tier.place import get_anchor
 from offload.tier.sweep_notes import InMemory, InTier, Seen, SweepNotes, Times, joined_rows
-from offload.tier.sweep_page import STAYS, Page, Verdict, Why, rows_named
+from offload.tier.sweep_page import ROOTS_KEPT, STAYS, Page, Verdict, Why, rows_named
 from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport
 
 GRACE_SECONDS: Final = 3600.0
@@ -89,11 +89,13 @@ class Sweeper:
         env: Env | None = None,
         uploads_seconds: float = UPLOADS_SECONDS,
         page_keys_max: int = PAGE_KEYS_MAX,
+        roots_kept: int = ROOTS_KEPT,
     ) -> None:
         self._env = env or Env()
         self._tier = tier
         self._grace_seconds = grace_seconds
         self._page_keys_max = page_keys_max
+        self._roots_kept = roots_kept
         self._uploads_seconds = uploads_seconds
         self._groups = GroupCache()
         self._notes: SweepNotes = InMemory(self._env)
@@ -113,6 +115,7 @@ class Sweeper:
             notes=self._notes,
             groups=self._groups,
             page_keys_max=self._page_keys_max,
+            roots_kept=self._roots_kept,
             uploads_seconds=self._uploads_seconds,
             report=SweepReport(grace_seconds=self._grace_seconds, dry_run=dry_run),
             progress=progress,
@@ -131,6 +134,7 @@ async def sweep(
     uploads_seconds: float = UPLOADS_SECONDS,
     env: Env | None = None,
     page_keys_max: int = PAGE_KEYS_MAX,
+    roots_kept: int = ROOTS_KEPT,
     progress: Progress = nobody,
     tell: Tell = nobody,
 ) -> SweepReport:
@@ -139,6 +143,7 @@ async def sweep(
     What it saw it notes in the tier, and what an earlier run saw at least `grace_seconds` ago it deletes,
     where it is condemned still. With a grace of 0 it deletes at once: the caller asserts that nobody reads.
     Unfinished uploads older than `uploads_seconds` are aborted, where the store can list them.
+    Of the roots, the newest `roots_kept` stay for people to look at; of a deleted stream, its tombstone.
     `progress` is told after every page and every delete; `tell` of each condemned object.
 
     Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader that
@@ -151,6 +156,7 @@ async def sweep(
         notes=InTier(store, env, grace_seconds),
         groups=GroupCache(),
         page_keys_max=page_keys_max,
+        roots_kept=roots_kept,
         uploads_seconds=uploads_seconds,
         report=SweepReport(grace_seconds=grace_seconds, dry_run=dry_run),
         progress=progress,
@@ -179,6 +185,7 @@ class _Run:
     notes: SweepNotes
     groups: GroupCache
     page_keys_max: int
+    roots_kept: int
     uploads_seconds: float
     report: SweepReport
     progress: Progress
@@ -269,7 +276,12 @@ class _StreamRun:
         async with aclosing(cast("AsyncGenerator[Listed, None]", listing)) as rows:
             goes_on = True
             while goes_on:
-                page = Page(log=log, rows=rows, keys_max=self.sweep.page_keys_max)
+                page = Page(
+                    log=log,
+                    rows=rows,
+                    keys_max=self.sweep.page_keys_max,
+                    roots_kept=self.sweep.roots_kept,
+                )
                 goes_on = await self._sweep_page(page) and not page.is_last
                 self.sweep.progress(self.sweep.report)
         if self.seen is not None and not self.sweep.report.dry_run:

@@ -81,6 +81,7 @@ class Page:
     rows: AsyncIterator[Listed]
     """The stream's listing, behind what the pages before this one took of it."""
     keys_max: int
+    roots_kept: int = ROOTS_KEPT
     listed: list[Listed] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     root: Manifest | None = None
@@ -124,7 +125,7 @@ class Page:
             tree = self.log.tree(self.root)
             verdicts += await _judge_fragments(tree, named[0])
             verdicts += await _judge_groups(tree, named[1])
-            verdicts += [_judge_root(self.root, row, name) for row, name in named[2]]
+            verdicts += [_judge_root(self.root, row, name, self.roots_kept) for row, name in named[2]]
         self.verdicts, self.strangers = verdicts, strangers
 
 
@@ -243,11 +244,11 @@ def _mark(named: npt.NDArray[np.bool_], rows: Rows, entries: Entries) -> None:
     named[low:high] |= np.isin(as_bytes(rows[low:high]), as_bytes(_rows_of(entries)))
 
 
-def _judge_root(newest: Manifest, row: Listed, name: bytes) -> Verdict:
+def _judge_root(newest: Manifest, row: Listed, name: bytes, kept: int) -> Verdict:
     version = SIGHTING_ROW.unpack(name)["version"]
     if version >= newest.version:
         return Verdict(row, Why.NAMED, name)
     if newest.state is State.DELETED:
         return Verdict(row, Why.DELETED, name)
-    recent = version > newest.version - ROOTS_KEPT
+    recent = version > newest.version - kept
     return Verdict(row, Why.RECENT_ROOT if recent else Why.SUPERSEDED, name)
