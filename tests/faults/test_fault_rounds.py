@@ -78,7 +78,7 @@ class Campaign:
     errors: Counter[str] = field(default_factory=Counter)
 
     async def run(self, rounds: int) -> None:
-        """So many rounds, on a new stream every now and then; and on, until enough happened to say something."""
+        """So many rounds, on new streams; and on, until enough happened to say something."""
         while self.rounds < rounds or not self.is_enough(rounds):
             assert self.rounds < MORE_MAX * rounds, f"too little happens: {self}, {dict(self.proxy.counts)}"
             stream = f"orders-{self.rounds // ROUNDS_PER_STREAM}"
