@@ -381,13 +381,15 @@ class Life:
     async def lead(self, seconds: float) -> tuple[list[tuple[int, int]], list[str]]:
         """Offload as fast as can be for so long, and until another claimed; claim again whenever one has.
 
+        It ends as a leader who has just committed: so the other, if it led before, is fenced as well.
         What it was told of both. After each loss it lets the other lead for as long as a ledger or two take:
         without that both would do nothing but claim.
         """
         committed, errors = [], []
         usual = 0.05
         begun = time.monotonic()
-        while (now := time.monotonic()) < begun + seconds or "Fenced" not in errors:
+        leads = False
+        while (now := time.monotonic()) < begun + seconds or "Fenced" not in errors or not leads:
             assert now < begun + seconds + WAIT_SECONDS / 2, "nobody else ever claimed"
             try:
                 if self.writer.writer is None:
@@ -395,9 +397,10 @@ class Life:
                 committed.append(await self.offload(self.chance.randint(1, 5)))
             except (Fenced, Conflict, TryAgain, OutcomeUnknown) as error:
                 errors.append(type(error).__name__)
-                self.writer.writer = None
+                self.writer.writer, leads = None, False
                 await asyncio.sleep(self.chance.uniform(0, 2 * usual))
             else:
+                leads = True
                 usual = time.monotonic() - now
         return committed, errors
 
