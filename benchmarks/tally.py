@@ -229,6 +229,14 @@ class TallyStore(StoreDecorator):
                 pages.row()
                 yield row
 
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """One request per page of names that is come to."""
+        pages = _Pages(self.tally, 0)
+        pages.begin(in_vain=False)
+        async for name in self.inner.level(prefix):
+            pages.row()
+            yield name
+
     async def delete(self, keys: Sequence[str]) -> None:
         """One request per thousand."""
         self.tally.deletes += -(-len(keys) // DELETE_KEYS)

@@ -53,6 +53,19 @@ class Listing:
                 if row.key > after:
                     yield row
 
+    async def level(self, prefix: str) -> AsyncGenerator[str, None]:
+        """The keys and folders directly below `prefix`: gathered, for the service may have another order."""
+        found, marker = set(), None
+        while True:
+            page = await self._page(prefix, None, marker, delimiter="/")
+            found |= {row.key for row in rows_of(page) if row is not None}
+            found |= {_text_of(folder) for folder in page.iterfind("Blobs/BlobPrefix")}
+            marker = page.findtext("NextMarker")
+            if not marker:
+                break
+        for name in sorted(found):
+            yield name
+
     async def _ascending(self, prefix: str, after: str) -> AsyncGenerator[Listed, None]:
         start = after if after and _is_safe_start(prefix, after) else None
         last = ""
@@ -84,7 +97,9 @@ class Listing:
             if not marker:
                 return
 
-    async def _page(self, prefix: str, start: str | None, marker: str | None) -> Element:
+    async def _page(
+        self, prefix: str, start: str | None, marker: str | None, *, delimiter: str | None = None
+    ) -> Element:
         """One request. The client's own way to the next page would ask for a prefix that the reply names."""
         replies: list[Any] = []
 
@@ -95,9 +110,13 @@ class Listing:
             replies.append(reply)
 
         begin: Any = {"start_from": start} if start else {}
-        pages = self._container.list_blob_names(
-            name_starts_with=prefix or None, include=["metadata"], raw_response_hook=keep, **begin
-        ).by_page(continuation_token=marker)
+        wanted: Any = {"name_starts_with": prefix or None, "include": ["metadata"], "raw_response_hook": keep}
+        listed: Any = (
+            self._container.list_blob_names(**wanted, **begin)
+            if delimiter is None
+            else self._container.walk_blobs(delimiter=delimiter, **wanted)
+        )
+        pages = listed.by_page(continuation_token=marker)
         await self._ask(anext(pages))
         page: Element = replies[-1].context[ContentDecodePolicy.CONTEXT_NAME]
         if page.tag != "EnumerationResults":
@@ -120,12 +139,16 @@ class Listing:
 def rows_of(page: Element) -> Iterator[Listed | None]:
     """The rows of a page of List Blobs; None for a folder."""
     for blob in page.iterfind("Blobs/Blob"):
-        name = blob.find("Name")
-        assert name is not None
-        key = name.text or ""
-        if name.get("Encoded") == "true":
-            key = unquote(key)
-        yield None if _is_folder(blob) else Listed(key, int(blob.findtext("Properties/Content-Length", "0")))
+        size_bytes = int(blob.findtext("Properties/Content-Length", "0"))
+        yield None if _is_folder(blob) else Listed(_text_of(blob), size_bytes)
+
+
+def _text_of(row: Element) -> str:
+    """The name of a blob or of a folder."""
+    name = row.find("Name")
+    assert name is not None
+    text = name.text or ""
+    return unquote(text) if name.get("Encoded") == "true" else text
 
 
 def _is_folder(blob: Element) -> bool:

@@ -128,15 +128,27 @@ class AzureStore(ObjectStore):
         """List Blobs, page by page. Where `after` is no object, the pages before it are read as well."""
         if not _begins_a_key(prefix):
             return
+        listing = await self._listing(prefix)
+        async with aclosing(listing.rows(prefix, after)) as rows:
+            async for row in rows:
+                yield row
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """List Blobs with a delimiter, page by page."""
+        if not _begins_a_key(prefix):
+            return
+        listing = await self._listing(prefix)
+        async with aclosing(listing.level(prefix)) as names:
+            async for name in names:
+                yield name
+
+    async def _listing(self, prefix: str) -> Listing:
         client = await self.client()
 
         async def ask(call: Awaitable[T]) -> T:
             return await self.ask(call, f"list {prefix!r}")
 
-        listing = Listing(client.container, ask, where=self.url, sort=self.options.hierarchical_namespace)
-        async with aclosing(listing.rows(prefix, after)) as rows:
-            async for row in rows:
-                yield row
+        return Listing(client.container, ask, where=self.url, sort=self.options.hierarchical_namespace)
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete Blob for each key, some at a time. Snapshots of an object go with it."""

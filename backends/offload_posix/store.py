@@ -37,7 +37,7 @@ from offload_posix.pool import Pool, settle
 from offload_posix.reading import read
 from offload_posix.staging import FOLDER, Staged, sweep
 from offload_posix.upload import PosixUpload
-from offload_posix.walk import walk
+from offload_posix.walk import level, walk
 
 PART_SIZE_BYTES_MAX: Final = 255  # of one part of a key: a file name, on every file system we met
 PAGE_ROWS: Final = 256
@@ -101,6 +101,11 @@ class PosixStore(ObjectStore):
         while page := await self._pool.finish(self._page, rows, prefix):
             for row in page:
                 yield row
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """One folder is read, and into each folder in it is looked for an object."""
+        for name in await self._pool.finish(self._level, prefix):
+            yield name
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Unlink, folder by folder, and sync each folder once. Folders stay: see `folders`."""
@@ -235,6 +240,10 @@ class PosixStore(ObjectStore):
     def _page(self, rows: Iterator[Listed], prefix: str) -> Sequence[Listed]:
         with explained("listing", self._path([prefix])):
             return tuple(islice(rows, PAGE_ROWS))
+
+    def _level(self, prefix: str) -> Sequence[str]:
+        with explained("listing", self._path([prefix])):
+            return tuple(level(self._root, prefix))
 
     def _path(self, parts: Sequence[str]) -> str:
         return "/".join((self._root, *parts))

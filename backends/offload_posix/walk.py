@@ -21,11 +21,26 @@ from offload_posix.folders import open_folder
 
 def walk(root: str, prefix: str, after: str) -> Iterator[Listed]:
     """The objects below `root` whose key begins with `prefix` and is beyond `after`, in order."""
+    parts = _folder_of(prefix)
+    if parts is not None:
+        yield from _below(root, parts, prefix, after)
+
+
+def level(root: str, prefix: str) -> Iterator[str]:
+    """The keys directly below `prefix`, and the folders (they end in `/`) that hold an object, in order."""
+    parts = _folder_of(prefix)
+    for key, is_folder in [] if parts is None else _entries(root, parts, prefix, ""):
+        if not is_folder or next(_below(root, key.split("/")[:-1], key, ""), None) is not None:
+            yield key
+
+
+def _folder_of(prefix: str) -> list[str] | None:
+    """The parts of the folder in which keys with this prefix are; None where no key begins so."""
     folder, _, _ = prefix.rpartition("/")
     parts = folder.split("/") if folder else []
     if any(not part or part.startswith(".") for part in parts) or "\0" in prefix:
-        return  # no key begins so
-    yield from _below(root, parts, prefix, after)
+        return None
+    return parts
 
 
 def _below(root: str, parts: list[str], prefix: str, after: str) -> Iterator[Listed]:

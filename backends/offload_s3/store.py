@@ -137,15 +137,30 @@ class S3Store(ObjectStore):
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """ListObjectsV2, page by page; keys come in order of their bytes."""
-        if not begins_a_key(prefix):
-            return
-        following = {"StartAfter": after} if after else {}
-        while True:
-            client = await self.client()
-            call = client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **following, **self._payer)
-            page = await self.ask(call, f"list {prefix!r}")
+        start = {"StartAfter": after} if after else {}
+        async for page in self._pages(prefix, **start):
             for row in page.get("Contents", ()):
                 yield Listed(row["Key"], row["Size"])
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """ListObjectsV2 with a delimiter; a folder is a row like a key."""
+        async for page in self._pages(prefix, Delimiter="/"):
+            names = [row["Key"] for row in page.get("Contents", ())]
+            for name in sorted(names + [row["Prefix"] for row in page.get("CommonPrefixes", ())]):
+                yield name
+
+    async def _pages(self, prefix: str, **wanted: str) -> AsyncIterator[dict[str, Any]]:
+        if not begins_a_key(prefix):
+            return
+        following: dict[str, str] = {}
+        while True:
+            client = await self.client()
+            asked = wanted | following
+            if following:
+                asked.pop("StartAfter", None)
+            call = client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **asked, **self._payer)
+            page = await self.ask(call, f"list {prefix!r}")
+            yield page
             if not page.get("IsTruncated"):
                 return
             following = {"ContinuationToken": page["NextContinuationToken"]}

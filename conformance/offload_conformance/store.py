@@ -414,6 +414,32 @@ class StoreConformance(Asynchronous, ABC):
         run(store.delete(there))
         assert self.keys_in_store() == set()
 
+    # Levels are whole
+
+    def test_levels_are_whole(self, run: Run, store: ObjectStore) -> None:
+        """Each key and folder directly below once, in order; what no object is below of is not there."""
+        for key in ("a-b/x", "a/1", "a/2/x", "a/2/y/z", "a/20", "a0", "é/ü/x", "b", "gone/x"):
+            run(store.put(key, Body.of(b"")))
+        run(store.delete(["gone/x"]))
+
+        assert run(level(store, "")) == ["a-b/", "a/", "a0", "b", "é/"]
+        assert run(level(store, "a/")) == ["a/1", "a/2/", "a/20"]
+        assert run(level(store, "é/")) == ["é/ü/"]
+        assert run(level(store, "none/")) == run(level(store, "b/")) == []
+
+    def test_a_level_goes_on_page_after_page(self, run: Run, store: ObjectStore) -> None:
+        """More folders than any store names at once, among keys."""
+        there = [f"{n:04}{'/x' if n % 10 else ''}" for n in range(1_100)]
+
+        async def fill() -> None:
+            for start in range(0, len(there), 100):
+                await asyncio.gather(*(store.create(key, b"") for key in there[start : start + 100]))
+
+        run(fill())
+
+        assert run(level(store, "")) == [key.removesuffix("x") for key in there]
+        run(store.delete(there))
+
     # Ranges are exact
 
     @pytest.mark.parametrize(("span", "found"), SPANS, ids=str)
@@ -618,6 +644,11 @@ class StoreConformance(Asynchronous, ABC):
         """Two clients of one place have one url, and it has a scheme."""
         assert store.url == other.url
         assert "://" in store.url
+
+
+async def level(store: ObjectStore, prefix: str) -> list[str]:
+    """The names of a level."""
+    return [name async for name in store.level(prefix)]
 
 
 async def listed(store: ObjectStore, prefix: str = "", *, after: str = "") -> list[Listed]:

@@ -178,6 +178,15 @@ class FaultyStore(StoreDecorator):
                 raise TryAgain(f"the listing of {prefix!r} broke off on purpose")
         await self.after("list", prefix)
 
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """List one level, perhaps not to the end."""
+        fault = await self._begin("list", prefix)
+        async for name in self.inner.level(prefix):
+            yield name
+            if fault is Fault.CUT:
+                raise TryAgain(f"the listing of {prefix!r} broke off on purpose")
+        await self.after("list", prefix)
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete, or not."""
         keys = tuple(keys)

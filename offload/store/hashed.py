@@ -70,6 +70,20 @@ class HashedStore(StoreDecorator):
         async for row in merged(listings):
             yield row
 
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """One level where the prefix holds a whole first part, else those of all folders, gathered."""
+        part, slash, _ = prefix.partition("/")
+        if slash:
+            async for name in self.inner.level(f"{folder_of(part)}/{prefix}"):
+                yield name[2:]
+            return
+        found = [row.key async for row in self._alone(self._lone, "")]
+        for folder in FOLDERS:
+            below = [name[2:] async for name in self.inner.level(f"{folder}/")]
+            found += [name for name in below if name.endswith("/") and folder_of(name[:-1]) == folder]
+        for name in sorted(found):
+            yield name
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete from the keys' folders."""
         await self.inner.delete([_placed(key) for key in keys])

@@ -127,6 +127,14 @@ class LimitedStore(StoreDecorator):
         while (row := await self.limit(self.down, lambda: _next(rows), what, TryAgain)) is not None:
             yield row
 
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """List one level; each name is a request of its own, as the rows of a listing are."""
+        await self.down.pay(0)
+        names = aiter(self.inner.level(prefix))
+        what = f"list of {prefix!r}"
+        while (name := await self.limit(self.down, lambda: _next(names), what, TryAgain)) is not None:
+            yield name
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete when it is our turn."""
         await self.up.pay(0)
@@ -199,7 +207,7 @@ class _Direction:
         self._size_bytes.note(size_bytes)
 
 
-async def _next(rows: AsyncIterator[Listed]) -> Listed | None:
+async def _next(rows: AsyncIterator[T]) -> T | None:
     return await anext(rows, None)
 
 

@@ -77,6 +77,13 @@ class MemoryStore(ObjectStore):
             if data is not None:
                 yield Listed(key, len(data))
 
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """The names as they were when the listing began."""
+        await asyncio.sleep(0)
+        below = (key[len(prefix) :].partition("/") for key in self.objects if key.startswith(prefix))
+        for name in sorted({prefix + part + slash for part, slash, _ in below}):
+            yield name
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Remove each key that is there."""
         for key in keys:

@@ -72,6 +72,11 @@ class MeteredStore(StoreDecorator):
         self.metrics.requests["list"] += 1
         return self.inner.list(prefix, after=after)
 
+    def level(self, prefix: str) -> AsyncIterator[str]:
+        """Count one request, whatever the number of pages."""
+        self.metrics.requests["list"] += 1
+        return self.inner.level(prefix)
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Count one request, whatever the number of keys."""
         self.metrics.requests["delete"] += 1

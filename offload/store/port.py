@@ -11,15 +11,18 @@ empty, `.` or `..`, and no part begins with a dot. `check_key` is that rule; bac
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from offload.errors import Misuse
 from offload.store.capabilities import Capabilities
 
 KEY_SIZE_BYTES_MAX: Final = 1024
+_LAST: Final = chr(sys.maxunicode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,7 @@ class ObjectStore(ABC):
     **Create is atomic.** Of any number of creates of one absent key, exactly one succeeds.
     **Listing is strong.** A listing that starts after a write or delete returned shows its effect.
     **Listing is ordered.** Keys ascend by their UTF-8 bytes.
+    **Levels are whole.** `level` names each key and each folder directly below a prefix once, in order.
     **Ranges are exact.** A span is clipped at the object's end, never padded or shifted.
     **Absence is an error.** Reading a key that is not there raises `NotFound`, never returns empty.
     **Deletion is idempotent.** Deleting what is absent succeeds.
@@ -170,6 +174,29 @@ class ObjectStore(ABC):
 
         Pages are fetched as the caller advances. Objects put or deleted meanwhile may or may not show.
         """
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """What stands directly below `prefix`, which is empty or ends in `/`: keys and folders, in order.
+
+        A folder is the beginning that some keys have in common, and ends in `/`; a store that has folders of
+        its own may name one that is empty. Optional: this one, built on `list`, asks once for each name, and
+        stores can tell a thousand at once.
+        """
+        after = folder = ""
+        while True:
+            rows = cast("AsyncGenerator[Listed, None]", self.list(prefix, after=after))
+            async with aclosing(rows):
+                row = await anext(rows, None)
+            if row is None:
+                return
+            part, slash, _ = row.key[len(prefix) :].partition("/")
+            name = prefix + part + slash
+            if not slash or name != folder:
+                yield name
+                after = f"{name}{_LAST}" if slash else row.key
+            else:  # its key begins with the last of all characters
+                after = row.key
+            folder = name
 
     @abstractmethod
     async def delete(self, keys: Sequence[str]) -> None:

@@ -58,6 +58,12 @@ class PrefixStore(StoreDecorator):
         async for row in self.inner.list(self._below + prefix, after=start):
             yield Listed(row.key[cut:], row.size_bytes)
 
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """What is directly below, below the prefix."""
+        cut = len(self._below)
+        async for name in self.inner.level(self._below + prefix):
+            yield name[cut:]
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete below the prefix."""
         await self.inner.delete([self._full(key) for key in keys])

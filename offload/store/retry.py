@@ -95,6 +95,22 @@ class RetryingStore(StoreDecorator):
             else:
                 return
 
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """List one level, from its beginning where told to, without what was given already."""
+        patience, given = self._patience(), set()
+        while True:
+            try:
+                async for name in self.inner.level(prefix):
+                    if name not in given:
+                        given.add(name)
+                        yield name
+                        patience = self._patience()
+            except TryAgain as error:
+                if not await patience.pause(error):
+                    raise
+            else:
+                return
+
     async def start_upload(self, key: str) -> Upload:
         """Begin an upload whose parts are repeated where told to. A begun one may be left behind, unseen."""
         return _RetryingUpload(await self.retry(lambda: self.inner.start_upload(key)), self)

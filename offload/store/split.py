@@ -78,6 +78,17 @@ class SplitStore(StoreDecorator):
         async for row in merged(sides):
             yield row
 
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """Those of either side, gathered: a folder may be on both."""
+        found = set()
+        on_commits, on_data = self._sides_of(prefix)
+        for store, decisive, is_asked in ((self._commits, True, on_commits), (self.inner, False, on_data)):
+            if is_asked:
+                names = [name async for name in store.level(prefix)]
+                found |= {name for name in names if name.endswith("/") or self._decisive(name) is decisive}
+        for name in sorted(found):
+            yield name
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete where the keys belong."""
         for store, decisive in ((self.inner, False), (self._commits, True)):

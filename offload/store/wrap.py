@@ -50,6 +50,10 @@ class StoreDecorator(ObjectStore):
         """Pass on."""
         return self.inner.list(prefix, after=after)
 
+    def level(self, prefix: str) -> AsyncIterator[str]:
+        """Pass on."""
+        return self.inner.level(prefix)
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Pass on."""
         await self.inner.delete(keys)

@@ -8,8 +8,7 @@ what a crash left. This room only puts them together, and bounds how many upload
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -114,7 +113,8 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def streams(self) -> list[str]:
         """See `LedgerOffloader.streams`."""
         await self.open()
-        names = [await self._name_of(part) for part in await self._top_parts()]
+        folders = [name[:-1] async for name in self._store.level("") if name.endswith("/")]
+        names = [await self._name_of(part) for part in folders if looks_escaped(part)]
         return sorted(name for name in names if name is not None)
 
     async def load_manifest(self, stream: str) -> Manifest:
@@ -266,19 +266,6 @@ class ObjectStoreOffloader(LedgerOffloader):
         except AlreadyExists:
             check_stream_anchor(await get_anchor(self._store, keys.anchor), keys)
 
-    async def _top_parts(self) -> list[str]:
-        """The first parts of all keys, by skipping from one to the next: one small request each."""
-        parts: list[str] = []
-        after = ""
-        while True:
-            async with aclosing(self._listed(after)) as listing:
-                key = await anext(listing, None)
-            if key is None:
-                return [part for part in parts if looks_escaped(part)]
-            part, slash, _ = key.partition("/")
-            parts.append(part if slash else "")
-            after = f"{part}0" if slash else key  # "0" is the byte behind "/": everything below is passed
-
     async def _name_of(self, part: str) -> str | None:
         """The true name of the stream under this part, or None where no stream was begun there."""
         try:
@@ -290,10 +277,6 @@ class ObjectStoreOffloader(LedgerOffloader):
         if keys.anchor != where:
             raise Corrupt("anchor", where, stream=keys.stream, expected=keys.anchor, found=where)
         return keys.stream
-
-    async def _listed(self, after: str) -> AsyncGenerator[str, None]:
-        async for listed in self._store.list("", after=after):
-            yield listed.key
 
     async def _keys_of(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[str]:
         async for listed in self._store.list(keys.data):

@@ -32,7 +32,7 @@ object (counterexamples in docs/commit-protocol.md); removing a prefix; deleting
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -194,30 +194,17 @@ class _Run:
     async def run(self, stream: str | None) -> None:
         if stream is not None:
             return await self._run_one(stream)
-        async for part, is_folder in self._parts():
-            if is_folder:
-                await self._sweep_part(part)
-            elif part != TIER_ANCHOR:
-                self.report.stranger(part, _strange(part))
+        for name in [name async for name in self.store.level("")]:
+            if name.endswith("/"):
+                await self._sweep_part(name[:-1])
+            elif name != TIER_ANCHOR:
+                self.report.stranger(name, _strange(name))
         return None
 
     async def _run_one(self, stream: str) -> None:
         part = escape(stream)
         if not await self._sweep_part(part):
             raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
-
-    async def _parts(self) -> AsyncIterator[tuple[str, bool]]:
-        """The first parts of all keys, and whether anything is below; one small request each."""
-        after = ""
-        while True:
-            listing = self.store.list("", after=after)
-            async with aclosing(cast("AsyncGenerator[Listed, None]", listing)) as rows:
-                row = await anext(rows, None)
-            if row is None:
-                return
-            part, slash, _ = row.key.partition("/")
-            yield part, bool(slash)
-            after = f"{part}0" if slash else part  # "0" is the byte behind "/": all below is passed
 
     async def _sweep_part(self, part: str) -> bool:
         """Sweep the stream below this part; False where there is none."""

@@ -353,6 +353,15 @@ class ListsFolderByFolder(MemoryStore):
             yield row
 
 
+class NamesFoldersOften(MemoryStore):
+    """Names a folder once for each key below it."""
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        async for row in super().list(prefix):
+            part, slash, _ = row.key[len(prefix) :].partition("/")
+            yield prefix + part + slash
+
+
 class PadsRanges(MemoryStore):
     """Always returns as many bytes as were asked for."""
 
@@ -402,6 +411,7 @@ STORES: dict[str, list[type[MemoryStore]]] = {
     "test_create_is_atomic": [ChecksThenWrites],
     "test_listing_is_strong": [CachesListings],
     "test_listing_is_ordered": [ListsFolderByFolder],
+    "test_levels_are_whole": [NamesFoldersOften],
     "test_ranges_are_exact": [PadsRanges],
     "test_absence_is_an_error": [ReturnsEmpty],
     "test_deletion_is_idempotent": [MissesTheDeleted],

@@ -186,6 +186,16 @@ class TestRetryingStore(Asynchronous):
 
         assert store.objects == {"key": b"firstsecond"}
 
+    def test_a_level_that_breaks_off_is_told_again_without_what_was_given(self, run: Run) -> None:
+        world = World(Rule(Fault.CUT, "list", nth=1))
+        world.objects.update(dict.fromkeys(["a/1", "a/2", "b", "c/1"], b""))
+
+        async def names() -> list[str]:
+            return [name async for name in world.retrying.level("")]
+
+        assert run(names()) == ["a/", "b", "c/"]
+        assert world.asked("list") == 2
+
     def test_a_listing_goes_on_after_the_last_key_it_gave(self, run: Run) -> None:
         """Each break costs one attempt, progress renews them; no key comes twice or is missed."""
         world = World(Rule(Fault.CUT, "list"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from offload_conformance import StoreConformance
+from offload_conformance.asynchronous import Run
+from offload_conformance.store import level
 
 from offload.store.faults import FaultyStore
 from offload.store.hashed import HashedStore, folder_of
@@ -26,6 +28,24 @@ class TestMemoryStore(StoreConformance):
 
     def keys_in_store(self) -> set[str]:
         return set(self.objects)
+
+
+class OnlyLists(MemoryStore):
+    """A backend that leaves `level` to the port."""
+
+    level = ObjectStore.level
+
+
+class TestWithoutLevelsOfItsOwn(TestMemoryStore):
+    def open_store(self) -> ObjectStore:
+        return OnlyLists(objects=self.objects)
+
+    def test_keys_of_the_last_of_all_characters_hold_up_nothing(self, run: Run) -> None:
+        self.objects |= dict.fromkeys(
+            ["a/x", "a/\U0010ffff", "a/\U0010ffffz", "a/\U0010ffff/z", "a0", "b/x"], b""
+        )
+
+        assert run(level(self.open_store(), "")) == ["a/", "a0", "b/"]
 
 
 class TestPlainDecorator(TestMemoryStore):

@@ -22,7 +22,15 @@ from osiris_data import DATA
 from osiris_writer import append_chunks, simple_chunks, write_stream
 from sweep_yard import KEYS, STRANGERS, STREAM, Stalled, Yard, run
 
-from offload import NotOffloaded, ObjectStoreOffloader, Plugins, TierOptions, open_source, verify
+from offload import (
+    NotOffloaded,
+    ObjectStoreOffloader,
+    Plugins,
+    StreamWriter,
+    TierOptions,
+    open_source,
+    verify,
+)
 from offload import sync as sync_all
 from offload.errors import Denied, Misuse, TryAgain
 from offload.formats.anchor import StreamAnchor
@@ -30,7 +38,7 @@ from offload.formats.keys import StreamKeys
 from offload.formats.manifest import NO_ENTRIES, State
 from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
 from offload.store.capabilities import Capabilities
-from offload.store.faults import Fault, FaultyStore, Rule
+from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 from offload.store.port import Listed, ObjectStore, Unfinished
 from offload.store.wrap import StoreDecorator
@@ -398,6 +406,23 @@ def test_a_stream_is_listed_once_and_each_page_before_the_root_that_judges_it() 
     assert total > 3 * 5
     assert re.fullmatch(r"begins ((row ){5}(root )+)+(row ){0,4}(root )+", "".join(told)), told
     assert told.count("row ") == total
+
+
+def test_all_streams_are_found_by_one_listing(yard: Yard) -> None:
+    """Some stores begin it anew wherever it is to go on behind what is no object."""
+    store = FaultyStore(yard.store)
+
+    async def act() -> None:
+        async with ObjectStoreOffloader(store) as offloader:
+            for number in range(30):
+                await StreamWriter.claim(offloader, f"stream-{number}")
+            store.calls.clear()
+            assert len(await offloader.streams()) == 31
+            await sweep(offloader)
+
+    run(act())
+
+    assert store.calls.count(Call("list", "")) == 2
 
 
 def test_a_page_asks_for_each_group_once_at_most() -> None:

@@ -1,0 +1,42 @@
+"""A level is told by pages of a thousand names or more, however much lies below each name."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from servers import Running
+from servers.catalogue import SERVERS
+from servers.proxy import Proxy, proxied
+
+from offload import Body, Plugins
+from offload.tier.opening import open_store
+
+HONEST = [pytest.param(each.name, id=each.name) for each in SERVERS if each.honours_create]
+FOLDERS = [f"{number:02}/" for number in range(30)]
+BELOW = 40
+
+
+@pytest.mark.parametrize("running_server", HONEST, indirect=True)
+def test_thirty_streams_with_1200_objects_are_found_by_one_request(running_server: Running) -> None:
+    place = running_server.place()
+
+    async def run(proxy: Proxy) -> tuple[list[str], int]:
+        direct = open_store(place.url, plugins=Plugins.find(), storage_options=place.options)
+        for folder in FOLDERS:
+            await asyncio.gather(*(direct.put(f"{folder}{n}", Body.of(b"")) for n in range(BELOW)))
+        await direct.aclose()
+        options: dict[str, Any] = {name: proxy.before(value) for name, value in place.options.items()}
+        store = open_store(place.url, plugins=Plugins.find(), storage_options=options)
+        begun = proxy.counts["requests"]
+        try:
+            return [name async for name in store.level("")], proxy.counts["requests"] - begun
+        finally:
+            await store.aclose()
+
+    with proxied(running_server.endpoint) as proxy:
+        names, requests = asyncio.run(run(proxy))
+
+    assert names == FOLDERS
+    assert requests == 1
