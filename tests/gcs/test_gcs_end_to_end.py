@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+from command_line import offload
 from osiris_data import DATA, body_of
 from servers import Running, servers_of
-
-OFFLOAD = [sys.executable, "-c", "from offload.cli.main import main; main()"]
 
 pytestmark = pytest.mark.parametrize("running_server", servers_of("gcs"), indirect=True)
 
 
 class Bucket:
-    """A fresh bucket, the environment that leads to it, and a look at it by other means."""
+    """A fresh bucket, and a look at it by other means. The environment leads the command line there."""
 
     def __init__(self, running: Running) -> None:
         self.place = running.place()
         self.tier = f"{self.place.url}/some/tier"
-        self.environment = os.environ | {"STORAGE_EMULATOR_HOST": running.endpoint}
-
-    def offload(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*OFFLOAD, *arguments], env=self.environment, capture_output=True, text=True)
 
     def keys(self) -> set[str]:
         return self.place.keys()
@@ -35,61 +25,58 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(running_server: Running) -> Bucket:
+def bucket(running_server: Running, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", running_server.endpoint)
     return Bucket(running_server)
 
 
 def test_real_streams_go_to_a_bucket_and_come_back(bucket: Bucket) -> None:
-    synced = bucket.offload("sync", f"rabbitmq://{DATA}", bucket.tier, "--json")
-    read = bucket.offload("read", bucket.tier, "batches", "--decode", "amqp", "--format", "body")
-    verified = bucket.offload("verify", bucket.tier, "--json")
+    synced = offload("sync", f"rabbitmq://{DATA}", bucket.tier, "--json")
+    read = offload("read", bucket.tier, "batches", "--decode", "amqp", "--format", "body")
+    verified = offload("verify", bucket.tier, "--json")
 
-    assert synced.returncode == 0, synced.stderr
-    assert {json.loads(line)["stream"] for line in synced.stdout.splitlines()} == {
-        "batches",
-        "filtered",
-        "tiny",
-    }
-    assert read.stdout.encode().splitlines() == [body_of(i) for i in range(12_240)]
-    assert json.loads(verified.stdout)["damages"] == []
-    assert json.loads(verified.stdout)["unreferenced"] == []
+    assert synced.code == 0, synced.stderr
+    assert {report["stream"] for report in synced.objects} == {"batches", "filtered", "tiny"}
+    assert read.stdout.splitlines() == [body_of(i) for i in range(12_240)]
+    assert verified.document["damages"] == []
+    assert verified.document["unreferenced"] == []
     assert all(key.startswith("some/tier/") for key in sorted(bucket.keys()))
 
 
 def test_a_second_sync_changes_nothing(bucket: Bucket) -> None:
-    bucket.offload("sync", f"rabbitmq://{DATA}/tiny", bucket.tier)
+    offload("sync", f"rabbitmq://{DATA}/tiny", bucket.tier)
     before = bucket.objects()
 
-    again = bucket.offload("sync", f"rabbitmq://{DATA}/tiny", bucket.tier, "--json")
+    again = offload("sync", f"rabbitmq://{DATA}/tiny", bucket.tier, "--json")
 
-    assert json.loads(again.stdout)["uploaded_bytes"] == 0
+    assert again.document["uploaded_bytes"] == 0
     assert bucket.objects() == before
 
 
-def test_options_lead_to_the_bucket_as_the_environment_does(bucket: Bucket) -> None:
-    del bucket.environment["STORAGE_EMULATOR_HOST"]
+def test_options_lead_to_the_bucket_as_the_environment_does(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     options = [f"--option={name}={value}" for name, value in bucket.place.options.items()]
 
-    synced = bucket.offload("sync", f"rabbitmq://{DATA}/tiny", bucket.tier, *options)
-    listed = bucket.offload("ls", bucket.tier, *options)
+    synced = offload("sync", f"rabbitmq://{DATA}/tiny", bucket.tier, *options)
+    listed = offload("ls", bucket.tier, *options)
 
-    assert (synced.returncode, listed.returncode) == (0, 0), synced.stderr + listed.stderr
-    assert "tiny" in listed.stdout
+    assert (synced.code, listed.code) == (0, 0), synced.stderr + listed.stderr
+    assert "tiny" in listed.text
 
 
 def test_damage_in_the_bucket_is_found(bucket: Bucket) -> None:
-    bucket.offload("sync", f"rabbitmq://{DATA}/tiny", bucket.tier)
+    offload("sync", f"rabbitmq://{DATA}/tiny", bucket.tier)
     [victim] = [key for key in sorted(bucket.keys()) if key.endswith(".fragment")]
     raw = bytearray(bucket.place.get(victim))
     raw[1000] ^= 1
     bucket.place.put(victim, bytes(raw))
 
-    verified = bucket.offload("verify", bucket.tier, "--json")
+    verified = offload("verify", bucket.tier, "--json")
 
-    assert verified.returncode == 1
-    assert [row["object"] for row in json.loads(verified.stdout)["damages"]] == [
-        victim.removeprefix("some/tier/")
-    ]
+    assert verified.code == 1
+    assert [row["object"] for row in verified.document["damages"]] == [victim.removeprefix("some/tier/")]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +93,7 @@ def test_damage_in_the_bucket_is_found(bucket: Bucket) -> None:
 def test_what_is_wrong_is_one_plain_line(
     bucket: Bucket, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    done = bucket.offload(*arguments)
+    done = offload(*arguments)
 
-    assert done.returncode == code
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.code == code
+    assert said in done.error
