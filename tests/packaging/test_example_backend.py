@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from osiris_data import DATA, body_of
 
+pytestmark = pytest.mark.xdist_group("example backend")  # installed once
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "offload-sqlite"
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
