@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import pytest
 from faults.rig import (
     CAMPAIGN,
-    EVERY_SERVER,
     SEED,
     Audit,
     Writer,
@@ -27,7 +26,7 @@ from faults.rig import (
     read_all,
 )
 from protocol_world import CHUNK_RECORDS, Ledger, source
-from servers import Place, Running
+from servers import Place, Running, real_servers
 from servers.proxy import Fault, Plan, Proxy, Rule, proxied
 
 from offload import ObjectStoreOffloader, StreamWriter
@@ -209,7 +208,7 @@ class Rounds:
         return Writer(name, client, chance=self.campaign.chance(name))
 
 
-@pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
+@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
 def test_nothing_is_lost_and_nothing_is_doubled(running_server: Running) -> None:
     print(f"OFFLOAD_SEED={SEED}")
 
@@ -230,7 +229,7 @@ def test_nothing_is_lost_and_nothing_is_doubled(running_server: Running) -> None
     print(f"errors: {dict(campaign.errors)}; the proxy: {dict(proxy.counts)}")
 
 
-@pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
+@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
 def test_a_new_place_becomes_a_tier_in_spite_of_faults(running_server: Running) -> None:
     """Probe, anchors and the first claim: tried again after each error, by a fresh writer, they succeed."""
     print(f"OFFLOAD_SEED={SEED}")
@@ -268,7 +267,7 @@ def test_a_new_place_becomes_a_tier_in_spite_of_faults(running_server: Running) 
         print(f"the proxy: {dict(proxy.counts)}")
 
 
-@pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
+@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
 def test_a_server_that_never_hears_the_precondition_is_refused(running_server: Running) -> None:
     """Where the request's signature covers the precondition, the server refuses the request itself."""
     place = running_server.place()

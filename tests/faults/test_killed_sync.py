@@ -17,9 +17,9 @@ from itertools import count
 import pytest
 from command_line import SOURCE, Ran, finish, formula, offload, start
 from faults.actors import kill_at
-from faults.rig import CAMPAIGN, EVERY_SERVER, PROBE, SEED
+from faults.rig import CAMPAIGN, PROBE, SEED
 from osiris_data import MANIFEST, STREAMS
-from servers import Place, Running
+from servers import Place, Running, real_servers
 from servers.proxy import Proxy, Request, proxied
 
 KILLS = 20 if CAMPAIGN else 2
@@ -77,7 +77,7 @@ def proxy(running_server: Running) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
+@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
 def test_killed_at_any_request_and_run_again(running_server: Running, proxy: Proxy) -> None:
     print(f"OFFLOAD_SEED={SEED}")
     moments = random.Random(f"{SEED} {running_server.server.name}")
@@ -102,7 +102,7 @@ def test_killed_at_any_request_and_run_again(running_server: Running, proxy: Pro
         tier.assert_complete()
 
 
-@pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
+@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
 def test_killed_in_the_middle_of_its_probe_it_does_not_lock_itself_out(
     running_server: Running, proxy: Proxy
 ) -> None:

@@ -1,15 +1,15 @@
-"""The S3 store, held against the contracts on every S3 server of the catalogue."""
+"""The S3 store, held against the contracts on every real S3 server; in the campaign on the fake one too."""
 
 from __future__ import annotations
 
 import pytest
 from offload_conformance import OffloaderConformance, StoreConformance
 from offload_s3 import S3Options, S3Store
-from servers import Place, Running, servers_of
+from servers import Place, Running, real_servers_of
 
 from offload import LedgerOffloader, ObjectStore, ObjectStoreOffloader
 
-SERVERS = pytest.mark.parametrize("running_server", servers_of("s3"), indirect=True)
+SERVERS = pytest.mark.parametrize("running_server", real_servers_of("s3"), indirect=True)
 
 
 class _OnServer:

@@ -2,6 +2,6 @@
 
 from servers.catalogue import SERVERS, Running, Server, server
 from servers.places import Place
-from servers.selection import servers_of
+from servers.selection import real_servers, real_servers_of, servers_of
 
-__all__ = ["SERVERS", "Place", "Running", "Server", "server", "servers_of"]
+__all__ = ["SERVERS", "Place", "Running", "Server", "real_servers", "real_servers_of", "server", "servers_of"]
