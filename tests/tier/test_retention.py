@@ -7,6 +7,7 @@ small, so that a few dozen of them fill groups of every kind.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -38,6 +39,7 @@ from offload.tier.retention import (
     trim,
 )
 
+CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 STREAM = "orders"
 NOW_MS = 1_000_000
 """All ages are counted from here."""
@@ -216,7 +218,7 @@ retentions = st.builds(
 steps = st.lists(st.lists(fragments, max_size=15) | retentions, min_size=1, max_size=10)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 50)
 @given(factor=st.integers(2, 4), first_offset=st.sampled_from([0, 7]), grown=st.lists(fragments), steps=steps)
 def test_any_trims_leave_what_a_flat_list_would(
     factor: int, first_offset: int, grown: list[Fragment], steps: list[list[Fragment] | Retention]

@@ -7,6 +7,7 @@ something named is deleted, so a test that ends has shown that nothing was.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -46,6 +47,8 @@ from offload.tier.sweep import Sweeper, sweep
 from offload.tier.sweep_notes import SIGHTINGS_MAX
 from offload.tier.sweep_page import ROOTS_KEPT, Why, name_of, rows_named
 from offload.tier.sweep_report import Condemned, SweepReport
+
+CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 
 HOUR = 3600.0
 
@@ -945,7 +948,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestHistory.settings = settings(max_examples=500 if CAMPAIGN else 20, stateful_step_count=40, deadline=None)
 
 
 def test_beside_running_syncs_nothing_is_lost(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,8 @@ from offload.tier.verify_report import VerifyLevel, VerifyReport
 
 MANIFEST, CHECKSUM, BYTES = VerifyLevel
 FRAGMENTS = 11
-PAGES = (1, 3, 1000)
+CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
+PAGES = (1, 3, 1000) if CAMPAIGN else (1, 1000)
 
 
 @pytest.fixture(scope="module")
