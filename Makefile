@@ -8,6 +8,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# The tests start some two hundred processes; each would compile the program anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test servers lint types check bench campaign clean
 
 demo: $(READY)

@@ -26,6 +26,9 @@ PROGRAM: Final = (sys.executable, "-W", "error", "-c", "from offload.cli.main im
 SEED: Final = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))
 """Of whatever a test draws; a test that draws prints it."""
 
+CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
+"""Whether there is time for many more."""
+
 DYING: Final = Path(__file__).parent / "faults" / "dying.py"
 
 STREAM_TOTALS: Final = frozenset(
@@ -72,9 +75,9 @@ class Ran:
         return self.stderr[:-1]
 
 
-def offload(*arguments: object) -> Ran:
-    """Run a command line in this process."""
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="", write_through=True)
+def offload(*arguments: object, encoding: str = "utf-8") -> Ran:
+    """Run a command line in this process, with a stdout of this encoding."""
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="", write_through=True)
     stderr = io.StringIO()
     with redirect_stdout(stdout), redirect_stderr(stderr):
         code = run([str(argument) for argument in arguments])

@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -163,8 +164,14 @@ CLAIMS = {"data": (32, b"\xff\xff\xff\xf0"), "trailer": (36, b"\xff\xff\xff\xf0"
 class TestHeadersThatClaimGigabytes:
     """A length from a file is never believed before it was compared with what there is."""
 
-    def little_memory(self) -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+    @pytest.fixture(autouse=True)
+    def little_memory(self) -> Iterator[None]:
+        """One GiB more than this process has by now."""
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), hard))
+        yield
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     @pytest.mark.parametrize("place", ["newest", "sealed"])
     @pytest.mark.parametrize("claim", CLAIMS)
@@ -177,7 +184,7 @@ class TestHeadersThatClaimGigabytes:
         field, value = CLAIMS[claim]
         segment.write_bytes(raw[: at + field] + value + raw[at + field + len(value) :])
 
-        ran = finish(start("sync", rabbit(source), tier, "--json", preexec_fn=self.little_memory))
+        ran = offload("sync", rabbit(source), tier, "--json")
 
         [report] = ran.objects
         if place == "newest":  # a torn tail
@@ -196,7 +203,7 @@ class TestHeadersThatClaimGigabytes:
         raw[at : at + 4] = b"\xff\xff\xff\xf0"
         index.write_bytes(raw)
 
-        ran = finish(start("sync", rabbit(source), tier, preexec_fn=self.little_memory))
+        ran = offload("sync", rabbit(source), tier)
 
         assert ran.code == 1
         assert index.name in ran.error or f"{0:020}.segment" in ran.error
@@ -220,7 +227,7 @@ class TestHeadersThatClaimGigabytes:
             path.write_bytes(raw)
 
             for command in (("read", tier, "tiny"), ("verify", tier)):
-                ran = finish(start(*command, preexec_fn=self.little_memory))
+                ran = offload(*command)
                 assert ran.code == 1, (field, command)
                 assert path.name in ran.stderr + ran.text, (field, command)
                 assert "Traceback" not in ran.stderr

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import random
 import re
 import signal
@@ -19,7 +18,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 
 import pytest
-from command_line import contents, finish, keys, offload, start, sync, verify
+from command_line import CAMPAIGN, SEED, contents, finish, keys, offload, start, sync, verify
 from osiris_writer import write_stream
 
 from offload import Plugins, StreamReader, open_tier
@@ -27,8 +26,8 @@ from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import NOBODY, Manifest, decode_entries
 
-CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
-SEED = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))
+pytestmark = pytest.mark.xdist_group("crash")  # its source is made once
+
 SEGMENT_SIZE_BYTES = 4_000_000
 CHUNKS = 240
 RECORDS = 200
@@ -159,7 +158,7 @@ def caught_at_work(source: Source, folder: Path, signal_number: int) -> tuple[Pa
     raise AssertionError("no sync was caught at work")
 
 
-@pytest.mark.parametrize("number", range(50 if CAMPAIGN else 8))
+@pytest.mark.parametrize("number", range(50 if CAMPAIGN else 4))
 def test_killed_at_any_moment_and_run_again(
     tmp_path: Path, source: Source, moments: random.Random, number: int
 ) -> None:
@@ -179,10 +178,10 @@ def test_killed_at_any_moment_and_run_again(
     assert_linear(history(tier))
 
 
-@pytest.mark.parametrize("number", range(50 if CAMPAIGN else 5))
+@pytest.mark.parametrize("number", range(50 if CAMPAIGN else 3))
 def test_ctrl_c_at_any_moment(tmp_path: Path, source: Source, moments: random.Random, number: int) -> None:
     tier = tmp_path / "tier"
-    seconds = source.seconds * (number + moments.random()) / (50 if CAMPAIGN else 5)
+    seconds = source.seconds * (number + moments.random()) / (50 if CAMPAIGN else 3)
     process = sync_process(source.path, tier)
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
@@ -198,7 +197,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, source: Source, moments: random.Ra
     assert_complete(tier, source)
 
 
-@pytest.mark.parametrize("number", range(20 if CAMPAIGN else 3))
+@pytest.mark.parametrize("number", range(20 if CAMPAIGN else 2))
 def test_two_at_once_make_one_history(
     tmp_path: Path, source: Source, moments: random.Random, number: int
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SOURCE, bodies, contents, finish, keys, offload, read, start, sync, verify
+from command_line import CAMPAIGN, SOURCE, bodies, contents, finish, keys, offload, read, start, sync, verify
 from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 
@@ -250,6 +250,8 @@ def test_beside_a_running_sync_there_is_never_damage(tmp_path: Path) -> None:
         assert finish(process).code == 0
         code, document = verify(tier)
         assert (code, document["unreferenced"]) == (0, [])
+        if rounds >= 3 and not CAMPAIGN:
+            break
     assert rounds >= 3  # the sync was caught at work
     assert len(read(tier, "orders").lines) == 120_000
 

@@ -39,7 +39,7 @@ MORE_MAX = 10
 """How many times as many rounds are run, where chance is unkind, before too little happened."""
 
 READS_MAX = 20
-PLACES = 50 if CAMPAIGN else 4
+PLACES = 50 if CAMPAIGN else 2
 TRIES_MAX = 30
 
 DOCUMENTED = (TryAgain, OutcomeUnknown, Conflict, Fenced)
