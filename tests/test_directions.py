@@ -72,7 +72,7 @@ def test_backends_and_plugins_know_the_core_what_they_share_and_themselves(packa
 
 
 def test_conformance_knows_contracts_and_never_a_backend() -> None:
-    allowed = {"offload", "offload_conformance", "pytest", "hypothesis", *sys.stdlib_module_names}
+    allowed = {"offload", "offload_conformance", "pytest", "hypothesis", "typer", *sys.stdlib_module_names}
 
     assert [found for found in imports_of("offload_conformance") if found.top not in allowed] == []
 

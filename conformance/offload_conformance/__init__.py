@@ -1,39 +1,63 @@
 """The contracts of a store and of an offloader, executable by strangers.
 
-A backend proves itself by a subclass in its own tests, and pytest finds the claims in it:
+A backend proves itself by one class in its own tests, and pytest finds the claims in it:
 
-    class TestMyStore(StoreConformance):
-        @pytest.fixture(autouse=True)
-        def place(self, tmp_path):             # a fresh, empty place for every test
-            self.folder = tmp_path / "store"
-
-        def open_store(self):                  # a fresh client on that place, at every call
-            return MyStore(self.folder)
+    class TestMyStore(StoreBackend):
+        def open_backend(self):                # a fresh client, at every call, of one place per test
+            return MyStore(self.folder)        # `self.folder` and `self.name` are new for each test
 
         def keys_in_store(self):               # by other means than the store: os.walk, an SDK
             return {...}
 
-    class TestMyStoreAsTier(OffloaderConformance):
-        ...                                    # the same place, and the same keys
+        capabilities = Capabilities(...)       # optional: what the store must declare
+        limits = Limits(...)                   # optional: what it cannot be asked beyond
 
-        def open_offloader(self):              # or an offloader of your own
-            return ObjectStoreOffloader(MyStore(self.folder))
+`OffloaderBackend` is the same for an offloader that has no object store beneath it. What a store
+declares in its `capabilities` is asserted both ways; nothing is skipped. `StoreConformance` and
+`OffloaderConformance` are the layers by themselves, for tests that set their places up in their own
+way. `ledger_of` and `MemoryLedger` make ledgers for tests of one's own.
 
-What a store declares in its `capabilities` is asserted both ways; nothing is skipped. `ledger_of`
-and `MemoryLedger` make ledgers for tests of one's own.
+The names are imported when they are first used: the package's plugin runs where no pytest is installed.
 """
 
-from offload_conformance.asynchronous import Asynchronous, Run
-from offload_conformance.ledgers import MemoryLedger, Sample, ledger_of
-from offload_conformance.offloader import OffloaderConformance
-from offload_conformance.store import StoreConformance
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offload.late import late_names
+
+if TYPE_CHECKING:
+    from offload_conformance.asynchronous import Asynchronous, Run
+    from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
+    from offload_conformance.ledgers import MemoryLedger, Sample, ledger_of
+    from offload_conformance.offloader import OffloaderConformance
+    from offload_conformance.store import StoreConformance
 
 __all__ = [
     "Asynchronous",
+    "Limits",
     "MemoryLedger",
+    "OffloaderBackend",
     "OffloaderConformance",
     "Run",
     "Sample",
+    "StoreBackend",
     "StoreConformance",
     "ledger_of",
 ]
+
+_HOMES = {
+    "Asynchronous": "offload_conformance.asynchronous",
+    "Limits": "offload_conformance.backend",
+    "MemoryLedger": "offload_conformance.ledgers",
+    "OffloaderBackend": "offload_conformance.backend",
+    "OffloaderConformance": "offload_conformance.offloader",
+    "Run": "offload_conformance.asynchronous",
+    "Sample": "offload_conformance.ledgers",
+    "StoreBackend": "offload_conformance.backend",
+    "StoreConformance": "offload_conformance.store",
+    "ledger_of": "offload_conformance.ledgers",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = late_names(__name__, _HOMES)

@@ -9,8 +9,7 @@ They store a few megabytes in all.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,64 +22,18 @@ from offload.formats.manifest import Manifest
 from offload.manifest.changes import Abort, Append, Claim, Prepare, Resolve
 from offload.manifest.commit import shows
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
-from offload.position import AtOffset, AtTime, Place
-from offload.tier.reader import StreamReader
 from offload.tier.stream_writer import StreamWriter
 from offload_conformance import ledgers
-from offload_conformance.asynchronous import Asynchronous, Run
-from offload_conformance.ledgers import MemoryLedger, Sample, ledger_of, offsets_to_try
+from offload_conformance.asynchronous import Run
+from offload_conformance.end_to_end import EndToEndConformance
+from offload_conformance.ledgers import MemoryLedger, ledger_of
+from offload_conformance.opened import KIB, Open
 
-Open = Callable[[], LedgerOffloader]
-KIB = 1024
 
-
-class OffloaderConformance(Asynchronous, ABC):
+class OffloaderConformance(EndToEndConformance):
     """What every offloader must pass. Subclass it as the package's docstring shows."""
 
-    huge_chunk_size_bytes = 3 * KIB * KIB
-    """Less for an offloader that cannot take so large a chunk."""
-
-    tiny_chunks = 3000
-    """Less for an offloader on which this takes too long."""
-
-    @abstractmethod
-    def open_offloader(self) -> LedgerOffloader:
-        """A fresh offloader on the same place, which is empty when a test begins."""
-
-    @abstractmethod
-    def keys_in_store(self) -> set[str]:
-        """What is really stored, each thing under its own name, found by other means than the offloader."""
-
-    @pytest.fixture
-    def opened(self, run: Run) -> Iterator[Open]:
-        """Opens offloaders that are closed after the test."""
-        opened: list[LedgerOffloader] = []
-
-        async def on_the_loop() -> LedgerOffloader:
-            return self.open_offloader()
-
-        def open_another() -> LedgerOffloader:
-            opened.append(run(on_the_loop()))
-            return opened[-1]
-
-        yield open_another
-        for offloader in opened:
-            run(offloader.aclose())
-
-    @pytest.fixture
-    def offloader(self, opened: Open) -> LedgerOffloader:
-        """The offloader under test."""
-        return opened()
-
-    @pytest.fixture
-    def other(self, opened: Open) -> LedgerOffloader:
-        """A second one on the same place: another process, as far as anyone can tell."""
-        return opened()
-
-    @pytest.fixture
-    def writer(self, run: Run, offloader: LedgerOffloader) -> StreamWriter:
-        """Holds the stream `orders`."""
-        return run(StreamWriter.claim(offloader, "orders"))
+    layer = "contract"
 
     # Attempts are disjoint
 
@@ -539,54 +492,6 @@ class OffloaderConformance(Asynchronous, ABC):
 
         run(scenario())
 
-    # From end to end: what goes in as a stream comes out as the same stream
-
-    @pytest.fixture(params=["simple", "sub_batches", "with_tracking", "clock_goes_back", "huge", "tiny"])
-    def sample(self, request: pytest.FixtureRequest) -> Sample:
-        """A stream of each shape."""
-        if request.param == "huge":
-            return ledgers.huge_chunk(self.huge_chunk_size_bytes)
-        if request.param == "tiny":
-            return ledgers.tiny_chunks(self.tiny_chunks)
-        shape: Callable[[], Sample] = getattr(ledgers, request.param)
-        return shape()
-
-    def test_streams_come_out_as_they_went_in(
-        self, run: Run, other: LedgerOffloader, writer: StreamWriter, sample: Sample
-    ) -> None:
-        """Three ledgers of any shape, read back by offset from wherever a reader may begin."""
-        run(writer.offload(sample.ledgers(3)))
-
-        async def scenario() -> None:
-            reader = await StreamReader.open(other, "orders")
-            assert reader.manifest.next_offset == sample.next_offset
-            assert reader.manifest.messages == len(sample.messages)
-            assert await messages_from(reader, await reader.offset_of(Place.FIRST)) == sample.messages
-            for offset in offsets_to_try(sample):
-                assert await reader.offset_of(AtOffset(offset)) == offset
-                assert await messages_from(reader, offset, at_most=3) == sample.messages_from(offset)[:3]
-            with pytest.raises(NotOffloaded):
-                await reader.offset_of(AtOffset(sample.next_offset + 1))
-
-        run(scenario())
-
-    def test_streams_are_found_by_time(
-        self, run: Run, other: LedgerOffloader, writer: StreamWriter, sample: Sample
-    ) -> None:
-        """A time leads to the first chunk that has it or a later one, though clocks go back."""
-        run(writer.offload(sample.ledgers(3)))
-        times = sorted({at for _, at in sample.times})
-        some = times[:: max(1, len(times) // 12)] + times[-1:]
-
-        async def scenario() -> None:
-            reader = await StreamReader.open(other, "orders")
-            for timestamp_ms in (0, *(at + around for at in some for around in (-1, 0, 1))):
-                found = await reader.offset_of(AtTime(timestamp_ms))
-                assert found == sample.offset_since(timestamp_ms)
-                assert await messages_from(reader, found, at_most=3) == sample.messages_from(found)[:3]
-
-        run(scenario())
-
     def test_streams_are_listed_by_name(self, run: Run, offloader: LedgerOffloader) -> None:
         """Whatever a stream is called, it is listed under that name, and is not its neighbour."""
         names = ["/", "Orders", "a b", "orders", "orders.", "orders/eu", "é", "日本"]
@@ -642,17 +547,3 @@ async def left_by_a_crash(offloader: LedgerOffloader, stream: str) -> list[bytes
     for uid in uids:
         chunks += await chunks_of(offloader, Attempt(stream=stream, ledger_id=0, uid=uid))
     return chunks
-
-
-async def messages_from(
-    reader: StreamReader, offset: int, *, at_most: int | None = None
-) -> list[tuple[int, int, bytes]]:
-    """Offset, timestamp and body of what a reader is given from `offset` on."""
-    found: list[tuple[int, int, bytes]] = []
-    batches = reader.messages(offset)
-    async for batch in batches:
-        found += [(batch.offset + n, batch.timestamp_ms, body) for n, body in enumerate(batch.bodies)]
-        if at_most is not None and len(found) >= at_most:
-            break
-    await batches.aclose()
-    return found[:at_most]

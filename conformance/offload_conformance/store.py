@@ -11,7 +11,7 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Final
+from typing import ClassVar, Final
 
 import pytest
 
@@ -78,6 +78,8 @@ SPANS: Final = (
 
 class StoreConformance(Asynchronous, ABC):
     """What every store must pass. Subclass it as the package's docstring shows."""
+
+    layer: ClassVar[str] = "store"
 
     key_size_bytes_max = KEY_SIZE_BYTES_MAX
     """Less only for a store that sets something before each key."""

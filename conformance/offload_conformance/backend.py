@@ -1,0 +1,142 @@
+"""One class per backend: its author says how to open it, and every layer of the contract is collected.
+
+Each layer is a class of tests of its own, because two layers may use one name for different claims. A
+subclass of `StoreBackend` or `OffloaderBackend` is given these classes as its members, each of them also a
+subclass of it: so what the author wrote, fixtures too, is at hand in every layer. Pytest finds them there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, ABCMeta, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+from uuid import uuid4
+
+import pytest
+
+from offload.offloader import LedgerOffloader
+from offload.store.capabilities import Capabilities
+from offload.store.port import KEY_SIZE_BYTES_MAX, ObjectStore
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload_conformance.asynchronous import Asynchronous
+from offload_conformance.offloader import OffloaderConformance
+from offload_conformance.opened import KIB
+from offload_conformance.store import StoreConformance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a backend cannot be asked beyond."""
+
+    key_size_bytes_max: int = KEY_SIZE_BYTES_MAX
+    """Less only for a store that sets something before each key."""
+
+    huge_chunk_size_bytes: int = 3 * KIB * KIB
+    """Less for an offloader that cannot take so large a chunk."""
+
+    tiny_chunks: int = 3000
+    """Less for an offloader on which this takes too long."""
+
+
+class _Backend(ABC):
+    """What both kinds share. A fresh `folder` and `name` for every test are there to be used."""
+
+    limits: ClassVar[Limits] = Limits()
+    """Optional."""
+
+    folder: Path
+    """A folder that is not there yet, in a temporary one of the test's own."""
+
+    name: str
+    """A name that nothing else has: for a bucket, a prefix, a table."""
+
+    layers: ClassVar[tuple[type[Asynchronous], ...]] = ()
+
+    @abstractmethod
+    def keys_in_store(self) -> set[str]:
+        """What is really there, each object under its own name, found by other means than the backend."""
+
+    @pytest.fixture(autouse=True)
+    def _fresh_place(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "place"
+        self.name = f"conformance-{uuid4()}"
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Make the classes that pytest collects, unless this is one of them."""
+        super().__init_subclass__(**arguments)
+        if not issubclass(cls, Asynchronous):
+            for layer in cls.layers:
+                made = _collected(cls, layer)
+                setattr(cls, made.__name__, made)
+
+
+class _AsStore(StoreConformance):
+    open_backend: Any
+    capabilities: ClassVar[Capabilities | None]
+
+    def open_store(self) -> ObjectStore:
+        store: ObjectStore = self.open_backend()
+        return store
+
+    def test_capabilities_are_those_stated(self, store: ObjectStore) -> None:
+        """What the backend's author or plugin says that it can do is what the store itself declares."""
+        assert self.capabilities in (None, store.capabilities)
+
+
+class _AsTier(OffloaderConformance):
+    open_backend: Any
+
+    def open_offloader(self) -> LedgerOffloader:
+        return ObjectStoreOffloader(self.open_backend())
+
+
+class _AsOffloader(OffloaderConformance):
+    open_backend: Any
+
+    def open_offloader(self) -> LedgerOffloader:
+        offloader: LedgerOffloader = self.open_backend()
+        return offloader
+
+
+_NAMES: Final = {_AsStore: "TestStore", _AsTier: "TestOffloader", _AsOffloader: "TestOffloader"}
+
+SUITES: Final = (_AsStore, _AsTier)
+"""Every clause is in one of them."""
+
+
+def _collected(author: type[_Backend], layer: type[Asynchronous]) -> type:
+    """One layer's tests, on the author's place. Nothing of the author's is collected here once more."""
+    hidden = {name: None for name in dir(author) if name.lower().startswith("test")}
+    names = {
+        "__doc__": layer.__doc__,
+        "__module__": author.__module__,
+        "__qualname__": f"{author.__qualname__}.{_NAMES[layer]}",
+        "key_size_bytes_max": author.limits.key_size_bytes_max,
+        "huge_chunk_size_bytes": author.limits.huge_chunk_size_bytes,
+        "tiny_chunks": author.limits.tiny_chunks,
+    }
+    return ABCMeta(_NAMES[layer], (author, layer), hidden | names)
+
+
+class StoreBackend(_Backend):
+    """An object store, held against the contract of the port, and as a tier against that of an offloader."""
+
+    layers = (_AsStore, _AsTier)
+
+    capabilities: ClassVar[Capabilities | None] = None
+    """Optional: where given, the store must declare exactly this."""
+
+    @abstractmethod
+    def open_backend(self) -> ObjectStore:
+        """A fresh client of the same place, at every call; the place is empty when a test begins."""
+
+
+class OffloaderBackend(_Backend):
+    """An offloader with no object store beneath it, held against the offloader's contract."""
+
+    layers = (_AsOffloader,)
+
+    @abstractmethod
+    def open_backend(self) -> LedgerOffloader:
+        """A fresh offloader on the same place, at every call; the place is empty when a test begins."""

@@ -1,0 +1,60 @@
+"""The class that the black box makes for whatever serves a URL, and where its tests find the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from offload.offloader import LedgerOffloader
+from offload.store.port import KEY_SIZE_BYTES_MAX, ObjectStore
+from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
+from offload_conformance.current import CURRENT
+from offload_conformance.place import OffloaderPlace, StorePlace
+from offload_conformance.recording import Account
+
+
+def backend_class() -> type:
+    """The class for the place that is current."""
+    place = CURRENT.get()
+    if isinstance(place, StorePlace):
+        return _store(place)
+    assert isinstance(place, OffloaderPlace)
+    return _offloader(place)
+
+
+def _store(place: StorePlace) -> type:
+    class TestBackend(StoreBackend):
+        capabilities = place.backend.capabilities
+        limits = Limits(key_size_bytes_max=KEY_SIZE_BYTES_MAX - place.folder_size_bytes)
+
+        @pytest.fixture(autouse=True)
+        def _account(self, request: pytest.FixtureRequest) -> Iterator[None]:
+            self.account = place.begin(request.node.nodeid)
+            yield
+            place.clean(self.account)
+
+        def open_backend(self) -> ObjectStore:
+            return place.open(self.account)
+
+        def keys_in_store(self) -> set[str]:
+            return place.keys(self.account)
+
+    return TestBackend
+
+
+def _offloader(place: OffloaderPlace) -> type:
+    class TestBackend(OffloaderBackend):
+        account: Account
+
+        @pytest.fixture(autouse=True)
+        def _account(self, request: pytest.FixtureRequest) -> None:
+            self.account = place.begin(request.node.nodeid)
+
+        def open_backend(self) -> LedgerOffloader:
+            return place.open(self.account)
+
+        def keys_in_store(self) -> set[str]:
+            pytest.skip("what an offloader without an object store has stored cannot be seen from outside")
+
+    return TestBackend

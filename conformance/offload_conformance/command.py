@@ -1,0 +1,187 @@
+"""`offload conformance`: hold the backend that serves a URL against the contract, clause by clause.
+
+Knows pytest only where a run begins, so that reports can be compared, and the help be read, without it.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import secrets
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from offload.cli.output import one_line, print_json, print_note, print_table
+from offload.cli.state import State, Usage
+from offload.errors import Misuse
+from offload.plugins import Backend
+from offload.store.limit import Limits
+from offload.tier.opening import scheme_of
+from offload_conformance import report as reports
+
+
+def conformance(
+    context: typer.Context,
+    url: Annotated[
+        str | None, typer.Argument(help="A folder, or a URL that a backend knows. It may hold other things.")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The backend, where another serves the URL's scheme.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the backend; repeatable."),
+    ] = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="A layer, a clause, or a pattern as store/list*; repeatable."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Of whatever tests draw.")] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What the store is, for the report: MinIO 2026-02-12.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as JUnit's XML.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as Markdown.")] = None,
+    badge: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a badge, as a JSON endpoint of shields.io.")
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="OLD NEW", help="Instead: what changed since a report."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> int:
+    """Hold the backend that serves URL against the contract, clause by clause.
+
+    Runs in a folder of its own below URL, and removes what it wrote. Ends with 0 where no required clause
+    failed, else with 1.
+    """
+    if (url is None) == (compare is None):
+        raise Usage("give either a URL or --compare OLD NEW")
+    if compare is not None:
+        return _compare(*compare, json=json)
+    assert url is not None
+    outputs = {"report": report, "junit": junit, "markdown": markdown, "badge": badge}
+    _check_folders(outputs)
+    given = seed if seed is not None else secrets.randbelow(2**32)
+    again = _again(url, backend, option, given)
+    document = _run(context.obj, url, backend, option or [], select or [], given, server)
+    _write(document, outputs)
+    if json:
+        print_json(document, indent=2)
+    else:
+        _show(document, again)
+    return 0 if reports.verdict(document) else 1
+
+
+def _run(
+    state: State,
+    url: str,
+    name: str | None,
+    options: list[str],
+    select: list[str],
+    seed: int,
+    server: str | None,
+) -> dict[str, Any]:
+    """The document of one run."""
+    for needed in ("pytest", "hypothesis"):
+        if find_spec(needed) is None:
+            raise Misuse(f'this needs {needed}: pip install "ledger-offload[conformance]"')
+    from offload_conformance import running
+
+    given = state.options(options)
+    if given.commits or given.limits != Limits():
+        raise Usage("options of a commit store and limits are none of the backend's, and are not tested here")
+    backend, plugin = _backend(state, url, name)
+    return running.run(
+        backend=backend,
+        plugin=plugin,
+        url=url,
+        options=given.data,
+        select=select,
+        seed=seed,
+        server=server,
+    )
+
+
+def _backend(state: State, url: str, name: str | None) -> Any:
+    """The backend that was named, or serves the scheme; and the plugin that declares it."""
+    try:
+        found = (
+            state.plugins.by_name("backend", name)
+            if name is not None
+            else state.plugins.by_scheme("backend", scheme_of(url))
+        )
+    except Misuse as exc:
+        raise Usage(str(exc)) from exc
+    assert isinstance(found, Backend)
+    plugin = next(each.plugin for each in state.plugins.declared if each.declaration is found)
+    return found, plugin
+
+
+def _check_folders(outputs: dict[str, Path | None]) -> None:
+    """Known before the run, rather than after it."""
+    for name, path in outputs.items():
+        if path is not None and not path.parent.is_dir():
+            raise Usage(f"--{name}: there is no folder {path.parent}")
+
+
+def _write(document: dict[str, Any], outputs: dict[str, Path | None]) -> None:
+    made = {
+        "report": lambda: _json(document),
+        "junit": lambda: reports.junit(document),
+        "markdown": lambda: reports.markdown(document).encode(errors="backslashreplace"),
+        "badge": lambda: _json(reports.badge(document)),
+    }
+    for name, path in outputs.items():
+        if path is not None:
+            path.write_bytes(made[name]())
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return (json_module.dumps(document, indent=2) + "\n").encode()
+
+
+def _show(document: dict[str, Any], again: str) -> None:
+    for clause in document["clauses"]:
+        if clause["outcome"] == "failed":
+            print(f"FAILED {clause['id']}: {one_line(clause['text'])}" + _advice(clause))
+            print(f"  {_short(clause['message'])}; again: {again} --select {clause['id']}")
+    print_table(
+        ("layer", "passed", "failed", "not run"),
+        [(layer, *found.values()) for layer, found in reports.by_layer(document)],
+    )
+    for key, reason in document["left"].items():
+        print_note(f"left in the store: {key}: {reason}")
+
+
+def _advice(clause: dict[str, Any]) -> str:
+    return " (advisory: no part of the verdict)" if clause["advisory"] else ""
+
+
+def _short(message: str) -> str:
+    text = one_line(" ".join(message.split()))
+    return text if len(text) <= 240 else text[:240] + "…"
+
+
+def _again(url: str, backend: str | None, options: list[str] | None, seed: int) -> str:
+    """The command that runs the same; values of options may be secret, and are left out."""
+    words = ["offload conformance", url]
+    words += ["--backend", backend] if backend else []
+    words += [f"-o {option.partition('=')[0]}=…" for option in options or []]
+    return " ".join([*words, "--seed", str(seed)])
+
+
+def _compare(old: Path, new: Path, *, json: bool) -> int:
+    found = reports.compare(reports.read(old), reports.read(new))
+    if json:
+        print_json(found, indent=2)
+    else:
+        for change, clauses in found.items():
+            for clause in clauses:
+                print(f"{change}: {one_line(clause)}")
+        print_note("nothing changed") if not any(found.values()) else None
+    return 1 if found["newly fails"] else 0

@@ -1,0 +1,145 @@
+"""Where the black box runs: a folder of the run's own below the URL, and in it one for each test.
+
+Invariant: nothing outside the run's folder is written or deleted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+from uuid import uuid4
+
+from offload.errors import OffloadError
+from offload.offloader import LedgerOffloader
+from offload.plugins import Backend
+from offload.store.port import ObjectStore
+from offload.tier.opening import FILE_SCHEME
+from offload_conformance.recording import Account, Folder, Looker, RecordingStore
+
+
+class Place:
+    """What both kinds of backends have in common: the run's folder, and an account for each test."""
+
+    def __init__(self, backend: Backend, url: str, options: Mapping[str, Any]) -> None:
+        self.backend = backend
+        self.folder = f"conformance-{uuid4()}"
+        self.accounts: dict[str, Account] = {}  # by the id that pytest gives the test
+        self._url, self._options = url, options
+
+    def begin(self, test: str) -> Account:
+        """The account of a test that begins."""
+        account = self.accounts[test] = Account(f"{self.folder}/{len(self.accounts):04}")
+        return account
+
+    def finish(self) -> dict[str, str]:
+        """Clean up what is left, and say what still is, each with a reason."""
+        return {}
+
+    @property
+    def shown_url(self) -> str:
+        """The URL as the backend tells it, without credentials."""
+        raise NotImplementedError
+
+    def capabilities(self) -> dict[str, object] | None:
+        """What the backend declares, where it does."""
+        return None
+
+    def try_out(self) -> None:
+        """Ask for something, so that a wrong endpoint or missing permission is one error, not a hundred."""
+
+    def close(self) -> None:
+        """Close what the place has opened."""
+
+
+class StorePlace(Place):
+    """A place in an object store."""
+
+    def __init__(self, backend: Backend, url: str, options: Mapping[str, Any]) -> None:
+        super().__init__(backend, url, options)
+        self.looker = Looker(self._bare)
+
+    @property
+    def shown_url(self) -> str:
+        """As the store tells it."""
+        return self.looker.store.url
+
+    @property
+    def folder_size_bytes(self) -> int:
+        """What a test's folder takes of each key."""
+        return len(f"{self.folder}/0000/")
+
+    def capabilities(self) -> dict[str, object]:
+        """As the store declares them."""
+        return self.looker.store.capabilities.as_dict()
+
+    def try_out(self) -> None:
+        """Ask for one key."""
+        self.looker.there([f"{self.folder}/nothing"])
+
+    def open(self, account: Account) -> ObjectStore:
+        """A fresh client of a test's folder."""
+        return Folder(RecordingStore(self._bare(), account), account.folder)
+
+    def keys(self, account: Account) -> set[str]:
+        """What is really in a test's folder."""
+        found = self.looker.there(account.keys)
+        return {key.removeprefix(f"{account.folder}/") for key in found}
+
+    def clean(self, account: Account) -> None:
+        """Remove what a test has written. What cannot be removed now is tried again by `finish`."""
+        left = self.looker.remove(account.keys)
+        account.keys = dict.fromkeys(left)
+
+    def finish(self) -> dict[str, str]:
+        """Remove what is left of any test, and unfinished uploads."""
+        left: dict[str, str] = {}
+        try:
+            for account in self.accounts.values():
+                left |= self.looker.remove(account.keys)
+            self.looker.abort_uploads(f"{self.folder}/")
+        except OffloadError as error:
+            left[f"{self.folder}/"] = f"unfinished uploads, perhaps: {error}"
+        _remove_empty_folders(self.shown_url, self.folder)
+        return left
+
+    def close(self) -> None:
+        """Close the client that looks and cleans up."""
+        self.looker.close()
+
+    def _bare(self) -> ObjectStore:
+        store: ObjectStore = self.backend.open(self._url, self._options)
+        return store
+
+
+class OffloaderPlace(Place):
+    """A place of an offloader that has no object store beneath it: a URL below the one that was given."""
+
+    @property
+    def shown_url(self) -> str:
+        """As the offloader tells it."""
+        return self._bare(self._url).url
+
+    def open(self, account: Account) -> LedgerOffloader:
+        """A fresh offloader at a test's own URL."""
+        return self._bare(f"{self._url.rstrip('/')}/{account.folder}")
+
+    def finish(self) -> dict[str, str]:
+        """Nothing can be removed: the contract knows no way to remove a tier."""
+        return {f"{self.folder}/": "an offloader has no way to remove a tier"} if self.accounts else {}
+
+    def _bare(self, url: str) -> LedgerOffloader:
+        offloader: LedgerOffloader = self.backend.open(url, self._options)
+        return offloader
+
+
+def _remove_empty_folders(url: str, folder: str) -> None:
+    """A store that is a folder may leave the run's folders behind when it deletes files. Files stay."""
+    parts = urlsplit(url)
+    if parts.scheme == FILE_SCHEME:
+        for path, _, _ in os.walk(os.path.join(url2pathname(parts.path), folder), topdown=False):
+            with suppress(OSError):  # not empty: the report says what is left in it
+                os.rmdir(path)

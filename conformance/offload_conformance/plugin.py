@@ -1,0 +1,19 @@
+"""What the suite declares: the command that runs it as a black box. Imports no pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offload.plugins import Command, hookimpl
+
+
+@hookimpl
+def offload_commands() -> Sequence[Command]:
+    """`offload conformance URL`."""
+    return [
+        Command(
+            name="conformance",
+            target="offload_conformance.command:conformance",
+            help="Hold the backend that serves URL against the contract, clause by clause.",
+        )
+    ]

@@ -1,0 +1,229 @@
+"""What the black box knows of the place: it notes what is written, and asks for it key by key.
+
+Invariants: a key is noted before the request that may write it; neither looking nor cleaning up lists
+anything, since listings are under test. A `Folder` adds nothing to the store's own checks and errors, so
+that what a store gets wrong comes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from offload.env import Env
+from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.store.prefix import PrefixStore
+from offload.store.wrap import StoreDecorator, UploadDecorator
+from offload.tier.opening import guarded
+
+T = TypeVar("T")
+AT_ONCE: Final = 16
+
+
+class Account:
+    """What was written in one folder, and how many requests were made. Used by several threads."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.keys: dict[str, None] = {}
+        self.requests = 0
+        self._lock = threading.Lock()
+
+    def note(self, *keys: str) -> None:
+        """One request, which may write these keys."""
+        with self._lock:
+            self.requests += 1
+            self.keys |= dict.fromkeys(keys)
+
+
+class RecordingStore(StoreDecorator):
+    """Notes every request to `inner` on an account. A listing is one request, however many its pages."""
+
+    __slots__ = ("_account",)
+
+    def __init__(self, inner: ObjectStore, account: Account) -> None:
+        super().__init__(inner)
+        self._account = account
+
+    async def put(self, key: str, body: Body) -> None:
+        """Note, and pass on."""
+        self._account.note(key)
+        await self.inner.put(key, body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        """Note, and pass on."""
+        self._account.note(key)
+        await self.inner.create(key, data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        """Count, and pass on."""
+        self._account.note()
+        return await self.inner.get(key, span)
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        """Count, and pass on."""
+        self._account.note()
+        return await self.inner.stored_crc32c(key)
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """Count, and pass on."""
+        self._account.note()
+        return self.inner.list(prefix, after=after)
+
+    def level(self, prefix: str) -> AsyncIterator[str]:
+        """Count, and pass on."""
+        self._account.note()
+        return self.inner.level(prefix)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Count, and pass on."""
+        self._account.note()
+        await self.inner.delete(keys)
+
+    async def start_upload(self, key: str) -> Upload:
+        """Note, and pass on."""
+        self._account.note(key)
+        return RecordingUpload(await self.inner.start_upload(key), self._account)
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        """Count, and pass on."""
+        self._account.note()
+        return await self.inner.unfinished_uploads(prefix)
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        """Count, and pass on."""
+        self._account.note()
+        await self.inner.abort_upload(upload)
+
+
+class RecordingUpload(UploadDecorator):
+    """Counts the requests of an upload."""
+
+    __slots__ = ("_account",)
+
+    def __init__(self, inner: Upload, account: Account) -> None:
+        super().__init__(inner)
+        self._account = account
+
+    async def put_part(self, number: int, data: bytes) -> None:
+        """Count, and pass on."""
+        self._account.note()
+        await self.inner.put_part(number, data)
+
+    async def complete(self) -> None:
+        """Count, and pass on."""
+        self._account.note()
+        await self.inner.complete()
+
+    async def abort(self) -> None:
+        """Count, and pass on."""
+        self._account.note()
+        await self.inner.abort()
+
+
+class Folder(PrefixStore):
+    """A part of a store that hides nothing of it: bad keys stay bad behind the prefix and are passed on."""
+
+    __slots__ = ()
+
+    def _full(self, key: str) -> str:
+        return self._below + key
+
+    @contextmanager
+    def _naming(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (NotFound, AlreadyExists) as error:
+            if error.key != self._full(key):
+                raise  # the store names another key than it was asked for, and that shall be seen
+            if isinstance(error, NotFound):
+                raise NotFound(key, store=self.url) from error
+            raise AlreadyExists(key) from error
+
+
+class Looker:
+    """A client of the store's on a thread and event loop of its own, for looking and cleaning up."""
+
+    def __init__(self, open_store: Callable[[], ObjectStore]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="looker", daemon=True)
+        self._thread.start()
+
+        async def opened() -> ObjectStore:
+            return guarded(open_store(), Env())
+
+        try:
+            self.store = self._run(opened())
+        except BaseException:
+            self._end()
+            raise
+
+    def close(self) -> None:
+        """Close the client, and end the thread."""
+        try:
+            self._run(self.store.aclose())
+        finally:
+            self._end()
+
+    def there(self, keys: Iterable[str]) -> set[str]:
+        """Which of these keys a read finds. Raises what a read raises that finds out neither."""
+        found = self._run(self._each(self._is_there, keys))
+        return {key for key, there in found.items() if there}
+
+    def remove(self, keys: Iterable[str]) -> dict[str, str]:
+        """Delete these keys, one by one. What is there afterwards, with the reason where one was given."""
+        reasons = self._run(self._each(self._delete, keys))
+        left = self._run(self._each(self._seems_there, keys))
+        return {key: reasons[key] or "it is there after `delete`" for key, there in left.items() if there}
+
+    def abort_uploads(self, prefix: str) -> int:
+        """Abort the unfinished uploads below a prefix, where the store tells of them. How many there were."""
+
+        async def abort() -> int:
+            uploads = await self.store.unfinished_uploads(prefix)
+            for upload in uploads:
+                await self.store.abort_upload(upload)
+            return len(uploads)
+
+        return self._run(abort())
+
+    async def _is_there(self, key: str) -> bool:
+        try:
+            await self.store.get(key)
+        except (NotFound, Misuse):  # what is no key holds nothing
+            return False
+        return True
+
+    async def _seems_there(self, key: str) -> bool:
+        try:
+            return await self._is_there(key)
+        except OffloadError:
+            return True
+
+    async def _delete(self, key: str) -> str:
+        try:
+            await self.store.delete([key])
+        except OffloadError as error:
+            return str(error)
+        return ""
+
+    async def _each(self, ask: Callable[[str], Coroutine[Any, Any, T]], keys: Iterable[str]) -> dict[str, T]:
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def one(key: str) -> tuple[str, T]:
+            async with turns:
+                return key, await ask(key)
+
+        return dict(await asyncio.gather(*map(one, keys)))
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,166 @@
+"""The report of a run: one JSON document, whose schema is `report.schema.json` beside this file.
+
+Everything else is made from that document: JUnit, Markdown, the badge, and the comparison of two.
+Knows no pytest, so that reports can be read where none is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+from xml.etree import ElementTree as ET
+
+from offload.errors import Misuse
+from offload_conformance.clauses import LAYERS
+
+VERSION: Final = 1
+"""Of the document. It grows by fields; a field that changes its meaning is a new version."""
+
+OUTCOMES: Final = ("passed", "failed", "not_run")
+SCHEMA: Final = Path(__file__).with_name("report.schema.json")
+
+Document = dict[str, Any]
+
+
+def read(path: Path) -> Document:
+    """A report from a file. Raises `Misuse` where it is none, or one of a newer version."""
+    try:
+        document = json.loads(path.read_bytes())
+        version = document["report"]
+        assert isinstance(document["clauses"], list)
+    except (ValueError, KeyError, TypeError, AssertionError) as exc:
+        raise Misuse(f"{path} is no report of a conformance run") from exc
+    if version != VERSION:
+        raise Misuse(f"{path} is a report of version {version}, and this program reads version {VERSION}")
+    found: Document = document
+    return found
+
+
+def totals(clauses: Iterable[Document]) -> dict[str, int]:
+    """How many clauses ended in which way."""
+    found = Counter(clause["outcome"] for clause in clauses)
+    return {outcome: found[outcome] for outcome in OUTCOMES}
+
+
+def by_layer(report: Document) -> Iterator[tuple[str, dict[str, int]]]:
+    """The totals of each layer that has clauses."""
+    for layer in LAYERS:
+        clauses = [clause for clause in report["clauses"] if clause["layer"] == layer]
+        if clauses:
+            yield layer, totals(clauses)
+
+
+def verdict(report: Document) -> bool:
+    """Whether no required clause failed, and some were asked. An advisory one may fail."""
+    required = [clause for clause in report["clauses"] if not clause["advisory"]]
+    found = totals(required)
+    return not found["failed"] and bool(found["passed"])
+
+
+def junit(report: Document) -> bytes:
+    """As JUnit's XML: a suite per layer, a case per clause."""
+    root = ET.Element("testsuites", name="offload conformance")
+    for layer, found in by_layer(report):
+        clauses = [clause for clause in report["clauses"] if clause["layer"] == layer]
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            name=layer,
+            tests=str(len(clauses)),
+            failures=str(found["failed"]),
+            skipped=str(found["not_run"]),
+            time=f"{sum(clause['duration_seconds'] for clause in clauses):.3f}",
+            timestamp=report["started_at"],
+        )
+        for clause in clauses:
+            _junit_case(suite, clause)
+    document: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document
+
+
+def _junit_case(suite: ET.Element, clause: Document) -> None:
+    case = ET.SubElement(
+        suite,
+        "testcase",
+        classname=clause["layer"],
+        name=clause["id"].partition("/")[2],
+        time=f"{clause['duration_seconds']:.3f}",
+    )
+    message = _xml_text(clause["message"])
+    if clause["outcome"] == "failed":
+        ET.SubElement(case, "failure", message=clause["text"]).text = message
+    elif clause["outcome"] == "not_run":
+        ET.SubElement(case, "skipped", message=message)
+
+
+def _xml_text(text: str) -> str:
+    """Text without what XML cannot hold."""
+    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def markdown(report: Document) -> str:
+    """For a pull request, or a page."""
+    backend = report["backend"]
+    lines = [
+        f"# {backend['name']} against the contract of ledger-offload {report['suite_version']}",
+        "",
+        f"{backend['distribution']} {backend['version']}, {report['url']}, seed {report['seed']}",
+        "",
+        "| layer | passed | failed | not run |",
+        "|---|---|---|---|",
+        *(
+            f"| {layer} | {found['passed']} | {found['failed']} | {found['not_run']} |"
+            for layer, found in by_layer(report)
+        ),
+        "",
+        "| clause | outcome | what it says |",
+        "|---|---|---|",
+    ]
+    for clause in report["clauses"]:
+        outcome = clause["outcome"].replace("_", " ") + (" (advisory)" if clause["advisory"] else "")
+        lines.append(f"| `{clause['id']}` | {outcome} | {_cell(clause['text'])} |")
+    failed = [clause for clause in report["clauses"] if clause["outcome"] == "failed"]
+    for clause in failed:
+        lines += ["", f"## {clause['id']}", "", clause["text"], "", "```text", clause["message"], "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def badge(report: Document) -> Document:
+    """What https://shields.io/badges/endpoint-badge makes an image of."""
+    found = totals(report["clauses"])
+    asked = found["passed"] + found["failed"]
+    whole = verdict(report) and not found["not_run"]
+    return {
+        "schemaVersion": 1,
+        "label": f"ledger-offload {report['suite_version']}",
+        "message": f"{found['passed']} of {asked + found['not_run']} clauses",
+        "color": "brightgreen" if whole else "yellow" if verdict(report) else "red",
+    }
+
+
+CHANGES: Final = ("newly fails", "newly passes", "not run any more", "appeared", "disappeared")
+
+
+def compare(old: Document, new: Document) -> dict[str, list[str]]:
+    """The ids of the clauses that changed, by how. One that appeared and fails also newly fails."""
+    before = {clause["id"]: clause["outcome"] for clause in old["clauses"]}
+    after = {clause["id"]: clause["outcome"] for clause in new["clauses"]}
+
+    def now(outcome: str) -> list[str]:
+        return [each for each, is_ in after.items() if is_ == outcome and before.get(each) != outcome]
+
+    found = (
+        now("failed"),
+        [each for each in now("passed") if each in before],
+        [each for each in now("not_run") if each in before],
+        [each for each in after if each not in before],
+        [each for each in before if each not in after],
+    )
+    return dict(zip(CHANGES, found, strict=True))

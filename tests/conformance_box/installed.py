@@ -1,0 +1,66 @@
+"""The black box in this process, and backends that are installed for one test."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from command_line import Ran, offload
+
+ROOT = Path(__file__).parents[2]
+
+
+class Site:
+    """A folder of installed distributions. This checkout's entry points are always among them.
+
+    So an installation that is older than the checkout's `pyproject.toml` is no trouble.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        points = project["entry-points"]["offload"]
+        self._metadata(project["name"], version(project["name"]), points)
+
+    def install(self, name: str, source: str) -> None:
+        """A distribution with one module, whose function `open_url` opens the scheme of the same name."""
+        (self.folder / f"{name}_code.py").write_text(textwrap.dedent(source))
+        (self.folder / f"{name}.py").write_text(
+            "from offload import Capabilities\nfrom offload.plugins import Backend, hookimpl\n"
+            f"@hookimpl\ndef offload_backends():\n"
+            f"    import {name}_code as code\n"
+            f"    return [Backend(name={name!r}, target='{name}_code:open_url', schemes=({name!r},),\n"
+            f"                    **getattr(code, 'DECLARES', {{}}))]\n"
+        )
+        self._metadata(name, "1.5", {name: name})
+
+    def objects(self, name: str) -> dict[str, bytes]:
+        """What the backend `name` keeps in memory."""
+        return sys.modules[f"{name}_code"].OBJECTS  # type: ignore[no-any-return]
+
+    def _metadata(self, name: str, number: str, points: dict[str, str]) -> None:
+        info = self.folder / f"{name.replace('-', '_')}-{number}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+        lines = "".join(f"{point} = {module}\n" for point, module in points.items())
+        (info / "entry_points.txt").write_text(f"[offload]\n{lines}")
+
+
+def box(*arguments: object) -> Ran:
+    """`offload conformance`, in this process."""
+    return offload("conformance", *arguments)
+
+
+def outcomes(report: dict[str, Any]) -> dict[str, str]:
+    """What became of each clause that was asked."""
+    return {each["id"]: each["outcome"] for each in report["clauses"] if each["message"] != "not selected"}
+
+
+def report_in(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document

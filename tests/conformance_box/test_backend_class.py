@@ -1,0 +1,167 @@
+"""One class per backend: every layer is collected from it, with what its author wrote at hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from offload_conformance import Limits, OffloaderBackend, StoreBackend
+from offload_conformance.backend import SUITES
+from offload_conformance.clauses import Clause, clause_of, clauses_of, since
+from offload_conformance.report import verdict
+
+from offload import Capabilities, ObjectStoreOffloader
+from offload.store.memory import MemoryStore
+
+MINE = """
+from offload import Capabilities
+from offload.store.memory import MemoryStore
+from offload_conformance import Limits, StoreBackend
+
+PLACES = {}
+
+
+class TestMine(StoreBackend):
+    capabilities = Capabilities(atomic_create=True, strong_listing=True, multipart=True, durable=False)
+    limits = Limits(tiny_chunks=100)
+
+    def open_backend(self):
+        return MemoryStore(objects=PLACES.setdefault(self.name, {}))
+
+    def keys_in_store(self):
+        return set(PLACES.get(self.name, ()))
+"""
+
+
+def test_a_backend_of_few_lines_collects_every_clause(tmp_path: Path) -> None:
+    """That they pass is shown by `examples/offload-sqlite`, which is such a backend."""
+    (tmp_path / "test_mine.py").write_text(MINE)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "test_mine.py"],
+        cwd=tmp_path, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+
+    found = set(re.findall(r"^test_mine.py::TestMine::(\w+)::test_(\w+)", done.stdout, re.MULTILINE))
+    home = {"store": "TestStore", "contract": "TestOffloader", "end_to_end": "TestOffloader"}
+    assert found == {(home[each.layer], each.id.partition("/")[2]) for each in clauses_of(*SUITES)}
+    assert len(MINE.splitlines()) < 30
+
+
+class Mine(StoreBackend):
+    limits = Limits(key_size_bytes_max=900, tiny_chunks=7)
+    test_of_my_own: ClassVar[str] = "not collected again in every layer"
+
+    def open_backend(self) -> MemoryStore:
+        return MemoryStore()
+
+    def keys_in_store(self) -> set[str]:
+        return set()
+
+
+def test_limits_reach_the_layers() -> None:
+    assert Mine.TestStore.key_size_bytes_max == 900  # type: ignore[attr-defined]
+    assert Mine.TestOffloader.tiny_chunks == 7  # type: ignore[attr-defined]
+
+
+def test_a_layer_collects_neither_another_nor_what_its_author_adds() -> None:
+    for layer in (Mine.TestStore, Mine.TestOffloader):  # type: ignore[attr-defined]
+        assert (layer.TestStore, layer.TestOffloader, layer.test_of_my_own) == (None, None, None)
+        assert issubclass(layer, Mine)
+
+
+def test_capabilities_are_held_against_what_the_store_declares() -> None:
+    class Boastful(Mine):
+        capabilities = Capabilities(atomic_create=True, strong_listing=True, multipart=False)
+
+    for backend, holds in ((Mine, True), (Boastful, False)):
+        suite = backend.TestStore()  # type: ignore[attr-defined]
+        if holds:
+            suite.test_capabilities_are_those_stated(MemoryStore())
+        else:
+            with pytest.raises(AssertionError):
+                suite.test_capabilities_are_those_stated(MemoryStore())
+
+
+def test_an_offloader_has_no_layer_of_a_store() -> None:
+    class Whole(OffloaderBackend):
+        def open_backend(self) -> ObjectStoreOffloader:
+            return ObjectStoreOffloader(MemoryStore())
+
+        def keys_in_store(self) -> set[str]:
+            return set()
+
+    assert not hasattr(Whole, "TestStore")
+    assert isinstance(Whole.TestOffloader().open_offloader(), ObjectStoreOffloader)  # type: ignore[attr-defined]
+
+
+# Clauses are read off the tests
+
+
+class Suite:
+    layer = "store"
+
+    def test_old(self) -> None:
+        """It holds. So it
+        was written."""
+
+    @since("0.9", advisory=True)
+    def test_new(self) -> None:
+        """Whatever
+        happens (this; or that): it holds"""
+
+
+class Built(Suite):
+    layer = "contract"
+
+    def test_above(self) -> None:
+        """Above."""
+
+
+def test_a_clause_is_a_method_and_its_first_sentence() -> None:
+    assert clause_of(Suite, "test_old") == Clause(id="store/old", text="It holds.")
+    assert clause_of(Suite, "test_new").text == "Whatever happens (this; or that): it holds"
+    assert (clause_of(Suite, "test_new").since, clause_of(Suite, "test_new").advisory) == ("0.9", True)
+
+
+def test_a_clause_is_of_the_layer_that_defines_it() -> None:
+    assert [clause.id for clause in clauses_of(Built)] == ["store/old", "store/new", "contract/above"]
+
+
+def test_every_clause_of_the_suite_says_something_of_its_own() -> None:
+    clauses = clauses_of(*SUITES)
+
+    assert len({clause.id for clause in clauses}) == len(clauses) > 60
+    assert [clause.id for clause in clauses if len(clause.text) < 15] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("store", True),
+        ("store/old", True),
+        ("store/o*", True),
+        ("*old", True),
+        ("old", False),
+        ("contract", False),
+    ],
+)
+def test_patterns_mean_layers_or_ids(pattern: str, matches: bool) -> None:
+    assert clause_of(Suite, "test_old").matches(pattern) == matches
+
+
+@pytest.mark.parametrize(("advisory", "passes"), [(True, True), (False, False)])
+def test_an_advisory_clause_may_fail(advisory: bool, passes: bool) -> None:
+    clauses = [{"outcome": "passed", "advisory": False}, {"outcome": "failed", "advisory": advisory}]
+
+    assert verdict({"clauses": clauses}) == passes
+
+
+def test_a_run_that_asked_nothing_is_no_pass() -> None:
+    assert not verdict({"clauses": [{"outcome": "not_run", "advisory": False}]})

@@ -1,0 +1,319 @@
+"""`offload conformance URL`: a sound backend passes, a broken one fails by its clause, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+from conformance_box.installed import Site, box, outcomes, report_in
+from offload_conformance.backend import SUITES
+from offload_conformance.clauses import clauses_of
+from offload_conformance.recording import RecordingStore, RecordingUpload
+from offload_conformance.report import SCHEMA
+
+from offload.cli.state import Interrupted
+from offload.store.port import ObjectStore, Upload
+
+MEMORY = """
+    import signal
+    from offload.errors import AlreadyExists, Denied, NotFound
+    from offload.store.capabilities import Capabilities
+    from offload.store.memory import MemoryStore
+    from offload.store.port import Span
+
+    OBJECTS = {}
+
+    def open_url(url):
+        return Store(objects=OBJECTS, name=url.partition("://")[2])
+
+    class Store(MemoryStore):
+"""
+
+
+def broken(method: str, *, declares: str = "{}") -> str:
+    """The code of a backend over a dict, with one method of its own."""
+    return dedent(MEMORY) + indent(dedent(method), "    ") + f"\n\nDECLARES = {declares}\n"
+
+
+OFF_BY_ONE = """
+    async def get(self, key, span=None):
+        if isinstance(span, Span) and span.length:
+            span = Span(span.start, span.length - 1)
+        return await super().get(key, span)
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of one whole run on a folder that holds something else: the folder, the reports, how it ended."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "place").mkdir()
+    (folder / "place" / "other").write_bytes(b"not ours")
+    outputs = {name: folder / f"out.{name}" for name in ("report", "junit", "markdown", "badge")}
+    options = [word for name, path in outputs.items() for word in (f"--{name}", path)]
+    (folder / "site").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder / "site"))
+        Site(folder / "site")
+        ran = box(folder / "place", "--seed", "7", "--server", "a folder", *options)
+    return {"ran": ran, "folder": folder / "place"} | outputs
+
+
+def test_a_sound_backend_passes_in_every_clause(whole: dict[str, Any]) -> None:
+    ran, report = whole["ran"], report_in(whole["report"])
+
+    assert (ran.code, ran.stderr) == (0, "")
+    assert ran.lines[0].split("\t") == ["layer", "passed", "failed", "not run"]
+    known = {clause.id for clause in clauses_of(*SUITES)}
+    assert {line.split("\t")[0]: line.split("\t")[2:] for line in ran.lines[1:]} == {
+        clause.partition("/")[0]: ["0", "0"] for clause in known
+    }
+    assert outcomes(report) == dict.fromkeys(known, "passed")
+    assert [each["id"] for each in report["clauses"] if not each["cases"]] == []
+    asked = {each["id"] for each in report["clauses"] if each["requests"]}
+    assert {each.partition("/")[2] for each in known - asked} == {
+        "capabilities_do_not_change",
+        "capabilities_are_those_stated",
+        "the_url_names_the_place",
+    }
+
+
+def test_nothing_is_left_and_nothing_else_is_touched(whole: dict[str, Any]) -> None:
+    assert report_in(whole["report"])["left"] == {}
+    found = {path.name for path in whole["folder"].rglob("*")}
+    assert found == {"other", ".staging"}  # the second is the backend's own, and empty
+    assert (whole["folder"] / "other").read_bytes() == b"not ours"
+
+
+def test_the_report_says_what_was_run_and_where(whole: dict[str, Any]) -> None:
+    report = report_in(whole["report"])
+
+    assert report["backend"]["name"] == "posix"
+    assert report["backend"]["distribution"] == "ledger-offload"
+    assert report["url"] == f"file://{whole['folder']}"
+    assert (report["seed"], report["server"], report["select"]) == (7, "a folder", [])
+    assert report["capabilities"]["atomic_create"] is True
+    assert report["totals"] == {"passed": len(report["clauses"]), "failed": 0, "not_run": 0}
+    [ranges] = [each for each in report["clauses"] if each["id"] == "store/ranges_are_exact"]
+    assert ranges["text"] == "Clipped at the end of the object, never padded or shifted; and `bytes`."
+    assert (ranges["cases"], ranges["requests"]) == (16, 32)
+
+
+def test_the_report_fits_its_schema(whole: dict[str, Any]) -> None:
+    jsonschema.validate(report_in(whole["report"]), json.loads(SCHEMA.read_text()))
+
+
+def test_the_schema_takes_no_other_report(whole: dict[str, Any]) -> None:
+    for change in ({"seed": "7"}, {"more": 1}, {"totals": {}}, {"report": 2}, {"clauses": [{}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(report_in(whole["report"]) | change, json.loads(SCHEMA.read_text()))
+
+
+def test_junit_markdown_and_badge_say_the_same(whole: dict[str, Any]) -> None:
+    clauses = report_in(whole["report"])["clauses"]
+
+    suites = ET.parse(whole["junit"]).getroot()
+    cases = [f"{case.get('classname')}/{case.get('name')}" for case in suites.iter("testcase")]
+    assert cases == [each["id"] for each in clauses]
+    assert sum(int(suite.get("failures", "")) for suite in suites) == 0
+    rows = re.findall(r"^\| `(\S+)` \| passed \|", whole["markdown"].read_text(), re.MULTILINE)
+    assert rows == cases
+    badge = report_in(whole["badge"])
+    assert (badge["schemaVersion"], badge["color"]) == (1, "brightgreen")
+    assert badge["message"] == f"{len(clauses)} of {len(clauses)} clauses"
+
+
+@pytest.mark.parametrize(("port", "recording"), [(ObjectStore, RecordingStore), (Upload, RecordingUpload)])
+def test_every_request_of_the_port_is_counted(port: type, recording: type) -> None:
+    methods = {name for name in vars(port) if not name.startswith("_")} - {"url", "capabilities", "aclose"}
+
+    assert methods - set(vars(recording)) == set()
+
+
+def test_a_broken_backend_fails_by_the_clause_that_names_its_bug(site: Site, tmp_path: Path) -> None:
+    site.install("broken", broken(OFF_BY_ONE))
+    outputs = {name: tmp_path / name for name in ("report", "junit", "markdown", "badge")}
+    options = [word for name, path in outputs.items() for word in (f"--{name}", path)]
+
+    ran = box(
+        "broken://here", "--select", "store/ranges*", "--select", "store/create_is*", "--seed", 5, *options
+    )
+
+    assert ran.code == 1
+    report = report_in(outputs["report"])
+    assert outcomes(report) == {
+        "store/ranges_are_exact": "failed",
+        "store/ranges_of_an_empty_object_are_empty": "passed",
+        "store/create_is_atomic": "passed",
+        "store/create_is_atomic_between_threads": "passed",
+    }
+    first, second, *table = ran.lines
+    [failed] = [each for each in report["clauses"] if each["outcome"] == "failed"]
+    assert first == f"FAILED store/ranges_are_exact: {failed['text']}"
+    assert second.endswith(
+        "; again: offload conformance broken://here --seed 5 --select store/ranges_are_exact"
+    )
+    assert table[1].split("\t")[:3] == ["store", "3", "1"]
+    assert report["backend"] == {
+        "name": "broken", "kind": "store", "distribution": "broken", "version": "1.5",
+    }  # fmt: skip
+    [case] = [
+        case for case in ET.parse(outputs["junit"]).iter("testcase") if case.find("failure") is not None
+    ]
+    assert case.get("name") == "ranges_are_exact"
+    assert "## store/ranges_are_exact" in outputs["markdown"].read_text()
+    assert report_in(outputs["badge"])["color"] == "red"
+    assert site.objects("broken") == {}
+
+
+BREACHES = {
+    "store/keys_are_checked": """
+        async def delete(self, keys):
+            for key in keys:
+                self.objects.pop(key, None)
+    """,
+    "store/absence_is_an_error": """
+        async def get(self, key, span=None):
+            if key not in self.objects:
+                raise NotFound("another")
+            return await super().get(key, span)
+    """,
+    "store/listing_is_ordered": """
+        async def list(self, prefix, *, after=""):
+            return
+            yield
+    """,
+    "contract/history_is_linear": """
+        async def create(self, key, data):
+            self.objects[key] = bytes(data)
+    """,
+}
+
+
+@pytest.mark.parametrize("clause", BREACHES)
+def test_the_folders_of_a_run_hide_nothing(site: Site, clause: str) -> None:
+    """A bad key reaches the store, an error names what the store named; and cleaning up needs no listing."""
+    site.install("broken", broken(BREACHES[clause]))
+
+    ran = box("broken://here", "--select", clause, "--json")
+
+    assert (ran.code, outcomes(ran.document)) == (1, {clause: "failed"})
+    assert (site.objects("broken"), ran.document["left"]) == ({}, {})
+
+
+def test_what_a_store_does_not_delete_is_said(site: Site) -> None:
+    site.install("broken", broken("async def delete(self, keys):\n    raise Denied('not you')"))
+
+    ran = box("broken://here", "--select", "store/puts_are_whole")
+
+    [key] = site.objects("broken")
+    assert ran.stderr == f"note: left in the store: {key}: not you\n"
+    assert ran.code == 0, "whether it deletes was not asked"
+
+
+def test_ctrl_c_cleans_up(site: Site) -> None:
+    """Pressed in the middle of a put, after other tests and in one that has written something."""
+    method = """
+    async def put(self, key, body):
+        await super().put(key, body)
+        if len(SEEN := globals().setdefault('SEEN', [])) == 20:
+            signal.raise_signal(signal.SIGINT)
+        SEEN.append(key)
+"""
+    site.install("broken", broken(method))
+
+    with pytest.raises(Interrupted):
+        box("broken://here", "--select", "store")
+
+    import broken_code
+
+    assert len(broken_code.SEEN) >= 20
+    assert site.objects("broken") == {}
+
+
+def test_what_the_plugin_states_is_held_against_the_store(site: Site) -> None:
+    declares = "{'capabilities': Capabilities(atomic_create=True, strong_listing=True, multipart=False)}"
+    site.install("broken", broken("pass", declares=declares))
+
+    ran = box("broken://here", "--select", "store/capab*", "--json")
+
+    assert outcomes(ran.document) == {
+        "store/capabilities_do_not_change": "passed",
+        "store/capabilities_are_those_stated": "failed",
+    }
+
+
+def test_an_offloader_is_asked_what_can_be_asked_from_outside(site: Site) -> None:
+    """Whether an attempt's objects are gone cannot be seen: that is not run, with its reason, and no pass."""
+    source = """
+        from offload import ObjectStoreOffloader
+        from offload.store.memory import MemoryStore
+
+        DECLARES, PLACES = {"kind": "offloader"}, {}
+
+        def open_url(url):
+            return ObjectStoreOffloader(MemoryStore(objects=PLACES.setdefault(url, {}), name=url))
+    """
+    site.install("whole", source)
+    select = ("contract/attempts_are_disjoint", "contract/reads_are_verbatim")
+
+    ran = box("whole://here", "--json", *(word for each in select for word in ("--select", each)))
+
+    assert ran.code == 0
+    assert outcomes(ran.document) == dict(zip(select, ("not_run", "passed"), strict=True))
+    [why] = [each["message"] for each in ran.document["clauses"] if each["id"] == select[0]]
+    assert why == "what an offloader without an object store has stored cannot be seen from outside"
+    assert (ran.document["capabilities"], len(ran.document["left"])) == (None, 1)
+
+
+def test_one_that_cannot_be_reached_is_one_error(site: Site) -> None:
+    site.install("broken", broken("async def get(self, key, span=None):\n    raise Denied('no entry')"))
+
+    ran = box("broken://here")
+
+    assert (ran.code, ran.stdout, ran.error) == (1, b"", "offload: no entry")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "give either a URL or --compare OLD NEW"),
+        (("there", "--compare", "a", "b"), "give either a URL or --compare OLD NEW"),
+        (("no-such://there",), "no plugin knows the backend 'no-such'"),
+        (("there", "--backend", "nothing"), "no plugin knows the backend 'nothing'"),
+        (("there", "--select", "stores"), "--select 'stores' names no layer and no clause"),
+        (("there", "--report", "no/such/folder/r.json"), "--report: there is no folder no/such/folder"),
+        (("there", "-o", "colour=red"), "backend 'posix' has no option 'colour'"),
+        (("there", "-o", "commit.key=x"), "options of a commit store and limits are none of the backend's"),
+        (("there", "-o", "colour"), "--option takes NAME=VALUE"),
+        (("there", "--seed", "-1"), "Invalid value for '--seed'"),
+    ],
+)
+def test_wrong_arguments_end_with_2(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    site.install("broken", broken("pass"))
+
+    ran = box(*arguments)
+
+    assert (ran.code, ran.stdout) == (2, b"")
+    assert says in ran.stderr
+    assert not (tmp_path / "there").exists()
+
+
+def test_where_pytest_is_missing_it_is_said_what_to_install(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("offload_conformance.command.find_spec", lambda name: None)
+
+    ran = box(tmp_path / "there")
+
+    assert ran.code == 1
+    assert ran.error == 'offload: this needs pytest: pip install "ledger-offload[conformance]"'

@@ -1,0 +1,45 @@
+"""docs/conformance.md says what the schema and the command say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from conformance_box.installed import Site, box
+from offload_conformance.report import SCHEMA
+
+PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
+
+
+def fields(schema: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Every field that the schema describes, and those within it."""
+    for name, described in schema.get("properties", {}).items():
+        yield before + name, described["description"].removesuffix(".")
+        yield from fields(described, f"{before}{name}.")
+        yield from fields(described.get("items", {}), f"{before}{name}[].")
+
+
+def test_the_page_lists_the_fields_of_the_report() -> None:
+    section = PAGE[PAGE.index("## The report") : PAGE.index("## How the contract grows")]
+
+    assert re.findall(r"^\| `(\S+)` \| (.*) \|$", section, re.MULTILINE) == [
+        *fields(json.loads(SCHEMA.read_text()))
+    ]
+
+
+def test_the_page_lists_the_options_of_the_command(site: Site) -> None:
+    section = PAGE[PAGE.index("## Ask a backend") : PAGE.index("## Layers")]
+    listed = {
+        option
+        for row in re.findall(r"^\| (`-.*?) \|", section, re.MULTILINE)
+        for option in re.findall(r"(--?\w+)", row)
+    }
+
+    known = set(re.findall(r"(?:^| )(--?[a-z]+)\b", box("--help").text, re.MULTILINE))
+
+    assert {"--report", "--seed"} <= listed
+    assert listed <= known
+    assert {each for each in known if each.startswith("--")} - listed == {"--help", "--option"}
