@@ -6,19 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from servers import Running
-from servers.catalogue import SERVERS
+from servers import Running, real_servers
 from servers.proxy import Proxy, proxied
 
 from offload import Body, Plugins
 from offload.tier.opening import open_store
 
-HONEST = [pytest.param(each.name, id=each.name) for each in SERVERS if each.honours_create]
 FOLDERS = [f"{number:02}/" for number in range(30)]
 BELOW = 40
 
 
-@pytest.mark.parametrize("running_server", HONEST, indirect=True)
+@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
 def test_thirty_streams_with_1200_objects_are_found_by_one_request(running_server: Running) -> None:
     place = running_server.place()
 

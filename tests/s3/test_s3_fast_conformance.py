@@ -37,6 +37,9 @@ class _OnServer:
 
 @SERVERS
 class TestFastS3Store(_OnServer, StoreConformance):
+    if not CAMPAIGN:  # the client behind lists, as `TestS3Store` has it do
+        test_listing_goes_on_page_after_page = test_a_level_goes_on_page_after_page = None
+
     def open_store(self) -> ObjectStore:
         return self.fast_store()
 
