@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from azure.storage.blob import BlobBlock
 
+from offload.store.parts import in_order
 from offload.store.port import Upload
 from offload_azure.sums import md5_of
 
@@ -41,7 +42,7 @@ class AzureUpload(Upload):
     async def complete(self) -> None:
         """Put Block List. An upload without parts becomes an empty object."""
         blob = await self._store.blob(self._key)
-        names = [BlobBlock(self._name(number)) for number in sorted(self._numbers)]
+        names = [BlobBlock(self._name(number)) for number in in_order(self._numbers, self._key)]
         call = blob.commit_block_list(names, **self._store.encrypted, **self._store.kept)
         await self._store.ask(call, f"store {self._key!r} of its parts", mutation=True)
 

@@ -30,7 +30,11 @@ def range_of(span: Span | Suffix | None) -> str | None:
 
 
 def asked_for(span: Span | Suffix | None) -> Span | Suffix | None:
-    """The span that a request is made for: never an empty one, which no header can express."""
+    """The span that a request is made for: never an empty one, which no header can express.
+
+    Raises `Misuse` for a negative one, before anything is asked.
+    """
+    clip(span, 0)
     match span:
         case Span(start, 0):
             return Span(start, 1)

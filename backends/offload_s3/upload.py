@@ -9,6 +9,7 @@ from offload_cloud.bodies import sliced
 
 from offload.errors import NotFound
 from offload.formats.checksums import crc32c
+from offload.store.parts import in_order
 from offload.store.port import Upload
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class S3Upload(Upload):
         client = await self._store.client()
         if not self._parts:
             await self.put_part(1, b"")
-        parts = [self._parts[number] for number in sorted(self._parts)]
+        parts = [self._parts[number] for number in in_order(self._parts, self._key)]
         call = client.complete_multipart_upload(
             MultipartUpload={"Parts": parts}, **self._where, **self._keyed
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from offload.errors import Misuse
@@ -84,3 +84,11 @@ async def parts_of(body: Body, part_size_bytes: int) -> AsyncGenerator[bytes, No
             held, size = [data[part_size_bytes:]], size - part_size_bytes
     if size:
         yield b"".join(held)
+
+
+def in_order(numbers: Iterable[int], key: str) -> list[int]:
+    """The numbers of an upload's parts, from 1 on. Raises `Misuse` where one is missing."""
+    found = sorted(numbers)
+    if found != [*range(1, len(found) + 1)]:
+        raise Misuse(f"the upload of {key!r} lacks a part: it has {found}")
+    return found

@@ -96,7 +96,10 @@ class Upload(ABC):
 
     @abstractmethod
     async def complete(self) -> None:
-        """Make the object visible, whole and durable, its parts in order of their numbers."""
+        """Make the object visible, whole and durable, its parts in order of their numbers.
+
+        Raises `Misuse` where a number below the highest was never put.
+        """
 
     @abstractmethod
     async def abort(self) -> None:

@@ -201,6 +201,7 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def delete_offloaded(self, attempt: Attempt) -> None:
         """See `LedgerOffloader.delete_offloaded`."""
         await self.open()
+        await self._make_sure_of_create()  # it commits, and what it condemns it finds by listing
         log = self.log(attempt.stream)
         manifest = await log.load_newest()
         _refuse_while_rebuilding(manifest)
