@@ -35,7 +35,7 @@ class EndToEndConformance(OpenedOffloaders):
     def test_streams_come_out_as_they_went_in(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, sample: Sample
     ) -> None:
-        """Three ledgers of any shape, read back by offset from wherever a reader may begin."""
+        """Ledgers of any shape are read back by offset as they were, from wherever a reader may begin."""
         run(writer.offload(sample.ledgers(3)))
 
         async def scenario() -> None:

@@ -1,0 +1,21 @@
+"""Every clause of `LedgerOffloader`, as a test, and those of its handles: one file for each family.
+
+Nothing is asked of a backend but the contract. Where a clause says what others see, the test opens a
+second offloader on the same place; where it says what is stored, `keys_in_store` looks by other means.
+They store a few megabytes in all.
+"""
+
+from offload_conformance.end_to_end import EndToEndConformance
+from offload_conformance.offloader.attempts import AttemptClauses
+from offload_conformance.offloader.commits import CommitClauses
+from offload_conformance.offloader.fencing import FencingClauses
+from offload_conformance.offloader.manners import MannerClauses
+from offload_conformance.offloader.reads import ReadClauses
+
+__all__ = ["OffloaderConformance"]
+
+
+class OffloaderConformance(
+    AttemptClauses, ReadClauses, CommitClauses, FencingClauses, EndToEndConformance, MannerClauses
+):
+    """What every offloader must pass. Subclass it as the package's docstring shows."""

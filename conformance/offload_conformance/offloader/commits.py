@@ -1,0 +1,228 @@
+"""Commits: atomic, in one line, idempotent; and what they never undo."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID, uuid4
+
+import pytest
+
+from offload.errors import Conflict, NotOffloaded, StreamDeleted
+from offload.formats.manifest import Manifest
+from offload.manifest.changes import Abort, Change, Claim, Delete, Prepare, Resolve
+from offload.manifest.commit import shows
+from offload.manifest.rebuilding import Fence
+from offload.offloader import LedgerOffloader
+from offload.tier.stream_writer import StreamWriter
+from offload_conformance.asynchronous import Run
+from offload_conformance.ledgers import ledger_of
+from offload_conformance.offloader.base import (
+    OffloaderClauses,
+    append_of,
+    chunks_of,
+    committed,
+    deleted,
+    stored,
+    trim_of,
+)
+
+
+class CommitClauses(OffloaderClauses):
+    """Commits are atomic, history is linear, commits are idempotent."""
+
+    def test_commits_are_atomic(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """Whoever loads the manifest beside a commit sees all of its three ledgers, or none."""
+        [a, b, c] = (ledger_of(10, first_offset=start) for start in (0, 10, 20))
+        attempts = run(writer.prepare([0, 10, 20]))
+        parent = writer.manifest
+        seen: set[tuple[int, int]] = set()
+
+        async def scenario() -> None:
+            receipts = [
+                await stored(writer, ledger, attempt)
+                for ledger, attempt in zip((a, b, c), attempts, strict=True)
+            ]
+            appending = asyncio.create_task(writer.append(receipts))
+            while not appending.done():
+                manifest = await other.load_manifest("orders")
+                seen.add((manifest.next_offset, len(manifest.running)))
+            await appending
+
+        run(scenario())
+
+        assert seen <= {(0, 3), (30, 0)}
+        manifest = run(other.load_manifest("orders"))
+        assert (manifest.next_offset, len(manifest.running)) == (30, 0)
+        assert manifest.parent_commit_id == parent.commit_id, "one change is one commit"
+
+    def test_commits_are_atomic_when_refused(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """Of a change whose first half would fit, and which is refused, nothing is in."""
+        good, dropped = run(writer.prepare([0, 10]))
+        receipts = [
+            run(stored(writer, ledger_of(10), good)),
+            run(stored(writer, ledger_of(10, first_offset=10), dropped)),
+        ]
+        run(writer.abort([dropped]))
+        before = run(other.load_manifest("orders"))
+
+        with pytest.raises(Conflict):
+            run(writer.append(receipts))
+
+        after = run(other.load_manifest("orders"))
+        assert (after.version, after.commit_id) == (before.version, before.commit_id)
+        assert after.next_offset == 0
+
+    def test_history_is_linear(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """Of commits on one parent exactly one succeeds there; the others follow on top of it."""
+        parent = writer.manifest
+        changes = [Prepare(writer=writer.writer, attempts=[(uuid4(), 0)]) for _ in range(6)]
+
+        async def scenario() -> list[Manifest]:
+            return await asyncio.gather(
+                *(
+                    (offloader, other)[n % 2].commit_manifest(
+                        "orders", change, base=parent, committer=writer.writer
+                    )
+                    for n, change in enumerate(changes)
+                )
+            )
+
+        accepted = sorted(run(scenario()), key=lambda manifest: manifest.version)
+
+        newest = run(other.load_manifest("orders"))
+        assert [m.version for m in accepted] == [parent.version + 1 + n for n in range(6)]
+        assert [m.parent_commit_id for m in accepted] == [m.commit_id for m in (parent, *accepted[:-1])]
+        assert accepted[-1].commit_id == newest.commit_id
+        assert all(run(shows(other.tree(newest), change)) for change in changes)
+
+    @pytest.mark.parametrize("records", [5, 10, 20])
+    def test_history_is_linear_where_changes_exclude_each_other(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter, records: int
+    ) -> None:
+        """Of two appends to one end, one is refused with `Conflict`."""
+        wins, loses = run(writer.prepare([0, 0]))
+        parent = writer.manifest
+        first, second = (
+            append_of(writer, run(stored(writer, ledger_of(count), attempt)))
+            for count, attempt in ((10, wins), (records, loses))
+        )
+        won = run(offloader.commit_manifest("orders", first, base=parent, committer=writer.writer))
+
+        with pytest.raises(Conflict):
+            run(other.commit_manifest("orders", second, base=parent, committer=writer.writer))
+
+        newest = run(other.load_manifest("orders"))
+        assert (newest.commit_id, newest.next_offset) == (won.commit_id, 10)
+        assert run(other.tree(newest).names(0, wins.uid))
+        assert not run(other.tree(newest).names(0, loses.uid))
+
+    def test_commits_are_idempotent(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """Committing a change that is in already returns the newest manifest."""
+        [attempt] = run(writer.prepare([0]))
+        receipt = run(stored(writer, ledger_of(10), attempt))
+        base = writer.manifest
+        change = append_of(writer, receipt)
+        accepted = run(offloader.commit_manifest("orders", change, base=base, committer=writer.writer))
+
+        for client in (offloader, other):
+            for known in (base, accepted):
+                again = run(client.commit_manifest("orders", change, base=known, committer=writer.writer))
+                assert again.commit_id == accepted.commit_id
+
+        assert run(other.load_manifest("orders")).commit_id == accepted.commit_id
+
+    def test_commits_are_idempotent_for_every_change(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
+    ) -> None:
+        """Every change, sent twice, is in once: claim, preparation, abortion, trim, deletion."""
+
+        async def twice(change: Change, base: Manifest | None, committer: UUID) -> Manifest:
+            first = await offloader.commit_manifest("orders", change, base=base, committer=committer)
+            for known in (base, first):
+                again = await other.commit_manifest("orders", change, base=known, committer=committer)
+                assert again.commit_id == first.commit_id
+            return first
+
+        async def scenario() -> None:
+            me, uid = uuid4(), uuid4()
+            claim = Claim(stream="orders", writer=me, incarnation=uuid4(), first_offset=0)
+            base = await twice(claim, None, me)
+            base = await twice(Prepare(writer=me, attempts=[(uid, 0)]), base, me)
+            base = await twice(Abort(attempts=frozenset({uid})), base, me)
+            writer = StreamWriter(offloader=offloader, manifest=base)
+            [attempt] = await writer.prepare([0])
+            receipt = await stored(writer, ledger_of(10), attempt)
+            await writer.append([receipt])
+            base = await twice(trim_of(writer, receipt), writer.manifest, uuid4())
+            await twice(Delete(incarnation=base.incarnation), base, uuid4())
+
+        run(scenario())
+
+    def test_next_offset_never_falls(
+        self, run: Run, offloader: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """Every commit raises the version, and none of them lowers what the stream holds."""
+        kept = run(committed(writer, ledger_of(10)))
+        [attempt] = run(writer.prepare([10]))
+        before = writer.manifest
+        changes: list[Change] = [
+            Abort(attempts=frozenset({attempt.uid})),
+            Prepare(writer=writer.writer, attempts=[(uuid4(), 10)]),
+            Claim(stream="orders", writer=(successor := uuid4()), incarnation=uuid4(), first_offset=0),
+            Resolve(writer=successor, adopted=()),
+        ]
+
+        for change in changes:
+            after = run(offloader.commit_manifest("orders", change, base=before, committer=successor))
+            assert after.version > before.version
+            assert (after.first_offset, after.next_offset, after.fragments) == (0, 10, before.fragments)
+            assert after.incarnation == before.incarnation
+            before = after
+
+        assert len(run(chunks_of(offloader, kept))) == 10
+
+    def test_deleted_streams_are_told(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """Of a stream that was deleted `load_manifest` raises `StreamDeleted`, and its writer is fenced."""
+        run(committed(writer, ledger_of(10)))
+        run(deleted(writer))
+
+        with pytest.raises(StreamDeleted):
+            run(other.load_manifest("orders"))
+        with pytest.raises(StreamDeleted):
+            run(writer.prepare([10]))
+
+        assert run(other.streams()) == ["orders"]
+
+    def test_deleted_streams_begin_anew(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """A claim of a deleted stream begins another incarnation, which holds nothing of the old one."""
+        attempt = run(committed(writer, ledger_of(10)))
+        run(deleted(writer))
+
+        reborn = run(StreamWriter.claim(other, "orders", first_offset=5))
+
+        found = run(other.load_manifest("orders"))
+        assert found.incarnation == reborn.manifest.incarnation != writer.manifest.incarnation
+        assert (found.first_offset, found.next_offset, found.fragments) == (5, 5, 0)
+        assert found.version > writer.manifest.version
+        with pytest.raises(NotOffloaded):
+            run(other.read_offloaded(attempt))
+
+    def test_rebuilding_streams_are_not_there_yet(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
+    ) -> None:
+        """While a stream is being rebuilt, loading it raises `NotOffloaded` and claiming it `Conflict`."""
+        fence = Fence(stream="orders", writer=uuid4(), incarnation=uuid4(), epoch=9, above=3)
+        run(offloader.open(create=True))
+        run(offloader.commit_manifest("orders", fence, base=None, committer=fence.writer))
+
+        with pytest.raises(NotOffloaded) as caught:
+            run(other.load_manifest("orders"))
+        assert not isinstance(caught.value, StreamDeleted)
+        with pytest.raises(Conflict):
+            run(StreamWriter.claim(other, "orders"))

@@ -1,0 +1,75 @@
+"""Fencing: of all who ever wrote a stream, only the one that claimed it last may go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from uuid import uuid4
+
+import pytest
+
+from offload.errors import Fenced
+from offload.manifest.changes import Prepare, Resolve
+from offload.offloader import LedgerOffloader
+from offload.tier.stream_writer import StreamWriter
+from offload_conformance.asynchronous import Run
+from offload_conformance.ledgers import ledger_of
+from offload_conformance.offloader.base import OffloaderClauses, append_of, committed, stored
+from offload_conformance.opened import Open
+
+
+class FencingClauses(OffloaderClauses):
+    """Claims fence."""
+
+    def test_claims_fence(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """After a claim is accepted, commits of every earlier writer raise `Fenced`."""
+        run(committed(writer, ledger_of(10)))
+        [attempt] = run(writer.prepare([10]))
+        receipt = run(stored(writer, ledger_of(10, first_offset=10), attempt))
+
+        successor = run(StreamWriter.claim(other, "orders"))
+
+        old, base = writer.writer, writer.manifest
+        assert successor.manifest.epoch > base.epoch
+        before = run(other.load_manifest("orders"))
+        for change in (
+            append_of(writer, receipt),
+            Prepare(writer=old, attempts=[(uuid4(), 20)]),
+            Resolve(writer=old, adopted=()),
+        ):
+            for known in (base, before):
+                with pytest.raises(Fenced):
+                    run(writer.offloader.commit_manifest("orders", change, base=known, committer=old))
+        after = run(other.load_manifest("orders"))
+        assert (after.commit_id, after.writer) == (before.commit_id, successor.writer)
+
+    def test_claims_fence_at_once(self, run: Run, opened: Open, writer: StreamWriter) -> None:
+        """Of writers that claim at the same time, one is left."""
+
+        async def prepared(claimed: StreamWriter) -> bool:
+            try:
+                await claimed.prepare([0])
+            except Fenced:
+                return False
+            return True
+
+        async def scenario(rivals: Sequence[LedgerOffloader]) -> list[bool]:
+            claims = (StreamWriter.claim(rival, "orders", base=writer.manifest) for rival in rivals)
+            claimed = await asyncio.gather(*claims, return_exceptions=True)
+            writers = [each for each in claimed if isinstance(each, StreamWriter)]
+            assert all(isinstance(each, StreamWriter | Fenced) for each in claimed)
+            assert len({each.manifest.epoch for each in writers}) == len(writers)
+            return [await prepared(each) for each in writers]
+
+        assert run(scenario([opened() for _ in range(4)])).count(True) == 1
+
+    def test_claims_fence_by_the_brokers_own_epoch(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
+    ) -> None:
+        """Where brokers have leaders, a deposed one cannot even claim."""
+        run(StreamWriter.claim(offloader, "orders", source_epoch=5))
+
+        with pytest.raises(Fenced):
+            run(StreamWriter.claim(other, "orders", source_epoch=4))
+
+        assert run(offloader.load_manifest("orders")).source_epoch == 5

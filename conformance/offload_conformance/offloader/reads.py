@@ -1,0 +1,192 @@
+"""Reads: verbatim, of what is committed and nothing else; handles stand still, and tell of damage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, Final
+from uuid import uuid4
+
+import pytest
+
+from offload.errors import Corrupt, NotOffloaded
+from offload.formats.chunk import scan
+from offload.offloader import Attempt, LedgerOffloader, ReadHandle
+from offload.tier.reader import StreamReader
+from offload.tier.stream_writer import StreamWriter
+from offload_conformance import ledgers
+from offload_conformance.asynchronous import Run
+from offload_conformance.ledgers import MemoryLedger, ledger_of
+from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored, trim_of
+from offload_conformance.opened import KIB
+
+DAMAGE: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "flipped": lambda raw: raw[: len(raw) // 2] + bytes([raw[len(raw) // 2] ^ 4]) + raw[len(raw) // 2 + 1 :],
+    "torn": lambda raw: raw[: len(raw) // 2],
+    "zeroed": lambda raw: bytes(len(raw)),
+    "emptied": lambda raw: b"",
+}
+"""What happens to stored bytes; most of a fragment's are its chunks, so the middle lies in one of them."""
+
+
+class ReadClauses(OffloaderClauses):
+    """Reads are verbatim, absence is an error, snapshots do not move, chunks are whole."""
+
+    def test_reads_are_verbatim(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """What is read back is, chunk for chunk, the bytes that were offloaded: all, and any run."""
+        ledger = ledger_of(10)
+        attempt = run(committed(writer, ledger))
+
+        async def scenario() -> None:
+            async with await other.read_offloaded(attempt) as handle:
+                table = await handle.table()
+                for first in range(10):
+                    for stop in range(first + 1, 11):
+                        read = await handle.read(table[first:stop])
+                        assert read == b"".join(ledger.chunks[first:stop])
+
+        run(scenario())
+
+    def test_reads_are_verbatim_when_narrowed(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """Where `only` names some offsets, their chunks are there, and nothing else is invented."""
+        ledger = ledger_of(10)
+        attempt = run(committed(writer, ledger))
+
+        for only in (range(1), range(3, 5), range(9, 10), range(5, 1000)):
+            read = run(chunks_of(other, attempt, only=only))
+            assert set(ledger.chunks[only.start : only.stop]) <= set(read) <= set(ledger.chunks)
+        with pytest.raises(NotOffloaded):
+            run(other.read_offloaded(attempt, only=range(10, 20)))
+
+    def test_absence_is_an_error(self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader) -> None:
+        """Reading what was never committed raises `NotOffloaded`, and never returns None."""
+        nothing = Attempt(stream="orders", ledger_id=0, uid=uuid4())
+        for absent in (other.open, other.streams):
+            self.absent(run, absent())
+        self.absent(run, other.load_manifest("orders"))
+        self.absent(run, other.read_offloaded(nothing))
+
+        writer = run(StreamWriter.claim(offloader, "orders"))
+
+        assert run(other.streams()) == ["orders"]
+        self.absent(run, other.load_manifest("bills"))
+        self.absent(run, other.read_offloaded(nothing))
+        [prepared, uncommitted, aborted] = run(writer.prepare([0, 0, 0]))
+        run(stored(writer, ledger_of(10), uncommitted))
+        run(stored(writer, ledger_of(10), aborted))
+        run(writer.abort([aborted]))
+        for attempt in (prepared, uncommitted, aborted):
+            self.absent(run, other.read_offloaded(attempt))
+
+    def absent(self, run: Run, reading: Coroutine[Any, Any, object]) -> None:
+        """Assert that `reading` raises `NotOffloaded`."""
+        with pytest.raises(NotOffloaded):
+            run(reading)
+
+    def test_snapshots_do_not_move(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """A handle's range, table and bytes are the same at every call, whatever happens to the stream."""
+        attempt = run(committed(writer, ledger_of(10)))
+
+        async def seen(handle: ReadHandle) -> tuple[object, ...]:
+            table = await handle.table()
+            span = (handle.ledger_id, handle.first_offset, handle.next_offset, handle.where)
+            return (*span, table.tobytes(), await handle.read(table))
+
+        async def scenario() -> None:
+            async with await other.read_offloaded(attempt) as handle:
+                before = await seen(handle)
+                await committed(writer, ledger_of(10, first_offset=10))
+                [garbage] = await writer.prepare([20])
+                await stored(writer, ledger_of(10, first_offset=20), garbage)
+                await other.delete_offloaded(garbage)
+                await StreamWriter.claim(other, "orders")
+                assert await seen(handle) == before
+                await handle.aclose()
+
+        run(scenario())
+
+    def test_chunks_are_whole(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """A handle's range begins and ends with a chunk: rows touch, and each reads as one chunk."""
+        ledger = MemoryLedger(ledgers.sub_batches().chunks)
+        attempt = run(committed(writer, ledger))
+
+        async def scenario() -> None:
+            async with await other.read_offloaded(attempt) as handle:
+                table = await handle.table()
+                begins = [*table["offset"].tolist(), handle.next_offset]
+                ends = [handle.first_offset, *(table["offset"] + table["records"]).tolist()]
+                assert begins == ends
+                for row, chunk in enumerate(ledger.chunks):
+                    rows = table[row : row + 1]
+                    assert await handle.read(rows) == chunk
+                    columns = ["offset", "timestamp_ms", "size_bytes", "records", "type"]
+                    assert rows[columns].tolist() == scan(chunk, where="chunk")[columns].tolist()
+
+        run(scenario())
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_damage_is_an_error(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter, damage: str
+    ) -> None:
+        """Bytes that were damaged in the store are read as `Corrupt`, never as other or fewer bytes."""
+        before = self.keys_in_store()
+        ledger = ledger_of(10, body_size_bytes=KIB)
+        attempt = run(self.damaged(offloader, writer, ledger, damage, before))
+
+        with pytest.raises(Corrupt):
+            run(chunks_of(other, attempt))
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_streams_do_not_end_at_damage(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter, damage: str
+    ) -> None:
+        """A reader that comes to damage raises `Corrupt`: it neither ends there nor steps over it."""
+        before = self.keys_in_store()
+        ledger = ledger_of(10, body_size_bytes=KIB)
+        run(self.damaged(offloader, writer, ledger, damage, before))
+
+        async def scenario() -> None:
+            reader = await StreamReader.open(other, "orders")
+            async with aclosing(reader.messages(0)) as messages:
+                async for batch in messages:
+                    assert batch.bodies[0] == b"%d" % batch.offset + b"." * KIB
+
+        with pytest.raises(Corrupt):
+            run(scenario())
+
+    async def damaged(
+        self,
+        offloader: LedgerOffloader,
+        writer: StreamWriter,
+        ledger: MemoryLedger,
+        damage: str,
+        before: set[str],
+    ) -> Attempt:
+        """Commit a ledger, and damage the largest thing that was stored of it."""
+        [attempt] = await writer.prepare([ledger.ledger_id])
+        announced = self.keys_in_store()
+        receipt = await stored(writer, ledger, attempt)
+        of_attempt = sorted(self.keys_in_store() - announced - before)
+        await writer.append([receipt])
+        await self.replace(offloader, of_attempt[len(of_attempt) // 2], DAMAGE[damage])
+        return attempt
+
+    def test_trimmed_offsets_are_gone(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """After a trim the stream begins behind it, and reading what was trimmed raises `NotOffloaded`."""
+        kept = ledger_of(10, first_offset=10)
+        [attempt] = run(writer.prepare([0]))
+        receipt = run(stored(writer, ledger_of(10), attempt))
+        run(writer.append([receipt]))
+        beyond = run(committed(writer, kept))
+
+        trim, base = trim_of(writer, receipt), writer.manifest
+        run(offloader.commit_manifest("orders", trim, base=base, committer=uuid4()))
+
+        manifest = run(other.load_manifest("orders"))
+        assert (manifest.first_offset, manifest.next_offset) == (10, 20)
+        self.absent(run, other.read_offloaded(attempt))
+        assert run(chunks_of(other, beyond)) == [*kept.chunks]

@@ -1,0 +1,121 @@
+"""Create-if-absent, on which every commit rests.
+
+A store that declares that it has none is held to what follows from that: it is refused as a tier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from offload.errors import AlreadyExists
+from offload.store.port import Body, ObjectStore
+from offload_conformance.asynchronous import Run
+from offload_conformance.store.base import StoreClauses
+
+
+class CreateClauses(StoreClauses):
+    """Of the port's clauses: create is atomic."""
+
+    def test_create_never_replaces(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """The second create raises `AlreadyExists`, whoever sends it, and changes nothing."""
+        if not store.capabilities.atomic_create:
+            self.holds_no_tier(run, store)
+            return
+        run(store.create("key", b"first"))
+
+        for client in (store, other):
+            with pytest.raises(AlreadyExists) as caught:
+                run(client.create("key", b"second"))
+            assert caught.value.key == "key"
+
+        assert run(other.get("key")) == b"first"
+
+    def test_create_yields_to_a_put(self, run: Run, store: ObjectStore) -> None:
+        """An object that was put is there for a create as well, an empty one too."""
+        if not store.capabilities.atomic_create:
+            self.holds_no_tier(run, store)
+            return
+        run(store.put("key", Body.of(b"")))
+
+        with pytest.raises(AlreadyExists):
+            run(store.create("key", b"created"))
+
+        assert run(store.get("key")) == b""
+
+    def test_create_succeeds_after_deletion(self, run: Run, store: ObjectStore) -> None:
+        """A key that was deleted can be created again."""
+        run(store.create("key", b"first"))
+        run(store.delete(["key"]))
+
+        run(store.create("key", b"second"))
+
+        assert run(store.get("key")) == b"second"
+
+    def test_create_is_atomic(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """Of many tasks over two clients, exactly one creates, and its bytes are what is read."""
+
+        async def contend(key: str, contender: int) -> bytes | None:
+            client = (store, other)[contender % 2]
+            return await created(client, key, b"%d" % contender)
+
+        async def scenario(key: str) -> None:
+            winners = [won for won in await asyncio.gather(*(contend(key, n) for n in range(16))) if won]
+            assert winners == [await store.get(key)]
+
+        if not store.capabilities.atomic_create:
+            self.holds_no_tier(run, store)
+            return
+        for key in ("race/0", "race/1", "race/2"):
+            run(scenario(key))
+
+    def test_create_is_atomic_between_threads(self, run: Run, store: ObjectStore) -> None:
+        """Of many threads with clients and event loops of their own, exactly one creates."""
+        if not store.capabilities.atomic_create:
+            self.holds_no_tier(run, store)
+            return
+        contenders, rounds = 4, 5
+        start = threading.Barrier(contenders)
+        winners: list[tuple[str, bytes]] = []
+
+        async def contend(contender: int) -> None:
+            client = self.open_store()
+            for key in (f"race/{n}" for n in range(rounds)):
+                start.wait(timeout=120)
+                if won := await created(client, key, b"%d" % contender):
+                    winners.append((key, won))
+            await client.aclose()
+
+        threads = [
+            threading.Thread(target=asyncio.run, args=(contend(contender),))
+            for contender in range(contenders)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert sorted(winners) == [(f"race/{n}", run(store.get(f"race/{n}"))) for n in range(rounds)]
+
+    def test_create_refuses_its_own_bytes(self, run: Run, store: ObjectStore) -> None:
+        """A create of the very bytes that stand there raises `AlreadyExists`: they may be another's."""
+        if not store.capabilities.atomic_create:
+            self.holds_no_tier(run, store)
+            return
+        run(store.create("key", b"the same"))
+
+        with pytest.raises(AlreadyExists):
+            run(store.create("key", b"the same"))
+
+        assert self.keys_in_store() == {"key"}
+
+
+async def created(store: ObjectStore, key: str, data: bytes) -> bytes | None:
+    """Create, and return the bytes if this call won."""
+    try:
+        await store.create(key, data)
+    except AlreadyExists:
+        return None
+    return data

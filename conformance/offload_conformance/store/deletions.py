@@ -1,0 +1,50 @@
+"""Deletions: idempotent, of exactly what was named, of any number of keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from offload.errors import NotFound
+from offload.store.port import Body, ObjectStore
+from offload_conformance.asynchronous import Run
+from offload_conformance.store.base import StoreClauses
+from offload_conformance.store.listings import MANY
+
+
+class DeletionClauses(StoreClauses):
+    """Of the port's clauses: deletion is idempotent."""
+
+    def test_deletion_is_idempotent(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """Deleting what is absent, or twice, or nothing at all, succeeds and takes nothing else along."""
+        for key in ("a/1", "a/2", "a/22", "b"):
+            run(store.put(key, Body.of(b"")))
+
+        for _ in range(2):
+            run(store.delete(["a/2", "b", "never", "a", "none/key", "b"]))
+        run(store.delete([]))
+
+        assert self.keys_in_store() == {"a/1", "a/22"}
+        with pytest.raises(NotFound):
+            run(other.get("b"))
+
+    def test_deletion_takes_any_number_of_keys(self, run: Run, store: ObjectStore) -> None:
+        """However many keys one call names, all of them are gone when it returns."""
+        named = [f"many/{n:05}" for n in range(MANY)]
+        there = {named[n] for n in (0, 1, 99, 100, 255, 256, 499, 500, 998, 999, 1000, 1001, MANY - 1)}
+        for key in there:
+            run(store.create(key, b""))
+        run(store.create("many/99999", b""))
+
+        run(store.delete(named))
+
+        assert self.keys_in_store() == {"many/99999"}
+
+    def test_deletion_is_done_when_it_returns(self, run: Run, store: ObjectStore) -> None:
+        """Whatever characters the keys of a batch have, none of them stays behind without an error."""
+        named = ["a&b", "a<b>", 'a"b', "a'b", "a b", "a%20b", "a+b", "é", "\U0001f4be", "a;b", "plain"]
+        for key in named:
+            run(store.put(key, Body.of(b"")))
+
+        run(store.delete(named))
+
+        assert self.keys_in_store() == set()

@@ -1,0 +1,128 @@
+"""Reads: exact ranges, absence said aloud, nothing stale; and the checksums that a store keeps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from offload.errors import Misuse, NotFound
+from offload.formats.checksums import crc32c
+from offload.store.port import Body, ObjectStore, Span, Suffix
+from offload.store.spans import clip
+from offload_conformance.asynchronous import Run
+from offload_conformance.store.base import DIGITS, StoreClauses, body_of, listed
+
+SPANS: Final = (
+    (Span(0, 10), DIGITS),
+    (Span(0, 0), b""),
+    (Span(0, 1), b"0"),
+    (Span(3, 4), b"3456"),
+    (Span(9, 1), b"9"),
+    (Span(9, 5), b"9"),
+    (Span(3, 1 << 40), b"3456789"),
+    (Span(10, 1), b""),
+    (Span(11, 1), b""),
+    (Span(1 << 40, 1 << 40), b""),
+    (Suffix(1), b"9"),
+    (Suffix(10), DIGITS),
+    (Suffix(11), DIGITS),
+    (Suffix(1 << 40), DIGITS),
+    (Suffix(0), b""),
+    (None, DIGITS),
+)
+
+
+class ReadClauses(StoreClauses):
+    """Of the port's clauses: ranges are exact, absence is an error, stored checksums are true."""
+
+    @pytest.mark.parametrize(("span", "found"), SPANS, ids=str)
+    def test_ranges_are_exact(
+        self, run: Run, store: ObjectStore, span: Span | Suffix | None, found: bytes
+    ) -> None:
+        """A range is clipped at the end of the object, never padded or shifted; and `bytes`."""
+        run(store.put("digits", Body.of(DIGITS)))
+
+        read = run(store.get("digits", span))
+
+        assert read == found
+        assert type(read) is bytes
+
+    @pytest.mark.parametrize("span", [Span(0, 5), Span(1, 1), Suffix(0), Suffix(3), None], ids=str)
+    def test_ranges_of_an_empty_object_are_empty(
+        self, run: Run, store: ObjectStore, span: Span | Suffix | None
+    ) -> None:
+        """Any range of an empty object is empty, and nothing wrong."""
+        run(store.put("empty", Body.of(b"")))
+
+        assert run(store.get("empty", span)) == b""
+
+    @pytest.mark.parametrize("span", [Span(0, 1), Span(0, 0), Suffix(1), None], ids=str)
+    def test_absence_is_an_error(self, run: Run, store: ObjectStore, span: Span | Suffix | None) -> None:
+        """Reading what was never there, or only part of a name, or deleted, raises `NotFound`."""
+        run(store.put("folder/key", Body.of(b"")))
+        run(store.put("gone", Body.of(b"")))
+        run(store.delete(["gone"]))
+
+        for key in ("never", "folder", "folder/ke", "folder/key2", "none/key", "gone"):
+            with pytest.raises(NotFound) as caught:
+                run(store.get(key, span))
+            assert caught.value.key == key
+
+    def test_reading_an_empty_place_writes_nothing(self, run: Run, store: ObjectStore) -> None:
+        """A place that was never written to lists as empty and holds no object."""
+        assert run(listed(store)) == []
+        with pytest.raises(NotFound):
+            run(store.get("key"))
+        run(store.delete(["key"]))
+
+        assert self.keys_in_store() == set()
+
+    @pytest.mark.parametrize("data", [b"", DIGITS, bytes(range(256)) * 300], ids=["empty", "small", "larger"])
+    def test_stored_checksums_are_true(self, run: Run, store: ObjectStore, data: bytes) -> None:
+        """A stored checksum is that of the whole object, however it came there, or there is none."""
+        run(store.put("put", body_of(data[:7], data[7:]) if len(data) > 7 else Body.of(data)))
+        if store.capabilities.atomic_create:
+            run(store.create("created", data))
+
+        for key in self.keys_in_store():
+            assert run(store.stored_crc32c(key)) in {None, crc32c(data)}
+
+    def test_stored_checksums_are_of_what_replaced_an_object(self, run: Run, store: ObjectStore) -> None:
+        """A stored checksum is of the object that stands there now, not of what stood there before."""
+        run(store.put("key", Body.of(b"before")))
+
+        run(store.put("key", Body.of(DIGITS)))
+
+        assert run(store.stored_crc32c("key")) in {None, crc32c(DIGITS)}
+
+    @pytest.mark.parametrize("span", [Span(-1, 1), Span(0, -1), Span(-3, 3), Suffix(-1)], ids=str)
+    def test_ranges_are_never_negative(self, run: Run, store: ObjectStore, span: Span | Suffix) -> None:
+        """A negative start or length is `Misuse`, for no two stores would read it alike."""
+        run(store.put("digits", Body.of(DIGITS)))
+
+        with pytest.raises(Misuse):
+            run(store.get("digits", span))
+
+    @pytest.mark.parametrize("span", [Span(0, 5), Suffix(2), None], ids=str)
+    def test_reads_are_never_stale(
+        self, run: Run, store: ObjectStore, other: ObjectStore, span: Span | Suffix | None
+    ) -> None:
+        """Each write and delete shows in the very next read, also another client's that read before it."""
+
+        def part_of(data: bytes) -> bytes:
+            start, end = clip(span, len(data))
+            return data[start:end]
+
+        def absent() -> None:
+            with pytest.raises(NotFound):
+                run(other.get("key", span))
+
+        absent()
+        for data in (b"before", b"after"):
+            run(store.put("key", Body.of(data)))
+            assert run(other.get("key", span)) == part_of(data)
+        run(store.delete(["key"]))
+        absent()
+        run(store.create("key", b"again"))
+        assert run(other.get("key", span)) == part_of(b"again")
