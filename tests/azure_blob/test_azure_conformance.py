@@ -40,7 +40,7 @@ class TestAzureStore(_OnServer, StoreConformance):
         super().test_keys_are_taken_as_they_are(run, store, key)
 
     def test_listing_is_ordered_in_every_plane(self, run: Run, store: ObjectStore) -> None:
-        """Azurite sorts by UTF-16, as JavaScript does. The store sees it, and does not list in a wrong order."""
+        """Azurite sorts by UTF-16, as JavaScript does; the store refuses rather than list in wrong order."""
         with pytest.raises(Denied, match="before"):
             super().test_listing_is_ordered_in_every_plane(run, store)
 
