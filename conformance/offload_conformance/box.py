@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,9 @@ import hypothesis.core
 import pytest
 
 from offload_conformance.clauses import Clause, clause_of
+
+_USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$")
+"""Advice of pytest's that means another command."""
 
 Outcome = Literal["passed", "failed", "not_run"]
 
@@ -68,7 +72,7 @@ class Listener:
 
         self._select, self._seed, self._tell = select, seed, tell
         self._of_test: dict[str, Result] = {}
-        self._done = 0
+        self._chosen = self._done = 0
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Have assertions tell what they found."""
@@ -93,6 +97,7 @@ class Listener:
         chosen = [item for item in items if self._is_selected(self._of_test[item.nodeid])]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [] if self.unmatched else chosen
+        self._chosen = len(items)
         for item in items:
             self._of_test[item.nodeid].unfinished += 1
 
@@ -105,7 +110,7 @@ class Listener:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Whatever a test draws, it draws again with the same seed, alone as well."""
         random.seed(f"{self._seed} {item.name}")
-        self._tell(f"{self._done} of {len(self._of_test)}: {self._of_test[item.nodeid].clause.id}")
+        self._tell(f"{self._done} of {self._chosen}: {self._of_test[item.nodeid].clause.id}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take down one phase of one case."""
@@ -162,7 +167,7 @@ def _alone() -> Iterator[None]:
 def _message(report: pytest.TestReport) -> str:
     """What was expected and found, and in which case."""
     crash: Any = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else report.longreprtext
+    text = _USE_V.sub("", crash.message if crash is not None else report.longreprtext)
     _, bracket, case = report.nodeid.partition("[")
     where = {"setup": "before the test: ", "teardown": "after the test: "}.get(report.when, "")
     return f"{where}{text}" + (f" (case {case.rstrip(']')})" if bracket else "")

@@ -9,6 +9,7 @@ import json as json_module
 import secrets
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -169,8 +170,8 @@ def _short(message: str) -> str:
 
 def _again(url: str, backend: str | None, options: list[str] | None, seed: int) -> str:
     """The command that runs the same; values of options may be secret, and are left out."""
-    words = ["offload conformance", url]
-    words += ["--backend", backend] if backend else []
+    words = ["offload conformance", quote(url)]
+    words += ["--backend", quote(backend)] if backend else []
     words += [f"-o {option.partition('=')[0]}=…" for option in options or []]
     return " ".join([*words, "--seed", str(seed)])
 

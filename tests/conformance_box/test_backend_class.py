@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 from offload_conformance import Limits, OffloaderBackend, StoreBackend
 from offload_conformance.backend import SUITES
+from offload_conformance.box import Result
 from offload_conformance.clauses import Clause, clause_of, clauses_of, since
 from offload_conformance.report import verdict
 
@@ -117,6 +118,9 @@ class Suite:
         happens (this; or that): it holds"""
 
 
+ONE = Clause(id="store/one", text="One.")
+
+
 class Built(Suite):
     layer = "contract"
 
@@ -165,3 +169,19 @@ def test_an_advisory_clause_may_fail(advisory: bool, passes: bool) -> None:
 
 def test_a_run_that_asked_nothing_is_no_pass() -> None:
     assert not verdict({"clauses": [{"outcome": "not_run", "advisory": False}]})
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome", "message"),
+    [
+        (Result(ONE, cases=2), "passed", ""),
+        (Result(ONE, cases=1, skipped="no room"), "not_run", "no room"),
+        (Result(ONE, cases=1, unfinished=1), "not_run", "the run was stopped before it"),
+        (Result(ONE, message="not selected"), "not_run", "not selected"),
+        (Result(ONE, "failed", "why", cases=1, skipped="no room"), "failed", "why"),
+    ],
+)
+def test_passed_is_what_was_asked_to_its_end(result: Result, outcome: str, message: str) -> None:
+    result.settle()
+
+    assert (result.outcome, result.message) == (outcome, message)
