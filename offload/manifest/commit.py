@@ -144,9 +144,9 @@ class RootLog:
         if base is not None:
             base, is_in = await self._shown(change, base)
             if is_in:  # perhaps undone since
-                newest = await self._newest_after_doubt(base.version)
-                change.check_author(newest)
-                base, is_in = await self._shown(change, newest)
+                now = await self._newest_after_doubt(base.version)
+                change.check_author(now)
+                base, is_in = await self._shown(change, now)
                 if is_in:
                     return base
         for attempt in range(REQUESTS_MAX):
