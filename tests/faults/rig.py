@@ -16,7 +16,8 @@ from uuid import UUID
 import pytest
 from protocol_judge import DATA, GROUP, ROOT, Judge, Objects, read_root
 from protocol_world import CHUNK_RECORDS, NOTHING_COMMITTED, TRACED, WitnessedOffloader, source
-from servers import SERVERS, Place, servers_of
+from servers import Place
+from servers.selection import real_servers
 
 from offload import Plugins, StreamReader, StreamWriter, TierOptions
 from offload.env import Env
@@ -46,12 +47,8 @@ PROBE: Final = "tier.probe."
 """What an interrupted probe of create-if-absent leaves behind."""
 
 
-EVERY_SERVER: Final[list[Any]] = [
-    server
-    for protocol in dict.fromkeys(server.protocol for server in SERVERS if server.honours_create)
-    for server in servers_of(protocol)
-]
-"""Those that keep create-if-absent, for `running_server`."""
+EVERY_SERVER: Final[list[Any]] = real_servers()
+"""Those that keep create-if-absent, for `running_server`. A fake beside a real one only in the campaign."""
 
 EVERYWHERE: Final[list[Any]] = [*EVERY_SERVER, pytest.param(None, id="folder")]
 """And a folder."""
