@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import pytest
 from conformance_box.installed import Site, box
+from offload_conformance.backend import SUITES
+from offload_conformance.clauses import clauses_of
 from offload_conformance.report import SCHEMA
 
-PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "conformance.md").read_text(encoding="utf-8")
 
 
 def fields(schema: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -43,3 +49,22 @@ def test_the_page_lists_the_options_of_the_command(site: Site) -> None:
     assert {"--report", "--seed"} <= listed
     assert listed <= known
     assert {each for each in known if each.startswith("--")} - listed == {"--help", "--option"}
+
+
+def test_the_matrix_is_what_the_reports_say() -> None:
+    made = runpy.run_path(str(DOCS / "make_conformance.py"))["page"]()
+
+    assert made == PAGE, "run: python docs/make_conformance.py"
+
+
+def test_the_matrix_has_every_clause_as_it_is_now() -> None:
+    """Outcomes are those of the day that each column names; clauses and their texts are today's."""
+    rows = re.findall(r"^\| `(\w+/\w+)` \| (.*?) \|(?: (?:yes|\*\*no\*\*|-) \|)+$", PAGE, re.MULTILINE)
+
+    now = [(clause.id, clause.text.replace("|", "\\|")) for clause in clauses_of(*SUITES)]
+    assert rows == now, "run: python docs/make_conformance.py"
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "conformance").glob("*.json")), ids=lambda path: path.stem)
+def test_reports_in_the_repository_fit_the_schema(path: Path) -> None:
+    jsonschema.validate(json.loads(path.read_text()), json.loads(SCHEMA.read_text()))
