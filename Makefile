@@ -40,7 +40,7 @@ bench: $(READY)
 
 # The state machines for a long time, kill -9 at many moments, and a thousand rounds of faults per server.
 campaign: $(READY)
-	OFFLOAD_CAMPAIGN=1 $(BIN)/python -m pytest tests/formats tests/manifest tests/protocol tests/store tests/tier tests/cli tests/faults tests/s3 tests/azure_blob -q
+	OFFLOAD_CAMPAIGN=1 $(BIN)/python -m pytest tests/formats tests/manifest tests/protocol tests/simulation tests/store tests/tier tests/cli tests/faults tests/s3 tests/azure_blob -q
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'

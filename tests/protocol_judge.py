@@ -222,8 +222,12 @@ class Judge:
         self._check_told()
 
     def forget_roots(self) -> None:
-        """Roots were lost, which nothing in the protocol does: begin anew, without a history."""
+        """Roots were lost, which nothing in the protocol does: begin anew, without a history.
+
+        A rebuild may name again what was condemned: nobody sweeps then.
+        """
         self.history.clear()
+        self._condemned.clear()
         self.newest = 0
 
     def _root_stored(self, number: int, root: Root) -> None:
@@ -322,7 +326,17 @@ class Judge:
             self._broken(5, f"root {number}: the epoch rose without a claim")
         if root.writer != parent.writer and root.epoch <= parent.epoch:
             self._broken(5, f"root {number}: the writer changed without a higher epoch")
-        if root.state == DELETED or parent.state == DELETED:
+        if parent.state == REBUILDING:  # the one commit of a rebuild, on its own fence
+            if (root.writer, root.incarnation) != (parent.writer, parent.incarnation):
+                self._broken(5, f"root {number}: a rebuild that another writer ended")
+            return
+        if root.state == DELETED:
+            if root.entries or root.running or any(root.writer):
+                self._broken(6, f"root {number}: a tombstone that names something")
+            return
+        if parent.state == DELETED:
+            if root.incarnation == parent.incarnation or root.entries:
+                self._broken(4, f"root {number}: born again with something of its ancestor's")
             return
         if root.incarnation != parent.incarnation:
             self._broken(4, f"root {number}: another incarnation without a deletion")
@@ -346,7 +360,7 @@ class Judge:
     def _condemn(self, key: str) -> None:
         """Remember what a sweep that looks now may delete at any later time."""
         root, name = self.root, key.rpartition("/")[2]
-        if root is None:
+        if root is None or root.state == REBUILDING:  # a fence names nothing, and condemns nothing
             return
         if match := DATA.fullmatch(key):
             goes = name not in root.named and UUID(match[2]).bytes not in root.running

@@ -231,7 +231,7 @@ def _groups_after_the_root(patch: pytest.MonkeyPatch) -> None:
             await self.store.put(key, body)
         return newest
 
-    _set((RootLog, "_propose", propose), (RootLog, "_settle", settle))(patch)
+    set_to((RootLog, "_propose", propose), (RootLog, "_settle", settle))(patch)
 
 
 def _groups_made_once(patch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def _entry_of_the_last_time(self: Group, raw: bytes) -> Entries:
     return row
 
 
-def _check_no_totals(self: Manifest, where: str, *, trimmed: bool) -> None:
+def check_no_totals(self: Manifest, where: str, *, trimmed: bool) -> None:
     pass
 
 
@@ -272,7 +272,7 @@ _PROPOSE, _SETTLE, _COLLAPSE = RootLog._propose, RootLog._settle, commit.collaps
 _ENTRY_OF, _TRIM = Group.entry, Trim.apply
 
 
-def _set(*changes_: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
+def set_to(*changes_: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
     def take_out(patch: pytest.MonkeyPatch) -> None:
         for owner, name, value in changes_:
             patch.setattr(owner, name, value)
@@ -282,83 +282,83 @@ def _set(*changes_: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None
 
 MUTANTS: Final[dict[str, Mutant]] = {
     "unconfirmed load": Mutant(
-        "2.0", "a load is confirmed by a second listing", _set((RootLog, "load_newest", _load_unconfirmed))
+        "2.0", "a load is confirmed by a second listing", set_to((RootLog, "load_newest", _load_unconfirmed))
     ),
     "probing": Mutant(
-        "2.0", "the newest root is found by listing", _set((RootLog, "load_newest", _load_probing))
+        "2.0", "the newest root is found by listing", set_to((RootLog, "load_newest", _load_probing))
     ),
     "success is accepted": Mutant(
-        "2.1.4", "a success reply alone is never success", _set((RootLog, "_look", _trust_success))
+        "2.1.4", "a success reply alone is never success", set_to((RootLog, "_look", _trust_success))
     ),
     "own id is accepted": Mutant(
-        "2.1.4", "one's own id under the number is no proof", _set((RootLog, "_look", _trust_own_id))
+        "2.1.4", "one's own id under the number is no proof", set_to((RootLog, "_look", _trust_own_id))
     ),
     "own id unconfirmed": Mutant(
-        "2.1.3", "what was read is what was listed", _set((RootLog, "_is_ours", _own_id_unconfirmed))
+        "2.1.3", "what was read is what was listed", set_to((RootLog, "_is_ours", _own_id_unconfirmed))
     ),
     "exists is loss": Mutant(
-        "2.1.5", "`exists` is never loss without looking", _set((RootLog, "_look", _exists_is_loss))
+        "2.1.5", "`exists` is never loss without looking", set_to((RootLog, "_look", _exists_is_loss))
     ),
     "lost roots are created again": Mutant(
-        "2.1.3", "where roots were lost, nothing is created", _set((RootLog, "_look", _lost_is_not_landed))
+        "2.1.3", "where roots were lost, nothing is created", set_to((RootLog, "_look", _lost_is_not_landed))
     ),
     "doubt is not decided by content": Mutant(
-        "2.1.3", "a change that is in is done", _set((Append, "is_in", _never_in))
+        "2.1.3", "a change that is in is done", set_to((Append, "is_in", _never_in))
     ),
     "fence by epoch only": Mutant(
         "2.2",
         "the writer is compared, not the broker's epoch alone",
-        _set((Claim, "apply", _claim_by_broker_epoch), (changes._OfWriter, "_owned", _owned_by_anyone)),
+        set_to((Claim, "apply", _claim_by_broker_epoch), (changes._OfWriter, "_owned", _owned_by_anyone)),
     ),
     "source epoch may fall": Mutant(
-        "2.2", "a lower source epoch is fenced", _set((Claim, "apply", _claim_any_source_epoch))
+        "2.2", "a lower source epoch is fenced", set_to((Claim, "apply", _claim_any_source_epoch))
     ),
     "upload first": Mutant(
         "2.3",
         "uploads begin after the prepare is accepted",
-        _set((StreamWriter, "offload", _offload_upload_first)),
+        set_to((StreamWriter, "offload", _offload_upload_first)),
     ),
     "same key for another cut": Mutant(
-        "2.4", "a new cut is a new attempt", _set((StreamWriter, "prepare", _prepare_same_key))
+        "2.4", "a new cut is a new attempt", set_to((StreamWriter, "prepare", _prepare_same_key))
     ),
     "append without running": Mutant(
-        "2.5", "only running attempts are appended", _set((Append, "apply", _append_without_running))
+        "2.5", "only running attempts are appended", set_to((Append, "apply", _append_without_running))
     ),
     "adopt any": Mutant(
         "2.6",
         "only running attempts are adopted",
-        _set(
+        set_to(
             (object_store_offloader, "find_leftovers", _adopt_any),
             (Resolve, "apply", _resolve_without_running),
         ),
     ),
     "adopt unchecked": Mutant(
-        "2.6", "only what holds is adopted", _set((adoption, "_complete", _adopt_unchecked))
+        "2.6", "only what holds is adopted", set_to((adoption, "_complete", _adopt_unchecked))
     ),
     "fenced deletes": Mutant(
-        "2.7", "a fenced writer deletes nothing", _set((StreamWriter, "offload", _offload_fenced_deletes))
+        "2.7", "a fenced writer deletes nothing", set_to((StreamWriter, "offload", _offload_fenced_deletes))
     ),
     "delete without a commit": Mutant(
         "2.7",
         "deleting commits first, and judges",
-        _set((ObjectStoreOffloader, "delete_offloaded", _delete_at_once)),
+        set_to((ObjectStoreOffloader, "delete_offloaded", _delete_at_once)),
     ),
     "purge": Mutant(
-        "2.7", "the newest root, tombstone included, is never deleted", _set((Sweep, "goes", _purge))
+        "2.7", "the newest root, tombstone included, is never deleted", set_to((Sweep, "goes", _purge))
     ),
     "root first": Mutant(
-        "2.8", "the sweep lists before it loads", _set((Sweep, "phases", _sweep_root_first))
+        "2.8", "the sweep lists before it loads", set_to((Sweep, "phases", _sweep_root_first))
     ),
     "sweep what is unnamed": Mutant(
-        "2.8", "the sweep spares running attempts", _set((Sweep, "condemns", _sweep_unnamed))
+        "2.8", "the sweep spares running attempts", set_to((Sweep, "condemns", _sweep_unnamed))
     ),
     "sweep by epoch": Mutant(
-        "2.8", "an older epoch condemns nothing", _set((Sweep, "condemns", _sweep_by_epoch))
+        "2.8", "an older epoch condemns nothing", set_to((Sweep, "condemns", _sweep_by_epoch))
     ),
     "sweep undecided groups": Mutant(
         "2.8",
         "the sweep spares a group whose number is not decided",
-        _set((Sweep, "condemns_group", _sweep_undecided_groups)),
+        set_to((Sweep, "condemns_group", _sweep_undecided_groups)),
     ),
     "groups after the root": Mutant(
         "2.1", "a group is stored before the root that names it is created", _groups_after_the_root
@@ -369,14 +369,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "wrong total of a group": Mutant(
         "2.1",
         "an entry says of its group what that holds",
-        _set((Group, "entry", _entry_of_another_total), (Manifest, "_check_totals", _check_no_totals)),
+        set_to((Group, "entry", _entry_of_another_total), (Manifest, "_check_totals", check_no_totals)),
     ),
     "wrong time of a group": Mutant(
-        "2.1", "an entry says of its group when it begins", _set((Group, "entry", _entry_of_the_last_time))
+        "2.1", "an entry says of its group when it begins", set_to((Group, "entry", _entry_of_the_last_time))
     ),
     "trim from anywhere": Mutant(
         "2.10",
         "a trim holds for the beginning that it was counted on",
-        _set((Trim, "apply", _trim_from_anywhere), (Manifest, "_check_totals", _check_no_totals)),
+        set_to((Trim, "apply", _trim_from_anywhere), (Manifest, "_check_totals", check_no_totals)),
     ),
 }

@@ -17,7 +17,7 @@ same history. Everything a test does goes through public methods of the code und
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -501,34 +501,45 @@ class World:
             assert {key.rpartition("/")[2] for key in keys} == set(named)
 
     def check_what_was_told(self) -> None:
-        """Each commit that returned is in the history; each that raised what promises otherwise is not."""
-        for process in self.processes:
-            for change, result in process.offloader.commits:
-                if not isinstance(result, OffloadError):
-                    in_or_passed = self._was_in(change) or self._was_passed(change)
-                    assert in_or_passed, f"{process.name} was told of a commit that never was"
-                elif isinstance(result, NOTHING_COMMITTED) and isinstance(change, TRACED):
-                    assert not self._was_in(change), f"{process.name} was told untruly: {result}"
+        """See `check_told`."""
+        check_told(self.judge, ((process.name, process.offloader.commits) for process in self.processes))
 
-    def _was_passed(self, change: Change) -> bool:
-        """Whether a trim passed what an append would have named: then nothing tells any more what became of
-        it, nor does it matter. Its attempt may have been dropped, and another's fragments trimmed there.
-        """
-        if not isinstance(change, Append) or not change.entries:
-            return False
-        return any(root.first_offset >= change.entries[-1].next_offset for root in self.history)
 
-    def _was_in(self, change: Change) -> bool:
-        """Whether the true history ever showed the change. True for one without a trace."""
-        if isinstance(change, Claim):
-            return any(root.writer == change.writer.bytes for root in self.history)
-        if isinstance(change, Prepare):
-            return any(uid.bytes in root.running for uid, _ in change.attempts for root in self.history)
-        if isinstance(change, Append) and change.entries:
-            first = change.entries[0]
-            name = f"{first.first_offset:020d}.{first.attempt}.fragment"
-            return self.judge.named_first_by(name) == change.writer.bytes
-        return True
+def check_told(
+    judge: Judge, told: Iterable[tuple[str, Sequence[tuple[Change, Manifest | OffloadError]]]]
+) -> None:
+    """Each commit that returned is in the history; each that raised what promises otherwise is not."""
+    for name, commits in told:
+        for change, result in commits:
+            if not isinstance(result, OffloadError):
+                in_or_passed = _was_in(judge, change) or _was_passed(judge, change)
+                assert in_or_passed, f"{name} was told of a commit that never was"
+            elif isinstance(result, NOTHING_COMMITTED) and isinstance(change, TRACED):
+                assert not _was_in(judge, change), f"{name} was told untruly: {result}"
+
+
+def _was_passed(judge: Judge, change: Change) -> bool:
+    """Whether a trim passed what an append would have named: then nothing tells any more what became of
+    it, nor does it matter. Its attempt may have been dropped, and another's fragments trimmed there.
+    """
+    if not isinstance(change, Append) or not change.entries:
+        return False
+    end = change.entries[-1].next_offset
+    return any(root.first_offset >= end for root in judge.history.values())
+
+
+def _was_in(judge: Judge, change: Change) -> bool:
+    """Whether the true history ever showed the change. True for one without a trace."""
+    roots = judge.history.values()
+    if isinstance(change, Claim):
+        return any(root.writer == change.writer.bytes for root in roots)
+    if isinstance(change, Prepare):
+        return any(uid.bytes in root.running for uid, _ in change.attempts for root in roots)
+    if isinstance(change, Append) and change.entries:
+        first = change.entries[0]
+        name = f"{first.first_offset:020d}.{first.attempt}.fragment"
+        return judge.named_first_by(name) == change.writer.bytes
+    return True
 
 
 async def _ungrouped(job: Coroutine[Any, Any, T]) -> T:

@@ -204,6 +204,16 @@ def test_each_verdict_has_its_reason(yard: Yard) -> None:
     assert all(c.waits_seconds == 0 for c in told)
 
 
+@pytest.mark.parametrize("kept", [1, 3])
+def test_as_many_roots_stay_as_were_asked_for(yard: Yard, kept: int) -> None:
+    yard.fragments(3)
+
+    run(Sweeper(yard.store, grace_seconds=0, roots_kept=kept, env=yard.env).sweep())
+
+    versions = sorted(version for key in yard.objects if (version := KEYS.parse_root(key)) is not None)
+    assert versions == [*range(yard.base.version - kept + 1, yard.base.version + 1)]
+
+
 def test_a_tombstone_names_nothing_and_stays_with_the_anchor(yard: Yard) -> None:
     yard.fragments(9)
     yard.upload(yard.prepare())

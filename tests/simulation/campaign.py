@@ -1,0 +1,120 @@
+"""Live through many histories, or replay one.
+
+    PYTHONPATH=tests python -m simulation --seeds 0:1000000 --processes 8
+    PYTHONPATH=tests python -m simulation --seed 4711 --trace
+    PYTHONPATH=tests python -m simulation --seeds 0:500 --mutant "sweep: no grace"
+    PYTHONPATH=tests python -m simulation --seeds 0:2000 --mutants
+
+Ends with 1 where a history broke an invariant, and says which seed and step. `docs/testing.md` has more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from simulation.history import simulate
+from simulation.mutants import BY_REPLAY, PLANTED
+from simulation.world import Broken, Figures
+
+BATCH = 50
+
+
+def main() -> int:
+    """See the module's head."""
+    asked = _arguments()
+    if asked.seed is not None:
+        return _replay(asked.seed, asked.mutant, trace=asked.trace)
+    first, _, end = asked.seeds.partition(":")
+    seeds = range(int(first), int(end))
+    if asked.mutants:
+        return _find(seeds, asked.processes)
+    began, figures, broken = time.monotonic(), Figures(), 0
+    for part, failures in _parts(seeds, asked.mutant, asked.processes):
+        figures.add(part)
+        broken += len(failures)
+        for failure in failures:
+            print(f"\r{failure}", flush=True)
+        print(f"\r{figures.seeds + broken} of {len(seeds)} seeds", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    _tell(figures, broken, time.monotonic() - began)
+    return 1 if broken else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m simulation", description="Deterministic simulation of a tier."
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seeds", default="0:1000", metavar="FIRST:END", help="which histories (%(default)s)")
+    which.add_argument("--seed", type=int, help="one history")
+    parser.add_argument("--trace", action="store_true", help="print every turn of that one history")
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count(), help="how many at once")
+    parser.add_argument("--mutants", action="store_true", help="which seed is the first to find each bug")
+    parser.add_argument("--mutant", choices=sorted(PLANTED), help="with this bug planted")
+    return parser.parse_args()
+
+
+def _replay(seed: int, mutant: str | None, *, trace: bool) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        if mutant is not None:
+            PLANTED[mutant].take_out(patch)
+        try:
+            figures = simulate(seed, tell=print if trace else None)
+        except AssertionError as broken:
+            print(broken)
+            return 1
+    _tell(figures, 0, 0.0)
+    return 0
+
+
+def _find(seeds: range, processes: int) -> int:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for name, seed, how in pool.imap(
+            _first, [(name, seeds) for name in PLANTED if name not in BY_REPLAY]
+        ):
+            print(f"{name!r}: {seed},  # {how}", flush=True)
+    return 0
+
+
+def _first(job: tuple[str, range]) -> tuple[str, int | None, str]:
+    name, seeds = job
+    with pytest.MonkeyPatch.context() as patch:
+        PLANTED[name].take_out(patch)
+        for seed in seeds:
+            try:
+                simulate(seed)
+            except Broken as broken:
+                return name, seed, str(broken).partition(": ")[2]
+    return name, None, "not found"
+
+
+def _parts(seeds: range, mutant: str | None, processes: int) -> Iterator[tuple[Figures, list[str]]]:
+    jobs = ((seeds[start : start + BATCH], mutant) for start in range(0, len(seeds), BATCH))
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(_run, jobs)
+
+
+def _run(job: tuple[range, str | None]) -> tuple[Figures, list[str]]:
+    seeds, mutant = job
+    figures, failures = Figures(), []
+    with pytest.MonkeyPatch.context() as patch:
+        if mutant is not None:
+            PLANTED[mutant].take_out(patch)
+        for seed in seeds:
+            try:
+                figures.add(simulate(seed))
+            except Broken as broken:
+                failures.append(str(broken))
+    return figures, failures
+
+
+def _tell(figures: Figures, broken: int, seconds: float) -> None:
+    print(f"{figures.seeds} histories held, {broken} did not; {figures.steps} steps in {seconds:.0f} s")
+    for what, number in sorted(figures.counts.items()):
+        print(f"  {number:>9}  {what}")

@@ -1,0 +1,114 @@
+"""A whole history: trouble first, then calm, and then everything must be there, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+
+from protocol_judge import DATA, GROUP, LIVE, ROOT, end_of, group_name, read_group
+from protocol_world import STREAM, Ledger, check_told
+
+from offload.tier.reader import StreamReader
+from offload.tier.rebuild import rebuild
+from offload.tier.stream_writer import StreamWriter
+from offload.tier.sweep import Sweeper
+from offload.tier.sweep_page import ROOTS_KEPT
+from simulation import people
+from simulation.weather import GRACE_SECONDS
+from simulation.world import Figures, World, after
+
+
+def simulate(seed: int, *, tell: Callable[[str], None] | None = None) -> Figures:
+    """Live through the history of this seed. Raises `Broken` where an invariant was."""
+    return World(seed, tell=tell).run(_live)
+
+
+async def _live(world: World) -> None:
+    weather = world.weather
+    world.say(str(weather))
+    for role, count, person in (
+        ("writer", weather.writers, people.lead),
+        ("reader", weather.readers, people.read),
+        ("sweeper", weather.sweepers, people.clean),
+        ("trimmer", weather.trimmers, people.retain),
+        ("aborter", weather.aborters, people.abort),
+        ("remover", weather.deletes, people.remove),
+        ("scrubber", weather.scrubs, people.scrub),
+    ):
+        for _ in range(count):
+            world.begin(role, person)
+    await world.until_time_is_up()
+    await world.calm_down()
+    check_told(world.judge, ((process.name, process.offloader.commits) for process in world.processes))
+    if weather.loses_roots and world.judge.root is not None and world.judge.root.state == LIVE:
+        await _lose_all_roots(world)
+    await _finish(world)
+    _check_what_is_left(world)
+
+
+async def _lose_all_roots(world: World) -> None:
+    """Nobody is alive, as a rebuild demands. What was committed comes back, all of it."""
+    root = world.judge.root
+    assert root is not None
+    if not root.fragments:
+        return
+    world.objects.lose_roots()
+    operator = world.process("operator")
+    report = await rebuild(
+        operator.offloader, STREAM, begin=root.first_offset, end=root.next_offset, env=operator.env
+    )
+    assert report.manifest is not None, f"holes: {report.choice.holes}"
+    assert {damage.where for damage in report.damages} <= world.torn, report.damages
+    world.check()
+    rebuilt = world.judge.root
+    assert rebuilt is not None
+    assert (rebuilt.first_offset, rebuilt.next_offset) == (root.first_offset, root.next_offset)
+    assert rebuilt.incarnation == root.incarnation
+    world.happened("rebuilds")
+
+
+async def _finish(world: World) -> None:
+    """A last writer goes on where the tier ends, a last reader reads it all, a last sweep takes the rest."""
+    last = world.process("last")
+    writer = await StreamWriter.claim(last.offloader, STREAM, env=last.env)
+    first = writer.manifest.next_offset
+    await writer.offload([Ledger(first, after(first, 1))])
+    world.check()
+
+    reader = await StreamReader.open(last.offloader, STREAM)
+    at = reader.manifest.first_offset
+    async with aclosing(reader.messages(at)) as batches:
+        async for batch in batches:
+            assert batch.offset == at
+            assert batch.bodies == [b"record %d of orders" % (at + i) for i in range(len(batch.bodies))]
+            at += len(batch.bodies)
+    assert at == after(first, 1)
+
+    sweeper = Sweeper(last.offloader, grace_seconds=GRACE_SECONDS, env=last.env, uploads_seconds=0)
+    await sweeper.sweep()
+    world.loop.now += 2 * GRACE_SECONDS
+    report = await sweeper.sweep()
+    assert not any(stream.errors for stream in report.streams)
+    world.check()
+
+
+def _check_what_is_left(world: World) -> None:
+    """Every fragment is named, every group is reached, at most so many old roots stand, and no upload is
+    open."""
+    root, names = world.judge.root, {key: key.rpartition("/")[2] for key in world.objects}
+    assert root is not None
+    assert not root.running
+    fragments = {name for key, name in names.items() if DATA.fullmatch(key)}
+    assert fragments == set(root.named), "fragments are left that no root names"
+    groups = {name: world.objects[key] for key, name in names.items() if GROUP.fullmatch(key)}
+    reached, rows = set(), list(root.entries)
+    while rows:
+        row = rows.pop()
+        if row["kind"]:
+            name = group_name(row)
+            reached.add(name)
+            if name in groups or end_of(row) > root.first_offset:
+                rows += read_group(groups[name]).rows
+    assert not groups.keys() - reached, "groups are left that no root leads to"
+    assert sum(bool(ROOT.fullmatch(key)) for key in names) <= ROOTS_KEPT
+    assert not world.unfinished, "uploads are left that nobody will finish"

@@ -1,0 +1,341 @@
+"""Bugs planted into the code under test, one at a time, for the simulation to find.
+
+The rules of the commit protocol are `protocol_mutants.MUTANTS`; those of them that change the tests' own
+sweep have their like here, for the product's. The others are what users of such systems suffered from, and
+steps in a wrong order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any, Final
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+from protocol_mutants import MUTANTS, Mutant, check_no_totals, set_to
+
+from offload.errors import OffloadError, TryAgain
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import NO_ENTRIES, Entries, Manifest, State
+from offload.manifest.changes import Append, Claim, Delete, Dropped, Resolve, Trim, append_entries
+from offload.manifest.commit import RootLog
+from offload.manifest.groups import GroupCache
+from offload.manifest.tree import Tree
+from offload.offloader import Receipt
+from offload.tier import sweep_page
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.reader import StreamWindows
+from offload.tier.stream_writer import StreamWriter
+from offload.tier.sweep_notes import Seen, Times
+from offload.tier.sweep_page import Page, Why
+from simulation import people
+
+_LIST, _LOAD, _JUDGE = Page.list, Page.load, Page.judge
+_WHY_FRAGMENT, _WHY_GROUP = sweep_page._why_fragment, sweep_page._why_group
+_GROUPS_IN, _JUDGE_ROOT, _MARK = sweep_page._groups_in, sweep_page._judge_root, sweep_page._mark
+_TRIM, _CLAIM, _DELETE = Trim.apply, Claim.apply, Delete.apply
+_LOAD_GROUP, _GO_ON = GroupCache.load, StreamWindows._go_on
+_COMMIT = ObjectStoreOffloader.commit_manifest
+_OTHER = UUID(int=7)
+
+
+async def _load_then_list(self: Page) -> None:
+    await _LOAD(self)
+    await _LIST(self)
+
+
+async def _loaded_already(self: Page) -> None:
+    if self.verdicts or self.root is None:
+        await _LOAD(self)
+
+
+def _no_attempt_is_spared(root: Manifest, is_named: bool, first_offset: int, runs: bool) -> Why:
+    return _WHY_FRAGMENT(root, is_named, first_offset, False)
+
+
+def _no_group_is_undecided(root: Manifest, is_named: bool, first_offset: int, version: int) -> Why:
+    return _WHY_GROUP(root, is_named, first_offset, min(version, root.version))
+
+
+def _tombstones_go(newest: Manifest, row: Any, name: bytes, kept: int) -> Any:
+    verdict = _JUDGE_ROOT(newest, row, name, kept)
+    return verdict._replace(why=Why.DELETED) if newest.state is State.DELETED else verdict
+
+
+def _seen_for_ever(self: Seen, rows: Any) -> Times:
+    return np.zeros(len(rows))
+
+
+async def _groups_trimmed_in_part(tree: Tree, low: int, high: int) -> Any:
+    async for run in _GROUPS_IN(tree, low, high):
+        yield run[run["first_offset"] >= np.uint64(tree.manifest.first_offset)]
+
+
+def _mark_any(named: npt.NDArray[np.bool_], rows: Any, entries: Entries) -> None:
+    if len(entries):
+        _MARK(named, rows, entries)
+
+
+async def _nothing_there(self: GroupCache, store: Any, manifest: Manifest, entry: Entries) -> Entries:
+    try:
+        return await _LOAD_GROUP(self, store, manifest, entry)
+    except TryAgain:
+        return NO_ENTRIES
+
+
+async def _unreadable_is_unnamed(self: Page) -> None:
+    try:
+        await _JUDGE(self)
+    except OffloadError:
+        assert self.root is not None
+        self.root = replace(self.root, entries=NO_ENTRIES, first_offset=self.root.next_offset)
+        await _JUDGE(self)
+
+
+def _totals_stay(self: Trim, base: Manifest) -> Manifest:
+    none = Dropped(messages=0, data_size_bytes=0, stored_size_bytes=0, fragments=0, ledgers=0)
+    return _TRIM(replace(self, dropped=none), base)
+
+
+def _first_offset_may_fall(self: Trim, base: Manifest) -> Manifest:
+    return replace(_TRIM(replace(self, since=base.first_offset), base), first_offset=self.first_offset)
+
+
+async def _delete_before_the_commit(
+    self: ObjectStoreOffloader, stream: str, change: Any, *, base: Manifest | None, committer: Any
+) -> Manifest:
+    if isinstance(change, Trim) and base is not None:
+        keys, rows = StreamKeys(stream), [row async for run in self.tree(base).walk() for row in run]
+        names = [(int(row["first_offset"]), UUID(bytes=bytes(row["attempt"]))) for row in rows]
+        gone = [keys.fragment(*name) for name in names if name[0] < change.first_offset]
+        await self.store.delete(gone)
+    return await _COMMIT(self, stream, change, base=base, committer=committer)
+
+
+async def _prefix_goes_with_the_stream(
+    self: ObjectStoreOffloader, stream: str, change: Any, *, base: Manifest | None, committer: Any
+) -> Manifest:
+    manifest = await _COMMIT(self, stream, change, base=base, committer=committer)
+    if isinstance(change, Delete):
+        keys = StreamKeys(stream)
+        await self.store.delete([row.key async for row in self.store.list(keys.data)])
+        await self.store.delete([row.key async for row in self.store.list(keys.roots)])
+    return manifest
+
+
+async def _walk_from_the_first_child(self: Tree, offset: int = 0) -> AsyncGenerator[Entries, None]:
+    entries = self.manifest.entries
+    ends = entries["first_offset"] + entries["records"]
+    holding = entries[ends > np.uint64(offset)][:1]
+    begin = int(holding["first_offset"][0]) if len(holding) and holding["kind"][0] else offset
+    start = max(begin, self.manifest.first_offset)
+    async for run in self._walk(entries, start):
+        yield run
+
+
+async def _last_of_a_group_by_time(self: Tree, timestamp_ms: int) -> Any:
+    return await self._first(lambda entries: entries["first_timestamp_ms"] >= timestamp_ms)
+
+
+async def _skip_silently(self: StreamWindows, absent: Any) -> None:
+    self._reader.emit, emit = people.nobody, self._reader.emit
+    await _GO_ON(self, absent)
+    self._reader.emit = emit
+
+
+async def _gone_is_the_end(self: StreamWindows, absent: Any) -> None:
+    raise StopAsyncIteration
+
+
+async def _failed_upload_is_skipped(self: StreamWriter, handle: Any, attempt: Any, extra: Any) -> Receipt:
+    try:
+        return await self.offloader.offload(handle, attempt, manifest=self.manifest, extra_metadata=extra)
+    except OffloadError:
+        return Receipt(attempt=attempt, entries=[])
+
+
+def _append_anywhere(self: Append, base: Manifest) -> Manifest:
+    owned = self._owned(base)
+    try:
+        appended = append_entries(owned, self.entries)
+    except OffloadError:
+        appended = append_entries(replace(owned, next_offset=self.entries[0].first_offset), self.entries)
+    return replace(appended, running=tuple(r for r in base.running if r.attempt not in self.finished))
+
+
+def _born_of_the_dead(self: Claim, base: Manifest | None) -> Manifest:
+    changed = _CLAIM(replace(self, incarnation=_OTHER), base)
+    if base is not None and base.state is State.DELETED:
+        return replace(changed, incarnation=base.incarnation)
+    return replace(changed, incarnation=self.incarnation) if base is None else changed
+
+
+def _rebirth_restarts(self: Claim, base: Manifest | None) -> Manifest:
+    changed = _CLAIM(self, base)
+    if base is not None and base.state is State.DELETED:
+        return replace(changed, epoch=1)
+    return changed
+
+
+def _tombstone_keeps_its_writer(self: Delete, base: Manifest | None) -> Manifest:
+    assert base is not None
+    return replace(_DELETE(self, base), writer=base.writer)
+
+
+def _resolve_keeps_attempts(self: Resolve, base: Manifest) -> Manifest:
+    return append_entries(self._owned(base), self.adopted)
+
+
+async def _look_at_nothing(self: RootLog, proposal: Manifest, reply: Any) -> None:
+    return None
+
+
+BUGS: Final[dict[str, Mutant]] = {
+    "sweep: root first": Mutant(
+        "2.8",
+        "the sweep lists before it loads",
+        set_to((Page, "list", _load_then_list), (Page, "load", _loaded_already)),
+    ),
+    "sweep: what is unnamed": Mutant(
+        "2.8",
+        "the sweep spares running attempts",
+        set_to((sweep_page, "_why_fragment", _no_attempt_is_spared)),
+    ),
+    "sweep: undecided groups": Mutant(
+        "2.8",
+        "the sweep spares a group whose number is not decided",
+        set_to((sweep_page, "_why_group", _no_group_is_undecided)),
+    ),
+    "sweep: tombstones": Mutant(
+        "2.7", "a tombstone is never deleted", set_to((sweep_page, "_judge_root", _tombstones_go))
+    ),
+    "sweep: no grace": Mutant(
+        "2.8", "what a reader saw stays for the grace", set_to((Seen, "since", _seen_for_ever))
+    ),
+    "sweep: groups trimmed in part": Mutant(
+        "3",
+        "a group of which something lives is named",
+        set_to((sweep_page, "_groups_in", _groups_trimmed_in_part), (sweep_page, "_mark", _mark_any)),
+    ),
+    "sweep: what cannot be read names nothing": Mutant(
+        "2.8", "a failure to read is never taken for absence", set_to((Page, "judge", _unreadable_is_unnamed))
+    ),
+    "a failed fetch of a group is nothing there": Mutant(
+        "2.8", "a failure to read is never taken for absence", set_to((GroupCache, "load", _nothing_there))
+    ),
+    "trim: totals stay": Mutant(
+        "2.10",
+        "a trim takes off what goes",
+        set_to((Trim, "apply", _totals_stay), (Manifest, "_check_totals", check_no_totals)),
+    ),
+    "trim: backwards": Mutant(
+        "2.10",
+        "the first offset never falls",
+        set_to((Trim, "apply", _first_offset_may_fall), (Manifest, "_check_totals", check_no_totals)),
+    ),
+    "trim: delete before the commit": Mutant(
+        "2.10",
+        "commit first, delete later",
+        set_to((ObjectStoreOffloader, "commit_manifest", _delete_before_the_commit)),
+    ),
+    "delete: the prefix goes": Mutant(
+        "2.7",
+        "a stream goes by the sweep's rules, never by its prefix",
+        set_to((ObjectStoreOffloader, "commit_manifest", _prefix_goes_with_the_stream)),
+    ),
+    "delete: the writer stays": Mutant(
+        "2.7", "a tombstone fences every writer", set_to((Delete, "apply", _tombstone_keeps_its_writer))
+    ),
+    "rebirth: the old incarnation": Mutant(
+        "2.7", "a rebirth has an incarnation of its own", set_to((Claim, "apply", _born_of_the_dead))
+    ),
+    "rebirth: epochs begin again": Mutant("2.7", "epochs go on", set_to((Claim, "apply", _rebirth_restarts))),
+    "lookup: the first child of a group": Mutant(
+        "-",
+        "a lookup goes to the child that holds the target",
+        set_to((Tree, "walk", _walk_from_the_first_child)),
+    ),
+    "lookup: by first times": Mutant(
+        "-",
+        "a time between two fragments is in the earlier one's reach",
+        set_to((Tree, "first_since", _last_of_a_group_by_time)),
+    ),
+    "reader: skips silently": Mutant(
+        "2.8", "a reader says what it leaves out", set_to((StreamWindows, "_go_on", _skip_silently))
+    ),
+    "reader: gone is the end": Mutant(
+        "2.8",
+        "a reader that finds an object gone loads the newest root",
+        set_to((StreamWindows, "_go_on", _gone_is_the_end)),
+    ),
+    "writer: a failed upload is skipped": Mutant(
+        "2.5",
+        "entries touch each other",
+        set_to((StreamWriter, "_upload", _failed_upload_is_skipped), (Append, "apply", _append_anywhere)),
+    ),
+    "resolve: attempts stay": Mutant(
+        "2.6", "a resolution condemns older attempts", set_to((Resolve, "apply", _resolve_keeps_attempts))
+    ),
+    "commit: no listing": Mutant(
+        "2.1.3", "after every create, list", set_to((RootLog, "_look", _look_at_nothing))
+    ),
+}
+
+TESTS_OWN_SWEEP: Final = frozenset(
+    {"purge", "root first", "sweep what is unnamed", "sweep by epoch", "sweep undecided groups"}
+)
+PLANTED: Final = {**{name: MUTANTS[name] for name in MUTANTS if name not in TESTS_OWN_SWEEP}, **BUGS}
+
+BY_REPLAY: Final[dict[str, str]] = {
+    "unconfirmed load": "a sleeper between a listing and a read, and a zombie under the name that it reads",
+    "own id unconfirmed": "a create that lands late, as a zombie, between a listing and a read",
+    "lost roots are created again": "here roots are lost only when nobody is alive",
+}
+"""Bugs that CI's seeds need not find, and why. `tests/protocol/test_counterexamples.py` has them."""
+
+FOUND_AT: Final[dict[str, int]] = {
+    "probing": 3,
+    "success is accepted": 3,
+    "own id is accepted": 168,
+    "exists is loss": 8,
+    "doubt is not decided by content": 100,
+    "fence by epoch only": 0,
+    "source epoch may fall": 26,
+    "upload first": 0,
+    "same key for another cut": 1,
+    "append without running": 9,
+    "adopt any": 5,
+    "adopt unchecked": 9,
+    "fenced deletes": 25,
+    "delete without a commit": 11,
+    "groups after the root": 0,
+    "groups made once": 2,
+    "wrong total of a group": 0,
+    "wrong time of a group": 0,
+    "trim from anywhere": 289,
+    "sweep: root first": 12,
+    "sweep: what is unnamed": 1,
+    "sweep: undecided groups": 19,
+    "sweep: tombstones": 324,
+    "sweep: no grace": 844,
+    "sweep: groups trimmed in part": 3,
+    "sweep: what cannot be read names nothing": 312,
+    "a failed fetch of a group is nothing there": 9,
+    "trim: totals stay": 0,
+    "trim: backwards": 289,
+    "trim: delete before the commit": 1,
+    "delete: the prefix goes": 3,
+    "delete: the writer stays": 3,
+    "rebirth: the old incarnation": 3,
+    "rebirth: epochs begin again": 3,
+    "lookup: the first child of a group": 10,
+    "lookup: by first times": 2,
+    "reader: skips silently": 59,
+    "reader: gone is the end": 59,
+    "writer: a failed upload is skipped": 5,
+    "resolve: attempts stay": 0,
+    "commit: no listing": 0,
+}
+"""The first seed that found each bug. Other code makes other histories: then another one is sought."""

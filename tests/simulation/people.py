@@ -1,0 +1,327 @@
+"""Who lives in a simulated world, what each of them does over and over, and what each must never see.
+
+Nobody here looks at objects: that is the judge's. They use the code under test as its users do, and hold it
+to what its docstrings promise them. An error that no docstring names ends the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from math import inf
+from typing import Any, Final, TypeVar
+
+from protocol_judge import DELETED
+from protocol_world import CHUNK_RECORDS, STREAM, Ledger, chunk, source
+
+from offload.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    NotOffloaded,
+    OutcomeUnknown,
+    StreamDeleted,
+    TryAgain,
+)
+from offload.events import Event, Skipped
+from offload.offloader import Attempt, Receipt
+from offload.position import AtOffset, AtTime, Place
+from offload.tier.reader import StreamReader
+from offload.tier.retention import Retention, delete_stream, trim
+from offload.tier.stream_writer import StreamWriter
+from offload.tier.sweep import Sweeper, sweep
+from offload.tier.verify import verify
+from simulation.world import EPOCH_MS, Cancelled, Process, after
+
+T = TypeVar("T")
+Person = Callable[[Process], Coroutine[Any, Any, None]]
+
+FAILURES: Final = (TryAgain, OutcomeUnknown, Cancelled)
+"""What the store, or a caller's deadline, may do to anybody."""
+
+
+def nobody(event: Event) -> None:
+    """Hears nothing."""
+
+
+def failures(process: Process) -> tuple[type[Exception], ...]:
+    """The same, and damage where bits are flipped on their way."""
+    return (*FAILURES, Corrupt) if process.world.weather.flips else FAILURES
+
+
+async def lead(process: Process) -> None:
+    """A writer that believes it leads: it claims, offloads what the tier lacks, claims again when fenced."""
+    await Leader(process).live()
+
+
+class Leader:
+    """See `lead`."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.random = process, process.random
+        self.pace_seconds = process.random.choice((0.5, 2.0, 8.0))
+        self.writer: StreamWriter | None = None
+        self.announced: list[tuple[Ledger, Attempt]] = []
+        self.copied: list[Receipt] = []
+
+    async def live(self) -> None:
+        """Until the process ends."""
+        while await self.process.rest(self.pace_seconds):
+            try:
+                await self.process.do(self._work())
+            except Fenced:
+                self._forget()
+                if self.random.random() < 0.8:  # else rivals would do nothing but fence each other
+                    await self.process.rest(60.0)
+            except (Conflict, *failures(self.process)):
+                if self.random.random() < 0.2:  # it goes on with what it knows, or begins anew
+                    self._forget()
+
+    def _forget(self) -> None:
+        self.writer = None
+        self.announced.clear()
+        self.copied.clear()
+
+    async def _work(self) -> None:
+        writer, choice = self.writer, self.random.random()
+        if writer is None or choice < 0.02:
+            self._forget()
+            source_epoch = self._source_epoch()
+            self.writer = await StreamWriter.claim(
+                self.process.offloader, STREAM, source_epoch=source_epoch, env=self.process.env
+            )
+            recorded = self.writer.manifest.source_epoch
+            assert source_epoch in (0, recorded), f"{source_epoch} was let in behind {recorded}"
+        elif self.copied and choice < 0.5:
+            await writer.append([self.copied.pop(0)])
+        elif self.announced and choice < 0.8:
+            ledger, attempt = self.announced.pop(0)
+            if self.random.random() < 0.2:
+                await writer.abort([attempt])
+                return
+            offload = self.process.offloader.offload
+            receipt = await offload(ledger, attempt, manifest=writer.manifest, extra_metadata={})
+            self.copied.append(receipt)
+        elif choice < 0.3:
+            [ledger] = self._ledgers(writer, 1)
+            [attempt] = await writer.prepare([ledger.ledger_id])
+            self.announced.append((ledger, attempt))
+        else:
+            await writer.offload(self._ledgers(writer, self.random.choice((1, 1, 2, 3))))
+
+    def _source_epoch(self) -> int:
+        """The broker's, which tells none, its newest, or one that it had before."""
+        root = self.process.world.judge.root
+        newest = 0 if root is None else int(root.source_epoch)
+        return self.random.choice((0, 0, newest, newest + 1, max(newest - 1, 0)))
+
+    def _ledgers(self, writer: StreamWriter, count: int) -> list[Ledger]:
+        """The next ledgers of the source, which is the same for every writer."""
+        ledgers, first = [], writer.manifest.next_offset
+        for _ in range(count):
+            ledgers.append(Ledger(first, after(first, self.random.choice((1, 1, 2, 3)))))
+            first = ledgers[-1].next_offset
+        return ledgers
+
+
+async def abort(process: Process) -> None:
+    """Somebody deletes an attempt that runs, whoever's it is; its writer finds out, and nothing breaks."""
+    while await process.rest(20.0):
+        try:
+            manifest = await process.do(process.offloader.load_manifest(STREAM))
+            if not manifest.running:
+                continue
+            running = process.random.choice(manifest.running)
+            attempt = Attempt(stream=STREAM, ledger_id=running.ledger_id, uid=running.attempt)
+            await process.do(process.offloader.delete_offloaded(attempt))
+        except (NotOffloaded, Fenced, Conflict, *failures(process)):
+            continue
+        process.world.happened("deleted attempts")
+
+
+async def retain(process: Process) -> None:
+    """A guest that trims, by every kind of limit; unless asked for the end, it leaves something."""
+    while await process.rest(10.0):
+        retention = _retention(process)
+        try:
+            report = await process.do(trim(process.offloader, STREAM, retention, env=process.env))
+        except (NotOffloaded, StreamDeleted, *failures(process)):
+            continue
+        process.world.happened("trims")
+        asked = retention.before_offset
+        if report.trim is not None and report.trim.first_offset >= report.manifest.next_offset:
+            assert (asked or 0) >= report.trim.first_offset, f"{retention} left nothing"
+
+
+def _retention(process: Process) -> Retention:
+    """By offset mostly; the age of a record is its offset, in milliseconds since the world's beginning."""
+    random, root = process.random, process.world.judge.root
+    choice = random.random()
+    if choice < 0.7:
+        next_offset = 0 if root is None else root.next_offset
+        return Retention(before_offset=max(0, next_offset - random.choice((0, 1, 2, 4, 6, 10))))
+    if choice < 0.85:
+        return Retention(size_bytes_max=random.choice((0, 3 * len(chunk(0)), 10 * len(chunk(0)))))
+    return Retention(age_seconds_max=random.choice((0.0, 10.0, 200.0)))
+
+
+async def remove(process: Process) -> None:
+    """Deletes the whole stream, now and then."""
+    while await process.rest(200.0):
+        try:
+            if await process.do(delete_stream(process.offloader, STREAM, env=process.env)) is not None:
+                process.world.happened("deletions")
+        except (NotOffloaded, Fenced, Conflict, *failures(process)):
+            continue
+
+
+async def clean(process: Process) -> None:
+    """A sweep, again and again: a process that remembers, or a command that notes what it saw in the tier."""
+    options: dict[str, Any] = {
+        "grace_seconds": process.world.weather.grace_seconds,
+        "env": process.env,
+        "uploads_seconds": process.world.weather.grace_seconds,
+        "page_keys_max": process.random.choice((3, 10, 100)),
+        "roots_kept": process.random.choice((1, 1, 2, 16)),
+    }
+    sweeper = Sweeper(process.offloader, **options)
+    is_command = process.random.random() < 0.4
+    rest_seconds = process.random.choice((1.0, 5.0))
+
+    async def once() -> None:
+        report = await (sweep(process.offloader, **options) if is_command else sweeper.sweep())
+        for stream in report.streams:
+            for error in stream.errors:
+                if not isinstance(error, failures(process)):
+                    raise error
+        for stream in report.streams:
+            for why, number in stream.deleted.objects.items():
+                process.world.figures.counts[f"swept: {why}"] += number
+
+    while await process.rest(rest_seconds):
+        try:
+            await process.do(once())
+        except failures(process):
+            continue
+        process.world.happened("sweeps")
+
+
+async def scrub(process: Process) -> None:
+    """Verifies the tier while all this goes on: there is never any damage."""
+    while await process.rest(20.0):
+        try:
+            report = await process.do(verify(process.offloader, env=process.env))
+        except failures(process):
+            continue
+        process.world.happened("scrubs")
+        if not process.world.weather.flips:
+            damaged = {damage.where for damage in report.damages}
+            assert damaged <= process.world.torn, report.damages
+
+
+async def read(process: Process) -> None:
+    """Reads from anywhere: what it is given is the source's, in order, and nothing is left out unsaid."""
+    while await process.rest(10.0):
+        try:
+            await process.do(Reading(process).run())
+        except failures(process):
+            continue
+
+
+class Reading:
+    """One reader, from its opening to the end of what it saw."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.world = process, process.world
+        self.offset = 0
+        self.promised_since = -inf
+        slow = process.world.weather.slow_readers
+        self.grace_seconds = process.world.weather.grace_seconds
+        choices = (0.7 * self.grace_seconds, 4 * self.grace_seconds) if slow else (0.0, 1.0)
+        self._patience_seconds = process.random.choice(choices)
+
+    async def run(self) -> None:
+        """Open, find a place, read on."""
+        before, self.promised_since = self.world.judge.newest, self.world.loop.now
+        try:
+            reader = await StreamReader.open(self.process.offloader, STREAM, in_flight=2, emit=self._hear)
+        except NotOffloaded:
+            assert not before or self._was_deleted(before), "a stream was called absent"
+            return
+        opened = reader.manifest
+        try:
+            await self.process.rest(self._patience_seconds)
+            self.offset = await self._begin(reader)
+            await (self._read(reader) if self.process.random.random() < 0.5 else self._read_windows(reader))
+        except StreamDeleted:
+            assert self._was_deleted(opened.version), "no tombstone was ever put up"
+            self._assert_grace_is_over("deleted")
+            return
+        self.world.happened("reads")
+        reached = reader.manifest.next_offset
+        assert self.offset >= reached, f"reading ended at {self.offset}, before {reached}"
+
+    def _was_deleted(self, since: int) -> bool:
+        """Whether a tombstone was the newest root at any moment since that root was."""
+        roots = self.world.judge.history.items()
+        return any(number >= since and root.state == DELETED for number, root in roots)
+
+    async def _begin(self, reader: StreamReader) -> int:
+        random, manifest = self.process.random, reader.manifest
+        choice = random.random()
+        if choice < 0.4:
+            return await reader.offset_of(Place.FIRST)
+        if choice < 0.6:
+            offset = random.randint(0, manifest.next_offset)
+            found = await reader.offset_of(AtOffset(offset))
+            assert found == max(offset, reader.manifest.first_offset)
+            return found
+        if choice < 0.7:
+            last = await reader.offset_of(Place.LAST)
+            assert last == reader.manifest.next_offset - CHUNK_RECORDS * (reader.manifest.messages > 0)
+            return last
+        offset = random.randint(0, manifest.next_offset + 1)
+        found = await reader.offset_of(AtTime(EPOCH_MS + offset))
+        manifest = reader.manifest
+        whole = -(-offset // CHUNK_RECORDS) * CHUNK_RECORDS  # times are those of chunks
+        assert found == min(max(whole, manifest.first_offset), manifest.next_offset), (
+            "not the place of that time"
+        )
+        return found
+
+    async def _read(self, reader: StreamReader) -> None:
+        async with aclosing(reader.messages(self.offset)) as batches:
+            async for batch in batches:
+                assert batch.offset == self.offset, f"{batch.offset} came after {self.offset}"
+                for offset, body in enumerate(batch.bodies, batch.offset):
+                    assert body == b"record %d of orders" % offset
+                self.offset += len(batch.bodies)
+
+    async def _read_windows(self, reader: StreamReader) -> None:
+        """Whole chunks, byte for byte, a window at a time; the first holds the offset that was asked for."""
+        async with aclosing(reader.windows(self.offset)) as windows:
+            async for window in windows:
+                first, last = window.rows[0], window.rows[-1]
+                begin, end = int(first["offset"]), int(last["offset"]) + int(last["records"])
+                assert begin <= self.offset < end, f"[{begin}, {end}) came at {self.offset}"
+                assert window.data == source(begin, end)
+                self.offset = end
+                await self.process.rest(self._patience_seconds)
+
+    def _hear(self, event: Event) -> None:
+        if not isinstance(event, Skipped):
+            assert self.world.weather.flips, event
+            return
+        self.world.happened("skips")
+        assert event.from_offset == self.offset or self.offset == 0, f"{event} at {self.offset}"
+        trimmed = max(root.first_offset for root in self.world.judge.history.values())
+        assert event.to_offset <= trimmed, f"{event}, and only {trimmed} offsets were ever trimmed"
+        self._assert_grace_is_over("trimmed")
+        self.promised_since = -inf  # from here on it reads by a manifest that was loaded nobody knows when
+        self.offset = event.to_offset
+
+    def _assert_grace_is_over(self, what: str) -> None:
+        """While clocks are sane, what a reader saw stays for the whole grace."""
+        if not self.world.weather.clocks_jump:
+            seconds = self.world.loop.now - self.promised_since
+            assert seconds >= self.grace_seconds, f"{what} and swept under a reader after {seconds:.1f} s"

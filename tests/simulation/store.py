@@ -1,0 +1,237 @@
+"""The store of one simulated process: each request waits for its turn, and may fail in every way we know.
+
+All stores of a world share its objects. A request takes effect in one step, at its turn; its reply may come
+at a turn of its own. A listing is as many requests as it has pages, each as true as the moment at which it
+is answered. In some worlds a put of data is a multipart upload, which a crash leaves unfinished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from protocol_world import KEYS
+
+from offload.errors import AlreadyExists, Misuse, NotFound, OutcomeUnknown, Throttled, TryAgain
+from offload.store.capabilities import Capabilities
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
+from offload.store.spans import clip
+
+if TYPE_CHECKING:
+    from simulation.world import Process, World
+
+T = TypeVar("T")
+
+
+class Crash(BaseException):
+    """The process is gone. No program catches this."""
+
+
+@dataclass(eq=False)
+class Turn:
+    """A request, or the reply to one, that waits for its turn."""
+
+    process: Process
+    operation: str
+    key: str
+    given: asyncio.Future[None]
+    act: Callable[[], None] | None = None
+    """What would happen if the request were still under way when the process dies."""
+    torn: Callable[[], None] | None = None
+    """What a store does that breaks its promise then: the object is there, and damaged."""
+
+
+class SimulatedStore(ObjectStore):
+    """See the module's head."""
+
+    def __init__(self, process: Process, world: World) -> None:
+        self._process, self._world = process, world
+        self._objects = world.objects
+
+    @property
+    def url(self) -> str:
+        return f"simulated://{self._process.name}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            atomic_create=True,
+            strong_listing=True,
+            multipart=True,
+            durable=True,
+            create_is_probed=False,
+            delete_batch_max=3,
+        )
+
+    async def put(self, key: str, body: Body) -> None:
+        check_key(key)
+        self._world.judge.sent(key, self._process.name)
+        data = b"".join([window async for window in body.windows()])
+        if len(data) != body.size_bytes:
+            raise Misuse(f"the body of {key!r} has {len(data)} bytes and announced {body.size_bytes}")
+        if not (self._world.weather.multipart and key.startswith(KEYS.data)):
+            torn = (lambda: self._store(key, self._flipped(data))) if key.startswith(KEYS.data) else None
+            await self._ask("put", key, lambda: self._store(key, data), torn=torn)
+            return
+        upload = await self._ask("begin", key, lambda: self._begun(key))
+
+        def complete() -> None:
+            if self._world.unfinished.pop(upload.upload_id, None) is None:
+                raise TryAgain(f"the upload of {key!r} was aborted")
+            self._store(key, data)
+
+        await self._ask("complete", key, complete)
+
+    async def create(self, key: str, data: bytes) -> None:
+        check_key(key)
+
+        def create() -> None:
+            if key in self._objects:
+                raise AlreadyExists(key)
+            self._store(key, data)
+
+        await self._ask("create", key, create)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        check_key(key)
+
+        def get() -> bytes:
+            if key not in self._objects:
+                raise NotFound(key, store=self.url)
+            start, end = clip(span, len(self._objects[key]))
+            data = self._objects[key][start:end]
+            if self._world.chance(self._world.weather.flips):
+                self._world.happened("flipped bits")
+                return self._flipped(data)
+            return data
+
+        return await self._ask("get", key, get, changes=False)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        page_keys = self._world.page_keys
+        while True:
+            begin = after
+
+            def page(begin: str = begin) -> list[Listed]:
+                keys = sorted(key for key in self._objects if key.startswith(prefix) and key > begin)
+                return [Listed(key, len(self._objects[key])) for key in keys[: page_keys + 1]]
+
+            rows = await self._ask("list", prefix, page, changes=False)
+            for row in rows[:page_keys]:
+                yield row
+            if len(rows) <= page_keys:
+                return
+            after = rows[page_keys - 1].key
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            check_key(key)
+
+        def delete() -> None:
+            for key in keys:
+                self._objects.pop(key, None)
+
+        await self._ask("delete", ", ".join(keys), delete)
+
+    async def start_upload(self, key: str) -> Upload:
+        raise Misuse(f"{key!r}: nothing here asks for an upload by parts but `put` itself")
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        def uploads() -> list[Unfinished]:
+            return [each for each in self._world.unfinished.values() if each.key.startswith(prefix)]
+
+        return await self._ask("uploads", prefix, uploads, changes=False)
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        await self._ask("abort", upload.key, lambda: self._aborted(upload))
+
+    def _store(self, key: str, data: bytes) -> None:
+        self._objects[key] = bytes(data)
+
+    def _flipped(self, data: bytes) -> bytes:
+        """With one bit flipped somewhere."""
+        if not data:
+            return data
+        bit = self._world.random.randrange(8 * len(data))
+        at = bit // 8
+        return data[:at] + bytes([data[at] ^ 1 << bit % 8]) + data[at + 1 :]
+
+    def _begun(self, key: str) -> Unfinished:
+        uploads = self._world.unfinished
+        upload = Unfinished(key, f"{len(uploads)}.{self._process.env.uuid()}", self._world.now_ms())
+        uploads[upload.upload_id] = upload
+        return upload
+
+    def _aborted(self, upload: Unfinished) -> None:
+        self._world.unfinished.pop(upload.upload_id, None)
+
+    async def _ask(
+        self,
+        operation: str,
+        key: str,
+        act: Callable[[], T],
+        *,
+        changes: bool = True,
+        torn: Callable[[], None] | None = None,
+    ) -> T:
+        """One request: its turn, what becomes of it, and its reply."""
+        world, weather = self._world, self._world.weather
+        await self._turn(operation, key, self._landing(act) if changes else None, torn)
+        if world.chance(weather.refused):
+            world.happened("refused")
+            raise TryAgain(f"{operation} of {key!r}: refused")
+        if world.chance(weather.throttled):
+            world.happened("throttled")
+            raise Throttled(f"{operation} of {key!r}: too many requests", pause_seconds=world.random.random())
+        if changes and world.chance(weather.late):
+            world.happened("late requests")
+            world.late.append(self._landing(act))
+            raise OutcomeUnknown(f"{operation} of {key!r}: no answer")
+        result = self._judged(act)
+        if world.chance(0.5):
+            await self._turn("  replied", key)
+        if world.chance(weather.lost_reply):
+            world.happened("lost replies")
+            if not changes:
+                raise TryAgain(f"{operation} of {key!r}: the answer broke off")
+            raise OutcomeUnknown(f"{operation} of {key!r}: no answer")
+        return result
+
+    async def _turn(
+        self,
+        operation: str,
+        key: str,
+        act: Callable[[], None] | None = None,
+        torn: Callable[[], None] | None = None,
+    ) -> None:
+        if self._process.dead:
+            raise Crash
+        turn = Turn(self._process, operation, key, self._world.loop.create_future(), act, torn)
+        self._world.turns.append(turn)
+        try:
+            await turn.given
+        except asyncio.CancelledError:
+            if turn in self._world.turns:
+                self._world.turns.remove(turn)
+                if act is not None and self._world.chance(0.5):  # it was under way, and may land
+                    self._world.late.append(act)
+            raise
+        if self._process.dead:
+            raise Crash
+
+    def _landing(self, act: Callable[[], T]) -> Callable[[], None]:
+        def land() -> None:
+            with suppress(AlreadyExists, TryAgain):  # nobody hears of it
+                self._judged(act)
+
+        return land
+
+    def _judged(self, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except AssertionError as broken:  # the judge cannot even read what was stored
+            self._world.fail(str(broken), broken)
+            raise

@@ -1,0 +1,404 @@
+"""One history of one stream, from one seed: processes, a store that fails, clocks, a director.
+
+    figures = simulate(4711)         # raises `Broken`, with the seed and the step, where an invariant does
+
+Every request of every process is a turn. A turn waits until the director gives it, and so does, often, the
+reply: between any two requests of one process all others may do whatever they do. What goes wrong, how
+often, and who there is at all is drawn from the seed first (`Weather`): a history with all kinds of trouble
+is a narrow walk, many histories with some kinds each go far (swarm testing: Groce et al., ISSTA 2012).
+
+    trouble          what happens
+    refused          the request was not applied; TryAgain
+    throttled        the same, with a time to wait
+    lost reply       it was applied; OutcomeUnknown
+    late             OutcomeUnknown; it is applied at some later time, or when all is over
+    stall            a process gets no turn for a while, however long
+    crash            a process is gone, its requests under way may still land; another one takes its place
+    cancel           a caller gives up waiting; the process lives on
+    clocks           wall clocks jump and differ; steady clocks run on over a suspension
+    pages            a listing is read page by page, and the world goes on between two of them
+    flipped bit      a read returns its bytes with one bit wrong; the object is sound
+    torn object      a put that was under way in a crash leaves its object damaged, as no store should
+    resend           a client library that sends a create again when it hears no answer
+
+The judge (`protocol_judge`) looks at the objects themselves, at each moment at which one of them appears or
+goes. What readers are given and what writers are told is checked by whoever they are (`people`). At the end
+of a history what is late lands, a last writer and a last sweep come by, and then all must be there, and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from protocol_judge import Judge, Objects
+from protocol_world import CHUNK_RECORDS, KEYS, STREAM, ResendingClient, WitnessedOffloader, chunk, source
+
+from offload.env import Env
+from offload.events import Event, ManifestCommitted
+from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.keys import TIER_ANCHOR
+from offload.store.port import Unfinished
+from offload.tier.object_store_offloader import TierOptions
+from simulation.loop import DirectedLoop
+from simulation.store import Crash, SimulatedStore, Turn
+from simulation.weather import GRACE_SECONDS, Weather
+
+T = TypeVar("T")
+
+EPOCH_MS: Final = 1_700_000_000_000
+
+
+class Broken(AssertionError):
+    """An invariant was broken, or something raised that must not."""
+
+
+@dataclass
+class Clock:
+    """A process's clocks: `skew_seconds` is added to the wall clock, `suspended_seconds` to the steady
+    one."""
+
+    skew_seconds: float = 0.0
+    suspended_seconds: float = 0.0
+
+
+class Process:
+    """One process: its store, its clocks, its names, and an offloader over all of it."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.random = Random(f"{world.seed}/{name}")
+        self.dead = self.stopping = False
+        self.stalled_until = 0
+        self.clock = Clock()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.job: asyncio.Task[Any] | None = None
+        self.env = Env(
+            uuid=lambda: UUID(int=self.random.getrandbits(128), version=4),
+            monotonic=lambda: world.loop.now + self.clock.suspended_seconds,
+            now_ms=lambda: EPOCH_MS + int((world.loop.now + self.clock.skew_seconds) * 1000),
+            sleep=asyncio.sleep,
+            random=self.random.random,
+        )
+        self.store = SimulatedStore(self, world)
+        resends = world.weather.resends and self.random.random() < 0.5
+        self.offloader = WitnessedOffloader(
+            ResendingClient(self.store) if resends else self.store,
+            env=self.env,
+            options=TierOptions(
+                fragment_size_bytes=self.random.choice((1, 2 * len(chunk(0)))), uploads_max=2
+            ),
+            emit=self._emit,
+        )
+
+    async def do(self, job: Coroutine[Any, Any, T]) -> T:
+        """Run a job that the director may cancel, as a caller's deadline does. Then `Cancelled` is raised."""
+        self.job = task = asyncio.ensure_future(job)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.world.is_over or self.dead:
+                raise
+            raise Cancelled from None
+        finally:
+            self.job = None
+
+    async def rest(self, seconds: float = 3.0) -> bool:
+        """Do nothing for a while. False once the process is to end."""
+        await asyncio.sleep(self.random.random() * seconds)
+        return not self.stopping
+
+    def start(self, person: Coroutine[Any, Any, None]) -> None:
+        """Have somebody act in this process."""
+        task = self.world.loop.create_task(person)
+        task.add_done_callback(self._ended)
+        self.tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self.dead:
+            self.world.fail(f"{self.name}: {type(error).__name__}: {error}", error)
+
+    def _emit(self, event: Event) -> None:
+        if isinstance(event, ManifestCommitted):
+            self.world.judge.told(event.manifest, self.name)
+
+
+class Cancelled(Exception):
+    """The director took the place of a caller who gave up."""
+
+
+@dataclass
+class Figures:
+    """What happened in one history, or in many."""
+
+    seeds: int = 0
+    steps: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Figures) -> None:
+        """Sum up."""
+        self.seeds += other.seeds
+        self.steps += other.steps
+        self.counts.update(other.counts)
+
+
+class World:
+    """See the module's head."""
+
+    def __init__(self, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.weather = Weather.of(self.random)
+        self.tell = tell
+        self.judge = Judge(source)
+        self.objects = Objects(self.judge)
+        self.unfinished: dict[str, Unfinished] = {}
+        self.loop = DirectedLoop(self._direct)
+        self.processes: list[Process] = []
+        self.turns: list[Turn] = []
+        self.late: list[Callable[[], None]] = []
+        self.torn: set[str] = set()
+        """The keys of torn objects."""
+
+        self.figures = Figures(seeds=1)
+        self.is_calm = self.is_over = False
+        self.started: dict[str, int] = Counter()
+        self.roles: dict[str, Callable[[Process], Coroutine[Any, Any, None]]] = {}
+        self._failure: tuple[str, BaseException | None] | None = None
+        self._time_is_up: asyncio.Future[None] = self.loop.create_future()
+        self.objects[TIER_ANCHOR] = TierAnchor(branching_factor=self.weather.factor).encode()
+        self.objects[KEYS.anchor] = StreamAnchor(stream=STREAM).encode()
+
+    # Who there is.
+
+    def process(self, role: str) -> Process:
+        """A new process: the n-th of its role. Once all is calm, its clocks are right."""
+        self.started[role] += 1
+        process = Process(self, f"{role}.{self.started[role]}")
+        if self.weather.clocks_jump and not self.is_calm:
+            process.clock.skew_seconds = self.random.choice((0.0, -3600.0, 3600.0, 40.0, -40.0))
+        self.processes.append(process)
+        return process
+
+    def begin(self, role: str, person: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
+        """Have somebody of this role live in a process of their own, and in another one after each crash."""
+        self.roles[role] = person
+        process = self.process(role)
+        process.start(person(process))
+
+    @property
+    def living(self) -> list[Process]:
+        """The processes that have not crashed, and have something to do."""
+        return [process for process in self.processes if not process.dead and not self._has_ended(process)]
+
+    def _has_ended(self, process: Process) -> bool:
+        return all(task.done() for task in process.tasks)
+
+    # What happens.
+
+    def fail(self, how: str, error: BaseException | None = None) -> None:
+        """Something happened that must not. The history ends there."""
+        if self._failure is None:
+            self._failure = how, error
+
+    def check(self) -> None:
+        """Raise `Broken` where anything was broken at any moment so far."""
+        if self.judge.violations:
+            self.fail(self.judge.violations[0])
+        if self._failure is not None:
+            how, error = self._failure
+            raise Broken(f"{self._where()}: {how}") from error
+
+    @property
+    def page_keys(self) -> int:
+        """How many keys a page of a listing has."""
+        return 1000 if self.is_calm else self.weather.page_keys
+
+    def happened(self, what: str) -> None:
+        """Count it."""
+        self.figures.counts[what] += 1
+
+    def now_ms(self) -> int:
+        """The true time, which is also the store's."""
+        return EPOCH_MS + int(self.loop.now * 1000)
+
+    def chance(self, of: float) -> bool:
+        """Whether it happens; never once all is calm."""
+        return bool(of) and not self.is_calm and self.random.random() < of
+
+    def say(self, what: str) -> None:
+        """For whoever reads a replay."""
+        if self.tell is not None:
+            self.tell(f"{self.figures.steps:5} {self.loop.now:9.1f} s  {what}")
+
+    def _direct(self, wait: float | None) -> None:
+        """Every task waits: decide what is next."""
+        self.check()
+        if self.is_calm:
+            return self._go_on_calmly(wait)
+        self._trouble()
+        turns = [turn for turn in self.turns if turn.process.stalled_until <= self.figures.steps]
+        if turns and not (wait is not None and self.random.random() < 0.03):
+            self.figures.steps += 1
+            self._give(self.random.choice(turns))
+            self.loop.now += self.random.random() * 0.2
+        elif wait is not None:
+            self.loop.now += wait
+        elif self.late:
+            self._land()
+        else:  # all are stalled; the first of them wakes up
+            for process in self.living:
+                process.stalled_until = 0
+        if self.figures.steps >= self.weather.steps and not self._time_is_up.done():
+            self._time_is_up.set_result(None)
+        return None
+
+    def _go_on_calmly(self, wait: float | None) -> None:
+        if self.turns:
+            self.figures.steps += 1
+            self._give(self.turns[0])
+        elif wait is not None:
+            self.loop.now += wait
+        else:
+            self.fail("nobody can go on")
+            self.check()
+
+    def _give(self, turn: Turn) -> None:
+        self.turns.remove(turn)
+        self.say(f"{turn.process.name:10} {turn.operation:10} {turn.key}")
+        if not turn.given.done():  # nor was cancelled just now
+            turn.given.set_result(None)
+
+    def _trouble(self) -> None:
+        """What befalls processes, between two turns."""
+        weather = self.weather
+        if self.late and self.random.random() < weather.landing:
+            self._land()
+        if self.chance(weather.stall):
+            process = self._somebody()
+            process.stalled_until = self.figures.steps + self.random.choice((5, 20, 80, 300))
+            self.happened("stalls")
+            self.say(f"{process.name} stalls")
+        if self.chance(weather.crash):
+            self.crash(self._anybody())
+        if self.chance(weather.tears / 20) and (
+            puts := [turn for turn in self.turns if turn.torn is not None]
+        ):
+            self.crash(self.random.choice(puts).process)
+        if self.chance(weather.cancel) and (job := self._anybody().job) is not None:
+            job.cancel()
+            self.happened("cancels")
+        if self.chance(weather.pause):
+            self.loop.now += self.random.choice((GRACE_SECONDS, 3 * GRACE_SECONDS, 20.0))
+            self.happened("pauses")
+            self.say("time passes")
+        if weather.clocks_jump and self.chance(0.02):
+            self._jump(self._anybody().clock)
+
+    def _somebody(self) -> Process:
+        """One that is about to change something, where a stall hurts most, or anybody."""
+        changing = [turn.process for turn in self.turns if turn.act is not None]
+        return self.random.choice(changing) if changing and self.random.random() < 0.7 else self._anybody()
+
+    def _anybody(self) -> Process:
+        return self.random.choice(self.living)
+
+    def _jump(self, clock: Clock) -> None:
+        if self.random.random() < 0.3:
+            clock.suspended_seconds += self.random.random() * 2 * GRACE_SECONDS
+        else:
+            clock.skew_seconds += self.random.choice((-1, 1)) * self.random.random() * 10 * GRACE_SECONDS
+        self.happened("clock jumps")
+
+    def crash(self, process: Process) -> None:
+        """The process is gone; of its requests under way some may land. Another process takes its place."""
+        process.dead = True
+        self.happened("crashes")
+        self.say(f"{process.name} crashes")
+        for turn in [turn for turn in self.turns if turn.process is process]:
+            self.turns.remove(turn)
+            if turn.torn is not None and self.chance(self.weather.tears):
+                self.happened("torn objects")
+                self.torn.add(turn.key)
+                turn.torn()
+            elif turn.act is not None and self.random.random() < 0.4:
+                self.late.append(turn.act)
+        role = process.name.partition(".")[0]
+        if not self.is_calm and role in self.roles:
+            successor = self.process(role)
+            successor.start(self.roles[role](successor))
+
+    def _land(self) -> None:
+        self.say("what was late lands")
+        self.happened("landings")
+        self.late.pop(self.random.randrange(len(self.late)))()
+
+    # A whole history.
+
+    def run(self, life: Callable[[World], Coroutine[Any, Any, None]]) -> Figures:
+        """Live it to its end. Raises `Broken`."""
+        try:
+            self.loop.run_until_complete(life(self))
+            self.check()
+            self.figures.counts.update(zombies=self.judge.zombies, roots=len(self.judge.history))
+            return self.figures
+        except Broken:
+            raise
+        except Exception as error:
+            raise Broken(f"{self._where()}: {type(error).__name__}: {error}") from error
+        finally:
+            self._close()
+
+    def _where(self) -> str:
+        return f"seed {self.seed}, step {self.figures.steps}"
+
+    async def until_time_is_up(self) -> None:
+        """Wait for the last turn with trouble."""
+        await self._time_is_up
+
+    async def calm_down(self) -> None:
+        """No more trouble: some crash, the others end what they do; then all that was late lands."""
+        self.is_calm = True
+        for process in self.living:
+            process.stopping = True
+            if self.random.random() < 0.3:
+                self.crash(process)
+        await self._all_ended(process for process in self.processes if not process.dead)
+        while self.late:
+            self._land()
+        self.check()
+
+    async def _all_ended(self, processes: Iterable[Process]) -> None:
+        tasks = [task for process in processes for task in process.tasks if not task.done()]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _close(self) -> None:
+        """Cancel what is left. No store answers any more, so nothing can wait for one."""
+        self.is_over = self.is_calm = True
+        for process in self.processes:
+            process.dead = True
+        self._failure = None
+        self.judge.violations.clear()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        with suppress(Crash, Broken):
+            self.loop.run_until_complete(_silently(tasks))
+        self.loop.close()
+
+
+async def _silently(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def after(offset: int, chunks: int) -> int:
+    """The offset so many chunks behind another."""
+    return offset + chunks * CHUNK_RECORDS
