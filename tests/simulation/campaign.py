@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m simulation --seeds 0:1000000 --processes 8
     PYTHONPATH=tests python -m simulation --seed 4711 --trace
-    PYTHONPATH=tests python -m simulation --seeds 0:500 --mutant "sweep: no grace"
+    PYTHONPATH=tests python -m simulation --seeds 0:100 --mutant "lookup: by first times"
     PYTHONPATH=tests python -m simulation --seeds 0:2000 --mutants
 
 Ends with 1 where a history broke an invariant, and says which seed and step. `docs/testing.md` has more.
