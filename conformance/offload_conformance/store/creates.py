@@ -6,14 +6,19 @@ A store that declares that it has none is held to what follows from that: it is 
 from __future__ import annotations
 
 import asyncio
-import threading
+from threading import Barrier
+from typing import Final
 
 import pytest
 
 from offload.errors import AlreadyExists
 from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
+from offload_conformance.contenders import contend_in_threads
 from offload_conformance.store.base import StoreClauses
+
+CREATE_SECONDS_MAX: Final = 30
+"""For one create among rivals; so what hangs is a failure, and soon."""
 
 
 class CreateClauses(StoreClauses):
@@ -76,28 +81,23 @@ class CreateClauses(StoreClauses):
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
-        contenders, rounds = 4, 5
-        start = threading.Barrier(contenders)
         winners: list[tuple[str, bytes]] = []
 
-        async def contend(contender: int) -> None:
+        async def contend(contender: int, start: Barrier) -> None:
             client = self.open_store()
-            for key in (f"race/{n}" for n in range(rounds)):
-                start.wait(timeout=120)
-                if won := await created(client, key, b"%d" % contender):
-                    winners.append((key, won))
-            await client.aclose()
+            try:
+                for key in keys:
+                    start.wait()
+                    async with asyncio.timeout(CREATE_SECONDS_MAX):
+                        won = await created(client, key, b"%d" % contender)
+                    winners.extend([(key, won)] if won else [])
+            finally:
+                await client.aclose()
 
-        threads = [
-            threading.Thread(target=asyncio.run, args=(contend(contender),))
-            for contender in range(contenders)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        keys = [f"race/{n}" for n in range(5)]
+        contend_in_threads(4, contend, seconds_max=2 * CREATE_SECONDS_MAX)
 
-        assert sorted(winners) == [(f"race/{n}", run(store.get(f"race/{n}"))) for n in range(rounds)]
+        assert sorted(winners) == [(key, run(store.get(key))) for key in keys]
 
     def test_create_refuses_its_own_bytes(self, run: Run, store: ObjectStore) -> None:
         """A create of the very bytes that stand there raises `AlreadyExists`: they may be another's."""

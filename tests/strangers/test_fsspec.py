@@ -1,0 +1,63 @@
+"""What the suite finds in fsspec's own file systems: these clauses, and no others."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from strangers.suites import ROOT, outcomes, refusing
+
+WHOLE = "puts_are_whole_while_replaced"
+ATOMIC = {"create_is_atomic", "create_is_atomic_between_threads"}
+FOUND = {
+    "TestMemory": {WHOLE, *ATOMIC},
+    "TestMemoryPiping": {WHOLE, *ATOMIC},
+    "TestLocal": {WHOLE},
+    "TestLocalPiping": {WHOLE, *ATOMIC},
+}
+"""Per class of `fsspec_suites`, the clauses that its file system does not keep."""
+
+PAGE = ROOT / "docs" / "fsspec-findings.md"
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("fsspec")
+    shutil.copy(Path(__file__).with_name("fsspec_suites.py"), folder)
+    return outcomes(folder, "fsspec_suites.py", paths=[ROOT / "tests"])
+
+
+@pytest.mark.parametrize("suite", FOUND)
+def test_these_clauses_fail_and_no_others(ended: dict[str, str], suite: str) -> None:
+    mine = {name: error for name, error in ended.items() if name.startswith(f"{suite}::")}
+
+    assert refusing(mine) == FOUND[suite]
+    assert len(mine) > 100
+
+
+def test_a_file_that_is_created_is_seen_before_it_is_whole(tmp_path: Path) -> None:
+    """No clause of the suite asks this: local's `xb` has one winner, whose object is empty for a while."""
+    files, path = LocalFileSystem(), str(tmp_path / "root")
+
+    with files.open(path, "xb") as file:
+        file.write(b"all of it")
+        seen = files.cat_file(path)
+
+    assert seen == b""
+    assert files.cat_file(path) == b"all of it"
+
+
+def test_the_page_says_what_was_found() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (memory|local) \| `(\w+)\(.*?` \| (`.*`) \|$", text, re.MULTILINE)
+    said = {
+        f"Test{files.title()}{'Piping' if how == 'pipe_file' else ''}": set(re.findall(r"`(\w+)`", clauses))
+        for files, how, clauses in rows
+    }
+
+    assert said == FOUND
+    assert f"fsspec {version('fsspec')}" in text, "measure again, and say what this version does"
