@@ -13,9 +13,9 @@ A backend proves itself by one class in its own tests, and pytest finds the clai
         limits = Limits(...)                   # optional: what it cannot be asked beyond
 
 `OffloaderBackend` is the same for an offloader that has no object store beneath it. What a store
-declares in its `capabilities` is asserted both ways; nothing is skipped. `StoreConformance` and
-`OffloaderConformance` are the layers by themselves, for tests that set their places up in their own
-way. `ledger_of` and `MemoryLedger` make ledgers for tests of one's own.
+declares in its `capabilities` is asserted both ways; nothing is skipped. `StoreConformance`,
+`OffloaderConformance` and `ProtocolConformance` are the layers by themselves, for tests that set their
+places up in their own way. `ledger_of` and `MemoryLedger` make ledgers for tests of one's own.
 
 The names are imported when they are first used: the package's plugin runs where no pytest is installed.
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
     from offload_conformance.ledgers import MemoryLedger, Sample, ledger_of
     from offload_conformance.offloader import OffloaderConformance
+    from offload_conformance.protocol import ProtocolConformance
     from offload_conformance.store import StoreConformance
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "MemoryLedger",
     "OffloaderBackend",
     "OffloaderConformance",
+    "ProtocolConformance",
     "Run",
     "Sample",
     "StoreBackend",
@@ -52,6 +54,7 @@ _HOMES = {
     "MemoryLedger": "offload_conformance.ledgers",
     "OffloaderBackend": "offload_conformance.backend",
     "OffloaderConformance": "offload_conformance.offloader",
+    "ProtocolConformance": "offload_conformance.protocol",
     "Run": "offload_conformance.asynchronous",
     "Sample": "offload_conformance.ledgers",
     "StoreBackend": "offload_conformance.backend",

@@ -22,6 +22,7 @@ from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload_conformance.asynchronous import Asynchronous
 from offload_conformance.offloader import OffloaderConformance
 from offload_conformance.opened import KIB
+from offload_conformance.protocol import ProtocolConformance
 from offload_conformance.store import StoreConformance
 
 
@@ -91,6 +92,14 @@ class _AsTier(OffloaderConformance):
         return ObjectStoreOffloader(self.open_backend())
 
 
+class _AsProtocol(ProtocolConformance):
+    open_backend: Any
+
+    def open_store(self) -> ObjectStore:
+        store: ObjectStore = self.open_backend()
+        return store
+
+
 class _AsOffloader(OffloaderConformance):
     open_backend: Any
 
@@ -99,9 +108,14 @@ class _AsOffloader(OffloaderConformance):
         return offloader
 
 
-_NAMES: Final = {_AsStore: "TestStore", _AsTier: "TestOffloader", _AsOffloader: "TestOffloader"}
+_NAMES: Final = {
+    _AsStore: "TestStore",
+    _AsTier: "TestOffloader",
+    _AsProtocol: "TestProtocol",
+    _AsOffloader: "TestOffloader",
+}
 
-SUITES: Final = (_AsStore, _AsTier)
+SUITES: Final = (_AsStore, _AsTier, _AsProtocol)
 """Every clause is in one of them."""
 
 
@@ -120,9 +134,12 @@ def _collected(author: type[_Backend], layer: type[Asynchronous]) -> type:
 
 
 class StoreBackend(_Backend):
-    """An object store, held against the contract of the port, and as a tier against that of an offloader."""
+    """An object store, held against the contract of the port, and as a tier against that of an offloader.
 
-    layers = (_AsStore, _AsTier)
+    As the store of a tier it is also asked for what the commit protocol rests on.
+    """
+
+    layers = (_AsStore, _AsTier, _AsProtocol)
 
     capabilities: ClassVar[Capabilities | None] = None
     """Optional: where given, the store must declare exactly this."""

@@ -29,7 +29,7 @@ _USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$")
 Outcome = Literal["passed", "failed", "not_run"]
 
 SUITE: Final = Path(__file__).with_name("suite.py")
-REWRITTEN: Final = ("store", "opened", "end_to_end", "offloader", "backend")
+REWRITTEN: Final = ("store", "opened", "end_to_end", "offloader", "protocol", "backend")
 """The modules whose assertions tell what they found."""
 
 

@@ -4,8 +4,9 @@ Only what is the same request the second time is repeated: reads, listings (whic
 last key they gave), deletes, and puts, whose bytes are fixed before the first try; for these two an
 outcome that nobody knows is as good a reason as `TryAgain`. `create` is passed through once: whether
 an earlier try landed is for the commit protocol to find out by listing, and a repeat would only turn
-its answer into `AlreadyExists`. `complete` is not repeated: its upload may be gone because it
-succeeded.
+its answer into `AlreadyExists`. Where the store asked to be left alone, the error of a `create` is
+raised when that time has passed, so that the listing does not come too early. `complete` is not
+repeated: its upload may be gone because it succeeded.
 """
 
 from __future__ import annotations
@@ -67,6 +68,15 @@ class RetryingStore(StoreDecorator):
     async def put(self, key: str, body: Body) -> None:
         """Put, again from the first byte where told to, or where nobody knows: the bytes are the same."""
         await self.retry(lambda: self.inner.put(key, body), on=_AGAIN_OR_UNKNOWN)
+
+    async def create(self, key: str, data: bytes) -> None:
+        """Create, once. Where the store asked for a pause, its error is raised after it."""
+        patience = self._patience()
+        try:
+            await self.inner.create(key, data)
+        except Throttled as error:
+            await patience.wait_out(error)
+            raise
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         """Read, again where told to."""
@@ -171,6 +181,12 @@ class _Patience:
             return False
         await self._sleep(pause)
         return True
+
+    async def wait_out(self, error: Throttled) -> None:
+        """Wait as long as the store asked for, unless that is beyond the deadline. Nothing is tried again."""
+        pause = error.pause_seconds or 0.0
+        if pause and self._clock() + pause <= self._deadline:
+            await self._sleep(pause)
 
 
 class _RetryingUpload(UploadDecorator):

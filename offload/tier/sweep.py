@@ -147,7 +147,8 @@ async def sweep(
     `progress` is told after every page and every delete; `tell` of each condemned object.
 
     Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader that
-    keeps no objects. What goes wrong in a stream is in the report.
+    keeps no objects, `Denied` where the store's listings may be late: an older root condemns what a newer one
+    names. What goes wrong in a stream is in the report.
     """
     env, store = env or Env(), await _store_of(tier)
     run = _Run(
@@ -173,6 +174,10 @@ async def _store_of(tier: LedgerOffloader | ObjectStore) -> ObjectStore:
     if not isinstance(tier, ObjectStoreOffloader):
         raise Misuse(f"{tier.url} is no object store; ask its backend for a way to sweep it")
     await tier.open()
+    if not tier.store.capabilities.strong_listing:
+        raise Denied(
+            f"{tier.url} cannot be swept: its listings may miss the newest root, and what that names would go"
+        )
     return tier.store
 
 

@@ -51,6 +51,7 @@ def test_a_backend_of_few_lines_collects_every_clause(tmp_path: Path) -> None:
 
     found = set(re.findall(r"^test_mine.py::TestMine::(\w+)::test_(\w+)", done.stdout, re.MULTILINE))
     home = {"store": "TestStore", "contract": "TestOffloader", "end_to_end": "TestOffloader"}
+    home["protocol"] = "TestProtocol"
     assert found == {(home[each.layer], each.id.partition("/")[2]) for each in clauses_of(*SUITES)}
     assert len(MINE.splitlines()) < 30
 

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from offload_conformance import Asynchronous, Run
 
-from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, TryAgain
+from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, Throttled, TryAgain
 from offload.formats.checksums import crc32c
 from offload.formats.keys import is_decisive, sides_of
 from offload.store.faults import Call, Fault, FaultyStore, Rule
@@ -117,6 +117,22 @@ class TestRetryingStore(Asynchronous):
             run(world.retrying.create("key", b"data"))
 
         assert world.asked("create") == 1
+
+    @pytest.mark.parametrize(("asked", "pauses"), [(7.0, [7.0]), (None, []), (11.0, [])])
+    def test_a_throttled_create_fails_when_the_time_is_over_that_was_asked_for(
+        self, run: Run, asked: float | None, pauses: list[float]
+    ) -> None:
+        """Whoever looks then what became of it does not come too early. None is waited past the deadline."""
+        world = World()
+
+        async def throttle(_operation: str, _key: str) -> None:
+            raise Throttled("slow down", pause_seconds=asked)
+
+        world.faulty.before = throttle
+        with pytest.raises(Throttled):
+            run(world.retrying.create("key", b"data"))
+
+        assert (world.asked("create"), world.pauses) == (1, pauses)
 
     def test_an_unknown_outcome_is_repeated_where_the_bytes_are_the_same(self, run: Run) -> None:
         world = World(Rule(Fault.LOSE_REPLY, "put", nth=1))

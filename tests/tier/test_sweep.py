@@ -1035,3 +1035,19 @@ def test_an_offloader_without_objects_cannot_be_swept() -> None:
     archive: Any = Archive()
     with pytest.raises(Misuse, match="no object store"):
         run(sweep(archive))
+
+
+def test_where_listings_may_be_late_nothing_is_swept(yard: Yard) -> None:
+    """An older root would condemn what a newer one names."""
+
+    class Late(StoreDecorator):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, strong_listing=False)
+
+    before = dict(yard.objects)
+
+    with pytest.raises(Denied, match="newest root"):
+        once(yard, store=Late(yard.store), grace_seconds=0)
+
+    assert dict(yard.objects) == before

@@ -1,0 +1,20 @@
+"""The layer of the protocol: rivals, crashes, lost and late requests, adoption, sweeps.
+
+`ProtocolConformance` is for stores: the tier that this project makes of any store runs on the author's, with
+a `FaultyStore` between them, so that a fault befalls exactly the request that is meant. What is found is a
+fault of the store: what the tier itself does under such faults is tested where it is written.
+
+All of it makes some thousands of small requests.
+"""
+
+from offload_conformance.protocol.crashes import CrashClauses
+from offload_conformance.protocol.reads import ReadClauses
+from offload_conformance.protocol.replies import ReplyClauses
+from offload_conformance.protocol.rivals import RivalClauses
+from offload_conformance.protocol.sweeps import SweepClauses
+
+__all__ = ["ProtocolConformance"]
+
+
+class ProtocolConformance(CrashClauses, ReplyClauses, RivalClauses, SweepClauses, ReadClauses):
+    """What every store must pass as the store of a tier. Subclass it as the package's docstring shows."""

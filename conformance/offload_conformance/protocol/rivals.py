@@ -1,0 +1,106 @@
+"""Rivals: several writers believe that they hold one stream. One history comes of it, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import pytest
+
+from offload.errors import Conflict, Fenced, OutcomeUnknown, TryAgain
+from offload_conformance.asynchronous import Run
+from offload_conformance.protocol.base import ProtocolClauses
+from offload_conformance.protocol.process import END, Job, Process
+from offload_conformance.protocol.sweeps import swept
+from offload_conformance.protocol.world import World, Worlds
+
+RIVALS: Final = 3
+STRIDES: Final = (1, 1, 2, 3, 5, 8)
+"""How many requests a rival makes in one go: short enough to stall anywhere, long enough to get somewhere."""
+
+TURNS_MAX: Final = 40
+INTERLEAVED_END: Final = 8
+
+
+class RivalClauses(ProtocolClauses):
+    """Claims fence, at every request; and what a fenced writer sent does no harm."""
+
+    def test_paused_writers_are_fenced(self, run: Run, new_world: Worlds) -> None:
+        """A writer may be paused before any request while another takes over: it stops, and harms nothing."""
+
+        async def course(number: int) -> None:
+            world = new_world()
+            paused, rival = world.process(), world.process()
+            job = paused.begin(paused.copy(trimmed=0))
+            await job.settled()
+            for _ in range(number - 1):
+                await job.step()
+            await rival.copy(trimmed=0)
+            with pytest.raises(Fenced):
+                await job.finish()
+            await swept(world)
+            await world.check(first=0)
+
+        async def scenario() -> None:
+            for number in await pauses_of_a_copy(new_world()):
+                await course(number)
+
+        run(scenario())
+
+    def test_rivals_make_one_history(self, run: Run, new_world: Worlds) -> None:
+        """Writers that take the stream from each other, at any request, make one line of commits."""
+
+        async def scenario() -> None:
+            world = new_world()
+            rivals = [world.process() for _ in range(RIVALS)]
+            await interleaved(world, rivals)
+            await world.check_told()
+            await rivals[0].copy(INTERLEAVED_END, trimmed=0)
+            await world.history()
+            await world.check(first=0, end=INTERLEAVED_END)
+
+        run(scenario())
+
+
+async def pauses_of_a_copy(world: World) -> list[int]:
+    """The requests between a claim and the end of the copy before which it matters who holds the stream."""
+    process = world.process()
+    await process.claim()
+    claimed = len(process.store.calls)
+    await process.copy_to(END)
+    copied = len(process.store.calls)  # the look at what came of the last commit
+    return [*(number for number in process.mutations if number > claimed), copied]
+
+
+async def interleaved(world: World, rivals: list[Process]) -> None:
+    """Let them go on in turns, until one has copied everything; then all end as they come to it."""
+    jobs = [rival.begin(life(rival)) for rival in rivals]
+    for _ in range(TURNS_MAX):
+        mover = world.random.randrange(len(rivals))
+        for _ in range(world.random.choice(STRIDES)):
+            await asyncio.gather(*(job.step() for job in at_once(jobs, jobs[mover])))
+        if any(job.over and job.task.result() for job in jobs):
+            break
+        for number, job in enumerate(jobs):
+            if job.over:  # it was fenced, and begins again
+                jobs[number] = rivals[number].begin(life(rivals[number]))
+    for job in jobs:
+        await job.finish()
+
+
+def at_once(jobs: list[Job], mover: Job) -> list[Job]:
+    """The one whose turn it is, and all that stall before the same create: no race is left to chance."""
+    if mover.parked is None or mover.parked.operation != "create":
+        return [mover]
+    return [job for job in jobs if job.parked == mover.parked]
+
+
+async def life(rival: Process) -> bool:
+    """Claim, and copy ledger by ledger as long as the stream is one's own; whether all of it is copied."""
+    with suppress(Fenced, Conflict, TryAgain, OutcomeUnknown):
+        await rival.claim()
+        for end in range(2, INTERLEAVED_END + 1, 2):
+            await rival.copy_to(end)
+        return True
+    return False
