@@ -69,6 +69,12 @@ class Backend(Declaration):
     capabilities: Capabilities | None = None
     """What its stores can do, where that does not depend on the place."""
 
+    states: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What is meant of a capability, where a plain yes or no in `capabilities` would not be true everywhere.
+
+    By its name: `supported`, `unsupported`, `not yet`, `unknown`, or `since 2.3` of the server.
+    """
+
     advice: tuple[str, ...] = ()
     """What an operator should set up at the store itself, for `offload check`. A sentence each."""
 

@@ -51,5 +51,12 @@ ADVICE: Final = (
 def offload_backends() -> Sequence[Backend]:
     """Buckets, by `s3://bucket/prefix`."""
     return [
-        Backend(name="s3", target="offload_s3.url:open_url", schemes=("s3",), options=OPTIONS, advice=ADVICE)
+        Backend(
+            name="s3",
+            target="offload_s3.url:open_url",
+            schemes=("s3",),
+            options=OPTIONS,
+            states={"server_checksum": "unknown"},  # servers that are not AWS's keep one, or do not
+            advice=ADVICE,
+        )
     ]

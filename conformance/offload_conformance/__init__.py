@@ -9,7 +9,8 @@ A backend proves itself by one class in its own tests, and pytest finds the clai
         def keys_in_store(self):               # by other means than the store: os.walk, an SDK
             return {...}
 
-        capabilities = Capabilities(...)       # optional: what the store must declare
+        capabilities = Capabilities(...)       # optional: what the store must declare; or, in five states:
+        capabilities = Declared(multipart=State.NOT_YET, server_checksum=since("2.3"), server_version="2.1")
         limits = Limits(...)                   # optional: what it cannot be asked beyond
 
 `OffloaderBackend` is the same for an offloader that has no object store beneath it. What a store
@@ -29,6 +30,7 @@ from offload.late import late_names
 if TYPE_CHECKING:
     from offload_conformance.asynchronous import Asynchronous, Run
     from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
+    from offload_conformance.declared import Declared, State, since
     from offload_conformance.ledgers import MemoryLedger, Sample, ledger_of
     from offload_conformance.offloader import OffloaderConformance
     from offload_conformance.protocol import ProtocolConformance
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Asynchronous",
+    "Declared",
     "Limits",
     "MemoryLedger",
     "OffloaderBackend",
@@ -43,13 +46,16 @@ __all__ = [
     "ProtocolConformance",
     "Run",
     "Sample",
+    "State",
     "StoreBackend",
     "StoreConformance",
     "ledger_of",
+    "since",
 ]
 
 _HOMES = {
     "Asynchronous": "offload_conformance.asynchronous",
+    "Declared": "offload_conformance.declared",
     "Limits": "offload_conformance.backend",
     "MemoryLedger": "offload_conformance.ledgers",
     "OffloaderBackend": "offload_conformance.backend",
@@ -57,9 +63,11 @@ _HOMES = {
     "ProtocolConformance": "offload_conformance.protocol",
     "Run": "offload_conformance.asynchronous",
     "Sample": "offload_conformance.ledgers",
+    "State": "offload_conformance.declared",
     "StoreBackend": "offload_conformance.backend",
     "StoreConformance": "offload_conformance.store",
     "ledger_of": "offload_conformance.ledgers",
+    "since": "offload_conformance.declared",
 }
 
 if not TYPE_CHECKING:

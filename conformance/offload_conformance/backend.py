@@ -20,6 +20,7 @@ from offload.store.capabilities import Capabilities
 from offload.store.port import KEY_SIZE_BYTES_MAX, ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload_conformance.asynchronous import Asynchronous
+from offload_conformance.declared import Declared
 from offload_conformance.offloader import OffloaderConformance
 from offload_conformance.opened import KIB
 from offload_conformance.protocol import ProtocolConformance
@@ -74,15 +75,10 @@ class _Backend(ABC):
 
 class _AsStore(StoreConformance):
     open_backend: Any
-    capabilities: ClassVar[Capabilities | None]
 
     def open_store(self) -> ObjectStore:
         store: ObjectStore = self.open_backend()
         return store
-
-    def test_capabilities_are_those_stated(self, store: ObjectStore) -> None:
-        """What the backend's author or plugin says that it can do is what the store itself declares."""
-        assert self.capabilities in (None, store.capabilities)
 
 
 class _AsTier(OffloaderConformance):
@@ -141,8 +137,8 @@ class StoreBackend(_Backend):
 
     layers = (_AsStore, _AsTier, _AsProtocol)
 
-    capabilities: ClassVar[Capabilities | None] = None
-    """Optional: where given, the store must declare exactly this."""
+    capabilities: ClassVar[Capabilities | Declared | None] = None
+    """Optional: what the store must declare, exactly; or what is meant of each capability, in five states."""
 
     @abstractmethod
     def open_backend(self) -> ObjectStore:

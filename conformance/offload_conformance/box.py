@@ -22,6 +22,7 @@ import hypothesis.core
 import pytest
 
 from offload_conformance.clauses import Clause, clause_of
+from offload_conformance.findings import FINDINGS
 
 _USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$")
 """Advice of pytest's that means another command."""
@@ -66,6 +67,9 @@ class Listener:
 
     def __init__(self, *, select: Sequence[str], seed: int, tell: Callable[[str], None]) -> None:
         self.results: dict[str, Result] = {}
+        self.capabilities: dict[str, dict[str, object]] = {}
+        """What was found of each capability that was probed, by name."""
+
         self.unmatched: list[str] = []
         self.trouble = ""
         """Why nothing could be collected."""
@@ -127,6 +131,11 @@ class Listener:
         if report.when == "teardown":
             result.unfinished -= 1
             self._done += 1
+
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Take down what it found of capabilities."""
+        if FINDINGS in item.stash:
+            self.capabilities.update(item.stash[FINDINGS])
 
 
 def run(listener: Listener, *, seed: int) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from offload.offloader import LedgerOffloader
 from offload.store.port import KEY_SIZE_BYTES_MAX, ObjectStore
 from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
+from offload_conformance.contender import Job
 from offload_conformance.current import CURRENT
 from offload_conformance.place import OffloaderPlace, StorePlace
 from offload_conformance.recording import Account
@@ -25,7 +26,7 @@ def backend_class() -> type:
 
 def _store(place: StorePlace) -> type:
     class TestBackend(StoreBackend):
-        capabilities = place.backend.capabilities
+        capabilities = place.meant
         limits = Limits(key_size_bytes_max=KEY_SIZE_BYTES_MAX - place.folder_size_bytes)
 
         @pytest.fixture(autouse=True)
@@ -39,6 +40,9 @@ def _store(place: StorePlace) -> type:
 
         def keys_in_store(self) -> set[str]:
             return place.keys(self.account)
+
+        def elsewhere(self, keys: Sequence[str]) -> Job:
+            return place.job(self.account, keys)
 
     return TestBackend
 

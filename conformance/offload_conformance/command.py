@@ -43,6 +43,9 @@ def conformance(
     server: Annotated[
         str | None, typer.Option(metavar="TEXT", help="What the store is, for the report: MinIO 2026-02-12.")
     ] = None,
+    server_version: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Its version, for what is supported since one.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as JUnit's XML.")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as Markdown.")] = None,
@@ -69,7 +72,7 @@ def conformance(
     _check_folders(outputs)
     given = seed if seed is not None else secrets.randbelow(2**32)
     again = _again(url, backend, option, given)
-    document = _run(context.obj, url, backend, option or [], select or [], given, server)
+    document = _run(context.obj, url, backend, option or [], select or [], given, server, server_version)
     _write(document, outputs)
     if json:
         print_json(document, indent=2)
@@ -86,6 +89,7 @@ def _run(
     select: list[str],
     seed: int,
     server: str | None,
+    server_version: str | None,
 ) -> dict[str, Any]:
     """The document of one run."""
     for needed in ("pytest", "hypothesis"):
@@ -105,6 +109,7 @@ def _run(
         select=select,
         seed=seed,
         server=server,
+        server_version=server_version,
     )
 
 

@@ -6,7 +6,7 @@ Invariant: nothing outside the run's folder is written or deleted.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,8 +16,11 @@ from uuid import uuid4
 from offload.errors import OffloadError
 from offload.offloader import LedgerOffloader
 from offload.plugins import Backend
+from offload.store.capabilities import Capabilities
 from offload.store.port import ObjectStore
 from offload.tier.opening import FILE_SCHEME
+from offload_conformance.contender import Job, job_of_backend
+from offload_conformance.declared import Declared
 from offload_conformance.recording import Account, Folder, Looker, RecordingStore
 
 
@@ -58,8 +61,11 @@ class Place:
 class StorePlace(Place):
     """A place in an object store."""
 
-    def __init__(self, backend: Backend, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, backend: Backend, url: str, options: Mapping[str, Any], *, server_version: str | None
+    ) -> None:
         super().__init__(backend, url, options)
+        self.meant = meant_by(backend, server_version)
         self.looker = Looker(self._bare)
 
     @property
@@ -83,6 +89,11 @@ class StorePlace(Place):
     def open(self, account: Account) -> ObjectStore:
         """A fresh client of a test's folder."""
         return Folder(RecordingStore(self._bare(), account), account.folder)
+
+    def job(self, account: Account, keys: Sequence[str]) -> Job:
+        """How another process opens a test's folder. What it may write is noted before it does."""
+        account.note(*(f"{account.folder}/{key}" for key in keys))
+        return job_of_backend(self.backend.name, self._url, self._options, account.folder)
 
     def keys(self, account: Account) -> set[str]:
         """What is really in a test's folder."""
@@ -134,6 +145,13 @@ class OffloaderPlace(Place):
     def _bare(self, url: str) -> LedgerOffloader:
         offloader: LedgerOffloader = self.backend.open(url, self._options)
         return offloader
+
+
+def meant_by(backend: Backend, server_version: str | None) -> Capabilities | Declared | None:
+    """What a plugin means of its stores. Raises `Misuse` for words that are no state."""
+    if not backend.states:
+        return backend.capabilities
+    return Declared.of(backend.states, stated=backend.capabilities, server_version=server_version)
 
 
 def _remove_empty_folders(url: str, folder: str) -> None:

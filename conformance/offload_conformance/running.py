@@ -29,10 +29,11 @@ def run(
     select: Sequence[str],
     seed: int,
     server: str | None,
+    server_version: str | None = None,
 ) -> reports.Document:
     """Run the suite and report. Raises `Usage` for wrong arguments, and Ctrl-C when all is cleaned up."""
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
-    place = _place(backend, url, options)
+    place = _place(backend, url, options, server_version)
     try:
         place.try_out()
         listener, left = _listen(place, select=select, seed=seed)
@@ -51,8 +52,10 @@ def run(
             },
             "url": place.shown_url,
             "server": server,
+            "server_version": server_version,
             "environment": _environment(),
             "capabilities": place.capabilities(),
+            "capability_states": listener.capabilities,
             "seed": seed,
             "select": list(select),
             "started_at": started,
@@ -65,10 +68,11 @@ def run(
         place.close()
 
 
-def _place(backend: Backend, url: str, options: Mapping[str, Any]) -> Place:
-    kind = StorePlace if backend.kind == "store" else OffloaderPlace
+def _place(backend: Backend, url: str, options: Mapping[str, Any], server_version: str | None) -> Place:
     try:
-        return kind(backend, url, options)
+        if backend.kind == "store":
+            return StorePlace(backend, url, options, server_version=server_version)
+        return OffloaderPlace(backend, url, options)
     except Misuse as exc:
         raise Usage(str(exc)) from exc
 

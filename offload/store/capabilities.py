@@ -43,6 +43,12 @@ class Capabilities:
     durable: bool = True
     """What a call has returned survives a power cut."""
 
+    one_process: bool = False
+    """Only the process that wrote an object sees it: such a store is for tests, and holds no tier."""
+
+    keys_refused: str | None = None
+    """A regular expression: a key in which it is found is `Misuse` here. None: all keys are taken."""
+
     def as_dict(self) -> dict[str, object]:
         """For `--json` and reports."""
         return asdict(self)

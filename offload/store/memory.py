@@ -37,8 +37,10 @@ class MemoryStore(ObjectStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything but durability."""
-        return Capabilities(atomic_create=True, strong_listing=True, multipart=True, durable=False)
+        """Everything but durability, and but other processes."""
+        return Capabilities(
+            atomic_create=True, strong_listing=True, multipart=True, durable=False, one_process=True
+        )
 
     async def put(self, key: str, body: Body) -> None:
         """Gather the windows, then store them in one step."""

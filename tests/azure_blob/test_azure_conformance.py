@@ -19,10 +19,11 @@ class _OnServer:
     @pytest.fixture(autouse=True)
     def _place(self, running_server: Running) -> None:
         self.place = running_server.place()
+        self.bucket, self.options = self.place.name, self.place.options  # for other processes
 
     def azure_store(self, **options: object) -> AzureStore:
-        checked = AzureOptions.of(self.place.options | options)
-        return AzureStore(container=self.place.name, options=checked)
+        checked = AzureOptions.of(self.options | options)
+        return AzureStore(container=self.bucket, options=checked)
 
     def keys_in_store(self) -> set[str]:
         """By the synchronous client: the store's own is another."""

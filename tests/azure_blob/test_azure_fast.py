@@ -66,9 +66,10 @@ class _OnServer:
     @pytest.fixture(autouse=True)
     def _place(self, running_server: Running) -> None:
         self.place = running_server.place()
+        self.bucket, self.options = self.place.name, self.place.options  # for other processes
 
     def fast_store(self) -> ObjectStore:
-        store = open_container(self.place.name, AzureOptions.of(self.place.options | FAST))
+        store = open_container(self.bucket, AzureOptions.of(self.options | FAST))
         assert isinstance(store, FastStore)
         return store
 

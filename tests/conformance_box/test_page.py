@@ -41,10 +41,10 @@ def test_the_page_lists_the_options_of_the_command(site: Site) -> None:
     listed = {
         option
         for row in re.findall(r"^\| (`-.*?) \|", section, re.MULTILINE)
-        for option in re.findall(r"(--?\w+)", row)
+        for option in re.findall(r"(--?[\w-]+)", row)
     }
 
-    known = set(re.findall(r"(?:^| )(--?[a-z]+)\b", box("--help").text, re.MULTILINE))
+    known = set(re.findall(r"(?:^| )(--?[a-z][a-z-]*)\b", box("--help").text, re.MULTILINE))
 
     assert {"--report", "--seed"} <= listed
     assert listed <= known

@@ -12,15 +12,18 @@ import itertools
 import re
 import runpy
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from contract.all_store_bugs import ALL_STORE_BUGS
 from contract.bugs import Bug
 from contract.offloader_bugs import OFFLOADER_BUGS
-from contract.store_bugs import STORE_BUGS
 from offload_conformance import OffloaderConformance, StoreConformance
 from offload_conformance.ledgers import clock_goes_back, simple
+from offload_posix import PosixStore
 
 from offload.errors import OffloadError
 from offload.offloader import LedgerOffloader, ReadHandle
@@ -46,12 +49,40 @@ class OffloaderSuite(OffloaderConformance):
 class StoreSuite(StoreConformance):
     def __init__(self, make: Callable[..., ObjectStore]) -> None:
         self.make, self.objects = make, dict[str, bytes]()
+        self.capabilities = getattr(make, "declared", None)
 
     def open_store(self) -> ObjectStore:
         return self.make(objects=self.objects)
 
     def keys_in_store(self) -> set[str]:
         return set(self.objects)
+
+
+class FolderSuite(StoreConformance):
+    """A store in a folder, which other processes open as this one does: the class is named, not held."""
+
+    def __init__(self, make: Any, folder: Path) -> None:
+        self.home, self.made_by = make.__module__, make.__qualname__
+        self.folder = folder / str(uuid4())
+
+    def open_store(self) -> ObjectStore:
+        store: ObjectStore = getattr(import_module(self.home), self.made_by)(root=self.folder)
+        return store
+
+    def keys_in_store(self) -> set[str]:
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+
+
+Suite = OffloaderSuite | StoreSuite | FolderSuite
+
+BETWEEN_PROCESSES = "test_create_is_atomic_between_processes"
+
+
+def store_suite(make: Any, clause: str, folder: Path) -> Callable[[], Suite]:
+    """Makes the suite for a store: in a folder, where other processes must find it."""
+    if clause == BETWEEN_PROCESSES:
+        return lambda: FolderSuite(make, folder)
+    return lambda: StoreSuite(make)
 
 
 def parameters_of(method: Any) -> Iterator[dict[str, Any]]:
@@ -65,7 +96,7 @@ def parameters_of(method: Any) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def check(suite: OffloaderSuite | StoreSuite, clause: str, arguments: dict[str, Any]) -> None:
+def check(suite: Suite, clause: str, arguments: dict[str, Any]) -> None:
     """Call one test as pytest would, with the fixtures that it names; of samples, two that tell enough."""
     method = getattr(suite, clause)
     wanted = inspect.signature(method).parameters
@@ -82,10 +113,11 @@ def check(suite: OffloaderSuite | StoreSuite, clause: str, arguments: dict[str, 
             }
         else:
             fixtures |= {"store": suite.open_store, "other": suite.open_store}
+            fixtures["findings"] = dict
         method(**{name: make() for name, make in fixtures.items() if name in wanted}, **arguments)
 
 
-def verdict(suite: Callable[[], OffloaderSuite | StoreSuite], clause: str) -> BaseException | None:
+def verdict(suite: Callable[[], Suite], clause: str) -> BaseException | None:
     """How one test fails, with the first set of its arguments with which it does; None where it holds."""
     method = getattr(suite(), clause)
     samples = [simple, clock_goes_back] if "sample" in inspect.signature(method).parameters else [None]
@@ -123,18 +155,22 @@ def test_every_clause_has_a_test_of_its_name(contract: type, suite: type) -> Non
 
 
 @pytest.mark.parametrize(
-    ("suite", "bugs"), [(OffloaderConformance, OFFLOADER_BUGS), (StoreConformance, STORE_BUGS)]
+    ("suite", "bugs"), [(OffloaderConformance, OFFLOADER_BUGS), (StoreConformance, ALL_STORE_BUGS)]
 )
 def test_every_test_is_failed_by_somebody(suite: type, bugs: list[Bug]) -> None:
     assert set(clauses_in(suite)) == {bug.clause for bug in bugs}
 
 
-@pytest.mark.parametrize("bug", STORE_BUGS + OFFLOADER_BUGS, ids=lambda bug: bug.name)
-def test_a_bug_is_caught_by_its_clause(bug: Bug) -> None:
+@pytest.mark.parametrize("bug", ALL_STORE_BUGS + OFFLOADER_BUGS, ids=lambda bug: bug.name)
+def test_a_bug_is_caught_by_its_clause(bug: Bug, tmp_path: Path) -> None:
     """And by its breach: not because the broken backend is itself at fault as a program."""
-    suite = StoreSuite if bug in STORE_BUGS else OffloaderSuite
+    suite = (
+        store_suite(bug.make, bug.clause, tmp_path)
+        if bug in ALL_STORE_BUGS
+        else lambda: OffloaderSuite(bug.make)
+    )
 
-    failure = verdict(lambda: suite(bug.make), bug.clause)
+    failure = verdict(suite, bug.clause)
 
     assert failure is not None
     assert isinstance(failure, BREACHES), repr(failure)
@@ -144,8 +180,9 @@ BREACHES = (AssertionError, pytest.fail.Exception, OffloadError, RuntimeError, O
 
 
 @pytest.mark.parametrize("clause", clauses_in(StoreConformance))
-def test_a_sound_store_is_not_caught(clause: str) -> None:
-    assert verdict(lambda: StoreSuite(MemoryStore), clause) is None
+def test_a_sound_store_is_not_caught(clause: str, tmp_path: Path) -> None:
+    sound = PosixStore if clause == BETWEEN_PROCESSES else MemoryStore
+    assert verdict(store_suite(sound, clause, tmp_path), clause) is None
 
 
 @pytest.mark.parametrize("clause", clauses_in(OffloaderConformance))

@@ -20,9 +20,10 @@ class _OnServer:
     @pytest.fixture(autouse=True)
     def _place(self, running_server: Running) -> None:
         self.place = running_server.place()
+        self.bucket, self.options = self.place.name, self.place.options  # for other processes
 
     def gcs_store(self) -> GcsStore:
-        return GcsStore(bucket=self.place.name, options=GcsOptions.of(self.place.options))
+        return GcsStore(bucket=self.bucket, options=GcsOptions.of(self.options))
 
     def keys_in_store(self) -> set[str]:
         """By urllib: another client than the store's own."""

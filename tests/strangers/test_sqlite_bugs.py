@@ -42,7 +42,13 @@ BUGS = (
     Bug(
         name="create looks first, then replaces",
         clause="create_is_atomic",
-        also=frozenset({"create_is_atomic_between_threads"}),
+        also=frozenset(
+            {
+                "create_is_atomic_between_threads",
+                "create_is_atomic_between_processes",
+                "capabilities_are_as_meant",
+            }
+        ),
         swaps=((INSERT, LOOK_FIRST),),
     ),
     Bug(

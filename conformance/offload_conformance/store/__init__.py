@@ -6,6 +6,7 @@ are still found out. The tests write a few megabytes in all, unless the least pa
 """
 
 from offload_conformance.store.base import level
+from offload_conformance.store.capabilities import CapabilityClauses
 from offload_conformance.store.creates import CreateClauses
 from offload_conformance.store.deletions import DeletionClauses
 from offload_conformance.store.keys import KeyClauses
@@ -27,5 +28,6 @@ class StoreConformance(
     KeyClauses,
     UploadClauses,
     MannerClauses,
+    CapabilityClauses,
 ):
     """What every store must pass. Subclass it as the package's docstring shows."""

@@ -14,9 +14,12 @@ from typing import ClassVar, Final
 import pytest
 
 from offload.errors import Denied
+from offload.store.capabilities import Capabilities
 from offload.store.port import KEY_SIZE_BYTES_MAX, Body, Listed, ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload_conformance.asynchronous import Asynchronous, Run
+from offload_conformance.contender import Job, job_of
+from offload_conformance.declared import Declared
 
 DIGITS: Final = b"0123456789"
 
@@ -30,6 +33,9 @@ class StoreClauses(Asynchronous, ABC):
 
     layer: ClassVar[str] = "store"
 
+    capabilities: ClassVar[Capabilities | Declared | None] = None
+    """What is meant of the store, where that is stated apart from its own word."""
+
     key_size_bytes_max = KEY_SIZE_BYTES_MAX
     """Less only for a store that sets something before each key."""
 
@@ -40,6 +46,13 @@ class StoreClauses(Asynchronous, ABC):
     @abstractmethod
     def keys_in_store(self) -> set[str]:
         """The keys that are really there, found by other means than the store."""
+
+    def elsewhere(self, keys: Sequence[str]) -> Job:
+        """How another process opens the same place, in which it may create these keys.
+
+        By this class, its file, and those attributes of its instance that are paths or plain JSON values.
+        """
+        return job_of(self)
 
     @pytest.fixture
     def open_client(self, run: Run) -> Iterator[Callable[[], ObjectStore]]:

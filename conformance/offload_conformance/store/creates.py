@@ -15,10 +15,15 @@ from offload.errors import AlreadyExists
 from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.contenders import contend_in_threads
+from offload_conformance.race import winners_of
 from offload_conformance.store.base import StoreClauses
 
 CREATE_SECONDS_MAX: Final = 30
 """For one create among rivals; so what hangs is a failure, and soon."""
+
+PROCESSES: Final = 3
+ROUNDS: Final = 5
+"""How many processes race, and for how many keys."""
 
 
 class CreateClauses(StoreClauses):
@@ -98,6 +103,19 @@ class CreateClauses(StoreClauses):
         contend_in_threads(4, contend, seconds_max=2 * CREATE_SECONDS_MAX)
 
         assert sorted(winners) == [(key, run(store.get(key))) for key in keys]
+
+    def test_create_is_atomic_between_processes(self, run: Run, store: ObjectStore) -> None:
+        """Of racing processes, each with a client of its own, exactly one creates, and its bytes are read."""
+        if not store.capabilities.atomic_create:
+            self.holds_no_tier(run, store)
+            return
+        if store.capabilities.one_process:
+            pytest.skip("the store lives in one process, as it declares: there is no other to race with")
+        there = [f"race/{n}" for n in range(ROUNDS)]
+
+        won = run(winners_of(self.elsewhere(there), there, contenders=PROCESSES))
+
+        assert won == [[run(store.get(key))] for key in there]
 
     def test_create_refuses_its_own_bytes(self, run: Run, store: ObjectStore) -> None:
         """A create of the very bytes that stand there raises `AlreadyExists`: they may be another's."""

@@ -1,0 +1,58 @@
+"""Capabilities: what a store says, what its author means and what is found must fit (see `declared`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from offload.store.port import ObjectStore
+from offload_conformance.asynchronous import Run
+from offload_conformance.declared import COMPLAINTS, NAMES, SUPPORTED, UNKNOWN, Declared, state_of, words_of
+from offload_conformance.findings import FINDINGS
+from offload_conformance.probes import PROBES, found_by
+from offload_conformance.store.base import StoreClauses
+
+
+class CapabilityClauses(StoreClauses):
+    """What is declared must work; what is declared absent must fail as documented."""
+
+    @pytest.fixture
+    def findings(self, request: pytest.FixtureRequest) -> dict[str, dict[str, object]]:
+        """Where the test leaves what it found, for a report."""
+        node: pytest.Item = request.node
+        return node.stash.setdefault(FINDINGS, {})
+
+    def test_capabilities_are_those_stated(self, store: ObjectStore) -> None:
+        """What the backend's author or plugin says that it can do is what the store itself declares."""
+        if not isinstance(self.capabilities, Declared):
+            assert self.capabilities in (None, store.capabilities)
+            return
+        for name in NAMES:
+            says = bool(getattr(store.capabilities, name))
+            state = state_of(self.capabilities, name, says=says)
+            words = words_of(self.capabilities, name, says=says)
+            assert state is UNKNOWN or (state is SUPPORTED) == says, (
+                f"{name} is declared as {words}, and the store itself says {'yes' if says else 'no'}"
+            )
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_capabilities_are_as_meant(
+        self,
+        run: Run,
+        store: ObjectStore,
+        other: ObjectStore,
+        findings: dict[str, dict[str, object]],
+        name: str,
+    ) -> None:
+        """What is declared works, what is declared absent fails as documented, and nothing works undeclared.
+
+        What is unknown is found out for the report, and no verdict is given.
+        """
+        says = bool(getattr(store.capabilities, name))
+        state = state_of(self.capabilities, name, says=says)
+        words = words_of(self.capabilities, name, says=says)
+
+        found, seen = run(found_by(PROBES[name], store, other))
+
+        findings[name] = {"says": says, "declared": words, "found": found.value, "seen": seen}
+        complaint = COMPLAINTS.get((state, found))
+        assert complaint is None, f"{name} is declared as {words}, and {complaint} ({seen})"

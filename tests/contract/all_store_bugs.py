@@ -1,0 +1,12 @@
+"""Every deliberately broken store, in the order of the page that lists them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from contract.bugs import Bug
+from contract.capability_bugs import CAPABILITY_BUGS
+from contract.process_bugs import PROCESS_BUGS
+from contract.store_bugs import STORE_BUGS
+
+ALL_STORE_BUGS: Final[list[Bug]] = [*STORE_BUGS, *PROCESS_BUGS, *CAPABILITY_BUGS]
