@@ -134,8 +134,8 @@ class Listener:
 
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         """Take down what it found of capabilities."""
-        if FINDINGS in item.stash:
-            self.capabilities.update(item.stash[FINDINGS])
+        found = item.stash.get(FINDINGS, None)
+        self.capabilities |= found or {}
 
 
 def run(listener: Listener, *, seed: int) -> bool:

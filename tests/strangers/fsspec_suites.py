@@ -44,7 +44,7 @@ class Schedule:
             look = (path, self._looks[mine])
             self._lookers[look] += 1
             self._changed.notify_all()
-            if self._create:
+            if self._create or path.endswith("/probe/many"):  # where a capability is probed by a race
                 self._changed.wait_for(lambda: self._lookers[look] > 1, SECONDS_MAX)
 
     def emptied(self) -> None:
@@ -69,7 +69,7 @@ class Schedule:
 class Watched:
     """Before a file system: its looks, openings and reads are on the schedule of the test."""
 
-    schedule: ClassVar[Schedule]
+    schedule: ClassVar[Schedule] = Schedule("")
 
     def exists(self, path: str, **options: Any) -> bool:
         found: bool = super().exists(path, **options)
@@ -102,6 +102,8 @@ class Local(Watched, LocalFileSystem):
 
 
 class InMemory:
+    test_create_is_atomic_between_processes = None  # another process has another dictionary
+
     @pytest.fixture(autouse=True)
     def place(self, request: pytest.FixtureRequest) -> None:
         Watched.schedule = Schedule(request.node.name)
@@ -113,10 +115,12 @@ class InMemory:
 
 
 class OnDisk:
+    files = Local()
+
     @pytest.fixture(autouse=True)
     def place(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
         Watched.schedule = Schedule(request.node.name)
-        self.files, self.root = Local(), str(tmp_path / "tier")
+        self.root = str(tmp_path / "tier")
 
     def keys_in_store(self) -> set[str]:
         files = (path for path in Path(self.root).rglob("*") if path.is_file())
@@ -139,5 +143,7 @@ class TestLocal(OnDisk, StoreConformance):
 
 
 class TestLocalPiping(OnDisk, StoreConformance):
+    test_create_is_atomic_between_processes = None  # lost as between threads, and by chance alone
+
     def open_store(self) -> ObjectStore:
         return PipingStore(self.files, self.root)

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from strangers.suites import ROOT, outcomes, refusing
 
 WHOLE = "puts_are_whole_while_replaced"
-ATOMIC = {"create_is_atomic", "create_is_atomic_between_threads"}
+ATOMIC = {"create_is_atomic", "create_is_atomic_between_threads", "capabilities_are_as_meant"}
 FOUND = {
     "TestMemory": {WHOLE, *ATOMIC},
     "TestMemoryPiping": {WHOLE, *ATOMIC},
