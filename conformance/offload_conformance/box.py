@@ -57,7 +57,7 @@ class Result:
             return
         if self.skipped or self.unfinished or not self.cases:
             self.outcome = "not_run"
-            self.message = self.skipped or self.message or "the run was stopped before it"
+            self.message = self.skipped or self.message or "the run was stopped"
         else:
             self.outcome = "passed"
 

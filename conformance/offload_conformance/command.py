@@ -52,6 +52,12 @@ def conformance(
     badge: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a badge, as a JSON endpoint of shields.io.")
     ] = None,
+    performance: Annotated[
+        bool, typer.Option("--performance", help="Measure the store afterwards; no part of the verdict.")
+    ] = False,
+    performance_only: Annotated[
+        bool, typer.Option("--performance-only", help="Measure the store, and ask no clause.")
+    ] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="OLD NEW", help="Instead: what changed since a report."),
@@ -61,7 +67,7 @@ def conformance(
     """Hold the backend that serves URL against the contract, clause by clause.
 
     Runs in a folder of its own below URL, and removes what it wrote. Ends with 0 where no required clause
-    failed, else with 1.
+    failed, else with 1; after Ctrl-C with 130, and the report is written all the same.
     """
     if (url is None) == (compare is None):
         raise Usage("give either a URL or --compare OLD NEW")
@@ -72,13 +78,21 @@ def conformance(
     _check_folders(outputs)
     given = seed if seed is not None else secrets.randbelow(2**32)
     again = _again(url, backend, option, given)
-    document = _run(context.obj, url, backend, option or [], select or [], given, server, server_version)
+    if performance_only and (select or junit or badge):
+        raise Usage("--performance-only asks no clause: it goes with none of --select, --junit and --badge")
+    document = _run(
+        *(context.obj, url, backend, option or [], select or [], given, server, server_version),
+        ask=not performance_only,
+        measure=performance or performance_only,
+    )
     _write(document, outputs)
     if json:
         print_json(document, indent=2)
     else:
         _show(document, again)
-    return 0 if reports.verdict(document) else 1
+    if document["interrupted"]:
+        raise KeyboardInterrupt
+    return 0 if performance_only or reports.verdict(document) else 1
 
 
 def _run(
@@ -90,6 +104,9 @@ def _run(
     seed: int,
     server: str | None,
     server_version: str | None,
+    *,
+    ask: bool,
+    measure: bool,
 ) -> dict[str, Any]:
     """The document of one run."""
     for needed in ("pytest", "hypothesis"):
@@ -110,6 +127,8 @@ def _run(
         seed=seed,
         server=server,
         server_version=server_version,
+        ask=ask,
+        measure=measure,
     )
 
 
@@ -156,10 +175,13 @@ def _show(document: dict[str, Any], again: str) -> None:
         if clause["outcome"] == "failed":
             print(f"FAILED {clause['id']}: {one_line(clause['text'])}" + _advice(clause))
             print(f"  {_short(clause['message'])}; again: {again} --select {clause['id']}")
-    print_table(
-        ("layer", "passed", "failed", "not run"),
-        [(layer, *found.values()) for layer, found in reports.by_layer(document)],
-    )
+    if any(clause["message"] != "not selected" for clause in document["clauses"]):
+        print_table(
+            ("layer", "passed", "failed", "not run"),
+            [(layer, *found.values()) for layer, found in reports.by_layer(document)],
+        )
+    for heads, rows in reports.performance_tables(document):
+        print_table(heads, rows)
     for key, reason in document["left"].items():
         print_note(f"left in the store: {key}: {reason}")
 

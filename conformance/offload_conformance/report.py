@@ -108,6 +108,7 @@ def markdown(report: Document) -> str:
         f"# {backend['name']} against the contract of ledger-offload {report['suite_version']}",
         "",
         f"{backend['distribution']} {backend['version']}, {report['url']}, seed {report['seed']}",
+        *(["", "Stopped by Ctrl-C before its end."] if report.get("interrupted") else []),
         "",
         "| layer | passed | failed | not run |",
         "|---|---|---|---|",
@@ -122,10 +123,48 @@ def markdown(report: Document) -> str:
     for clause in report["clauses"]:
         outcome = clause["outcome"].replace("_", " ") + (" (advisory)" if clause["advisory"] else "")
         lines.append(f"| `{clause['id']}` | {outcome} | {_cell(clause['text'])} |")
+    for heads, rows in performance_tables(report):
+        lines += [
+            "",
+            *(f"| {' | '.join(map(_cell, row))} |" for row in (heads, ("---",) * len(heads), *rows)),
+        ]
     failed = [clause for clause in report["clauses"] if clause["outcome"] == "failed"]
     for clause in failed:
         lines += ["", f"## {clause['id']}", "", clause["text"], "", "```text", clause["message"], "```"]
     return "\n".join(lines) + "\n"
+
+
+def performance_tables(report: Document) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+    """Heads and rows of what was measured, for people; nothing where nothing was."""
+    measured = report.get("performance")
+    if not measured:
+        return
+    yield (
+        ("one caller", "bytes", "calls", "median ms", "p99 ms", "max ms", ""),
+        [
+            (
+                *(row["operation"], str(row["size_bytes"]), str(row["calls"])),
+                *(_ms(row[f"{which}_seconds"]) for which in ("median", "p99", "max")),
+                row["error"],
+            )
+            for row in measured["latency"]
+        ],
+    )
+    yield (
+        ("at once", "bytes", "how many", "calls", "MB/s", ""),
+        [
+            (
+                *(row["operation"], str(row["size_bytes"]), str(row["at_once"]), str(row["calls"])),
+                "-" if row["bytes_per_second"] is None else f"{row['bytes_per_second'] / 1e6:.1f}",
+                row["error"],
+            )
+            for row in measured["throughput"]
+        ],
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.2f}"
 
 
 def _cell(text: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -12,10 +14,12 @@ from offload.cli.output import live_line, print_note
 from offload.cli.state import Usage
 from offload.errors import Misuse, OffloadError
 from offload.plugins import Backend, Plugin
+from offload_conformance import performance
 from offload_conformance import report as reports
+from offload_conformance.backend import SUITES
 from offload_conformance.box import Listener, Result
 from offload_conformance.box import run as run_pytest
-from offload_conformance.clauses import LAYERS
+from offload_conformance.clauses import LAYERS, clauses_of
 from offload_conformance.current import CURRENT
 from offload_conformance.place import OffloaderPlace, Place, StorePlace
 
@@ -30,17 +34,20 @@ def run(
     seed: int,
     server: str | None,
     server_version: str | None = None,
+    ask: bool = True,
+    measure: bool = False,
 ) -> reports.Document:
-    """Run the suite and report. Raises `Usage` for wrong arguments, and Ctrl-C when all is cleaned up."""
+    """Ask the clauses, measure, and report: after Ctrl-C what there is until then, which may be nothing.
+
+    Raises `Usage` for wrong arguments, and Ctrl-C where it came before the clauses were known.
+    """
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
+    if measure and backend.kind != "store":
+        raise Usage(f"--performance measures stores, and the backend {backend.name!r} opens an offloader")
     place = _place(backend, url, options, server_version)
     try:
         place.try_out()
-        listener, left = _listen(place, select=select, seed=seed)
-        if listener.unmatched:
-            raise Usage(f"--select {listener.unmatched[0]!r} names no layer and no clause")
-        if not listener.results:
-            raise OffloadError(f"the suite cannot be run: {listener.trouble.strip() or 'it has no clauses'}")
+        done = _work(place, select=select, seed=seed, ask=ask, measure=measure)
         return {
             "report": reports.VERSION,
             "suite_version": version("ledger-offload"),
@@ -55,14 +62,16 @@ def run(
             "server_version": server_version,
             "environment": _environment(),
             "capabilities": place.capabilities(),
-            "capability_states": listener.capabilities,
+            "capability_states": done.capabilities,
             "seed": seed,
             "select": list(select),
             "started_at": started,
             "duration_seconds": round(time.monotonic() - clock, 3),
-            "totals": reports.totals({"outcome": each.outcome} for each in listener.results.values()),
-            "clauses": [_clause(each, place) for each in _in_order(listener)],
-            "left": left,
+            "interrupted": done.interrupted,
+            "totals": reports.totals({"outcome": each.outcome} for each in done.results),
+            "clauses": [_clause(each, place) for each in done.results],
+            "performance": done.performance,
+            "left": done.left,
         }
     finally:
         place.close()
@@ -77,29 +86,73 @@ def _place(backend: Backend, url: str, options: Mapping[str, Any], server_versio
         raise Usage(str(exc)) from exc
 
 
-def _listen(place: Place, *, select: Sequence[str], seed: int) -> tuple[Listener, dict[str, str]]:
-    """Run pytest, then clean up; what is still there is told also where Ctrl-C ends the run."""
-    token = CURRENT.set(place)
-    ended = False
+@dataclass(slots=True)
+class _Done:
+    """What came of a run until it ended, or was ended."""
+
+    results: list[Result] = field(default_factory=list)
+    capabilities: dict[str, dict[str, object]] = field(default_factory=dict)
+    performance: reports.Document | None = None
+    left: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def _work(place: Place, *, select: Sequence[str], seed: int, ask: bool, measure: bool) -> _Done:
+    """Ask, measure, and clean up. Where an error comes through, a note tells what is left in the store."""
+    done, ended = _Done(), False
     try:
         with live_line("collecting the clauses") as tell:
-            listener = Listener(select=select, seed=seed, tell=tell)
-            ended = run_pytest(listener, seed=seed)
+            if ask:
+                _ask(place, done, Listener(select=select, seed=seed, tell=tell), seed)
+            else:
+                done.results = [Result(clause, message="not selected") for clause in clauses_of(*SUITES)]
+            if measure and not done.interrupted:
+                _measure(place, done, seed, tell)
+        ended = True
+    finally:
+        done.left = place.finish()
+        if not ended:
+            for key, reason in done.left.items():
+                print_note(f"left in the store: {key}: {reason}")
+    return done
+
+
+def _ask(place: Place, done: _Done, listener: Listener, seed: int) -> None:
+    """Run pytest. What Ctrl-C prevented is `not_run`."""
+    token = CURRENT.set(place)
+    try:
+        done.interrupted = not run_pytest(listener, seed=seed)
     finally:
         CURRENT.reset(token)
-        left = place.finish()
-        if not ended:
-            for key, reason in left.items():
-                print_note(f"left in the store: {key}: {reason}")
-    if not ended:
+    if listener.unmatched:
+        raise Usage(f"--select {listener.unmatched[0]!r} names no layer and no clause")
+    if not listener.results and done.interrupted:
         raise KeyboardInterrupt
+    if not listener.results:
+        raise OffloadError(f"the suite cannot be run: {listener.trouble.strip() or 'it has no clauses'}")
     for result in listener.results.values():
         result.settle()
-    return listener, left
+    done.capabilities = listener.capabilities
+    done.results = sorted(listener.results.values(), key=lambda each: LAYERS.index(each.clause.layer))
 
 
-def _in_order(listener: Listener) -> list[Result]:
-    return sorted(listener.results.values(), key=lambda each: LAYERS.index(each.clause.layer))
+def _measure(place: Place, done: _Done, seed: int, tell: Callable[[str], None]) -> None:
+    """Measure. Ctrl-C leaves the rows that are whole."""
+    assert isinstance(place, StorePlace)
+    account, found = place.begin("performance"), reports.Document()
+
+    async def measured() -> None:
+        store = place.open(account)
+        try:
+            await performance.measure(store, found, clock=time.monotonic, seed=seed, tell=tell)
+        finally:
+            await store.aclose()
+
+    try:
+        asyncio.run(measured())
+    except KeyboardInterrupt:
+        done.interrupted = True
+    done.performance = found or None
 
 
 def _clause(result: Result, place: Place) -> reports.Document:

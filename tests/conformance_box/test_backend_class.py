@@ -177,7 +177,7 @@ def test_a_run_that_asked_nothing_is_no_pass() -> None:
     [
         (Result(ONE, cases=2), "passed", ""),
         (Result(ONE, cases=1, skipped="no room"), "not_run", "no room"),
-        (Result(ONE, cases=1, unfinished=1), "not_run", "the run was stopped before it"),
+        (Result(ONE, cases=1, unfinished=1), "not_run", "the run was stopped"),
         (Result(ONE, message="not selected"), "not_run", "not selected"),
         (Result(ONE, "failed", "why", cases=1, skipped="no room"), "failed", "why"),
     ],

@@ -97,6 +97,7 @@ def test_the_report_says_what_was_run_and_where(whole: dict[str, Any]) -> None:
     assert (report["seed"], report["server"], report["select"]) == (7, "a folder", [])
     assert report["capabilities"]["atomic_create"] is True
     assert report["totals"] == {"passed": len(report["clauses"]), "failed": 0, "not_run": 0}
+    assert (report["interrupted"], report["performance"]) == (False, None)
     [ranges] = [each for each in report["clauses"] if each["id"] == "store/ranges_are_exact"]
     assert (
         ranges["text"] == "A range is clipped at the end of the object, never padded or shifted; and `bytes`."
@@ -218,16 +219,18 @@ def test_what_a_store_does_not_delete_is_said(site: Site) -> None:
     assert ran.code == 0, "whether it deletes was not asked"
 
 
-def test_ctrl_c_cleans_up(site: Site) -> None:
-    """Pressed in the middle of a put, after other tests and in one that has written something."""
-    method = """
+CTRL_C = """
     async def put(self, key, body):
         await super().put(key, body)
         if len(SEEN := globals().setdefault('SEEN', [])) == 20:
             signal.raise_signal(signal.SIGINT)
         SEEN.append(key)
 """
-    site.install("broken", broken(method))
+
+
+def test_ctrl_c_cleans_up(site: Site) -> None:
+    """Pressed in the middle of a put, after other tests and in one that has written something."""
+    site.install("broken", broken(CTRL_C))
 
     with pytest.raises(Interrupted):
         box("broken://here", "--select", "store")
@@ -236,6 +239,29 @@ def test_ctrl_c_cleans_up(site: Site) -> None:
 
     assert len(broken_code.SEEN) >= 20
     assert site.objects("broken") == {}
+
+
+def test_after_ctrl_c_the_reports_tell_what_was_asked_until_then(site: Site, tmp_path: Path) -> None:
+    """What had ended is as it ended, the clause in which it was pressed and those behind it are `not_run`."""
+    site.install("broken", broken(CTRL_C))
+    outputs = {name: tmp_path / name for name in ("report", "junit", "markdown", "badge")}
+    options = [word for name, path in outputs.items() for word in (f"--{name}", path)]
+
+    with pytest.raises(Interrupted):
+        box("broken://here", "--select", "store", *options)
+
+    report = report_in(outputs["report"])
+    jsonschema.validate(report, json.loads(SCHEMA.read_text()))
+    assert (report["interrupted"], report["left"]) == (True, {})
+    asked = [each for each in report["clauses"] if each["layer"] == "store"]
+    ended = [each["outcome"] for each in asked]
+    assert set(ended[: (stopped := ended.index("not_run"))]) == {"passed"}
+    assert {each["message"] for each in asked[stopped:]} == {"the run was stopped"}
+    assert {each["message"] for each in report["clauses"] if each["layer"] != "store"} == {"not selected"}
+    assert report["totals"]["passed"] == stopped > 0
+    assert len(ET.parse(outputs["junit"]).findall(".//skipped")) == report["totals"]["not_run"]
+    assert "Stopped by Ctrl-C before its end." in outputs["markdown"].read_text()
+    assert report_in(outputs["badge"])["color"] == "yellow"
 
 
 def test_what_the_plugin_states_is_held_against_the_store(site: Site) -> None:

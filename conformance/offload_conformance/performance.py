@@ -1,0 +1,221 @@
+"""What a store does in what time: measured, reported, and never judged.
+
+Two tables. Latencies: one caller, one call after the other, small objects. Throughputs: larger objects, by
+one caller and by several at once. Each row is in the document before the next one begins.
+
+Invariants: a row begins no call when its share of the time is over, and no call goes on when all of the time
+is; what is written and read is bounded as `Bounds` says; a call that fails ends its row, which tells why;
+what ends the measurement before its time leaves the rows that were whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from offload.errors import Misuse, OffloadError
+from offload.store.port import Body, ObjectStore, Span
+
+Document = dict[str, Any]
+Clock = Callable[[], float]
+Call = Callable[[int], Awaitable[object]]
+Row = Callable[[float], Awaitable[None]]
+
+MIB: Final = 1024 * 1024
+AT_ONCE: Final = (1, 4, 16)
+PARTS_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much is asked of a store. No row is without a call, so a large object is moved at least once."""
+
+    seconds_max: float = 60
+    calls_max: int = 200
+    """In a row of latencies."""
+
+    small_size_bytes: int = 1000
+    large_size_bytes: int = 4 * MIB
+    row_size_bytes_max: int = 64 * MIB
+    """In a row of throughputs."""
+
+
+async def measure(
+    store: ObjectStore,
+    into: Document,
+    *,
+    clock: Clock,
+    bounds: Bounds = Bounds(),
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Fill `into` with the field `performance` of a report. What it writes stays in the store."""
+    began = clock()
+    into.update(seconds_max=bounds.seconds_max, duration_seconds=0.0, latency=[], throughput=[])
+    measuring = _Measuring(store, into, clock, bounds, random.Random(seed))
+    rows = measuring.rows()
+    for done, row in enumerate(rows):
+        tell(f"measuring, {done} of {len(rows)}")
+        now = clock()
+        await row(now + (began + bounds.seconds_max - now) / (len(rows) - done))
+        into["duration_seconds"] = round(clock() - began, 3)
+
+
+class _Measuring:
+    """The rows of one measurement, each a function of the time at which it begins no further call."""
+
+    def __init__(
+        self, store: ObjectStore, into: Document, clock: Clock, bounds: Bounds, chance: random.Random
+    ) -> None:
+        self._store, self._into, self._clock, self._bounds = store, into, clock, bounds
+        self._end = clock() + bounds.seconds_max
+        able, most = store.capabilities, bounds.row_size_bytes_max
+        large = min(bounds.large_size_bytes, able.put_size_bytes_max or most)
+        self._small, self._large = chance.randbytes(bounds.small_size_bytes), chance.randbytes(large)
+        self._objects = max(most // large, AT_ONCE[-1])
+        self._written = 1
+        self._part_size_bytes = max(min(MIB, able.part_size_bytes_max or MIB), able.part_size_bytes_min)
+        self._parts = min(most // self._part_size_bytes, able.parts_max or PARTS_MAX, PARTS_MAX)
+
+    def rows(self) -> list[Row]:
+        """In an order in which each finds what it reads, and that which may take long comes last."""
+        first, *others = AT_ONCE
+        uploads = AT_ONCE if self._store.capabilities.multipart else ()
+        return [
+            self._throughput("put", first, self._put_large),
+            *(self._latency(*each) for each in self._small_calls()),
+            *(self._throughput("put", at_once, self._put_large) for at_once in others),
+            *(self._throughput("get", at_once, self._get_large) for at_once in AT_ONCE),
+            *(self._upload(at_once) for at_once in uploads),
+        ]
+
+    def _small_calls(self) -> list[tuple[str, int, Call]]:
+        store, small, size = self._store, self._small, len(self._small)
+        middle = Span(len(self._large) // 2, size)
+
+        async def listed(_: int) -> None:
+            async for _row in store.list("put/"):
+                pass
+
+        return [
+            ("put", size, lambda n: store.put(f"put/{n:04}", Body.of(small))),
+            ("create", size, lambda n: store.create(f"create/{n:04}", small)),
+            ("get", size, lambda _: store.get("put/0000")),
+            ("get_range", size, lambda _: store.get("large/0000", middle)),
+            ("list", 0, listed),
+            ("delete", 0, lambda n: store.delete([f"put/{n:04}"])),
+        ]
+
+    async def _put_large(self, number: int) -> None:
+        await self._store.put(f"large/{number:04}", Body.of(self._large))
+        self._written = max(self._written, number + 1)
+
+    async def _get_large(self, number: int) -> None:
+        await self._store.get(f"large/{number % self._written:04}")
+
+    def _latency(self, operation: str, size_bytes: int, call: Call) -> Row:
+        async def row(until: float) -> None:
+            seconds: list[float] = []
+            found: Document = {"operation": operation, "size_bytes": size_bytes}
+            async with self._row("latency", found):
+                for number in range(self._bounds.calls_max):
+                    began = self._clock()
+                    await call(number)
+                    now = self._clock()
+                    seconds.append(now - began)
+                    if now >= until:
+                        break
+            found |= {"calls": len(seconds), **spread(seconds)}
+
+        return row
+
+    def _throughput(self, operation: str, at_once: int, call: Call) -> Row:
+        async def row(until: float) -> None:
+            found: Document = {"operation": operation, "size_bytes": len(self._large), "at_once": at_once}
+            began, done = self._clock(), _Count()
+            async with self._row("throughput", found):
+                await self._together(at_once, self._objects, call, until, done)
+            found |= self._rate(done.calls, len(self._large), began)
+
+        return row
+
+    def _upload(self, at_once: int) -> Row:
+        """One upload to its end, since half an object is of no use; so many of its parts at once."""
+
+        async def row(_: float) -> None:
+            size, done = self._parts * self._part_size_bytes, _Count()
+            found: Document = {"operation": "upload", "size_bytes": size, "at_once": at_once}
+            began = self._clock()
+            async with self._row("throughput", found):
+                if self._parts < 2:
+                    raise Misuse(f"a part has {self._part_size_bytes} bytes, which is more than is measured")
+                await self._one_upload(at_once)
+                done.calls = 1
+            found |= self._rate(done.calls, size, began)
+
+        return row
+
+    async def _one_upload(self, at_once: int) -> None:
+        part = (self._large * (self._part_size_bytes // len(self._large) + 1))[: self._part_size_bytes]
+        upload = await self._store.start_upload("large/upload")
+        try:
+            await self._together(
+                at_once, self._parts, lambda n: upload.put_part(n + 1, part), self._end, _Count()
+            )
+            await upload.complete()
+        except BaseException:
+            with suppress(OffloadError):
+                await upload.abort()
+            raise
+
+    @asynccontextmanager
+    async def _row(self, table: str, found: Document) -> AsyncIterator[None]:
+        """Within the time; what goes wrong is the row's `error`, and the row is in the document."""
+        found["error"] = ""
+        try:
+            async with asyncio.timeout(max(self._end - self._clock(), 0)) as scope:
+                yield
+        except Exception as error:  # noqa: BLE001 - a stranger's store may raise anything
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            found["error"] = "the time was up" if scope.expired() else f"{type(error).__name__}: {error}"
+        self._into[table].append(found)
+
+    async def _together(self, at_once: int, calls: int, call: Call, until: float, done: _Count) -> None:
+        numbers = iter(range(calls))
+
+        async def work() -> None:
+            for number in numbers:
+                await call(number)
+                done.calls += 1
+                if self._clock() >= until:
+                    return
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(work())
+
+    def _rate(self, calls: int, size_bytes: int, began: float) -> Document:
+        seconds = self._clock() - began
+        rate = round(calls * size_bytes / seconds) if calls and seconds > 0 else None
+        return {"calls": calls, "duration_seconds": round(seconds, 6), "bytes_per_second": rate}
+
+
+@dataclass(slots=True)
+class _Count:
+    calls: int = 0
+
+
+def spread(seconds: Sequence[float]) -> Document:
+    """Median, 99th percentile and maximum, each a time that was measured (the nearest rank); or null."""
+    in_order = sorted(seconds)
+
+    def rank(share: float) -> float | None:
+        return round(in_order[math.ceil(share * len(in_order)) - 1], 6) if in_order else None
+
+    return {"median_seconds": rank(0.5), "p99_seconds": rank(0.99), "max_seconds": rank(1)}
