@@ -21,6 +21,7 @@ from offload.plugins import Backend
 from offload.store.limit import Limits
 from offload.tier.opening import scheme_of
 from offload_conformance import report as reports
+from offload_conformance.badge import svg
 
 
 def conformance(
@@ -50,7 +51,10 @@ def conformance(
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as JUnit's XML.")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as Markdown.")] = None,
     badge: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a badge, as a JSON endpoint of shields.io.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a badge: FILE.svg a picture, else an endpoint of shields.io."
+        ),
     ] = None,
     performance: Annotated[
         bool, typer.Option("--performance", help="Measure the store afterwards; no part of the verdict.")
@@ -159,11 +163,16 @@ def _write(document: dict[str, Any], outputs: dict[str, Path | None]) -> None:
         "report": lambda: _json(document),
         "junit": lambda: reports.junit(document),
         "markdown": lambda: reports.markdown(document).encode(errors="backslashreplace"),
-        "badge": lambda: _json(reports.badge(document)),
+        "badge": lambda: _badge(document, outputs["badge"]),
     }
     for name, path in outputs.items():
         if path is not None:
             path.write_bytes(made[name]())
+
+
+def _badge(document: dict[str, Any], path: Path | None) -> bytes:
+    assert path is not None
+    return svg(document) if path.suffix.lower() == ".svg" else _json(reports.badge(document))
 
 
 def _json(document: dict[str, Any]) -> bytes:

@@ -37,7 +37,7 @@ def test_the_guide_leads_from_an_empty_folder_to_a_backend_that_passes(tmp_path:
         assert (folder / name).exists(), f"the skeleton has no {name}"
         (folder / name).write_text(code)
     found = outcomes(folder, paths=[folder])
-    box = (*OFFLOAD, "conformance", place, "--select", "store/puts_are_whole", "--badge", "badge.json")
+    box = (*OFFLOAD, "conformance", place, "--select", "store/puts_are_whole", "--badge", "badge.svg")
     run(python, *box, cwd=tmp_path, env=env)
     checked = run(python, *OFFLOAD, "check", place, cwd=tmp_path, env=env)
 
@@ -47,7 +47,7 @@ def test_the_guide_leads_from_an_empty_folder_to_a_backend_that_passes(tmp_path:
     assert {name: error for name, error in found.items() if error} == {}
     assert len(found) > 150
     assert "FAILS" not in checked
-    assert (tmp_path / "badge.json").exists()
+    assert "1 of " in (tmp_path / "badge.svg").read_text()
 
 
 def test_the_guide_shows_each_file_that_has_code_to_write() -> None:
