@@ -93,7 +93,7 @@ def scan_head(data: bytes | memoryview, *, first_position: int = 0, where: str) 
     anything that could not become a chunk is `Corrupt`, not a rest.
     """
     starts, whole_size_bytes = _walk(data)
-    headers = _gather(data, starts)
+    headers = headers_at(data, starts)
     in_order = np.ones(len(starts), np.bool_)
     in_order[1:] = headers["offset"][1:] == (headers["offset"] + headers["records"])[:-1]
     damaged = _first_false(_sound(headers) & in_order)
@@ -125,7 +125,7 @@ def check_chunks(
     that checksum is kept. Raises `Corrupt` for the first damaged chunk in order, whatever the damage.
     """
     starts = _starts(window, rows, window_position, where)
-    headers = _gather(window, starts)
+    headers = headers_at(window, starts)
     sound = _first_false(_sound(headers) & _agree(headers, rows))
 
     data_starts = starts + np.uint64(_HEADER_SIZE_BYTES) + headers["filter_size_bytes"]
@@ -165,7 +165,7 @@ def check_stored(
     if len(checksums) != len(rows):
         raise Misuse(f"{len(checksums)} checksums for {len(rows)} chunks of {where}")
     starts = _starts(window, rows, window_position, where)
-    headers = _gather(window, starts)
+    headers = headers_at(window, starts)
     sound = _first_false(_sound(headers) & _agree(headers, rows))
 
     columns = (starts, starts + rows["size_bytes"], checksums)
@@ -203,7 +203,7 @@ def _wanted_size_bytes(data: bytes | memoryview, start: int) -> int:
     return _HEADER_SIZE_BYTES + int(filter_size + data_size + trailer_size)
 
 
-def _gather(window: bytes | memoryview, starts: _Positions) -> _Headers:
+def headers_at(window: bytes | memoryview, starts: _Positions) -> _Headers:
     """All headers at once: the window seen as overlapping records one byte apart, picked by position."""
     if not len(starts):
         return np.empty(0, CHUNK_HEADER.dtype)

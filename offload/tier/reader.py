@@ -32,11 +32,11 @@ from offload.formats.entries import messages
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entry, Manifest
 from offload.manifest.groups import key_of
-from offload.manifest.tree import Tree
+from offload.manifest.tree import OFFSET_MAX, Tree
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle
 from offload.position import AtOffset, AtTime, Place, Position
 from offload.tier.retention import load_unless_deleted
-from offload.tier.windows import Window, WindowStream
+from offload.tier.windows import Keep, Window, WindowStream
 
 IN_FLIGHT: Final = 4
 
@@ -126,9 +126,15 @@ class StreamReader:
                     )
                 return max(offset, manifest.first_offset)
 
-    def windows(self, offset: int) -> StreamWindows:
-        """The chunks from the one that holds `offset` to the end, a window at a time. Close it when done."""
-        return StreamWindows(self, self._offloader.tree, offset, in_flight_max=self._in_flight)
+    def windows(self, offset: int, *, until: int = OFFSET_MAX, keep: Keep | None = None) -> StreamWindows:
+        """The chunks from the one that holds `offset` to the end, a window at a time. Close it when done.
+
+        Those that begin at `until` or behind it are left out unfetched, and so are those that `keep` does not
+        want; what is fetched is as if they were not there.
+        """
+        return StreamWindows(
+            self, self._offloader.tree, offset, in_flight_max=self._in_flight, until=until, keep=keep
+        )
 
     async def messages(self, offset: int) -> AsyncGenerator[Messages, None]:
         """The messages from `offset` on, chunk by chunk; chunks without any are passed over.
@@ -202,12 +208,21 @@ class StreamWindows(WindowStream):
         offset: int,
         *,
         in_flight_max: int,
+        until: int = OFFSET_MAX,
+        keep: Keep | None = None,
     ) -> None:
         self._reader, self._tree_of, self._manifest = reader, tree_of, reader.manifest
         self._next_offset = max(offset, self._manifest.first_offset)
         open_entry = partial(reader.open_entry, manifest=self._manifest)
         tree = tree_of(self._manifest)
-        super().__init__(tree, self._next_offset, open_entry=open_entry, in_flight_max=in_flight_max)
+        super().__init__(
+            tree,
+            self._next_offset,
+            open_entry=open_entry,
+            in_flight_max=in_flight_max,
+            until=until,
+            keep=keep,
+        )
 
     async def __anext__(self) -> Window:
         """As `WindowStream` does it. Raises `StreamDeleted` where the stream is gone."""

@@ -12,14 +12,20 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from offload.errors import Corrupt, OffloadError
 from offload.formats.chunk import ChunkTable, row_from, row_holding
 from offload.formats.manifest import NO_ENTRIES, Entry, decode_entries
-from offload.manifest.tree import Tree
+from offload.manifest.tree import OFFSET_MAX, Tree
 from offload.offloader import ReadHandle
 from offload.tier.fragment_writer import windows_of
+
+Keep: TypeAlias = Callable[[ChunkTable], npt.NDArray[np.bool_]]
+"""Which of these chunks are wanted."""
 
 FIRST_WINDOW_SIZE_BYTES: Final = 256 * 1024
 """The first window is small, so that a reader of one message fetches little and has it soon."""
@@ -52,6 +58,7 @@ class _Fetch:
 class WindowStream:
     """An asynchronous iterator of windows, from the chunk that holds `offset` to the end of `tree`.
 
+    Chunks that begin at `until` or behind it are not fetched, and neither are those that `keep` leaves out.
     The number of requests in flight grows by one with each window taken. Close it when done.
     """
 
@@ -62,14 +69,16 @@ class WindowStream:
         *,
         open_entry: Callable[[Entry], Awaitable[ReadHandle]],
         in_flight_max: int,
+        until: int = OFFSET_MAX,
+        keep: Keep | None = None,
     ) -> None:
-        self._in_flight_max = in_flight_max
+        self._in_flight_max, self._until, self._keep = in_flight_max, until, keep
         self._begin(tree, offset, open_entry)
 
     def _begin(self, tree: Tree, offset: int, open_entry: Callable[[Entry], Awaitable[ReadHandle]]) -> None:
         self._offset, self._open_entry = offset, open_entry
         self._in_flight = 1
-        self._entries = _Ahead(tree, offset)
+        self._entries = _Ahead(tree, offset, self._until)
         self._opening: asyncio.Future[tuple[Entry, ReadHandle] | None] | None = None
         self._handles: deque[ReadHandle] = deque()
         self._planned: deque[tuple[ReadHandle, ChunkTable]] = deque()
@@ -146,8 +155,9 @@ class WindowStream:
 
     async def _fill(self) -> None:
         while len(self._fetching) < self._in_flight:
-            if not self._planned and not await self._plan_next_fragment():
-                return
+            while not self._planned:
+                if not await self._plan_next_fragment():
+                    return
             handle, rows = self._planned.popleft()
             self._fetching.append(_Fetch(handle, rows, asyncio.ensure_future(handle.read(rows))))
 
@@ -162,7 +172,9 @@ class WindowStream:
         self._handles.append(handle)
         self._opening = asyncio.ensure_future(self._open_next())  # to be there when this fragment ends
         start = row_holding(table, max(self._offset, entry.first_offset))
-        self._plan(handle, table[start : row_from(table, entry.next_offset)])
+        rows = table[start : row_from(table, min(entry.next_offset, self._until))]
+        for run in [rows] if self._keep is None else _runs_of(rows, self._keep(rows)):
+            self._plan(handle, run)
         return True
 
     def _plan(self, handle: ReadHandle, rows: ChunkTable) -> None:
@@ -179,10 +191,10 @@ class WindowStream:
 
 
 class _Ahead:
-    """The fragments of a tree from an offset on, one at a time."""
+    """The fragments of a tree that have offsets in a range, one at a time."""
 
-    def __init__(self, tree: Tree, offset: int) -> None:
-        self._runs = tree.walk(offset)
+    def __init__(self, tree: Tree, offset: int, until: int) -> None:
+        self._runs, self._until = tree.walk(offset), until
         self._run, self._row = NO_ENTRIES, 0
 
     async def next(self) -> Entry | None:
@@ -192,9 +204,17 @@ class _Ahead:
             if run is None:
                 return None
             self._run, self._row = run, 0
+        if int(self._run["first_offset"][self._row]) >= self._until:
+            return None
         self._row += 1
         return decode_entries(self._run[self._row - 1 : self._row])[0]
 
     async def aclose(self) -> None:
         """Nothing more is asked."""
         await self._runs.aclose()
+
+
+def _runs_of(rows: ChunkTable, kept: npt.NDArray[np.bool_]) -> list[ChunkTable]:
+    """The rows that are kept, as slices: what lies side by side may be one request."""
+    edges = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
+    return [rows[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]

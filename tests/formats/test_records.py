@@ -1,0 +1,150 @@
+"""Messages as columns: the same as one by one, whatever the chunks are, and damage is never stepped over."""
+
+from __future__ import annotations
+
+import osiris_data
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.errors import Corrupt, OffloadError
+from offload.formats import records
+from offload.formats.chunk import ChunkType, scan
+from offload.formats.chunk_writer import build_chunk, build_tracking_chunk, seal_chunk
+from offload.formats.codecs import Codec
+from offload.formats.entries import SubBatch, encode_entries, messages
+from offload.formats.records import offsets_and_timestamps, record_runs
+from offload.formats.tracking import ConsumerOffset
+
+Found = list[tuple[int, int, bytes]]
+BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=20)
+BATCHES = st.builds(SubBatch.of, BODIES, st.sampled_from(Codec))
+ENTRIES = st.lists(st.binary(max_size=40), min_size=1, max_size=30) | st.lists(
+    st.binary(max_size=40) | BATCHES, min_size=1, max_size=4
+)
+WALKS = pytest.mark.parametrize("walk", [records._side_by_side, records._one_by_one])
+
+
+def by_columns(data: bytes) -> Found:
+    found: Found = []
+    for run in record_runs(data, scan(data, where="here"), where="here"):
+        columns = (run.offsets, run.timestamps_ms, run.starts, run.sizes)
+        for offset, at, start, size in zip(*(column.tolist() for column in columns), strict=True):
+            found.append((offset, at, run.data[start : start + size]))
+    return found
+
+
+def one_by_one(data: bytes) -> Found:
+    found: Found = []
+    for row in scan(data, where="here"):
+        if row["type"] == ChunkType.USER:
+            start = int(row["position"])
+            bodies = messages(data[start : start + int(row["size_bytes"])], where="here", position=start)
+            offset, at = int(row["offset"]), int(row["timestamp_ms"])
+            found += [(offset + n, at, body) for n, body in enumerate(bodies)]
+    return found
+
+
+def stream_of(chunks: list[list[bytes | SubBatch] | None]) -> bytes:
+    """Chunks of these entries; None is a tracking chunk."""
+    made, offset = [], 2**53
+    for number, entries in enumerate(chunks):
+        if entries is None:
+            blocks = (ConsumerOffset(name=b"c", offset=0),)
+            kind = ChunkType.TRACKING_DELTA
+            chunk = build_tracking_chunk(blocks, chunk_type=kind, offset=offset, timestamp_ms=number, epoch=1)
+        else:
+            chunk = build_chunk(entries, offset=offset, timestamp_ms=-number, epoch=1)
+        made.append(chunk)
+        offset += int(scan(chunk, where="new")["records"][0])
+    return b"".join(made)
+
+
+@pytest.mark.parametrize("stream", osiris_data.STREAMS)
+def test_real_streams_are_the_same_by_columns(stream: str) -> None:
+    data = b"".join(osiris_data.chunks(stream))
+
+    assert by_columns(data) == one_by_one(data)
+
+
+@given(st.lists(st.none() | ENTRIES, min_size=1, max_size=8))
+def test_any_chunks_are_the_same_by_columns(chunks: list[list[bytes | SubBatch] | None]) -> None:
+    data = stream_of(chunks)
+
+    assert by_columns(data) == one_by_one(data)
+
+
+@WALKS
+@given(bodies=st.lists(BODIES, min_size=1, max_size=8))
+def test_both_walks_find_the_same(walk: object, bodies: list[list[bytes]]) -> None:
+    data = stream_of(list(bodies))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_walked", walk)
+
+        assert by_columns(data) == one_by_one(data)
+
+
+@WALKS
+@given(st.data())
+def test_what_is_no_entries_is_an_error_and_never_a_value(walk: object, draw: st.DataObject) -> None:
+    """A data section of any bytes, whose checksum is right, between two sound chunks."""
+    section = draw.draw(st.binary(min_size=1, max_size=60) | mutated(draw.draw(BODIES)))
+    count = draw.draw(st.integers(1, 12) | st.just(2**16 - 1))
+    head, tail = stream_of([[b"before"]]), [b"after"]
+    offset = 2**53 + 1
+    odd = seal_chunk(section, entries=count, records=count, offset=offset, timestamp_ms=0, epoch=1)
+    data = head + odd + build_chunk(tail, offset=offset + count, timestamp_ms=0, epoch=1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_walked", walk)
+        assert outcome(by_columns, data) == outcome(one_by_one, data)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, bodies: list[bytes]) -> bytes:
+    """Entries with one byte changed."""
+    raw = bytearray(encode_entries(bodies))
+    raw[draw(st.integers(0, len(raw) - 1))] ^= draw(st.integers(1, 255))
+    return bytes(raw)
+
+
+def outcome(read: object, data: bytes) -> object:
+    try:
+        return read(data)  # type: ignore[operator]
+    except OffloadError as error:
+        return str(error)
+
+
+def test_damage_behind_sound_chunks_is_raised_behind_them() -> None:
+    sound = stream_of([[b"one", b"two"]])
+    odd = seal_chunk(b"\0\0\0\x09x", entries=1, records=1, offset=2**53 + 2, timestamp_ms=0, epoch=1)
+    data = sound + odd
+    runs = record_runs(data, scan(data, where="here"), where="here")
+
+    assert len(next(runs)) == 2
+    with pytest.raises(Corrupt) as caught:
+        next(runs)
+
+    assert caught.value.position >= len(sound)
+
+
+@given(st.lists(st.none() | ENTRIES, min_size=1, max_size=8))
+def test_offsets_and_timestamps_are_known_without_the_bytes(
+    chunks: list[list[bytes | SubBatch] | None],
+) -> None:
+    data = stream_of(chunks)
+
+    offsets, timestamps = offsets_and_timestamps(scan(data, where="here"))
+
+    found = list(zip(offsets.tolist(), timestamps.tolist(), strict=True))
+    assert found == [(offset, at) for offset, at, _ in one_by_one(data)]
+
+
+def test_a_run_is_narrowed_by_offsets() -> None:
+    (run,) = record_runs(data := stream_of([[b"a", b"b"], [b"c"]]), scan(data, where="x"), where="x")
+
+    narrow = run.between(2**53 + 1, 2**53 + 2)
+
+    assert (narrow.offsets.tolist(), narrow.starts.tolist()) == ([2**53 + 1], run.starts.tolist()[1:2])
+    assert len(run.between(0, 2**63)) == 3
+    assert len(run.between(0, 2**53)) == 0
