@@ -30,3 +30,11 @@ class Decoder(ABC):
     @abstractmethod
     def decode(self, records: Sequence[bytes]) -> list[Decoded]:
         """Each record with its sections. `sections` has the same keys for every record."""
+
+    def keys(self, records: Sequence[bytes]) -> list[bytes | None]:
+        """The key of each record, by which a broker routes or parts it; None where it has none."""
+        return [None] * len(records)
+
+    def headers(self, records: Sequence[bytes]) -> list[list[tuple[str, bytes]]]:
+        """What an application wrote beside each record, in order: text as UTF-8, other values as JSON."""
+        return [[] for _ in records]

@@ -18,6 +18,7 @@ PACKAGES = (
     "offload_posix",
     "offload_rabbitmq",
     "offload_s3",
+    "offload_spark",
 )
 
 

@@ -47,9 +47,17 @@ class RecordRun:
     def between(self, first_offset: int, next_offset: int) -> RecordRun:
         """The messages with these offsets."""
         edges = np.array([first_offset, next_offset], np.uint64)
-        start, stop = np.searchsorted(self.offsets, edges).tolist()
-        columns = (self.offsets, self.timestamps_ms, self.starts, self.sizes)
-        return RecordRun(*(column[start:stop] for column in columns), self.data)
+        return self.rows(*np.searchsorted(self.offsets, edges).tolist())
+
+    def rows(self, start: int, stop: int) -> RecordRun:
+        """The messages from the one at `start` to the one before `stop`."""
+        return RecordRun(
+            self.offsets[start:stop],
+            self.timestamps_ms[start:stop],
+            self.starts[start:stop],
+            self.sizes[start:stop],
+            self.data,
+        )
 
 
 def offsets_and_timestamps(rows: ChunkTable) -> tuple[npt.NDArray[np.uint64], _Integers]:

@@ -6,12 +6,15 @@ A record that is no AMQP message stays raw, with empty sections: the broker enfo
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from offload.decoder import Decoded, Decoder
 from offload.errors import Corrupt
 from offload_rabbitmq.amqp import data_bodies, decode, to_jsonable
+
+ROUTING_KEY: Final = "x-routing-key"
+"""The message annotation in which the broker keeps what AMQP 0.9.1 clients publish with."""
 
 NO_SECTIONS: Final[dict[str, Any]] = {"properties": {}, "application_properties": {}, "annotations": {}}
 
@@ -36,6 +39,17 @@ class AmqpDecoder(Decoder):
             for record in records
         ]
 
+    def keys(self, records: Sequence[bytes]) -> list[bytes | None]:
+        """The routing key that RabbitMQ notes of a message published to an exchange, else its subject."""
+        return [_key(decoded.sections) for decoded in self.decode(records)]
+
+    def headers(self, records: Sequence[bytes]) -> list[list[tuple[str, bytes]]]:
+        """The application properties."""
+        return [
+            [(name, _as_bytes(value)) for name, value in decoded.sections["application_properties"].items()]
+            for decoded in self.decode(records)
+        ]
+
 
 def _decoded(record: bytes) -> Decoded:
     try:
@@ -58,8 +72,13 @@ def _decoded(record: bytes) -> Decoded:
 
 def _body_bytes(record: bytes) -> bytes:
     value = _decoded(record).value
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    return json.dumps(value, separators=(",", ":")).encode()
+    return value if isinstance(value, bytes) else _as_bytes(value)
+
+
+def _key(sections: Mapping[str, Any]) -> bytes | None:
+    key = sections["annotations"].get(ROUTING_KEY, sections["properties"].get("subject"))
+    return None if key is None else _as_bytes(key)
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()

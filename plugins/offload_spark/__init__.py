@@ -1,0 +1,31 @@
+"""Spark reads and maintains the objects of a tier in parallel (docs/spark.md).
+
+    from offload_spark import register
+    register(spark)
+    orders = spark.read.format("offload").option("stream", "orders").load("s3://bucket/tier")
+
+The names are imported when they are first used, so that `offload` starts without Spark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offload.late import late_names
+
+if TYPE_CHECKING:
+    from offload_spark.java import prepare
+    from offload_spark.session import session
+    from offload_spark.source import OffloadDataSource, register
+
+__all__ = ["OffloadDataSource", "prepare", "register", "session"]
+
+_HOMES = {
+    "OffloadDataSource": "offload_spark.source",
+    "prepare": "offload_spark.java",
+    "register": "offload_spark.source",
+    "session": "offload_spark.session",
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = late_names(__name__, _HOMES)

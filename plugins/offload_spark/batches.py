@@ -1,0 +1,145 @@
+"""Arrow batches out of stored chunks, a column at a time.
+
+Invariants: every batch has exactly the schema that Spark was promised; values are copied once, from the
+window to the batch. A batch holds at most so many rows and so many bytes of values, or one larger value. No
+Python step is made for each record, unless a column of the decoder is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from offload.decoder import Decoder
+from offload.errors import Misuse
+from offload.formats.chunk import ChunkTable, ChunkType
+from offload.formats.records import RecordRun
+from offload_spark.columns import Columns
+
+LONG_MAX: Final = 2**63 - 1
+TIMESTAMP_MS_MAX: Final = LONG_MAX // 1000
+"""Times beyond, in either direction, become this one: a `timestamp` of Spark's counts microseconds."""
+
+SPAN_SIZE_BYTES_MAX: Final = 2**31 - 1
+"""What the offsets of a `binary` array reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchMaker:
+    """Makes the batches of one read. Has no state."""
+
+    columns: Columns
+    decoder: Decoder | None
+    rows_max: int
+    size_bytes_max: int
+
+    def batches(self, run: RecordRun, *, stream: str, ledger_id: int) -> Iterator[pa.RecordBatch]:
+        """A run as batches. Raises `Misuse` for a ledger or offset that a Spark `long` cannot hold."""
+        if len(run) and max(ledger_id, int(run.offsets[-1])) > LONG_MAX:
+            beyond = f"offset {run.offsets[-1]} or ledger {ledger_id} is beyond a long of Spark's"
+            raise Misuse(f"stream {stream!r}: {beyond}")
+        for part in self._parts(run):
+            made = _Made(part, stream, ledger_id, self.decoder)
+            arrays = [made.column(name, self.columns.arrow.field(name).type) for name in self.columns.names]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.columns.arrow)
+
+    def _parts(self, run: RecordRun) -> Iterator[RecordRun]:
+        reached = np.cumsum(run.sizes)
+        first = 0
+        while first < len(run):
+            before = int(reached[first - 1]) if first else 0
+            fit = int(np.searchsorted(reached, before + self.size_bytes_max, side="right"))
+            stop = min(max(fit, first + 1), first + self.rows_max)
+            yield run.rows(first, stop)
+            first = stop
+
+
+def runs_of_table(rows: ChunkTable, *, rows_max: int) -> Iterator[RecordRun]:
+    """The messages of these chunks as their table alone knows them, without bodies: `rows_max` in a run."""
+    rows = rows[rows["type"] == ChunkType.USER]
+    for offset, records, timestamp_ms in zip(
+        *(rows[name].tolist() for name in ("offset", "records", "timestamp_ms")), strict=True
+    ):
+        for first in range(offset, offset + records, rows_max):
+            count = min(rows_max, offset + records - first)
+            nothing = np.zeros(count, np.int64)
+            yield RecordRun(
+                np.arange(first, first + count, dtype=np.uint64),
+                np.full(count, timestamp_ms, np.int64),
+                nothing,
+                nothing,
+                b"",
+            )
+
+
+class _Made:
+    """The columns of one batch."""
+
+    def __init__(self, run: RecordRun, stream: str, ledger_id: int, decoder: Decoder | None) -> None:
+        self._run, self._stream, self._ledger_id, self._decoder = run, stream, ledger_id, decoder
+        self._found: dict[str, Sequence[object]] = {}  # what the decoder makes of the records
+        self._makers: Mapping[str, Callable[[], pa.Array]] = {
+            "stream": lambda: pa.repeat(self._stream, len(self._run)),
+            "ledger": lambda: pa.repeat(pa.scalar(self._ledger_id, pa.int64()), len(self._run)),
+            "offset": lambda: pa.array(self._run.offsets.astype(np.int64)),
+            "timestamp": self._timestamps,
+            "value": self._values,
+        }
+
+    def column(self, name: str, kind: pa.DataType) -> pa.Array:
+        """One column of this type."""
+        if name in self._makers:
+            return self._makers[name]()
+        if self._decoder is None:  # of a record as such no key is known
+            return pa.nulls(len(self._run), kind)
+        return pa.array(self._decoded(name, self._decoder), kind)
+
+    def _timestamps(self) -> pa.Array:
+        clipped = np.clip(self._run.timestamps_ms, -TIMESTAMP_MS_MAX, TIMESTAMP_MS_MAX)
+        return pa.array(clipped * 1000, pa.timestamp("us", tz="UTC"))
+
+    def _values(self) -> pa.Array:
+        """Every second piece of the bytes, where a piece is a value, or what stands between two of them."""
+        run, count = self._run, len(self._run)
+        begin, end = int(run.starts[0]), int(run.starts[-1] + run.sizes[-1])
+        if end - begin > SPAN_SIZE_BYTES_MAX:
+            return pa.array(self._records(), pa.binary())
+        edges = np.empty(2 * count, np.int32)
+        edges[0::2] = run.starts - begin
+        edges[1::2] = edges[0::2] + run.sizes
+        bytes_ = pa.py_buffer(memoryview(run.data)[begin:end])
+        pieces = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), bytes_])
+        return pieces.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+
+    def _records(self) -> list[bytes]:
+        data, starts = self._run.data, self._run.starts.tolist()
+        return [
+            data[start : start + size] for start, size in zip(starts, self._run.sizes.tolist(), strict=True)
+        ]
+
+    def _decoded(self, name: str, decoder: Decoder) -> Sequence[object]:
+        if name not in self._found:
+            records = self._records()
+            if name == "body":
+                self._found[name] = decoder.bodies(records)
+            elif name == "key":
+                self._found[name] = decoder.keys(records)
+            elif name == "headers":
+                self._found[name] = [
+                    [{"key": key, "value": value} for key, value in pairs]
+                    for pairs in decoder.headers(records)
+                ]
+            else:
+                sections = [decoded.sections for decoded in decoder.decode(records)]
+                for section in sections[0]:
+                    self._found[section] = [_json(each[section]) for each in sections]
+        return self._found[name]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

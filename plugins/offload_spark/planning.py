@@ -1,0 +1,217 @@
+"""What a read covers, and how it is parted for Spark's tasks. Runs on the driver; knows no Spark.
+
+A partition is a list of parts; a part is a run of fragments of one stream, or a piece of one fragment. It
+carries a manifest of these fragments alone, some hundred bytes each, so a task asks for no manifest, and
+every task of a read sees the stream as it was when the read was planned.
+
+Invariants: each chunk of the range belongs to exactly one part, that in whose [`first`, `until`) it begins;
+so no part needs to know where chunks begin. Planning fetches manifests and groups, and an index only to find
+a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from offload.errors import NotOffloaded
+from offload.formats.manifest import TOTALS, Entries, Manifest, exact_sum, joined
+from offload.offloader import LedgerOffloader
+from offload.position import AtTime
+from offload.tier.reader import StreamReader
+from offload_spark.bounds import Bounds
+from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions
+
+FRAGMENT_COST_BYTES: Final = 4 * 1024 * 1024
+"""What opening one more fragment costs a task, as if it were bytes to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of one stream, as a task is given it."""
+
+    manifest: bytes
+    """Encoded, with the part's own fragments and no others."""
+
+    first: int
+    until: int
+    """The chunks that begin in [first, until) are the part's."""
+
+    bounds: Bounds
+    """Of those, what may be wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A fragment, or as much of it as is planned as one."""
+
+    manifest: Manifest
+    entry: Entries
+    """One row."""
+
+    first: int
+    until: int
+    bounds: Bounds
+    size_bytes: int
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the fragment ends with it."""
+        return self.until == _next_offset(self.entry)
+
+    @property
+    def is_begin(self) -> bool:
+        """Whether the fragment begins with it."""
+        return self.first == int(self.entry["first_offset"][0])
+
+    def split(self, count: int) -> list[Piece]:
+        """Itself in so many pieces of equal numbers of offsets, or fewer where it has fewer offsets."""
+        count = min(count, self.until - self.first)
+        edges = [self.first + (self.until - self.first) * n // count for n in range(count + 1)]
+        return [
+            replace(self, first=first, until=until, size_bytes=self.size_bytes // count)
+            for first, until in pairwise(edges)
+        ]
+
+
+async def plan(offloader: LedgerOffloader, options: ReadOptions, bounds: Bounds) -> list[list[Part]]:
+    """The partitions of a batch read.
+
+    Raises `NotOffloaded` for a stream that is named and is not there, and, if `fail_on_data_loss`, for an
+    offset that the stream does not have.
+    """
+    pieces: list[Piece] = []
+    for manifest in await chosen(offloader, options, bounds):
+        reader = StreamReader(offloader, manifest)
+        start = await offset_of(reader, options.start, strict=options.fail_on_data_loss)
+        end = await offset_of(reader, options.end, strict=options.fail_on_data_loss)
+        pieces += await pieces_of(offloader, manifest, bounds.and_offsets(start, end))
+    return partitions_of(pieces, size_bytes=options.partition_size_bytes, count_min=options.min_partitions)
+
+
+async def chosen(offloader: LedgerOffloader, options: ReadOptions, bounds: Bounds) -> list[Manifest]:
+    """The newest manifests of the wanted streams. One that is gone is left out, unless it was named."""
+    names = options.streams.names or options.streams.of(await offloader.streams())
+    manifests = []
+    for name in names:
+        if not bounds.holds_stream(name):
+            continue
+        try:
+            manifests.append(await offloader.load_manifest(name))
+        except NotOffloaded:
+            if options.streams.names:
+                raise
+    return manifests
+
+
+async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:
+    """The offset that an edge means in a stream. Not `strict`: the nearest one that the stream has."""
+    manifest = reader.manifest
+    if edge.timestamp_ms is not None:
+        return await reader.offset_of(AtTime(edge.timestamp_ms))
+    offset = edge.offset(manifest.stream)
+    if offset in (EARLIEST, LATEST):
+        return manifest.first_offset if offset == EARLIEST else manifest.next_offset
+    within = min(max(offset, manifest.first_offset), manifest.next_offset)
+    if strict and within != offset:
+        raise NotOffloaded(
+            f"stream {manifest.stream!r} has offsets [{manifest.first_offset}, {manifest.next_offset}), and "
+            f"{offset} is asked for; with failOnDataLoss=false what it has is read"
+        )
+    return within
+
+
+async def pieces_of(offloader: LedgerOffloader, manifest: Manifest, bounds: Bounds) -> list[Piece]:
+    """The fragments of a stream that have something within these bounds, each whole."""
+    if bounds.is_empty:
+        return []
+    found = []
+    async with aclosing(offloader.tree(manifest).walk(bounds.first_offset)) as runs:
+        async for run in runs:
+            wanted = bounds.of_fragments(run)
+            found += [_piece(manifest, run[row : row + 1], bounds) for row in np.flatnonzero(wanted).tolist()]
+            if _next_offset(run[-1:]) >= bounds.next_offset:
+                break
+    return found
+
+
+def _piece(manifest: Manifest, entry: Entries, bounds: Bounds) -> Piece:
+    """A fragment, whose size counts by the share of its offsets that is wanted."""
+    first, until = int(entry["first_offset"][0]), _next_offset(entry)
+    share = min(until, bounds.next_offset) - max(first, bounds.first_offset)
+    size = int(entry["data_size_bytes"][0]) * share // (until - first)
+    return Piece(manifest=manifest, entry=entry, first=first, until=until, bounds=bounds, size_bytes=size)
+
+
+def partitions_of(pieces: Sequence[Piece], *, size_bytes: int, count_min: int) -> list[list[Part]]:
+    """Pieces in their order, together up to about `size_bytes`, and as many partitions as are asked for.
+
+    A fragment that is larger is split; a small remainder is not split off.
+    """
+    packed = _packed(pieces, size_bytes, cost_bytes=FRAGMENT_COST_BYTES)
+    if len(packed) < count_min:
+        total = sum(piece.size_bytes for piece in pieces)
+        packed = _packed(pieces, max(total // count_min, 1), cost_bytes=0)
+    return [parts_of(partition) for partition in packed]
+
+
+def _packed(pieces: Sequence[Piece], target_bytes: int, *, cost_bytes: int) -> list[list[Piece]]:
+    partitions: list[list[Piece]] = []
+    weight = 0
+    for whole in pieces:
+        for piece in whole.split(max(round(whole.size_bytes / target_bytes), 1)):
+            cost = piece.size_bytes + cost_bytes
+            if not partitions or weight + cost > target_bytes:
+                partitions.append([])
+                weight = 0
+            partitions[-1].append(piece)
+            weight += cost
+    return partitions
+
+
+def parts_of(pieces: Iterable[Piece]) -> list[Part]:
+    """Pieces as parts: those that follow each other without a gap are one."""
+    runs: list[list[Piece]] = []
+    for piece in pieces:
+        if runs and _touch(runs[-1][-1], piece):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    return [
+        Part(
+            manifest=of_fragments(run[0].manifest, joined(*(piece.entry for piece in run))).encode(),
+            first=run[0].first,
+            until=run[-1].until,
+            bounds=run[0].bounds,
+        )
+        for run in runs
+    ]
+
+
+def _touch(one: Piece, other: Piece) -> bool:
+    follows = one.is_end and other.is_begin and one.until == other.first
+    return one.manifest is other.manifest and follows
+
+
+def of_fragments(manifest: Manifest, entries: Entries) -> Manifest:
+    """`manifest` as if it named these fragments, which follow each other, and nothing else."""
+    totals: dict[str, Any] = {total: exact_sum(entries[total]) for total in TOTALS}
+    return replace(
+        manifest,
+        first_offset=int(entries["first_offset"][0]),
+        next_offset=_next_offset(entries[-1:]),
+        ledgers=exact_sum(entries["ledgers"]) + int(entries["ledgers"][0] == 0),
+        last_ledger_id=int(entries["ledger_id"][-1]),
+        running=(),
+        entries=entries,
+        **totals,
+    )
+
+
+def _next_offset(entry: Entries) -> int:
+    return int(entry["first_offset"][0]) + int(entry["records"][0])

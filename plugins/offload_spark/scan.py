@@ -1,0 +1,129 @@
+"""What a task does: the chunks of its parts, out of the store, into batches.
+
+The tier is opened in the task, from URL and options alone, and closed with it: nothing is inherited from the
+process that was forked. Requests run ahead on the tier's own thread while batches are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from offload.blocking import Blocking
+from offload.errors import Absent, NotOffloaded
+from offload.events import Event, Skipped
+from offload.formats.chunk import ChunkTable
+from offload.formats.manifest import Entry, Manifest, decode_entries
+from offload.formats.records import RecordRun, record_runs
+from offload.tier.reader import StreamReader
+from offload_spark.batches import BatchMaker, runs_of_table
+from offload_spark.planning import Part
+
+INDEXES_AHEAD: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """One task's reading."""
+
+    tier: Blocking
+    maker: BatchMaker
+    fail_on_data_loss: bool
+
+    def batches(self, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
+        """The batches of these parts, in order.
+
+        Raises `Corrupt` at damage, after everything that stands before it; and `NotOffloaded` where records
+        were trimmed and swept since the read was planned, if `fail_on_data_loss`.
+        """
+        for part in parts:
+            manifest = Manifest.decode(part.manifest, where="the plan of a read")
+            firsts, ledgers = manifest.entries["first_offset"], manifest.entries["ledger_id"]
+            runs = self._runs if self.maker.columns.needs_chunks else self._runs_of_tables
+            for run in runs(part, manifest):
+                wanted = run.between(part.bounds.first_offset, part.bounds.next_offset)
+                if len(wanted):
+                    row = np.searchsorted(firsts, wanted.offsets[0], side="right") - 1
+                    yield from self.maker.batches(wanted, stream=manifest.stream, ledger_id=int(ledgers[row]))
+
+    def _runs(self, part: Part, manifest: Manifest) -> Iterator[RecordRun]:
+        lost: list[Event] = []
+        reader = StreamReader(self.tier.offloader, manifest, emit=lost.append)
+        windows = reader.windows(part.first, until=part.until, keep=lambda rows: _wanted(part, rows))
+        try:
+            while (window := self.tier.run(_next(windows))) is not None:
+                self._check(lost)
+                yield from record_runs(window.data, window.rows, where=window.where)
+            self._check(lost)
+        finally:
+            self.tier.run(windows.aclose())
+
+    def _runs_of_tables(self, part: Part, manifest: Manifest) -> Iterator[RecordRun]:
+        lost: list[Event] = []
+        reader = StreamReader(self.tier.offloader, manifest, emit=lost.append)
+        tables = _tables(reader, manifest)
+        try:
+            while (table := self.tier.run(_next(tables))) is not None:
+                self._check(lost)
+                yield from runs_of_table(table[_wanted(part, table)], rows_max=self.maker.rows_max)
+            self._check(lost)
+        finally:
+            self.tier.run(tables.aclose())
+
+    def _check(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if self.fail_on_data_loss and isinstance(event, Skipped):
+                raise NotOffloaded(
+                    f"stream {event.stream!r}: offsets [{event.from_offset}, {event.to_offset}) were trimmed "
+                    "while they were read; run again, or with failOnDataLoss=false"
+                )
+
+
+def _wanted(part: Part, rows: ChunkTable) -> npt.NDArray[np.bool_]:
+    """The chunks that are the part's own, and have something that is wanted."""
+    wanted = part.bounds.of_chunks(rows)
+    wanted &= rows["offset"] >= np.uint64(part.first)
+    wanted &= rows["offset"] < np.uint64(part.until)
+    return wanted
+
+
+async def _tables(reader: StreamReader, manifest: Manifest) -> AsyncGenerator[ChunkTable, None]:
+    """The table of every fragment, in order, a few requests ahead. What was trimmed meanwhile is told."""
+    ahead: deque[asyncio.Task[ChunkTable | None]] = deque()
+    entries = iter(decode_entries(manifest.entries))
+    try:
+        while True:
+            while len(ahead) < INDEXES_AHEAD and (entry := next(entries, None)) is not None:
+                ahead.append(asyncio.create_task(_table(reader, manifest, entry)))
+            if not ahead:
+                return
+            table = await ahead[0]
+            ahead.popleft()
+            if table is not None:
+                yield table
+    finally:
+        for task in ahead:
+            task.cancel()
+        await asyncio.gather(*ahead, return_exceptions=True)
+
+
+async def _table(reader: StreamReader, manifest: Manifest, entry: Entry) -> ChunkTable | None:
+    try:
+        async with await reader.open_entry(entry, manifest=manifest) as handle:
+            return await handle.table()
+    except Absent as absent:
+        await reader.newer_than(manifest, absent)
+        where = {"from_offset": entry.first_offset, "to_offset": entry.next_offset}
+        reader.emit(Skipped(stream=manifest.stream, **where))
+        return None
+
+
+async def _next(found: Any) -> Any:
+    return await anext(found, None)

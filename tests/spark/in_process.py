@@ -1,0 +1,105 @@
+"""What driver and tasks do, in this process and without Spark: on a store that notes what is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from offload_conformance import MemoryLedger, Sample
+from offload_spark.batches import BatchMaker
+from offload_spark.bounds import Bounds
+from offload_spark.columns import Columns, decoder_named, schema_of
+from offload_spark.options import ReadOptions
+from offload_spark.planning import Part, plan
+from offload_spark.scan import Scan
+
+from offload import Blocking, ObjectStoreOffloader, Plugins, StreamWriter
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+from offload.store.port import Span
+
+PLUGINS = Plugins.find()
+Row = tuple[str, int, int, int, bytes]
+
+
+class Noting(FaultyStore):
+    """Notes the bytes that are asked of fragments: those of chunks, and those of indexes."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.asked: list[tuple[str, Span]] = []
+
+    async def get(self, key: str, span: Any = None) -> bytes:
+        if key.endswith(".fragment"):
+            self.asked.append((key, span))
+        return await super().get(key, span)
+
+
+class Tier:
+    """A tier in memory."""
+
+    def __init__(self) -> None:
+        self.store = Noting()
+        self.blocking = Blocking.around(lambda: ObjectStoreOffloader(self.store))
+
+    def write(self, stream: str, ledgers: Sequence[MemoryLedger]) -> None:
+        async def write() -> None:
+            await self.blocking.offloader.open(create=True)
+            first = ledgers[0].first_offset
+            writer = await StreamWriter.claim(self.blocking.offloader, stream, first_offset=first)
+            await writer.offload(ledgers)
+
+        self.blocking.run(write())
+
+    def options(self, **given: str) -> ReadOptions:
+        return ReadOptions.of({"path": "memory"} | given)
+
+    def plan(self, *, bounds: Bounds | None = None, **given: str) -> list[list[Part]]:
+        planned = plan(self.blocking.offloader, self.options(**given), bounds or Bounds())
+        return self.blocking.run(planned)
+
+    def read(self, parts: Iterable[Part], **given: str) -> Iterator[pa.RecordBatch]:
+        options = self.options(**given)
+        columns = Columns.of(schema_of(options, PLUGINS), options, PLUGINS)
+        maker = BatchMaker(
+            columns=columns,
+            decoder=decoder_named(options.decode, PLUGINS) if options.decode else None,
+            rows_max=options.batch_rows,
+            size_bytes_max=options.batch_size_bytes,
+        )
+        scan = Scan(tier=self.blocking, maker=maker, fail_on_data_loss=options.fail_on_data_loss)
+        for batch in scan.batches([*parts]):
+            assert batch.schema == columns.arrow
+            batch.validate(full=True)
+            yield batch
+
+    def rows(self, partitions: Iterable[Iterable[Part]], **given: str) -> list[Row]:
+        """Stream, ledger, offset, milliseconds and value of every record, in the order of partitions."""
+        found: list[Row] = []
+        for parts in partitions:
+            for batch in self.read(parts, columns="stream,ledger,offset,timestamp,value", **given):
+                times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+                names = ("stream", "ledger", "offset", "value")
+                stream, ledger, offset, value = (batch.column(name).to_pylist() for name in names)
+                found += zip(stream, ledger, offset, (at // 1000 for at in times), value, strict=True)
+        return found
+
+
+@contextmanager
+def tier() -> Iterator[Tier]:
+    made = Tier()
+    with made.blocking:
+        yield made
+
+
+def rows_of(stream: str, sample: Sample, ledgers: Iterable[MemoryLedger]) -> list[Row]:
+    """What a read of the whole stream should give."""
+    spans = [(ledger.first_offset, ledger.next_offset, ledger.ledger_id) for ledger in ledgers]
+    return [
+        (stream, ledger_id, offset, at, body)
+        for offset, at, body in sample.messages
+        for first, stop, ledger_id in spans
+        if first <= offset < stop
+    ]

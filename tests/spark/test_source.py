@@ -1,0 +1,177 @@
+"""Real streams through Spark itself: everything that RabbitMQ wrote, from a folder and from every server."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import osiris_data
+import pytest
+from faults.rig import EVERY_SERVER
+
+from offload import Blocking
+from offload.tier.retention import Retention, trim
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STREAMS = osiris_data.MANIFEST["streams"]
+
+
+def frame(spark: SparkSession, url: str, **options: str) -> DataFrame:
+    return spark.read.format("offload").options(**options).load(url)
+
+
+def check_all_streams(found: DataFrame) -> None:
+    """Counts, offsets and bodies are those of the formula, of every stream."""
+    rows = found.select("stream", "offset", "body").orderBy("stream", "offset").collect()
+    for stream in osiris_data.STREAMS:
+        bodies = [bytes(row.body) for row in rows if row.stream == stream]
+        offsets = [row.offset for row in rows if row.stream == stream]
+        assert bodies == [osiris_data.body_of(i) for i in range(STREAMS[stream]["messages"])]
+        assert offsets == expected_offsets(stream)
+
+
+def expected_offsets(stream: str) -> list[int]:
+    """Of every message: what the chunks say, without those of tracking chunks."""
+    from offload.formats.chunk import scan
+    from offload.formats.records import offsets_and_timestamps
+
+    data = b"".join(osiris_data.chunks(stream))
+    return offsets_and_timestamps(scan(data, where=stream))[0].tolist()
+
+
+def test_every_stream_is_whole_from_a_folder(spark: SparkSession, tier: str) -> None:
+    check_all_streams(frame(spark, tier, decode="amqp"))
+
+
+@pytest.mark.parametrize("elsewhere", EVERY_SERVER, indirect=True)
+def test_every_stream_is_whole_from_a_server(
+    spark: SparkSession, elsewhere: tuple[str, dict[str, Any]]
+) -> None:
+    """Workers are given the URL and storage options, and nothing else."""
+    url, options = elsewhere
+
+    check_all_streams(frame(spark, url, decode="amqp", storageOptions=json.dumps(options)))
+
+
+def test_storage_options_may_be_given_one_by_one(spark: SparkSession, tier: str) -> None:
+    """A folder has none; so the backend itself refuses it, by name."""
+    with pytest.raises(Exception, match="has no option 'speed'"):
+        frame(spark, tier, **{"storage.speed": "9"}).count()
+
+
+def test_columns_are_as_kafkas_source_has_them(spark: SparkSession, tier: str) -> None:
+    found = frame(spark, tier, stream="tiny", decode="amqp", includeHeaders="true").orderBy("offset")
+
+    assert [field.simpleString() for field in found.schema] == [
+        "stream:string",
+        "ledger:bigint",
+        "offset:bigint",
+        "timestamp:timestamp",
+        "key:binary",
+        "value:binary",
+        "headers:array<struct<key:string,value:binary>>",
+        "body:binary",
+        "properties:string",
+        "application_properties:string",
+        "annotations:string",
+    ]
+    third = found.collect()[3]
+    assert [(header.key, bytes(header.value)) for header in third.headers] == [("n", b"3"), ("s", b"v3")]
+    assert json.loads(third.properties)["message_id"] == "m3"
+    assert bytes(third.key).startswith(b"tiny")
+    assert bytes(third.body) == osiris_data.body_of(3)
+
+
+def test_a_schema_of_ones_own_takes_some_columns_in_ones_order(spark: SparkSession, tier: str) -> None:
+    read = spark.read.schema("timestamp timestamp, offset long").format("offload")
+
+    found = read.option("stream", "tiny").load(tier)
+
+    assert found.columns == ["timestamp", "offset"]
+    first, last = found.selectExpr("min(unix_millis(timestamp))", "max(unix_millis(timestamp))").first()
+    assert (first, last) == (STREAMS["tiny"]["first_timestamp_ms"], STREAMS["tiny"]["last_timestamp_ms"])
+
+
+@pytest.mark.parametrize(
+    ("condition", "count"),
+    [
+        ("stream = 'tiny' and offset between 3 and 5", 3),
+        ("stream in ('tiny', 'none')", 10),
+        ("offset >= 12000 and stream = 'filtered'", 8000),
+        ("stream = 'tiny' and unix_millis(timestamp) % 2 >= 0", 10),
+        ("stream = 'nothing'", 0),
+        ("offset < 0", 0),
+        ("timestamp >= '2100-01-01'", 0),
+        ("stream like 'ti%' or offset = 12271", 11),
+    ],
+)
+def test_pushed_filters_give_what_spark_alone_gives(
+    spark: SparkSession, tier: str, condition: str, count: int
+) -> None:
+    pushed = frame(spark, tier).where(condition)
+    unpushed = frame(spark, tier, pushdown="false").where(condition)
+
+    found = sorted(pushed.select("stream", "offset").collect())
+
+    assert found == sorted(unpushed.select("stream", "offset").collect())
+    assert len(found) == count
+
+
+def test_sql_reads_by_a_view_and_by_options(spark: SparkSession, tier: str) -> None:
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW tiny USING offload OPTIONS (path '{tier}', stream 'tiny')")
+
+    ((count,),) = spark.sql("SELECT count(*) FROM tiny WHERE offset > 3").collect()
+
+    assert count == 6
+
+
+def test_what_is_wrong_is_one_plain_message(spark: SparkSession, tier: str) -> None:
+    with pytest.raises(Exception, match="no option 'startingofset'"):
+        frame(spark, tier, startingOfset="earliest").count()
+    with pytest.raises(Exception, match="names each of stream, ledger, offset"):
+        frame(spark, tier, columns="offset,size").count()
+    with pytest.raises(Exception, match="there is no column 'topic'"):
+        spark.read.schema("topic string").format("offload").load(tier).count()
+
+
+def test_a_session_that_registered_nothing_finds_the_format(spark: SparkSession, tier: str) -> None:
+    """By the name of the module `pyspark_offload`; filters are not pushed down then."""
+    fresh = spark.newSession()
+    fresh.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+    assert frame(fresh, tier, stream="tiny").where("offset > 3").count() == 6
+
+
+def test_data_that_retention_took_is_an_error(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, sources: Any
+) -> None:
+    from spark.conftest import offload_all
+
+    url = str(tmp_path_factory.mktemp("trimmed"))
+    offload_all(url, {}, sources)
+    with Blocking(url) as opened:
+        opened.run(trim(opened.offloader, "batches", Retention(before_offset=3669)))
+
+    with pytest.raises(Exception, match="failOnDataLoss=false"):
+        frame(spark, url, stream="batches", startingOffsets='{"batches": 0}').count()
+
+    some = frame(spark, url, startingOffsets='{"batches": 0}', stream="batches", failOnDataLoss="false")
+    assert some.selectExpr("min(offset)").first()[0] == 3670, "3669 is a tracking chunk"
+
+
+def test_the_page_shows_what_runs(spark: SparkSession, tier: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    (first, second) = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    said = {"s3://bucket/tier": tier, '"orders"': '"tiny"'}
+    for old, new in said.items():
+        assert old in first + second
+        first, second = first.replace(old, new), second.replace(old, new)
+
+    exec(first, {})
+    exec(second, {"spark": spark})
+
+    assert re.search(r"\| *tiny\| *10\|", capsys.readouterr().out)
