@@ -49,7 +49,14 @@ def test_the_wheel_takes_no_generic_names(wheel: Path) -> None:
 
     packages = {top for top in tops if not top.endswith(".dist-info")}
 
-    assert packages == {"offload", *BACKENDS, "offload_rabbitmq", "offload_conformance"}
+    assert packages == {
+        "offload",
+        *BACKENDS,
+        "offload_conformance",
+        "offload_rabbitmq",
+        "offload_spark",
+        "pyspark_offload",
+    }
 
 
 def test_the_wheel_passes_the_checks_of_its_field(wheel: Path) -> None:
