@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,10 @@ from offload.events import Event
 from offload.store.capabilities import Capabilities
 
 PROJECT: Final = "offload"
+CONTRACT: Final = "0.2"
+"""The contract of backends, by the minor release that its clauses belong to (docs/conformance.md)."""
+
+_CONTRACT: Final = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
 hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 _hookspec: Final = pluggy.HookspecMarker(PROJECT)
 _log: Final = logging.getLogger(__name__)
@@ -78,6 +83,26 @@ class Backend(Declaration):
     advice: tuple[str, ...] = ()
     """What an operator should set up at the store itself, for `offload check`. A sentence each."""
 
+    tested_against: str | None = None
+    """The contract whose clauses it was last held to, as `0.2`. A statement; nothing is refused."""
+
+    def __post_init__(self) -> None:
+        stated = self.tested_against
+        if stated is not None and not _CONTRACT.fullmatch(stated):
+            raise Misuse(
+                f"backend {self.name!r}: tested_against is a contract such as {CONTRACT!r}, not {stated!r}"
+            )
+
+    def contract_note(self) -> str | None:
+        """What it means where this framework has another contract than the backend was tested against."""
+        stated = self.tested_against
+        if stated is None or _numbers(stated) == _numbers(CONTRACT):
+            return None
+        tested = f"backend {self.name!r} was tested against contract {stated}, and this is {CONTRACT}"
+        if _numbers(stated) < _numbers(CONTRACT):
+            return f"{tested}: clauses that came since were not asked; `offload conformance` asks them"
+        return f"{tested}: it may need what came since; pip install --upgrade ledger-offload"
+
     def open(self, url: str, options: Mapping[str, Any]) -> Any:
         """What the target makes of a URL. Raises `Misuse` for an option that was not declared."""
         for name in options:
@@ -86,6 +111,10 @@ class Backend(Declaration):
                 raise Misuse(f"backend {self.name!r} has no option {name!r}; it has {known}")
         target = self.load()
         return target(url, options=options) if self.options else target(url)
+
+
+def _numbers(contract: str) -> tuple[int, ...]:
+    return tuple(map(int, contract.split(".")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

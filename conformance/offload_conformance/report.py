@@ -105,8 +105,9 @@ def markdown(report: Document) -> str:
     """For a pull request, or a page."""
     backend = report["backend"]
     lines = [
-        f"# {backend['name']} against the contract of ledger-offload {report['suite_version']}",
+        f"# {backend['name']} against contract {report['contract']} of ledger-offload",
         "",
+        f"Asked by ledger-offload {report['suite_version']}:",
         f"{backend['distribution']} {backend['version']}, {report['url']}, seed {report['seed']}",
         *(["", "Stopped by Ctrl-C before its end."] if report.get("interrupted") else []),
         "",

@@ -13,7 +13,7 @@ from typing import Any
 from offload.cli.output import live_line, print_note
 from offload.cli.state import Usage
 from offload.errors import Misuse, OffloadError
-from offload.plugins import Backend, Plugin
+from offload.plugins import CONTRACT, Backend, Plugin
 from offload_conformance import performance
 from offload_conformance import report as reports
 from offload_conformance.backend import SUITES
@@ -51,11 +51,13 @@ def run(
         return {
             "report": reports.VERSION,
             "suite_version": version("ledger-offload"),
+            "contract": CONTRACT,
             "backend": {
                 "name": backend.name,
                 "kind": backend.kind,
                 "distribution": plugin.distribution,
                 "version": plugin.version,
+                "tested_against": backend.tested_against,
             },
             "url": place.shown_url,
             "server": server,

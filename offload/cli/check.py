@@ -72,7 +72,10 @@ def _all_can(reports: list[CheckReport], what: str) -> bool:
 
 def _advice(state: State, url: str) -> list[str]:
     backend = state.plugins.by_scheme("backend", scheme_of(url))
-    return list(backend.advice) if isinstance(backend, Backend) else []
+    if not isinstance(backend, Backend):
+        return []
+    note = backend.contract_note()
+    return [*backend.advice, *([note] if note else [])]
 
 
 def _show_summary(summary: dict[str, bool], advice: list[str], *, read_only: bool) -> None:

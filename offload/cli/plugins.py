@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.output import print_json, print_table
-from offload.plugins import Backend, Declared, Plugin, Plugins, conflict_text
+from offload.cli.output import print_json, print_note, print_table
+from offload.plugins import CONTRACT, Backend, Declared, Plugin, Plugins, conflict_text
 
 
 def plugins(
@@ -20,9 +20,12 @@ def plugins(
     rows = [_described(plugin, found) for plugin in found.plugins]
     conflicts = [conflict_text(claim, rivals) for claim, rivals in sorted(found.conflicts.items())]
     if json:
-        print_json({"plugins": rows, "conflicts": conflicts}, indent=2)
+        document = {"plugins": rows, "conflicts": conflicts, "contract": CONTRACT, "notes": _notes(found)}
+        print_json(document, indent=2)
     else:
         _show(rows, conflicts)
+        for note in _notes(found):
+            print_note(note)
     return 1 if conflicts else 0
 
 
@@ -37,6 +40,12 @@ def _described(plugin: Plugin, found: Plugins) -> dict[str, object]:
     }
 
 
+def _notes(found: Plugins) -> list[str]:
+    """Which backends were tested against another contract than this framework's."""
+    backends = [d.declaration for d in found.of_kind("backend") if isinstance(d.declaration, Backend)]
+    return [note for backend in backends if (note := backend.contract_note())]
+
+
 def _declaration(declared: Declared) -> dict[str, object]:
     declaration = declared.declaration
     row: dict[str, object] = {
@@ -46,6 +55,8 @@ def _declaration(declared: Declared) -> dict[str, object]:
     }
     if isinstance(declaration, Backend) and declaration.capabilities is not None:
         row["capabilities"] = declaration.capabilities.as_dict()
+    if isinstance(declaration, Backend):
+        row["tested_against"] = declaration.tested_against
     return row
 
 

@@ -163,7 +163,7 @@ def test_a_broken_backend_fails_by_the_clause_that_names_its_bug(site: Site, tmp
     )
     assert table[1].split("\t")[:3] == ["store", "4", "1"]
     assert report["backend"] == {
-        "name": "broken", "kind": "store", "distribution": "broken", "version": "1.5",
+        "name": "broken", "kind": "store", "distribution": "broken", "version": "1.5", "tested_against": None,
     }  # fmt: skip
     [case] = [
         case for case in ET.parse(outputs["junit"]).iter("testcase") if case.find("failure") is not None
