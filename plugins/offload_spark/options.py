@@ -18,6 +18,7 @@ from offload.errors import Misuse
 from offload.tier.opening import FILE_SCHEME, scheme_of
 
 T = TypeVar("T")
+N = TypeVar("N", int, None)
 
 STORAGE: Final = "storage."
 """What the options of a backend begin with: `storage.endpoint_url`."""
@@ -73,6 +74,8 @@ class ReadOptions:
     pushdown: bool = False
     batch_rows: int = 16_384
     batch_size_bytes: int = 8 * MIB
+    trigger_rows_max: int | None = None
+    trigger_size_bytes_max: int | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> ReadOptions:
@@ -93,6 +96,8 @@ class ReadOptions:
             pushdown=said.truth("pushdown", False),
             batch_rows=said.number("batchrows", 16_384),
             batch_size_bytes=said.number("batchbytes", 8 * MIB),
+            trigger_rows_max=said.number("maxoffsetspertrigger", None),
+            trigger_size_bytes_max=said.number("maxbytespertrigger", None),
         )
         said.check_all_known()
         if not options.url:
@@ -119,7 +124,7 @@ class _Said:
         self._known.add(name)
         return self._given.get(name, "")
 
-    def number(self, name: str, default: int) -> int:
+    def number(self, name: str, default: N) -> int | N:
         """A whole number from 1 on."""
         return self._as(name, default, _whole, "a whole number from 1 on")
 

@@ -6,23 +6,41 @@ plain values only, and opens the tier anew wherever it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from offload.blocking import Blocking
+from offload.errors import Misuse
+from offload.offloader import LedgerOffloader
 from offload.plugins import Plugins
 from offload_spark.batches import BatchMaker
 from offload_spark.bounds import Bounds
 from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.filters import bounds_of
-from offload_spark.options import ReadOptions
+from offload_spark.options import LATEST, Edge, ReadOptions
 from offload_spark.planning import Part, plan
 from offload_spark.scan import Scan
+from offload_spark.tailing import Limit, Mark, initial, latest, newest, plan_between
+
+T = TypeVar("T")
 
 
 class OffloadDataSource(DataSource):
@@ -43,6 +61,11 @@ class OffloadDataSource(DataSource):
         columns = Columns.of(schema, options, Plugins.find())
         kind = PrunedReader if options.pushdown else Reader
         return kind(options, columns)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - the name is Spark's
+        """A reader that follows the streams as they grow."""
+        options = self._options()
+        return StreamingReader(options, Columns.of(schema, options, Plugins.find()))
 
     def _options(self) -> ReadOptions:
         return ReadOptions.of(dict(self.options))
@@ -65,25 +88,18 @@ class Partition(InputPartition):
     value: Sequence[Part]
 
 
-class Reader(DataSourceReader):
-    """Reads what was planned. Everything of it is plain data."""
+class _Reads:
+    """What both kinds of reader do in a task."""
 
     def __init__(self, options: ReadOptions, columns: Columns) -> None:
         self._options, self._columns = options, columns
-        self._bounds = Bounds()
-
-    def partitions(self) -> list[InputPartition]:
-        """See `planning.plan`."""
-        with self._tier() as tier:
-            planned = tier.run(plan(tier.offloader, self._options, self._bounds))
-        return [Partition(parts) for parts in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See `scan.Scan`. Spark replaces an empty plan by one partition of nothing."""
         options = self._options
         if not partition.value:
             return
-        with self._tier() as tier:
+        with self._open() as tier:
             maker = BatchMaker(
                 columns=self._columns,
                 decoder=decoder_named(options.decode, Plugins.find()) if options.decode else None,
@@ -93,8 +109,22 @@ class Reader(DataSourceReader):
             scan = Scan(tier=tier, maker=maker, fail_on_data_loss=options.fail_on_data_loss)
             yield from scan.batches(partition.value)
 
-    def _tier(self) -> Blocking:
+    def _open(self) -> Blocking:
         return Blocking(self._options.url, storage_options=self._options.storage_options)
+
+
+class Reader(_Reads, DataSourceReader):
+    """Reads what was planned."""
+
+    def __init__(self, options: ReadOptions, columns: Columns) -> None:
+        super().__init__(options, columns)
+        self._bounds = Bounds()
+
+    def partitions(self) -> list[InputPartition]:
+        """See `planning.plan`."""
+        with self._open() as tier:
+            planned = tier.run(plan(tier.offloader, self._options, self._bounds))
+        return [Partition(parts) for parts in planned]
 
 
 class PrunedReader(Reader):
@@ -104,6 +134,64 @@ class PrunedReader(Reader):
         """Take what narrows the range; Spark is to filter every row again."""
         self._bounds = bounds_of(filters)
         return filters
+
+
+class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the streams of a tier. What it says of places is `tailing.Mark`."""
+
+    def __init__(self, options: ReadOptions, columns: Columns) -> None:
+        super().__init__(options, columns)
+        if options.end != Edge(otherwise=LATEST):
+            raise Misuse("a streaming query has no end: leave out endingOffsets and endingTimestamp")
+        self._target: Mark | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - the names are Spark's
+        """Where a new query begins."""
+        return self._run(lambda offloader: initial(offloader, self._options)).as_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """As the options have it."""
+        if self._options.trigger_rows_max is not None:
+            return ReadMaxRows(self._options.trigger_rows_max)
+        if self._options.trigger_size_bytes_max is not None:
+            return ReadMaxBytes(self._options.trigger_size_bytes_max)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the next micro-batch goes."""
+        begun, bound = Mark.of_json(start), _limit_of(limit, self._options)
+        reached = self._run(lambda offloader: latest(offloader, self._options, begun, bound, self._target))
+        return reached.as_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """What is there now is where the query ends."""
+        self._target = self._run(lambda offloader: newest(offloader, self._options))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """See `tailing.plan_between`."""
+        first, last = Mark.of_json(start), Mark.of_json(end)
+        planned = self._run(lambda offloader: plan_between(offloader, self._options, first, last))
+        return [Partition(parts) for parts in planned]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: what was read stays where it is."""
+
+    def stop(self) -> None:
+        """Nothing is held."""
+
+    def _run(self, ask: Callable[[LedgerOffloader], Coroutine[Any, Any, T]]) -> T:
+        with self._open() as tier:
+            return tier.run(ask(tier.offloader))
+
+
+def _limit_of(limit: ReadLimit, options: ReadOptions) -> Limit:
+    """Spark's limit; where it is one of ours, the other one holds beside it."""
+    match limit:
+        case ReadMaxRows(max_rows=rows):
+            return Limit(rows=rows, size_bytes=options.trigger_size_bytes_max)
+        case ReadMaxBytes(max_bytes=size_bytes):
+            return Limit(size_bytes=size_bytes)
+    return Limit()
 
 
 def register(spark: Any) -> None:

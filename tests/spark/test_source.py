@@ -163,15 +163,18 @@ def test_data_that_retention_took_is_an_error(
     assert some.selectExpr("min(offset)").first()[0] == 3670, "3669 is a tracking chunk"
 
 
-def test_the_page_shows_what_runs(spark: SparkSession, tier: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_what_runs(
+    spark: SparkSession, tier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every Python block, in order, with places that are here in the place of the page's."""
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    (first, second) = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    said = {"s3://bucket/tier": tier, '"orders"': '"tiny"'}
+    code = "\n".join(re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
+    said = {"s3://bucket/tier": tier, "s3://bucket/": f"{tmp_path}/", '"orders"': '"tiny"'}
     for old, new in said.items():
-        assert old in first + second
-        first, second = first.replace(old, new), second.replace(old, new)
+        assert old in code
+        code = code.replace(old, new)
 
-    exec(first, {})
-    exec(second, {"spark": spark})
+    exec(code, {})
 
     assert re.search(r"\| *tiny\| *10\|", capsys.readouterr().out)
+    assert spark.read.parquet(f"{tmp_path}/orders").count() == 10

@@ -1,0 +1,235 @@
+"""How far a streaming query has come, and how far it may go next. Runs beside the driver; knows no Spark.
+
+A `Mark` is what Spark keeps in its checkpoint: of each stream, its incarnation, and the first offset that is
+not read yet. Invariants: two marks alone say what a micro-batch holds, so one that is planned again, in
+another process, holds the same records; no offset is passed over unsaid: what retention took before it was
+read, and a stream that was deleted, are errors, unless the user asked to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from uuid import UUID
+
+from offload.errors import Misuse, NotOffloaded, UnsupportedFormat
+from offload.formats.manifest import Manifest, decode_entries
+from offload.offloader import LedgerOffloader
+from offload.tier.reader import StreamReader
+from offload_spark.bounds import Bounds
+from offload_spark.options import ReadOptions
+from offload_spark.planning import Part, Piece, chosen, offset_of, partitions_of, pieces_of
+
+VERSION: Final = 1
+EVERYTHING: Final = Bounds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a query stands in one stream."""
+
+    incarnation: UUID
+    offset: int
+    """The first one that is not read yet."""
+
+    begin: int
+    """Where the query began to read this incarnation: for a mark before which the stream was not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a query stands, in each of its streams."""
+
+    places: Mapping[str, Progress] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """For Spark's checkpoint."""
+        return {
+            "version": VERSION,
+            "streams": {
+                stream: {"incarnation": str(at.incarnation), "offset": at.offset, "begin": at.begin}
+                for stream, at in self.places.items()
+            },
+        }
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Mark:
+        """From a checkpoint. Raises `UnsupportedFormat` for one of a newer version, `Misuse` for none."""
+        if found.get("version", VERSION) != VERSION:
+            raise UnsupportedFormat(
+                f"a checkpoint of version {found['version']}: this program reads {VERSION}"
+            )
+        try:
+            return cls(
+                {
+                    stream: Progress(
+                        incarnation=UUID(at["incarnation"]), offset=int(at["offset"]), begin=int(at["begin"])
+                    )
+                    for stream, at in found["streams"].items()
+                }
+            )
+        except (KeyError, TypeError, ValueError) as exc:
+            raise Misuse(f"{str(found)[:200]} is no offset of the source offload") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """How much a micro-batch may hold; None: everything. Of each stream with a backlog, a record at least."""
+
+    rows: int | None = None
+    size_bytes: int | None = None
+    """About: within a fragment, sizes are taken to be even."""
+
+
+async def initial(offloader: LedgerOffloader, options: ReadOptions) -> Mark:
+    """Where a new query begins."""
+    places = {}
+    for manifest in await chosen(offloader, options, EVERYTHING):
+        places[manifest.stream] = await _begin(offloader, manifest, options)
+    return Mark(places)
+
+
+async def newest(offloader: LedgerOffloader, options: ReadOptions) -> Mark:
+    """Where everything ends that is there now."""
+    return Mark(
+        {
+            each.stream: Progress(
+                incarnation=each.incarnation, offset=each.next_offset, begin=each.first_offset
+            )
+            for each in await chosen(offloader, options, EVERYTHING)
+        }
+    )
+
+
+async def latest(
+    offloader: LedgerOffloader, options: ReadOptions, start: Mark, limit: Limit, target: Mark | None
+) -> Mark:
+    """How far the next micro-batch goes. `start` itself where there is nothing new.
+
+    A stream that has come since is begun. `target` is where a query ends that reads what is there now.
+    """
+    manifests = {each.stream: each for each in await chosen(offloader, options, EVERYTHING)}
+    places = {stream: at for stream, at in start.places.items() if stream in manifests}
+    if options.fail_on_data_loss and (gone := start.places.keys() - places.keys()):
+        raise NotOffloaded(f"stream {min(gone)!r} is not there any more; {_GO_ON}")
+    ends: dict[str, int] = {}
+    for stream, manifest in manifests.items():
+        if target is None or stream in target.places:
+            places[stream] = await _progress(offloader, manifest, options, places.get(stream))
+            ends[stream] = max(_end(manifest, target), places[stream].offset)
+    backlog = {stream: end - places[stream].offset for stream, end in ends.items()}
+    for stream, rows in backlog.items():
+        share = _Share(rows, sum(backlog.values()))
+        reached = await _reached(offloader, manifests[stream], places[stream].offset, share, limit)
+        places[stream] = replace(places[stream], offset=reached)
+    return Mark(places)
+
+
+async def plan_between(
+    offloader: LedgerOffloader, options: ReadOptions, start: Mark, end: Mark
+) -> list[list[Part]]:
+    """The partitions of a micro-batch. Raises `NotOffloaded` where some of it is not there any more."""
+    pieces: list[Piece] = []
+    for stream, at in end.places.items():
+        before = start.places.get(stream)
+        known = before is not None and before.incarnation == at.incarnation
+        first = before.offset if before is not None and known else at.begin
+        if first < at.offset:
+            pieces += await _pieces(offloader, options, stream, at, first)
+    return partitions_of(pieces, size_bytes=options.partition_size_bytes, count_min=options.min_partitions)
+
+
+_GO_ON: Final = "with failOnDataLoss=false the query goes on with what is there"
+
+
+async def _begin(offloader: LedgerOffloader, manifest: Manifest, options: ReadOptions) -> Progress:
+    reader = StreamReader(offloader, manifest)
+    offset = await offset_of(reader, options.start, strict=options.fail_on_data_loss)
+    return Progress(incarnation=manifest.incarnation, offset=offset, begin=offset)
+
+
+async def _progress(
+    offloader: LedgerOffloader, manifest: Manifest, options: ReadOptions, before: Progress | None
+) -> Progress:
+    """Where the query stands in a stream; at the beginning of one that is new, or was born again."""
+    if before is None:
+        return await _begin(offloader, manifest, options)
+    if before.incarnation == manifest.incarnation:
+        if before.offset > manifest.next_offset and options.fail_on_data_loss:
+            ends = f"ends at offset {manifest.next_offset}, and was read up to {before.offset}"
+            raise NotOffloaded(f"stream {manifest.stream!r} {ends}; {_GO_ON}")
+        return before
+    if options.fail_on_data_loss:
+        raise NotOffloaded(f"stream {manifest.stream!r} was deleted, and began anew; {_GO_ON}")
+    first = manifest.first_offset
+    return Progress(incarnation=manifest.incarnation, offset=first, begin=first)
+
+
+def _end(manifest: Manifest, target: Mark | None) -> int:
+    if target is not None and target.places[manifest.stream].incarnation == manifest.incarnation:
+        return min(manifest.next_offset, target.places[manifest.stream].offset)
+    return manifest.next_offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """One stream's part of the backlog, in records."""
+
+    rows: int
+    of: int
+
+    def part(self, limit: int) -> int:
+        """Of a limit for all streams together: at least 1."""
+        return max(limit * self.rows // self.of, 1)
+
+
+async def _reached(
+    offloader: LedgerOffloader, manifest: Manifest, offset: int, share: _Share, limit: Limit
+) -> int:
+    """Where a stream's part of the limit ends."""
+    if not share.rows:
+        return offset
+    end = offset + share.rows
+    if limit.rows is not None:
+        end = min(end, offset + share.part(limit.rows))
+    if limit.size_bytes is not None:
+        end = min(end, await _reached_by_bytes(offloader, manifest, offset, share.part(limit.size_bytes)))
+    return end
+
+
+async def _reached_by_bytes(
+    offloader: LedgerOffloader, manifest: Manifest, offset: int, size_bytes: int
+) -> int:
+    at = max(offset, manifest.first_offset)
+    async with aclosing(offloader.tree(manifest).walk(at)) as runs:
+        async for run in runs:
+            for entry in decode_entries(run):
+                left = entry.data_size_bytes * (entry.next_offset - at) // entry.records
+                if left >= size_bytes:
+                    return at + max((entry.next_offset - at) * size_bytes // max(left, 1), 1)
+                size_bytes -= left
+                at = entry.next_offset
+    return at
+
+
+async def _pieces(
+    offloader: LedgerOffloader, options: ReadOptions, stream: str, at: Progress, first: int
+) -> list[Piece]:
+    try:
+        manifest = await offloader.load_manifest(stream)
+    except NotOffloaded:
+        if options.fail_on_data_loss:
+            raise
+        return []
+    kept = range(manifest.first_offset, manifest.next_offset + 1)
+    is_there = manifest.incarnation == at.incarnation and first in kept and at.offset in kept
+    if not is_there and options.fail_on_data_loss:
+        raise NotOffloaded(
+            f"stream {stream!r} has offsets [{manifest.first_offset}, {manifest.next_offset}) now, and not "
+            f"all of [{first}, {at.offset}), which the query has not read; {_GO_ON}"
+        )
+    if manifest.incarnation != at.incarnation:
+        return []
+    return await pieces_of(offloader, manifest, Bounds(first_offset=first, next_offset=at.offset))
