@@ -10,7 +10,7 @@ import secrets
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -22,6 +22,8 @@ from offload.store.limit import Limits
 from offload.tier.opening import scheme_of
 from offload_conformance import report as reports
 from offload_conformance.badge import svg
+
+LEFT_SHOWN_MAX: Final = 10
 
 
 def conformance(
@@ -191,8 +193,11 @@ def _show(document: dict[str, Any], again: str) -> None:
         )
     for heads, rows in reports.performance_tables(document):
         print_table(heads, rows)
-    for key, reason in document["left"].items():
+    left = [*document["left"].items()]
+    for key, reason in left[:LEFT_SHOWN_MAX]:
         print_note(f"left in the store: {key}: {reason}")
+    if len(left) > LEFT_SHOWN_MAX:
+        print_note(f"left in the store: {len(left) - LEFT_SHOWN_MAX} more, which the report names")
 
 
 def _advice(clause: dict[str, Any]) -> str:

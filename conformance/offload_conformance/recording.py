@@ -26,6 +26,11 @@ AT_ONCE: Final = 16
 BATCH: Final = 100
 
 
+def told(error: Exception) -> str:
+    """What an error of a backend says; of one that is none of the framework's, its type too."""
+    return str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
+
+
 class Account:
     """What was written in one folder, and how many requests were made. Used by several threads."""
 
@@ -204,22 +209,23 @@ class Looker:
 
     async def _removed(self, keys: list[str]) -> dict[str, str]:
         await self._each(self._delete, [tuple(keys[n : n + BATCH]) for n in range(0, len(keys), BATCH)])
-        there = [key for key, is_ in (await self._each(self._seems_there, keys)).items() if is_]
+        there = [key for key, why in (await self._each(self._seems_there, keys)).items() if why]
         reasons = await self._each(self._delete, [(key,) for key in there])
         left = await self._each(self._seems_there, there)
-        return {key: reasons[(key,)] or "it is there after `delete`" for key, is_ in left.items() if is_}
+        return {key: reasons[(key,)] or why for key, why in left.items() if why}
 
-    async def _seems_there(self, key: str) -> bool:
+    async def _seems_there(self, key: str) -> str:
+        """Why the key is taken to be there; empty where it is not."""
         try:
-            return await self._is_there(key)
-        except OffloadError:
-            return True
+            return "it is there after `delete`" if await self._is_there(key) else ""
+        except Exception as error:  # noqa: BLE001 - whatever a backend under test raises, the others are removed
+            return f"whether it is there is not known: {told(error)}"
 
     async def _delete(self, keys: tuple[str, ...]) -> str:
         try:
             await self.store.delete(keys)
-        except OffloadError as error:
-            return str(error)
+        except Exception as error:  # noqa: BLE001 - as above
+            return told(error)
         return ""
 
     async def _each(self, ask: Callable[[K], Coroutine[Any, Any, T]], about: Iterable[K]) -> dict[K, T]:

@@ -219,6 +219,40 @@ def test_what_a_store_does_not_delete_is_said(site: Site) -> None:
     assert ran.code == 0, "whether it deletes was not asked"
 
 
+KEY_ERROR = """
+    async def get(self, key, span=None):
+        return self.objects[key][:]
+"""
+
+
+def test_a_bug_in_the_backend_is_a_clause_that_fails_and_no_end_of_the_run(site: Site) -> None:
+    """An error of no kind that the framework knows, in what the run itself asks: first of all, and last."""
+    site.install("broken", broken(KEY_ERROR))
+
+    ran = box("broken://here", "--select", "store/absence*", "--select", "store/puts_are_durable", "--json")
+
+    assert ran.code == 1
+    assert outcomes(ran.document)["store/absence_is_an_error"] == "failed"
+    assert site.objects("broken") == {}
+    assert {each.partition(": ")[0] for each in ran.document["left"].values()} == {
+        "whether it is there is not known"
+    }
+
+
+def test_of_much_that_is_left_the_first_is_told_and_the_report_tells_all(site: Site, tmp_path: Path) -> None:
+    site.install("broken", broken("async def delete(self, keys):\n    raise ZeroDivisionError('a bug')"))
+    report = tmp_path / "report.json"
+
+    ran = box("broken://here", "--select", "store/listing_goes*", "--report", report)
+
+    left = report_in(report)["left"]
+    assert len(left) == len(site.objects("broken")) > 1000
+    assert set(left.values()) == {"ZeroDivisionError: a bug"}
+    *first, more = ran.stderr.splitlines()
+    assert len(first) == 10
+    assert more == f"note: left in the store: {len(left) - 10} more, which the report names"
+
+
 CTRL_C = """
     async def put(self, key, body):
         await super().put(key, body)
