@@ -38,11 +38,16 @@ def page() -> str:
     """The whole of docs/conformance-bugs.md."""
     from contract.all_store_bugs import ALL_STORE_BUGS
     from contract.offloader_bugs import OFFLOADER_BUGS
+    from contract.protocol_bugs import PROTOCOL_BUGS
 
-    head = HEAD.format(count=len(ALL_STORE_BUGS) + len(OFFLOADER_BUGS))
+    head = HEAD.format(count=len(ALL_STORE_BUGS) + len(OFFLOADER_BUGS) + len(PROTOCOL_BUGS))
     stores = f"## Stores: {len(ALL_STORE_BUGS)} bugs\n\n{_table(ALL_STORE_BUGS, 'store')}"
     offloaders = f"## Offloaders: {len(OFFLOADER_BUGS)} bugs\n\n{_table(OFFLOADER_BUGS, 'offloader')}"
-    return f"{head}\n{stores}\n{offloaders}"
+    protocol = (
+        f"## The protocol: {len(PROTOCOL_BUGS)} bugs of stores and of tiers on them\n\n"
+        f"{_table(PROTOCOL_BUGS, 'store or tier')}"
+    )
+    return f"{head}\n{stores}\n{offloaders}\n{protocol}"
 
 
 def _table(bugs: list[Bug], kind: str) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from offload_conformance.declared import Declared, State, since
     from offload_conformance.ledgers import MemoryLedger, Sample, ledger_of
     from offload_conformance.offloader import OffloaderConformance
-    from offload_conformance.protocol import ProtocolConformance
+    from offload_conformance.protocol import ProtocolConformance, WalkConformance
     from offload_conformance.store import StoreConformance
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "State",
     "StoreBackend",
     "StoreConformance",
+    "WalkConformance",
     "ledger_of",
     "since",
 ]
@@ -66,6 +67,7 @@ _HOMES = {
     "State": "offload_conformance.declared",
     "StoreBackend": "offload_conformance.backend",
     "StoreConformance": "offload_conformance.store",
+    "WalkConformance": "offload_conformance.protocol",
     "ledger_of": "offload_conformance.ledgers",
     "since": "offload_conformance.declared",
 }

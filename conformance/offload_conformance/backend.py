@@ -23,7 +23,7 @@ from offload_conformance.asynchronous import Asynchronous
 from offload_conformance.declared import Declared
 from offload_conformance.offloader import OffloaderConformance
 from offload_conformance.opened import KIB
-from offload_conformance.protocol import ProtocolConformance
+from offload_conformance.protocol import ProtocolConformance, WalkConformance
 from offload_conformance.store import StoreConformance
 
 
@@ -39,6 +39,12 @@ class Limits:
 
     tiny_chunks: int = 3000
     """Less for an offloader on which this takes too long."""
+
+    walk_examples: int = 10
+    """How many walks of changes are drawn; more find more, and take longer."""
+
+    walk_steps: int = 20
+    """How many changes and reads a walk has at most."""
 
 
 class _Backend(ABC):
@@ -104,11 +110,20 @@ class _AsOffloader(OffloaderConformance):
         return offloader
 
 
+class _AsWalked(WalkConformance):
+    open_backend: Any
+
+    def open_offloader(self) -> LedgerOffloader:
+        offloader: LedgerOffloader = self.open_backend()
+        return offloader
+
+
 _NAMES: Final = {
     _AsStore: "TestStore",
     _AsTier: "TestOffloader",
     _AsProtocol: "TestProtocol",
     _AsOffloader: "TestOffloader",
+    _AsWalked: "TestProtocol",
 }
 
 SUITES: Final = (_AsStore, _AsTier, _AsProtocol)
@@ -125,6 +140,8 @@ def _collected(author: type[_Backend], layer: type[Asynchronous]) -> type:
         "key_size_bytes_max": author.limits.key_size_bytes_max,
         "huge_chunk_size_bytes": author.limits.huge_chunk_size_bytes,
         "tiny_chunks": author.limits.tiny_chunks,
+        "walk_examples": author.limits.walk_examples,
+        "walk_steps": author.limits.walk_steps,
     }
     return ABCMeta(_NAMES[layer], (author, layer), hidden | names)
 
@@ -148,7 +165,7 @@ class StoreBackend(_Backend):
 class OffloaderBackend(_Backend):
     """An offloader with no object store beneath it, held against the offloader's contract."""
 
-    layers = (_AsOffloader,)
+    layers = (_AsOffloader, _AsWalked)
 
     @abstractmethod
     def open_backend(self) -> LedgerOffloader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from offload_azure import AzureOptions, AzureStore
-from offload_conformance import OffloaderConformance, StoreConformance
+from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_conformance.asynchronous import Run
 from servers import Place, Running, servers_of
 
@@ -65,3 +65,11 @@ class TestAzureStore(_OnServer, StoreConformance):
 class TestAzureOffloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
         return ObjectStoreOffloader(self.azure_store())
+
+
+@SERVERS
+class TestAzureProtocol(_OnServer, ProtocolConformance):
+    walk_examples = 4  # a request takes its time here; in memory and in folders all are drawn
+
+    def open_store(self) -> ObjectStore:
+        return self.azure_store()

@@ -57,7 +57,7 @@ def test_a_backend_of_few_lines_collects_every_clause(tmp_path: Path) -> None:
 
 
 class Mine(StoreBackend):
-    limits = Limits(key_size_bytes_max=900, tiny_chunks=7)
+    limits = Limits(key_size_bytes_max=900, tiny_chunks=7, walk_examples=3, walk_steps=4)
     test_of_my_own: ClassVar[str] = "not collected again in every layer"
 
     def open_backend(self) -> MemoryStore:
@@ -70,11 +70,13 @@ class Mine(StoreBackend):
 def test_limits_reach_the_layers() -> None:
     assert Mine.TestStore.key_size_bytes_max == 900  # type: ignore[attr-defined]
     assert Mine.TestOffloader.tiny_chunks == 7  # type: ignore[attr-defined]
+    assert (Mine.TestProtocol.walk_examples, Mine.TestProtocol.walk_steps) == (3, 4)  # type: ignore[attr-defined]
 
 
 def test_a_layer_collects_neither_another_nor_what_its_author_adds() -> None:
-    for layer in (Mine.TestStore, Mine.TestOffloader):  # type: ignore[attr-defined]
-        assert (layer.TestStore, layer.TestOffloader, layer.test_of_my_own) == (None, None, None)
+    for layer in (Mine.TestStore, Mine.TestOffloader, Mine.TestProtocol):  # type: ignore[attr-defined]
+        assert (layer.TestStore, layer.TestOffloader, layer.TestProtocol) == (None, None, None)
+        assert layer.test_of_my_own is None
         assert issubclass(layer, Mine)
 
 
@@ -100,6 +102,8 @@ def test_an_offloader_has_no_layer_of_a_store() -> None:
             return set()
 
     assert not hasattr(Whole, "TestStore")
+    asked = [clause.id for clause in clauses_of(Whole.TestProtocol)]  # type: ignore[attr-defined]
+    assert asked == ["protocol/walks_go_as_the_model_says"]
     assert isinstance(Whole.TestOffloader().open_offloader(), ObjectStoreOffloader)  # type: ignore[attr-defined]
 
 

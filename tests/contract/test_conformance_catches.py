@@ -1,7 +1,7 @@
 """The conformance classes are worth their name: each clause has a test, and each test catches its breach.
 
-The broken backends stand in `store_bugs` and `offloader_bugs`. Each meets the one method that is named
-after its clause, here and now, and must fail it; the sound ones pass by the same path.
+The broken backends stand in `store_bugs`, `offloader_bugs` and `protocol_bugs`. Each meets the one method
+that is named after its clause, here and now, and must fail it; the sound ones pass by the same path.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import random
 import re
 import runpy
 from collections.abc import Callable, Iterator
@@ -17,19 +18,23 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import hypothesis.core
 import pytest
 from contract.all_store_bugs import ALL_STORE_BUGS
 from contract.bugs import Bug
 from contract.offloader_bugs import OFFLOADER_BUGS
-from offload_conformance import OffloaderConformance, StoreConformance
+from contract.protocol_bugs import PROTOCOL_BUGS
+from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_conformance.ledgers import clock_goes_back, simple
+from offload_conformance.protocol.world import Worlds
 from offload_posix import PosixStore
 
+from offload.env import Env
 from offload.errors import OffloadError
 from offload.offloader import LedgerOffloader, ReadHandle
 from offload.store.memory import MemoryStore
 from offload.store.port import ObjectStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload.tier.stream_writer import StreamWriter
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -58,6 +63,25 @@ class StoreSuite(StoreConformance):
         return set(self.objects)
 
 
+class ProtocolSuite(ProtocolConformance):
+    """Over a broken store, or with a broken tier over a sound one."""
+
+    def __init__(self, make: Any) -> None:
+        self.make, self.objects = make, dict[str, bytes]()
+
+    def open_store(self) -> ObjectStore:
+        is_store = isinstance(self.make, type) and issubclass(self.make, ObjectStore)
+        return self.make(objects=self.objects) if is_store else MemoryStore(objects=self.objects)
+
+    def open_tier(self, store: ObjectStore, *, env: Env, options: TierOptions) -> LedgerOffloader:
+        if isinstance(self.make, type) and issubclass(self.make, LedgerOffloader):
+            return self.make(store, env=env, options=options)  # type: ignore[no-any-return, call-arg]
+        return super().open_tier(store, env=env, options=options)
+
+    def keys_in_store(self) -> set[str]:
+        return set(self.objects)
+
+
 class FolderSuite(StoreConformance):
     """A store in a folder, which other processes open as this one does: the class is named, not held."""
 
@@ -73,7 +97,7 @@ class FolderSuite(StoreConformance):
         return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
 
 
-Suite = OffloaderSuite | StoreSuite | FolderSuite
+Suite = OffloaderSuite | StoreSuite | FolderSuite | ProtocolSuite
 
 BETWEEN_PROCESSES = "test_create_is_atomic_between_processes"
 
@@ -110,6 +134,11 @@ def check(suite: Suite, clause: str, arguments: dict[str, Any]) -> None:
                 "other": suite.open_offloader,
                 "writer": lambda: runner.run(StreamWriter.claim(offloader, "orders")),
                 "sample": arguments.pop("sample", simple),
+            }
+        elif isinstance(suite, ProtocolSuite):
+            fixtures |= {
+                "new_world": lambda: Worlds(suite.open_store, suite.open_tier),
+                "opened": lambda: suite.open_offloader,
             }
         else:
             fixtures |= {"store": suite.open_store, "other": suite.open_store}
@@ -155,20 +184,38 @@ def test_every_clause_has_a_test_of_its_name(contract: type, suite: type) -> Non
 
 
 @pytest.mark.parametrize(
-    ("suite", "bugs"), [(OffloaderConformance, OFFLOADER_BUGS), (StoreConformance, ALL_STORE_BUGS)]
+    ("suite", "bugs"),
+    [
+        (OffloaderConformance, OFFLOADER_BUGS),
+        (StoreConformance, ALL_STORE_BUGS),
+        (ProtocolConformance, PROTOCOL_BUGS),
+    ],
 )
 def test_every_test_is_failed_by_somebody(suite: type, bugs: list[Bug]) -> None:
     assert set(clauses_in(suite)) == {bug.clause for bug in bugs}
 
 
-@pytest.mark.parametrize("bug", ALL_STORE_BUGS + OFFLOADER_BUGS, ids=lambda bug: bug.name)
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a clause draws is the same in every run, as in the black box."""
+    monkeypatch.setattr(hypothesis.core, "global_force_seed", 0)
+    random.seed(0)
+
+
+ALL_BUGS = ALL_STORE_BUGS + OFFLOADER_BUGS + PROTOCOL_BUGS
+
+
+def suite_of(bug: Bug, folder: Path) -> Callable[[], Suite]:
+    """Makes the suite of this bug's layer for it."""
+    if bug in ALL_STORE_BUGS:
+        return store_suite(bug.make, bug.clause, folder)
+    return lambda: (ProtocolSuite if bug in PROTOCOL_BUGS else OffloaderSuite)(bug.make)
+
+
+@pytest.mark.parametrize("bug", ALL_BUGS, ids=lambda bug: bug.name)
 def test_a_bug_is_caught_by_its_clause(bug: Bug, tmp_path: Path) -> None:
     """And by its breach: not because the broken backend is itself at fault as a program."""
-    suite = (
-        store_suite(bug.make, bug.clause, tmp_path)
-        if bug in ALL_STORE_BUGS
-        else lambda: OffloaderSuite(bug.make)
-    )
+    suite = suite_of(bug, tmp_path)
 
     failure = verdict(suite, bug.clause)
 
@@ -188,6 +235,11 @@ def test_a_sound_store_is_not_caught(clause: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("clause", clauses_in(OffloaderConformance))
 def test_a_sound_offloader_is_not_caught(clause: str) -> None:
     assert verdict(lambda: OffloaderSuite(ObjectStoreOffloader), clause) is None
+
+
+@pytest.mark.parametrize("clause", clauses_in(ProtocolConformance))
+def test_a_sound_store_of_a_tier_is_not_caught(clause: str) -> None:
+    assert verdict(lambda: ProtocolSuite(MemoryStore), clause) is None
 
 
 def test_the_page_of_bugs_is_what_the_code_says() -> None:

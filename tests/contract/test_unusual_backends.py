@@ -15,7 +15,7 @@ from contract.unusual_stores import (
     TinyPages,
     WithoutCreate,
 )
-from offload_conformance import OffloaderConformance, StoreConformance
+from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 
 from offload.errors import Denied
 from offload.offloader import LedgerOffloader
@@ -57,6 +57,13 @@ class Tier(OneDict, OffloaderConformance):
         return ObjectStoreOffloader(self.client(), options=options)
 
 
+class Protocol(OneDict, ProtocolConformance):
+    walk_examples = 4
+
+    def open_store(self) -> ObjectStore:
+        return self.client()
+
+
 class SlowClients(OneDict):
     def client(self) -> ObjectStore:
         """Each with a course of its own, the same in every run."""
@@ -69,6 +76,10 @@ class TestSlowStore(SlowClients, Store):
 
 
 class TestSlowTier(SlowClients, Tier):
+    pass
+
+
+class TestSlowProtocol(SlowClients, Protocol):
     pass
 
 
@@ -90,6 +101,14 @@ class TestAustereStore(Store):
 
 class TestAustereTier(Tier):
     make = Austere
+
+
+class TestAustereProtocol(Protocol):
+    make = Austere
+
+
+class TestPagesOfTwoProtocol(Protocol):
+    make = PagesOfTwo
 
 
 class TestLargeParts(Store):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from offload_conformance import OffloaderConformance, StoreConformance
+from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_gcs import GcsOptions, GcsStore
 from servers import Place, Running, servers_of
 
@@ -40,6 +40,14 @@ class TestGcsStore(_OnServer, StoreConformance):
 class TestGcsOffloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
         return ObjectStoreOffloader(self.gcs_store())
+
+
+@SERVERS
+class TestGcsProtocol(_OnServer, ProtocolConformance):
+    walk_examples = 4  # a request takes its time here; in memory and in folders all are drawn
+
+    def open_store(self) -> ObjectStore:
+        return self.gcs_store()
 
 
 @pytest.mark.parametrize("running_server", servers_of("gcs", honours_create=False), indirect=True)

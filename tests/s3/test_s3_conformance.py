@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from offload_conformance import Declared, OffloaderConformance, State, StoreConformance
+from offload_conformance import (
+    Declared,
+    OffloaderConformance,
+    ProtocolConformance,
+    State,
+    StoreConformance,
+)
 from offload_s3 import S3Options, S3Store
 from servers import Place, Running, real_servers_of
 
@@ -40,3 +46,11 @@ class TestS3Store(_OnServer, StoreConformance):
 class TestS3Offloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
         return ObjectStoreOffloader(self.s3_store())
+
+
+@SERVERS
+class TestS3Protocol(_OnServer, ProtocolConformance):
+    walk_examples = 4  # a request takes its time here; in memory and in folders all are drawn
+
+    def open_store(self) -> ObjectStore:
+        return self.s3_store()

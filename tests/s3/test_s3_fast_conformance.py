@@ -6,7 +6,13 @@ import os
 
 import pytest
 from offload_cloud.fast import FastStore
-from offload_conformance import Declared, OffloaderConformance, State, StoreConformance
+from offload_conformance import (
+    Declared,
+    OffloaderConformance,
+    ProtocolConformance,
+    State,
+    StoreConformance,
+)
 from offload_s3 import S3Options
 from offload_s3.url import open_bucket
 from servers import Place, Running, servers_of
@@ -51,3 +57,11 @@ class TestFastS3Store(_OnServer, StoreConformance):
 class TestFastS3Offloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
         return ObjectStoreOffloader(self.fast_store())
+
+
+@SERVERS
+class TestFastS3Protocol(_OnServer, ProtocolConformance):
+    walk_examples = 4  # a request takes its time here; in memory and in folders all are drawn
+
+    def open_store(self) -> ObjectStore:
+        return self.fast_store()

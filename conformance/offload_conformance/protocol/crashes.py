@@ -41,7 +41,7 @@ class CrashClauses(ProtocolClauses):
             await job.settled()
             for _ in range(number - 1):
                 await job.step()
-            await job.cancel(turns=world.random.randrange(1, 4))
+            await job.cancel(turns=world.random.randrange(1, 8))
             await ended_by(successor, dead, world)
 
         async def scenario() -> None:

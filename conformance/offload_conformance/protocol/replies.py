@@ -85,7 +85,7 @@ class ReplyClauses(ProtocolClauses):
             process = world.process(options=replace(OPTIONS, uploads_max=4))
             writer = await process.claim()
             answering = answer_in_any_order(process, world, count=4)
-            await writer.offload([ledger_of(4), ledger_of(4, first_offset=4)])
+            await writer.offload([ledger_of(8)])
             await answering
             await world.check(first=0, end=8)
 

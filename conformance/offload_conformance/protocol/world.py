@@ -1,8 +1,8 @@
 """A world for one course of events: an empty place in the author's store, any processes, and who checks them.
 
 Invariants: each world is a folder of its own, so that one test tries many courses; what the checks expect is
-written down here, and never taken from the processes. Clients of the author's store are shared by the worlds
-of a test, one for each process of a world, and closed with it.
+written down here, and never taken from the processes. A test has few clients of the author's store, for a
+client is dear to open: its worlds share them, and so do the processes of a world beyond the first few.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from offload.errors import OffloadError
@@ -37,6 +37,7 @@ from offload_conformance.protocol.process import (
 )
 
 KEYS: Final = StreamKeys(STREAM)
+CLIENTS_MAX: Final = 3
 RUNS_MAX: Final = 5
 """How often a person runs a job again that failed."""
 
@@ -75,6 +76,7 @@ class Worlds:
             await client.aclose()
 
     def _client(self, number: int) -> ObjectStore:
+        number %= CLIENTS_MAX
         while number >= len(self._clients):
             self._clients.append(self._open_store())
         return self._clients[number]
@@ -162,20 +164,38 @@ def source(first: int, end: int) -> list[bytes]:
     return list(ledger_of(end - first, first_offset=first).chunks) if end > first else []
 
 
-async def named_by(offloader: LedgerOffloader, manifest: Manifest) -> list[tuple[int, UUID]]:
-    """First offset and attempt of every fragment that a manifest names, in order."""
-    found: list[tuple[int, UUID]] = []
+class Named(NamedTuple):
+    """A fragment that a manifest names."""
+
+    first: int
+    end: int
+    attempt: UUID
+
+
+async def named_by(offloader: LedgerOffloader, manifest: Manifest) -> list[Named]:
+    """Every fragment that a manifest names, in order."""
+    found: list[Named] = []
     async with aclosing(offloader.tree(manifest).walk()) as runs:
         async for run in runs:
+            ends = (run["first_offset"] + run["records"]).tolist()
             uids = [UUID(bytes=bytes(raw)) for raw in run["attempt"]]
-            found += zip(run["first_offset"].tolist(), uids, strict=True)
+            found += map(Named, run["first_offset"].tolist(), ends, uids)
     return found
 
 
-async def held(offloader: LedgerOffloader, manifest: Manifest, *, only: range | None = None) -> list[bytes]:
-    """Every chunk that a manifest names, in order, as it is read back; or those near these offsets."""
+async def held(offloader: LedgerOffloader, manifest: Manifest) -> list[bytes]:
+    """Every chunk that a manifest names, in order, as it is read back."""
+    chunks = await read_back(offloader, manifest, only=range(manifest.first_offset, manifest.next_offset))
+    return [chunks[offset] for offset in sorted(chunks)]
+
+
+async def read_back(offloader: LedgerOffloader, manifest: Manifest, *, only: range) -> dict[int, bytes]:
+    """The chunks, by offset, of all fragments that hold some of these offsets."""
     chunks: dict[int, bytes] = {}
-    for uid in dict.fromkeys(uid for _, uid in await named_by(offloader, manifest)):
+    named = await named_by(offloader, manifest)
+    for uid in dict.fromkeys(
+        each.attempt for each in named if each.first < only.stop and each.end > only.start
+    ):
         attempt = Attempt(stream=manifest.stream, ledger_id=0, uid=uid)
         async with await offloader.read_offloaded(attempt, manifest=manifest, only=only) as handle:
             table = await handle.table()
@@ -185,9 +205,9 @@ async def held(offloader: LedgerOffloader, manifest: Manifest, *, only: range | 
                 chunks[offset] = raw[at : at + size]
                 at += size
             assert at == len(raw), "no more is read than the table says"
-    return [chunks[offset] for offset in sorted(chunks)]
+    return chunks
 
 
-def keys_of(manifest: Manifest, named: Sequence[tuple[int, UUID]]) -> set[str]:
+def keys_of(manifest: Manifest, named: Sequence[Named]) -> set[str]:
     """The keys of fragments that are named."""
-    return {StreamKeys(manifest.stream).fragment(first, uid) for first, uid in named}
+    return {StreamKeys(manifest.stream).fragment(each.first, each.attempt) for each in named}

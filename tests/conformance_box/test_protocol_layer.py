@@ -1,0 +1,98 @@
+"""`offload conformance --select protocol`: the layer alone, in the report; a seed draws a walk again."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from conformance_box.installed import Site, box, outcomes
+from offload_conformance import ProtocolConformance, WalkConformance
+from offload_conformance.clauses import clauses_of
+
+STORE = """
+    import asyncio
+    from offload.store.memory import MemoryStore
+
+    OBJECTS = {}
+
+    def open_url(url):
+        return Store(objects=OBJECTS, name=url.partition("://")[2])
+
+    class Store(MemoryStore):
+        __slots__ = ()
+"""
+
+TORN = """
+        async def create(self, key, data):
+            await super().create(key, data)
+            self.objects[key] = data[:9]
+            for _ in range(6):
+                await asyncio.sleep(0)
+            self.objects[key] = data
+"""
+
+OFFLOADER = """
+    from offload import ObjectStoreOffloader
+    from offload.store.memory import MemoryStore
+
+    DECLARES, PLACES = {"kind": "offloader"}, {}
+
+    def open_url(url):
+        return Offloader(MemoryStore(objects=PLACES.setdefault(url, {}), name=url))
+
+    class Offloader(ObjectStoreOffloader):
+        async def delete_offloaded(self, attempt):
+            pass
+"""
+
+
+def test_the_layer_is_asked_alone(site: Site) -> None:
+    site.install("sound", STORE)
+
+    ran = box("sound://here", "--select", "protocol", "--json")
+
+    asked = [each for each in ran.document["clauses"] if each["layer"] == "protocol"]
+    assert outcomes(ran.document) == {clause.id: "passed" for clause in clauses_of(ProtocolConformance)}
+    assert (ran.code, len(asked)) == (0, ran.document["totals"]["passed"])
+    assert sum(each["requests"] for each in asked) < 5000, "a distant server takes a hundred in a second"
+    assert (site.objects("sound"), ran.document["left"]) == ({}, {})
+
+
+def test_what_only_this_layer_sees_fails_in_it(site: Site) -> None:
+    """Half an object where a create was cancelled: no clause of the store's layer asks for that."""
+    site.install("broken", STORE + TORN)
+
+    ran = box("broken://here", "--seed", "1", "--select", "protocol/cancelled*", "--json")
+
+    assert ran.code == 1
+    assert outcomes(ran.document) == {"protocol/cancelled_requests_lose_nothing": "failed"}
+    assert site.objects("broken") == {}
+
+
+def walk_in(document: dict[str, Any]) -> list[str]:
+    """The steps that the failure shows."""
+    [walk] = [each for each in document["clauses"] if each["layer"] == "protocol"]
+    assert walk["outcome"] == "failed"
+    return re.findall(r"state\.\w+\(.*\)", walk["message"])
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_a_seed_draws_the_same_walk_again(site: Site, seed: str) -> None:
+    site.install("broken", OFFLOADER)
+
+    first, again, other = (
+        walk_in(box("broken://here", "--seed", each, "--select", "protocol", "--json").document)
+        for each in (seed, seed, seed + "0")
+    )
+
+    assert len(first) > 2
+    assert first == again != other
+
+
+def test_an_offloader_is_asked_for_walks(site: Site) -> None:
+    site.install("sound", OFFLOADER.partition("        async def delete")[0] + "        pass\n")
+
+    ran = box("sound://here", "--select", "protocol", "--json")
+
+    assert outcomes(ran.document) == {clause.id: "passed" for clause in clauses_of(WalkConformance)}

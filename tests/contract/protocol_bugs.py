@@ -1,0 +1,393 @@
+"""Stores, and tiers on sound stores, that each break one clause of the protocol's layer, as real ones do.
+
+A tier is here a shortcut in how one is made of a store: what an author does who writes an offloader, or puts
+something of their own between the tier and the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+from unittest.mock import patch
+from uuid import UUID
+
+from contract.bugs import Bug, breaks
+from contract.offloader_bugs import ChecksNothingItReads
+
+from offload.env import Env
+from offload.errors import AlreadyExists, Conflict, Denied, Fenced, OutcomeUnknown, TryAgain
+from offload.events import Event, FragmentUploaded
+from offload.formats.checksums import crc32c
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Entry, Manifest
+from offload.manifest.changes import Append, Change, Claim, Prepare
+from offload.offloader import Attempt, Leftover, ReadHandle, Receipt
+from offload.store.capabilities import Capabilities
+from offload.store.memory import MemoryStore
+from offload.store.port import Body, ObjectStore, Span, Suffix
+from offload.store.retry import RetryingStore
+from offload.store.wrap import StoreDecorator
+from offload.tier.fragment_check import CheckedFragment, load_own_tail
+from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+
+PROTOCOL_BUGS: Final[list[Bug]] = []
+
+bug = partial(breaks, room=PROTOCOL_BUGS)
+
+
+class Tier(ObjectStoreOffloader):
+    """As the suite makes it; with `under`, something stands between retries and the store."""
+
+    under: type[StoreDecorator] = StoreDecorator
+
+    def __init__(self, store: ObjectStore, *, env: Env, options: TierOptions) -> None:
+        super().__init__(self.patient(self.under(store), env), env=env, options=options, emit=self.heard)
+
+    def patient(self, store: ObjectStore, env: Env) -> ObjectStore:
+        return RetryingStore(store, clock=env.monotonic, sleep=env.sleep, random=env.random)
+
+    def heard(self, event: Event) -> None:
+        """Told what happens."""
+
+
+# Crashes
+
+
+@bug("crashes_lose_nothing")
+class LocksTheStream(Tier):
+    """Locks a stream when it is claimed, until it is closed.
+
+    A lock without a lease: whoever dies holds it for ever.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.locked: set[str] = set()
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if isinstance(change, Claim) and stream not in self.locked:
+            await self.open(create=True)
+            try:
+                await self.store.create(f"{StreamKeys(stream).prefix}lock", b"")
+            except AlreadyExists as exc:
+                raise Conflict(f"stream {stream!r} is locked") from exc
+            self.locked.add(stream)
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("cancelled_requests_lose_nothing")
+class TearsWhatIsCancelled(MemoryStore):
+    """Leaves half an object behind where a create is cancelled.
+
+    The name is made first, without a temporary one, and then the bytes are written: `open(path, "x")`.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(key, data)
+        self.objects[key] = data[: len(data) // 2]
+        for _ in range(6):
+            await asyncio.sleep(0)
+        self.objects[key] = data
+
+
+@bug("whole_leftovers_are_adopted")
+class AdoptsNothing(Tier):
+    """Copies again what a crash left whole.
+
+    A restart begins its ledger anew: simple, and each crash costs an upload of everything.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        return []
+
+
+@bug("damaged_leftovers_are_not_adopted")
+class AdoptsUnread(Tier):
+    """Adopts what a crash left by its trailer alone.
+
+    The end is there, so the rest must be: true of a file that was written in order, and of nothing else.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        async def trusting(store: ObjectStore, key: str, *, size_bytes: int) -> CheckedFragment:
+            tail, _ = await load_own_tail(store, key, size_bytes=size_bytes)
+            return CheckedFragment(tail=tail, checksum=crc32c(await store.get(key)))
+
+        with patch("offload.tier.adoption.check_fragment", trusting):
+            return await super().leftovers(manifest)
+
+
+# Replies
+
+
+class _AsksAgain(StoreDecorator):
+    async def create(self, key: str, data: bytes) -> None:
+        try:
+            await super().create(key, data)
+        except OutcomeUnknown:
+            try:
+                await super().create(key, data)
+            except AlreadyExists as exc:
+                raise Conflict(f"{key!r} is another's") from exc
+
+
+@bug("lost_replies_commit_once")
+class TakesItsEchoForARival(Tier):
+    """Takes its own commit, whose reply was lost, for a rival's.
+
+    A create that is sent again finds what the first one made.
+    """
+
+    under = _AsksAgain
+
+
+class _Forgiving(StoreDecorator):
+    async def put(self, key: str, body: Body) -> None:
+        with suppress(TryAgain):
+            await super().put(key, body)
+
+
+@bug("refused_requests_may_be_repeated")
+class TakesARefusalForAnAnswer(Tier):
+    """Goes on where a put was refused.
+
+    A status that is not looked at, of a library that raises nothing by itself.
+    """
+
+    under = _Forgiving
+
+
+class _Strict(StoreDecorator):
+    async def create(self, key: str, data: bytes) -> None:
+        try:
+            await super().create(key, data)
+        except AlreadyExists as exc:
+            raise Conflict(f"{key!r} is another's") from exc
+
+
+@bug("changes_sent_twice_are_in_once")
+class TakesExistsForLoss(Tier):
+    """Takes what exists for another's, and gives up.
+
+    412 is the answer to whoever comes second, also where both requests were one's own.
+    """
+
+    under = _Strict
+
+
+@bug("late_requests_change_nothing")
+class CreatesOverwhatIsThere(MemoryStore):
+    """Replaces an object that it was asked to create.
+
+    A server that ignores `If-None-Match`: no two writers meet until one of them is late.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        await self.put(key, Body.of(data))
+
+
+class _ByOffset(StoreDecorator):
+    @staticmethod
+    def shared(key: str) -> str:
+        return re.sub(r"\.[0-9a-f-]{36}\.fragment", f".{UUID(int=0)}.fragment", key)
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(self.shared(key), body)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        return await super().get(self.shared(key), span)
+
+
+@bug("late_requests_change_nothing")
+class NamesFragmentsByOffset(Tier):
+    """Gives the fragments of two attempts at one offset the same name.
+
+    A name that says what is in it: the put of a dead writer lands late, over what its successor committed.
+    """
+
+    under = _ByOffset
+
+
+@bug("slow_replies_reorder_nothing")
+class AppendsAsTheyCome(Tier):
+    """Names fragments in the order in which their uploads end.
+
+    `asyncio.as_completed`, and the order of the source is forgotten.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.ended: list[Entry] = []
+        super().__init__(*args, **kwargs)
+
+    def heard(self, event: Event) -> None:
+        if isinstance(event, FragmentUploaded):
+            self.ended.append(event.entry)
+
+    async def offload(
+        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
+    ) -> Receipt:
+        await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
+        entries = [entry for entry in self.ended if entry.attempt == attempt.uid]
+        return Receipt(attempt=attempt, entries=entries)
+
+
+@bug("throttling_is_waited_out")
+class AsksAgainAtOnce(Tier):
+    """Asks again at once where the store asked to be left alone.
+
+    Retries without a look at `Retry-After`: a throttled store is throttled by them for ever.
+    """
+
+    def patient(self, store: ObjectStore, env: Env) -> ObjectStore:
+        async def hasty(_: float) -> None:
+            await asyncio.sleep(0)
+
+        return RetryingStore(store, clock=env.monotonic, sleep=hasty, random=env.random)
+
+
+# Rivals
+
+
+@bug("paused_writers_are_fenced")
+class CleansUpWhenFenced(Tier):
+    """Deletes what it uploaded when it is fenced.
+
+    Good manners, and wrong: its last commit may be in, and its successor's stream names those objects.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        try:
+            return await super().commit_manifest(stream, change, base=base, committer=committer)
+        except Fenced:
+            if isinstance(change, Append):
+                keys = StreamKeys(stream)
+                entries = change.entries
+                await self.store.delete([keys.fragment(e.first_offset, e.attempt) for e in entries])
+            raise
+
+
+@bug("rivals_make_one_history")
+class ChecksThenCreates(MemoryStore):
+    """Looks whether an object is there, and then writes it.
+
+    Two requests where one was needed: exists, then put. It loses a race now and then.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        await asyncio.sleep(0)
+        if key in self.objects:
+            raise AlreadyExists(key)
+        await self.put(key, Body.of(data))
+
+
+# Sweeps
+
+
+@bug("sweeps_take_only_garbage")
+class AnnouncesLate(Tier):
+    """Announces an attempt when it is committed, and not before it is uploaded.
+
+    One commit saved: a sweep then takes for garbage what is about to be named.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if isinstance(change, Prepare):
+            self.late = change
+            return change.apply(base)
+        if isinstance(change, Append):
+            newest = await self.load_manifest(stream)
+            base = await super().commit_manifest(stream, self.late, base=newest, committer=committer)
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+class _OneAtATime(StoreDecorator):
+    async def delete(self, keys: Sequence[str]) -> None:
+        try:
+            await super().create("deleting", b"")
+        except AlreadyExists as exc:
+            raise Denied("another delete is under way") from exc
+        await super().delete(keys)
+        await super().delete(["deleting"])
+
+
+@bug("dead_sweeps_are_ended_by_the_next")
+class LocksItsDeletes(Tier):
+    """Deletes under a lock.
+
+    Whoever dies over a delete leaves the lock, and nothing is deleted any more.
+    """
+
+    under = _OneAtATime
+
+
+# Reads
+
+
+@bug("damaged_replies_are_errors")
+class ChecksNothing(Tier, ChecksNothingItReads):
+    """Hands out what it was sent without a look at its checksums.
+
+    TLS and the store have some of their own, it is said; a proxy that cuts a reply short has not.
+    """
+
+
+class _Strong(StoreDecorator):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, strong_listing=True)
+
+
+@bug("late_listings_change_nothing")
+class TrustsEveryListing(Tier):
+    """Commits to a store whose listings may be late.
+
+    Capabilities written down once, for the store that everybody has.
+    """
+
+    under = _Strong
+
+
+# Walks
+
+
+@bug("walks_go_as_the_model_says")
+class KeepsOneBitOfTheEpoch(Tier):
+    """Takes a writer for the present one if both their epochs are even, or both odd.
+
+    A flag that is turned at each claim: it fences one's predecessor, and not the one before.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if base is not None and isinstance(change, Prepare | Append):
+            newest = await self.load_manifest(stream)
+            if newest.epoch % 2 == base.epoch % 2:
+                base, change = newest, replace(change, writer=newest.writer)
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("walks_go_as_the_model_says")
+class DeletesWithoutACommit(Tier):
+    """Deletes the objects of an attempt, and leaves it running in the manifest.
+
+    The manifest is the writer's affair, it is said; the writer then names what is gone.
+    """
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        manifest = await self.log(attempt.stream).load_newest()
+        if manifest is None or not manifest.runs(attempt.uid):
+            return await super().delete_offloaded(attempt)
+        rows = [row.key async for row in self.store.list(StreamKeys(attempt.stream).data)]
+        return await self.store.delete([key for key in rows if str(attempt.uid) in key])
