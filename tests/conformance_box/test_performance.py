@@ -155,7 +155,7 @@ def test_a_slow_store_is_called_less_often_and_every_row_has_its_share() -> None
 
 
 def test_a_store_that_hangs_is_given_up_when_the_time_is_up() -> None:
-    found = measured(Slow(get=1e9), seconds_max=60)
+    found = measured(Slow(get=1e6), seconds_max=60)
 
     rows = latency(found)
     assert (rows["create"]["error"], rows["get"]["error"]) == ("", "the time was up")
