@@ -144,6 +144,10 @@ class _Checking:
         except (OffloadError, _Broken) as error:
             self._note(name, needed_for, Verdict.FAILS, str(error), self.env.monotonic() - begin)
             return False
+        except Exception as error:  # noqa: BLE001 - a bug in a stranger's backend is a finding as well
+            says = f"a bug in the backend: {type(error).__name__}: {error}"
+            self._note(name, needed_for, Verdict.FAILS, says, self.env.monotonic() - begin)
+            return False
         self._note(name, needed_for, Verdict.WORKS, says, self.env.monotonic() - begin)
         return True
 

@@ -42,13 +42,13 @@ def test_on_a_sound_store_everything_works_and_nothing_is_left() -> None:
 def test_reading_only_changes_nothing_and_claims_nothing() -> None:
     class Guarded(MemoryStore):
         async def put(self, key: str, body: Body) -> None:
-            raise AssertionError("put")
+            pytest.fail("put")
 
         async def create(self, key: str, data: bytes) -> None:
-            raise AssertionError("create")
+            pytest.fail("create")
 
         async def delete(self, keys: Sequence[str]) -> None:
-            raise AssertionError("delete")
+            pytest.fail("delete")
 
     report = checked(Guarded(), writing=False)
 
@@ -150,12 +150,27 @@ def test_a_place_that_cannot_be_reached_is_asked_no_further() -> None:
             raise OffloadError("the bucket does not exist")
 
         async def put(self, key: str, body: Body) -> None:
-            raise AssertionError("put")
+            pytest.fail("put")
 
     report = checked(Gone())
 
     assert failed(report) == ["list", "read"]
     assert not any(report.can(what) for what in ("read", "write", "commit"))
+
+
+def test_a_bug_in_the_backend_is_a_finding_as_well() -> None:
+    class Unfinished(MemoryStore):
+        async def create(self, key: str, data: bytes) -> None:
+            raise NotImplementedError("create is not written yet")
+
+    objects: dict[str, bytes] = {}
+
+    report = checked(Unfinished(objects=objects))
+
+    assert failed(report) == ["create"]
+    [says] = [each.says for each in report.findings if each.name == "create"]
+    assert says == "a bug in the backend: NotImplementedError: create is not written yet"
+    assert (report.can("write"), report.can("commit"), objects) == (True, False, {})
 
 
 def test_an_error_in_the_middle_still_cleans_up() -> None:
