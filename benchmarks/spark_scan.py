@@ -1,0 +1,290 @@
+"""How fast Spark reads a stream of a tier, beside the same records as Parquet, by a UDF, and without Spark.
+
+    python benchmarks/spark_scan.py [--size-gib 2] [--rounds 3] [--folder DIR] [--json]
+
+Every job answers one query: the bytes of all values, the largest offset and the latest time. Each round runs
+every job once, in turn; one more round goes first and is not counted. One session with one slot, and then
+one with two. The plain reader has one core, and is the same in both. Files are in the page cache. What pruned
+reads fetch is counted at the store, by planning and reading them in this process, without Spark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import stream
+from throughput import _processor
+
+from offload import Blocking, ObjectStoreOffloader, Plugins
+from offload.store.port import Span, Suffix
+from offload.store.wrap import StoreDecorator
+from offload.tier.opening import guarded, open_store
+
+MIB = 1024 * 1024
+QUERY = ("sum(length(value))", "max(offset)", "max(timestamp)")
+FRAGMENT_HEAD_BYTES = 16
+
+
+def main() -> None:
+    """Parse arguments, make the data, run the rounds, print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size-gib", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=None, help="where to work: needs 5 times the size")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        name, *given = arguments.work
+        print(json.dumps({"session": _session, "parquet": _parquet}[name](*given)))
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        rows, size_bytes = _make(Path(folder), round(arguments.size_gib * 1024 * MIB))
+        found: dict[str, Any] = {
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+            "processor": _processor(),
+            "rows": rows,
+            "size_bytes": size_bytes,
+            "rounds": arguments.rounds,
+        }
+        for cores in (1, 2):
+            seconds = _apart("session", cores, folder, arguments.rounds)
+            found[f"{cores} cores"] = [_line(job, taken, rows, size_bytes) for job, taken in seconds.items()]
+        found["pruned"] = _pruned(Path(folder) / "tier", rows)
+    print(json.dumps(found, indent=2)) if arguments.json else _show(found)
+
+
+def _make(folder: Path, size_bytes: int) -> tuple[int, int]:
+    """A source, a tier of it, and the same records as Parquet in two ways."""
+    rows = stream.write(folder / "source" / "orders", size_bytes)
+    with Blocking(str(folder / "tier")) as tier:
+        tier.run(tier.offloader.open(create=True))
+        (report,) = tier.sync(f"rabbitmq://{folder / 'source'}")
+        assert report.error is None
+        stored_bytes = tier.load_manifest("orders").data_size_bytes
+    shutil.rmtree(folder / "source")
+    _apart("parquet", str(folder))
+    return rows, stored_bytes
+
+
+def _apart(work: str, *arguments: Any) -> Any:
+    """In a process of its own, since a process has one session with one number of slots."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--work", json.dumps([work, *arguments])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout)
+
+
+def _started(cores: int) -> Any:
+    from offload_spark import session
+
+    return session(master=f"local[{cores}]", conf={"spark.driver.memory": "3g"})
+
+
+def _parquet(folder: str) -> None:
+    spark = _started(2)
+    records = spark.read.format("offload").option("columns", "offset,timestamp,value").load(f"{folder}/tier")
+    for codec in ("uncompressed", "snappy"):
+        records.write.option("compression", codec).parquet(f"{folder}/{codec}")
+    spark.stop()
+
+
+def _session(cores: int, folder: str, rounds: int) -> dict[str, list[float]]:
+    """The seconds of every round of every job."""
+    spark = _started(cores)
+    jobs: dict[str, Callable[[], object]] = {
+        "offload": lambda: _asked(spark.read.format("offload").load(f"{folder}/tier")),
+        "parquet uncompressed": lambda: _asked(spark.read.parquet(f"{folder}/uncompressed")),
+        "parquet snappy": lambda: _asked(spark.read.parquet(f"{folder}/snappy")),
+        "binaryFile and a UDF": lambda: _asked(_by_udf(spark, f"{folder}/tier")),
+        "plain reader, one core": lambda: _plain(f"{folder}/tier"),
+        "offload, 1 % of the offsets": lambda: _asked(_some_offsets(spark, f"{folder}/tier")),
+        "parquet, 1 % of the offsets": lambda: _asked(
+            _narrowed(spark.read.parquet(f"{folder}/uncompressed"), f"{folder}/tier")
+        ),
+    }
+    found: dict[str, list[float]] = {job: [] for job in jobs}
+    answers = set()
+    for number in range(rounds + 1):
+        for job, work in jobs.items():
+            begun = time.perf_counter()
+            answer = work()
+            if number:
+                found[job].append(time.perf_counter() - begun)
+            if "%" not in job:
+                answers.add(answer)
+    assert len(answers) == 1, answers
+    spark.stop()
+    return found
+
+
+def _asked(frame: Any) -> tuple[int, int, int]:
+    size, offset, at = frame.selectExpr(*QUERY).first()
+    return size, offset, round(at.timestamp() * 1000)
+
+
+def _some_offsets(spark: Any, tier: str) -> Any:
+    return _narrowed(spark.read.format("offload").load(tier), tier)
+
+
+def _narrowed(frame: Any, tier: str) -> Any:
+    """One in a hundred offsets, from the middle on."""
+    with Blocking(tier) as opened:
+        end = opened.load_manifest("orders").next_offset
+    return frame.where(f"offset >= {end // 2} and offset < {end // 2 + end // 100}")
+
+
+def _plain(tier: str) -> tuple[int, int, int]:
+    size, offset, at = 0, 0, 0
+    with Blocking(tier) as opened:
+        for batch in opened.read("orders"):
+            size += sum(map(len, batch.bodies))
+            offset, at = batch.offset + len(batch.bodies) - 1, max(at, batch.timestamp_ms)
+    return size, offset, at
+
+
+def _by_udf(spark: Any, tier: str) -> Any:
+    """As one would without us: whole objects through Spark, and a loop over their chunks and entries."""
+    files = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+    found = files.option("pathGlobFilter", "*.fragment").load(tier).select("content")
+    return found.mapInArrow(_parsed, "offset long, timestamp timestamp, value binary")
+
+
+def _parsed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    chunk = struct.Struct(">BBHIqQQIIIB3x")  # as docs/format.md has a chunk's header
+    for batch in batches:
+        for content in batch.column(0):
+            data = content.as_py()
+            at = FRAGMENT_HEAD_BYTES
+            while data[at] == 0x50:
+                _, kind, _, records, millis, _, offset, _, size, trailer, bloom = chunk.unpack_from(data, at)
+                start = at + chunk.size + bloom
+                at = start + size + trailer
+                if kind == 0:
+                    yield _rows(data, start, records, offset, millis)
+
+
+def _rows(data: bytes, at: int, records: int, offset: int, millis: int) -> pa.RecordBatch:
+    values = []
+    for _ in range(records):
+        stop = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        values.append(data[at + 4 : stop])
+        at = stop
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(range(offset, offset + records), pa.int64()),
+            pa.array([millis * 1000] * records, pa.timestamp("us", tz="UTC")),
+            pa.array(values, pa.binary()),
+        ],
+        names=["offset", "timestamp", "value"],
+    )
+
+
+class _Counting(StoreDecorator):
+    """Counts what is asked of fragments."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.requests = self.size_bytes = 0
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        raw = await self.inner.get(key, span)
+        if key.endswith(".fragment"):
+            self.requests += 1
+            self.size_bytes += len(raw)
+        return raw
+
+
+def _pruned(tier: Path, rows: int) -> list[dict[str, Any]]:
+    """What narrow reads fetch, beside the chunks that hold what they are for."""
+    from offload_spark.bounds import Bounds
+
+    with Blocking(str(tier)) as opened:
+        manifest = opened.load_manifest("orders")
+    end, first_ms = manifest.next_offset, int(manifest.entries["first_timestamp_ms"].min())
+    span_ms = int(manifest.entries["last_timestamp_ms"].max()) - first_ms
+    reads = {
+        "1 % of the offsets": Bounds(first_offset=end // 2, next_offset=end // 2 + end // 100),
+        "1 % of the time": Bounds(
+            first_timestamp_ms=first_ms + span_ms // 2,
+            last_timestamp_ms=first_ms + span_ms // 2 + span_ms // 100,
+        ),
+    }
+    return [{"read": name, **_fetched(tier, bounds)} for name, bounds in reads.items()]
+
+
+def _fetched(tier: Path, bounds: Any) -> dict[str, Any]:
+    from offload_spark.batches import BatchMaker
+    from offload_spark.columns import Columns, schema_of
+    from offload_spark.options import ReadOptions
+    from offload_spark.planning import plan
+    from offload_spark.scan import Scan
+
+    from offload.env import Env
+
+    plugins = Plugins.find()
+    counting = _Counting(guarded(open_store(str(tier), plugins=plugins), Env()))
+    options = ReadOptions.of({"path": str(tier)})
+    columns = Columns.of(schema_of(options, plugins), options, plugins)
+    maker = BatchMaker(columns=columns, decoder=None, rows_max=2**14, size_bytes_max=8 * MIB)
+    with Blocking.around(lambda: ObjectStoreOffloader(counting)) as opened:
+        planned = opened.run(plan(opened.offloader, options, bounds))
+        scan = Scan(tier=opened, maker=maker, fail_on_data_loss=True)
+        rows = needed = 0
+        for batch in (batch for parts in planned for batch in scan.batches(parts)):
+            rows += batch.num_rows
+            needed += batch.column("value").nbytes
+    return {"rows": rows, "requests": counting.requests, "fetched": counting.size_bytes, "needed": needed}
+
+
+def _line(job: str, seconds: list[float], rows: int, size_bytes: int) -> dict[str, Any]:
+    taken = statistics.median(seconds)
+    return {
+        "job": job,
+        "seconds": round(taken, 2),
+        "rows_per_second": round(rows / taken),
+        "mib_per_second": round(size_bytes / MIB / taken),
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    for name in ("python", "system", "cores", "processor", "rows", "size_bytes", "rounds"):
+        print(f"{name}: {found[name]}")
+    for cores in ("1 cores", "2 cores"):
+        print(f"\nlocal[{cores[0]}]" + "rows/s".rjust(37) + "MiB/s".rjust(8) + "seconds".rjust(9))
+        for line in found[cores]:
+            whole = "%" not in line["job"]
+            rates = (f"{line['rows_per_second']:,}", str(line["mib_per_second"])) if whole else ("", "")
+            print(f"{line['job']:30}{rates[0]:>15}{rates[1]:>8}{line['seconds']:>9}")
+    print(
+        "\npruned read"
+        + "rows".rjust(15)
+        + "requests".rjust(10)
+        + "fetched".rjust(14)
+        + "of values".rjust(14)
+    )
+    for line in found["pruned"]:
+        sizes = (f"{line['fetched']:,}", f"{line['needed']:,}")
+        print(f"{line['read']:20}{line['rows']:>6}{line['requests']:>10}{sizes[0]:>14}{sizes[1]:>14}")
+
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parent))
+    main()
