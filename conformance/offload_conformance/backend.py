@@ -46,6 +46,12 @@ class Limits:
     walk_steps: int = 20
     """How many changes and reads a walk has at most."""
 
+    upload_size_bytes: int = 0
+    """Of the upload in many parts: 5 GiB makes it as large as that; 0, as small as its parts may be."""
+
+    model_examples: int = 30
+    """How many sequences of calls are drawn and held against a dictionary."""
+
 
 class _Backend(ABC):
     """What both kinds share. A fresh `folder` and `name` for every test are there to be used."""
@@ -142,6 +148,8 @@ def _collected(author: type[_Backend], layer: type[Asynchronous]) -> type:
         "tiny_chunks": author.limits.tiny_chunks,
         "walk_examples": author.limits.walk_examples,
         "walk_steps": author.limits.walk_steps,
+        "upload_size_bytes": author.limits.upload_size_bytes,
+        "model_examples": author.limits.model_examples,
     }
     return ABCMeta(_NAMES[layer], (author, layer), hidden | names)
 

@@ -27,7 +27,10 @@ def backend_class() -> type:
 def _store(place: StorePlace) -> type:
     class TestBackend(StoreBackend):
         capabilities = place.meant
-        limits = Limits(key_size_bytes_max=KEY_SIZE_BYTES_MAX - place.folder_size_bytes)
+        limits = Limits(
+            key_size_bytes_max=KEY_SIZE_BYTES_MAX - place.folder_size_bytes,
+            upload_size_bytes=place.upload_size_bytes,
+        )
 
         @pytest.fixture(autouse=True)
         def _account(self, request: pytest.FixtureRequest) -> Iterator[None]:

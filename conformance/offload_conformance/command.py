@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from offload.cli.output import one_line, print_json, print_note, print_table
+from offload.cli.quantities import parse_size
 from offload.cli.state import State, Usage
 from offload.errors import Misuse
 from offload.plugins import Backend
@@ -49,6 +50,9 @@ def conformance(
     server_version: Annotated[
         str | None, typer.Option(metavar="VERSION", help="Its version, for what is supported since one.")
     ] = None,
+    upload_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of the upload in many parts: 5GiB; 0 is as small as can be.")
+    ] = "0",
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as JUnit's XML.")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as Markdown.")] = None,
@@ -86,11 +90,14 @@ def conformance(
     again = _again(url, backend, option, given)
     if performance_only and (select or junit or badge):
         raise Usage("--performance-only asks no clause: it goes with none of --select, --junit and --badge")
-    document = _run(
-        *(context.obj, url, backend, option or [], select or [], given, server, server_version),
-        ask=not performance_only,
-        measure=performance or performance_only,
-    )
+    about = {
+        "server": server,
+        "server_version": server_version,
+        "upload_size_bytes": parse_size(upload_size, option="--upload-size"),
+        "ask": not performance_only,
+        "measure": performance or performance_only,
+    }
+    document = _run(context.obj, url, backend, option or [], select or [], given, about)
     _write(document, outputs)
     if json:
         print_json(document, indent=2)
@@ -108,11 +115,7 @@ def _run(
     options: list[str],
     select: list[str],
     seed: int,
-    server: str | None,
-    server_version: str | None,
-    *,
-    ask: bool,
-    measure: bool,
+    about: dict[str, Any],
 ) -> dict[str, Any]:
     """The document of one run."""
     for needed in ("pytest", "hypothesis"):
@@ -131,10 +134,7 @@ def _run(
         options=given.data,
         select=select,
         seed=seed,
-        server=server,
-        server_version=server_version,
-        ask=ask,
-        measure=measure,
+        **about,
     )
 
 

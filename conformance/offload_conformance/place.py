@@ -62,9 +62,16 @@ class StorePlace(Place):
     """A place in an object store."""
 
     def __init__(
-        self, backend: Backend, url: str, options: Mapping[str, Any], *, server_version: str | None
+        self,
+        backend: Backend,
+        url: str,
+        options: Mapping[str, Any],
+        *,
+        server_version: str | None,
+        upload_size_bytes: int,
     ) -> None:
         super().__init__(backend, url, options)
+        self.upload_size_bytes = upload_size_bytes
         self.meant = meant_by(backend, server_version)
         self.looker = Looker(self._bare)
 

@@ -34,6 +34,7 @@ def run(
     seed: int,
     server: str | None,
     server_version: str | None = None,
+    upload_size_bytes: int = 0,
     ask: bool = True,
     measure: bool = False,
 ) -> reports.Document:
@@ -44,7 +45,7 @@ def run(
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
     if measure and backend.kind != "store":
         raise Usage(f"--performance measures stores, and the backend {backend.name!r} opens an offloader")
-    place = _place(backend, url, options, server_version)
+    place = _place(backend, url, options, server_version, upload_size_bytes)
     try:
         place.try_out()
         done = _work(place, select=select, seed=seed, ask=ask, measure=measure)
@@ -79,10 +80,18 @@ def run(
         place.close()
 
 
-def _place(backend: Backend, url: str, options: Mapping[str, Any], server_version: str | None) -> Place:
+def _place(
+    backend: Backend,
+    url: str,
+    options: Mapping[str, Any],
+    server_version: str | None,
+    upload_size_bytes: int,
+) -> Place:
     try:
         if backend.kind == "store":
-            return StorePlace(backend, url, options, server_version=server_version)
+            return StorePlace(
+                backend, url, options, server_version=server_version, upload_size_bytes=upload_size_bytes
+            )
         return OffloaderPlace(backend, url, options)
     except Misuse as exc:
         raise Usage(str(exc)) from exc

@@ -9,12 +9,14 @@ from offload_conformance.store.base import level
 from offload_conformance.store.capabilities import CapabilityClauses
 from offload_conformance.store.creates import CreateClauses
 from offload_conformance.store.deletions import DeletionClauses
+from offload_conformance.store.errors import ErrorClauses
 from offload_conformance.store.keys import KeyClauses
 from offload_conformance.store.listings import ListingClauses
 from offload_conformance.store.manners import MannerClauses
+from offload_conformance.store.model import ModelClauses
+from offload_conformance.store.parts import PartsClauses
 from offload_conformance.store.puts import PutClauses
 from offload_conformance.store.reads import ReadClauses
-from offload_conformance.store.uploads import UploadClauses
 
 __all__ = ["StoreConformance", "level"]
 
@@ -26,8 +28,10 @@ class StoreConformance(
     ReadClauses,
     DeletionClauses,
     KeyClauses,
-    UploadClauses,
+    PartsClauses,
+    ErrorClauses,
     MannerClauses,
     CapabilityClauses,
+    ModelClauses,
 ):
     """What every store must pass. Subclass it as the package's docstring shows."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -47,6 +49,20 @@ class ReadClauses(StoreClauses):
 
         assert read == found
         assert type(read) is bytes
+
+    def test_ranges_are_exact_at_every_border(self, run: Run, store: ObjectStore) -> None:
+        """In an object of 8 MiB ranges are exact that begin or end about a power of two; and suffixes."""
+        size_bytes = min(LARGE_SIZE_BYTES, store.capabilities.put_size_bytes_max or LARGE_SIZE_BYTES)
+        data = array("Q", range(size_bytes // 8 + 1)).tobytes()[:size_bytes]
+
+        async def scenario() -> None:
+            await store.put("large", Body.of(data))
+            for span in ranges_at_borders():
+                start, end = clip(span, size_bytes)
+                read = await store.get("large", span)
+                assert (len(read), read == data[start:end]) == (end - start, True), f"{span} reads otherwise"
+
+        run(scenario())
 
     @pytest.mark.parametrize("span", [Span(0, 5), Span(1, 1), Suffix(0), Suffix(3), None], ids=str)
     def test_ranges_of_an_empty_object_are_empty(
@@ -126,3 +142,16 @@ class ReadClauses(StoreClauses):
         absent()
         run(store.create("key", b"again"))
         assert run(other.get("key", span)) == part_of(b"again")
+
+
+LARGE_SIZE_BYTES: Final = 8 * 2**20 + 3
+BORDERS: Final = (1, 4096, 2**16, 2**20, 4 * 2**20, 8 * 2**20)
+"""Where pages, buffers, blocks and parts end: in disks, sockets, SDKs and stores."""
+
+
+def ranges_at_borders() -> Iterator[Span | Suffix]:
+    """Ranges that begin, end or reach back one byte before each border, at it, one behind; and across it."""
+    for border in BORDERS:
+        yield Span(border - 1, 2)
+        for at in (border - 1, border, border + 1):
+            yield from (Span(0, at), Span(at, 1), Suffix(at))

@@ -1,0 +1,274 @@
+"""The whole port against a dictionary: calls in any order, as Hypothesis draws them.
+
+Each example works below a prefix of its own, so that none need clean up for the next. What is drawn depends
+on the seed alone: no database of examples, no deadline. A key is never another's folder; the rest of what a
+key may be is asked by `keys`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from offload.errors import AlreadyExists, NotFound, OffloadError
+from offload.store.port import Listed, ObjectStore, Span, Suffix, Upload
+from offload.store.prefix import PrefixStore
+from offload.store.spans import clip
+from offload_conformance.asynchronous import Run
+from offload_conformance.store.base import (
+    LATE_LOOKS_MAX,
+    LATE_PAUSE_SECONDS,
+    StoreClauses,
+    body_of,
+    keys,
+    level,
+    listed,
+)
+
+KEYS: Final = ("a-b", "a.b", "a/1", "a/2/x", "a/2/y", "a0", "b", "é")
+PREFIXES: Final = ("", "a", "a/", "a/2", "a/2/", "b", "none/", "é")
+FOLDERS: Final = ("", "a/", "a/2/", "none/")
+LATER_PARTS_SIZE_BYTES_MAX: Final = 2**16
+"""Where parts may be as small as this, an upload has up to three."""
+
+contents = st.binary(max_size=20)
+spans = st.one_of(
+    st.none(), st.builds(Span, st.integers(0, 22), st.integers(0, 22)), st.builds(Suffix, st.integers(0, 22))
+)
+
+
+class Ongoing:
+    """An upload under way. `disturbed` where its key was written meanwhile: then it may be refused."""
+
+    def __init__(self, key: str, upload: Upload, parts: Sequence[bytes]) -> None:
+        self.key, self.upload, self.parts = key, upload, parts
+        self.put: set[int] = set()
+        self.disturbed = False
+
+    async def put_part(self, number: int) -> None:
+        """Put a part, perhaps again."""
+        await self.upload.put_part(number, self.parts[number - 1])
+        self.put.add(number)
+
+    async def complete(self) -> None:
+        """Put what is missing, the last part first; then complete."""
+        for number in range(len(self.parts), 0, -1):
+            if number not in self.put:
+                await self.put_part(number)
+        await self.upload.complete()
+
+
+class Clients:
+    """The client in use, and the names of examples. A client serves one example after the other."""
+
+    def __init__(self, run: Run, open_client: Callable[[], ObjectStore]) -> None:
+        self.run, self._open, self._numbers = run, open_client, count()
+        self.client = open_client()
+
+    def place(self) -> str:
+        """A prefix that no example had."""
+        return f"example.{next(self._numbers):06}"
+
+    def reopen(self) -> None:
+        """Close the client, and open another."""
+        self.run(self.client.aclose())
+        self.client = self._open()
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Any calls of a store, and what a dictionary would answer. A subclass binds `clients`."""
+
+    clients: Clients
+
+    uploads: Bundle[Ongoing] = Bundle("uploads")
+
+    @initialize()
+    def begin(self) -> None:
+        """Nothing is there."""
+        self.run, self.place = self.clients.run, self.clients.place()
+        self.store: ObjectStore = PrefixStore(self.clients.client, self.place)
+        self.objects: dict[str, bytes] = {}
+        self.ongoing: list[Ongoing] = []
+        self.reopened = False
+
+    def changed(self, *changed: str) -> None:
+        """Take down that keys were written or deleted."""
+        for each in self.ongoing:
+            each.disturbed |= each.key in changed
+
+    @rule(key=st.sampled_from(KEYS), windows=st.lists(contents.filter(bool), max_size=3))
+    def put(self, key: str, windows: list[bytes]) -> None:
+        """Replace, or store anew."""
+        self.run(self.store.put(key, body_of(*windows)))
+        self.objects[key] = b"".join(windows)
+        self.changed(key)
+
+    @precondition(lambda self: self.store.capabilities.atomic_create)
+    @rule(key=st.sampled_from(KEYS), data=contents)
+    def create(self, key: str, data: bytes) -> None:
+        """Store only what is absent."""
+        if key in self.objects:
+            with pytest.raises(AlreadyExists):
+                self.run(self.store.create(key, data))
+            return
+        self.run(self.store.create(key, data))
+        self.objects[key] = data
+        self.changed(key)
+
+    @rule(key=st.sampled_from(KEYS), span=spans)
+    def get(self, key: str, span: Span | Suffix | None) -> None:
+        """Read all or a part."""
+        if key not in self.objects:
+            with pytest.raises(NotFound):
+                self.run(self.store.get(key, span))
+            return
+        start, end = clip(span, len(self.objects[key]))
+        assert self.run(self.store.get(key, span)) == self.objects[key][start:end]
+
+    @rule(prefix=st.sampled_from(PREFIXES), after=st.sampled_from(("", *KEYS, "a", "a/", "a/2", "zz")))
+    def list(self, prefix: str, after: str) -> None:
+        """Rows in order, with sizes."""
+        self.rows_are_right(prefix, after)
+
+    @rule(prefix=st.sampled_from(FOLDERS))
+    def level(self, prefix: str) -> None:
+        """What is directly below a folder."""
+        below = (key[len(prefix) :].partition("/") for key in self.objects if key.startswith(prefix))
+        wanted = sorted({prefix + part + slash for part, slash, _ in below}, key=str.encode)
+        assert self.run(level_like(self.store, prefix, wanted)) == wanted
+
+    @rule(named=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4))
+    def delete(self, named: Sequence[str]) -> None:
+        """A batch, in which keys are absent or named twice."""
+        self.run(self.store.delete(named))
+        for key in named:
+            self.objects.pop(key, None)
+        self.changed(*named)
+        self.rows_are_right("", after=named[0])  # whoever had listed so far goes on
+
+    @precondition(lambda self: self.store.capabilities.multipart)
+    @rule(target=uploads, key=st.sampled_from(KEYS), parts=st.integers(1, 3), last=contents.filter(bool))
+    def start_upload(self, key: str, parts: int, last: bytes) -> Ongoing:
+        """Begin an upload; nothing is to be seen of it."""
+        least = max(len(last), self.store.capabilities.part_size_bytes_min)
+        before = [bytes([n]) * least for n in range(1, parts)] if least <= LATER_PARTS_SIZE_BYTES_MAX else []
+        upload = self.run(self.store.start_upload(key))
+        self.ongoing.append(Ongoing(key, upload, [*before, last]))
+        return self.ongoing[-1]
+
+    @rule(ongoing=uploads, number=st.integers(0, 2))
+    def put_part(self, ongoing: Ongoing, number: int) -> None:
+        """Put any part, perhaps again."""
+        if ongoing in self.ongoing:
+            self.run(ongoing.put_part(1 + number % len(ongoing.parts)))
+
+    @rule(ongoing=consumes(uploads))
+    def complete(self, ongoing: Ongoing) -> None:
+        """Make an upload the object; where its key was written meanwhile, that may be refused instead."""
+        if ongoing not in self.ongoing:
+            return
+        self.ongoing.remove(ongoing)
+        try:
+            self.run(ongoing.complete())
+        except OffloadError:
+            if not ongoing.disturbed:
+                raise
+            self.run(ongoing.upload.abort())
+            return
+        self.objects[ongoing.key] = b"".join(ongoing.parts)
+        self.changed(ongoing.key)
+
+    @rule(ongoing=consumes(uploads))
+    def abort(self, ongoing: Ongoing) -> None:
+        """Forget an upload; its key stays as it is."""
+        if ongoing in self.ongoing:
+            self.ongoing.remove(ongoing)
+            self.run(ongoing.upload.abort())
+
+    @precondition(lambda self: not self.reopened)
+    @rule()
+    def close_and_open(self) -> None:
+        """Another client goes on. What an upload of the first had put is forgotten."""
+        self.forget_uploads()
+        self.clients.reopen()
+        self.store = PrefixStore(self.clients.client, self.place)
+        self.reopened = True  # once is enough: a client of a distant store takes its time
+
+    def teardown(self) -> None:
+        """At the end every object is there as it should be, and nothing else is."""
+        if not hasattr(self, "objects"):
+            return
+        self.forget_uploads()
+        self.rows_are_right("", "")
+        for key, data in self.objects.items():
+            assert self.run(self.store.get(key)) == data
+
+    def rows_are_right(self, prefix: str, after: str) -> None:
+        """Hold a listing against the dictionary."""
+        there = [key for key in self.objects if key.startswith(prefix) and key.encode() > after.encode()]
+        wanted = sorted(there, key=str.encode)
+        rows = self.run(listed(self.store, prefix, after=after, awaiting=wanted))
+        if self.store.capabilities.strong_listing:
+            assert rows == [Listed(key, len(self.objects[key])) for key in wanted]
+        else:  # the keys were waited for; a size may still be that of before
+            assert keys(rows) == wanted
+
+    def forget_uploads(self) -> None:
+        """Abort what is under way."""
+        for each in self.ongoing:
+            with suppress(OffloadError):
+                self.run(each.upload.abort())
+        self.ongoing.clear()
+
+
+async def level_like(store: ObjectStore, prefix: str, wanted: Sequence[str]) -> list[str]:
+    """The names of a level; of a store that may be late, the first like `wanted`, or the last."""
+    looks = 1 if store.capabilities.strong_listing else LATE_LOOKS_MAX
+    for look in range(looks):
+        names = await level(store, prefix)
+        if names == wanted or look == looks - 1:
+            break
+        await asyncio.sleep(LATE_PAUSE_SECONDS)
+    return names
+
+
+class ModelClauses(StoreClauses):
+    """All of the port's clauses, in sequences that nobody thought of."""
+
+    model_examples: int = 30
+    """How many sequences of calls are tried."""
+
+    model_calls: int = 35
+    """How many calls each may have."""
+
+    def test_any_calls_answer_as_a_dictionary_would(
+        self, run: Run, open_client: Callable[[], ObjectStore]
+    ) -> None:
+        """Whatever calls are made in whatever order, each answer is that of a dictionary of bytes."""
+        machine = type("Store", (StoreMachine,), {"clients": Clients(run, open_client)})
+        drawn = settings(
+            max_examples=self.model_examples,
+            stateful_step_count=self.model_calls,
+            database=None,
+            report_multiple_bugs=False,
+            phases=[Phase.generate, Phase.shrink],
+            deadline=None,
+            suppress_health_check=[*HealthCheck],
+        )
+        run_state_machine_as_test(machine, settings=drawn)

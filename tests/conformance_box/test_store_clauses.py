@@ -1,0 +1,102 @@
+"""The larger clauses of the store: how much they ask, and that a seed draws the same again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conformance_box.installed import Site, box, outcomes
+from conformance_box.test_black_box import broken
+from offload_conformance.store.parts import GIB, PARTS, PARTS_MIN, Plan
+
+from offload.store.capabilities import Capabilities
+
+MODEL = "store/any_calls_answer_as_a_dictionary_would"
+MANY = "store/uploads_may_have_many_parts"
+MIB = 2**20
+
+REMEMBERS_SIZES = """
+    async def put(self, key, body):
+        await super().put(key, body)
+        globals().setdefault("SIZES", []).append(body.size_bytes)
+"""
+
+FORGETS = """
+    async def delete(self, keys):
+        await super().delete(keys[:2])
+"""
+
+
+def clause(report: dict[str, Any], name: str) -> dict[str, Any]:
+    [found] = [each for each in report["clauses"] if each["id"] == name]
+    return found  # type: ignore[no-any-return]
+
+
+def capabilities(part_size_bytes_min: int) -> Capabilities:
+    return Capabilities(
+        atomic_create=True, strong_listing=True, multipart=True, part_size_bytes_min=part_size_bytes_min
+    )
+
+
+@pytest.mark.parametrize(
+    ("part_size_bytes_min", "wanted", "plan"),
+    [
+        (1, 0, Plan(PARTS, 16)),
+        (5 * MIB, 0, Plan(PARTS_MIN, 5 * MIB)),
+        (100 * MIB, 0, Plan(PARTS_MIN, 100 * MIB)),
+        (1, 5 * GIB, Plan(PARTS, 16 * MIB)),
+        (5 * MIB, 5 * GIB, Plan(PARTS, 16 * MIB)),
+        (5 * MIB, GIB, Plan(204, 5 * MIB)),
+    ],
+)
+def test_an_upload_has_as_many_parts_as_it_may_and_twelve_at_least(
+    part_size_bytes_min: int, wanted: int, plan: Plan
+) -> None:
+    assert Plan.of(capabilities(part_size_bytes_min), wanted) == plan
+
+
+def test_parts_count_on_and_the_last_is_shorter() -> None:
+    plan = Plan(3, 16)
+
+    assert b"".join(map(plan.part, (1, 2, 3))) == b"".join(n.to_bytes(8, "little") for n in range(5))
+    assert plan.size_bytes == 40
+
+
+def test_the_model_asks_no_more_than_a_slow_server_answers_in_seconds(site: Site) -> None:
+    site.install("sound", broken("pass"))
+
+    asked = clause(box("sound://here", "--select", MODEL, "--seed", 1, "--json").document, MODEL)
+
+    assert asked["outcome"] == "passed"
+    assert 500 < asked["requests"] <= 1500
+
+
+def test_a_seed_draws_the_same_calls_again_and_the_message_tells_them(site: Site) -> None:
+    site.install("broken", broken(FORGETS))
+
+    one, two = (
+        clause(box("broken://here", "--select", MODEL, "--seed", 3, "--json").document, MODEL)
+        for _ in range(2)
+    )
+
+    assert (one["outcome"], one["requests"], one["message"]) == ("failed", two["requests"], two["message"])
+    assert "state.delete(named=" in one["message"]
+
+
+def test_an_upload_is_as_large_as_was_asked_for(site: Site) -> None:
+    site.install("sound", broken(REMEMBERS_SIZES))
+
+    for size in ("0", "40MiB"):
+        ran = box("sound://here", "--select", MANY, "--json", "--upload-size", size)
+        assert outcomes(ran.document) == {MANY: "passed"}
+
+    import sound_code
+
+    assert [Plan(PARTS, 16).size_bytes, Plan(PARTS, 128 * 1024).size_bytes] == sound_code.SIZES
+
+
+def test_what_is_no_size_ends_with_2(site: Site) -> None:
+    ran = box("there", "--upload-size", "much")
+
+    assert (ran.code, ran.stdout) == (2, b"")
+    assert "--upload-size takes bytes" in ran.stderr

@@ -1,0 +1,271 @@
+"""Stores with errors that mislead, with ranges cut wrongly, or that only a sequence of calls betrays."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from contract.bugs import Bug, breaks
+
+from offload.errors import AlreadyExists, Misuse, NotFound
+from offload.formats.checksums import crc32c
+from offload.store.memory import MemoryStore
+from offload.store.port import Body, Listed, Span, Suffix, Unfinished, Upload, check_key
+from offload.store.spans import clip
+from offload.store.wrap import UploadDecorator
+
+ERROR_BUGS: Final[list[Bug]] = []
+
+bug = partial(breaks, room=ERROR_BUGS)
+
+
+@bug("errors_are_of_their_cause_alone")
+class SaysItOnManyLines(MemoryStore):
+    """Tells what the server answered, on as many lines as that has.
+
+    An SDK's error, whose text is the whole reply, put into the framework's as it is.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        try:
+            return await super().get(key, span)
+        except NotFound as error:
+            error.args = (f"{error}\n<Error><Code>NoSuchKey</Code></Error>",)
+            raise
+
+
+@bug("errors_are_of_their_cause_alone")
+class TakesItForOneOfTwo(MemoryStore):
+    """Raises an error that is both "exists" and "wrong call".
+
+    A class of the backend's own that inherits from two, so that either `except` would do: retries follow the
+    first that they test for.
+    """
+
+    class Taken(AlreadyExists, Misuse):
+        """There, and so not to be created."""
+
+    async def create(self, key: str, data: bytes) -> None:
+        try:
+            await super().create(key, data)
+        except AlreadyExists as error:
+            raise self.Taken(key) from error
+
+
+@bug("errors_are_of_their_cause_alone")
+class IsSpoiledByAnError(MemoryStore):
+    """Answers nothing more once a call has failed.
+
+    A transaction that was left open by the exception that it raised.
+    """
+
+    spoiled = False
+
+    async def create(self, key: str, data: bytes) -> None:
+        if self.spoiled:
+            raise RuntimeError("the current transaction is aborted")
+        self.spoiled = True
+        await super().create(key, data)
+        self.spoiled = False
+
+
+@bug("a_key_beside_its_folder_is_kept_or_refused")
+class MakesRoomForAFolder(MemoryStore):
+    """Removes an object to make a folder of its name.
+
+    `rm` before `mkdir -p`, written for a leftover of a crash, and met by a key.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, body)
+        self.objects.pop(key.rpartition("/")[0], None)
+
+
+@bug("a_key_beside_its_folder_is_kept_or_refused")
+class RemovesTheFolder(MemoryStore):
+    """Removes what is below a key when an object of that name is put.
+
+    A tree of directories, in which a rename onto a directory was made to succeed.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, body)
+        for below in [each for each in self.objects if each.startswith(f"{key}/")]:
+            del self.objects[below]
+
+
+@bug("what_is_absent_has_no_checksum")
+class RemembersChecksums(MemoryStore):
+    """Tells the checksum of an object that was deleted.
+
+    A table of checksums beside the objects, of which deletions do not know.
+    """
+
+    sums: dict[tuple[int, str], int] = {}
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, body)
+        self.sums[id(self.objects), key] = crc32c(self.objects[key])
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        return self.sums.get((id(self.objects), check_key(key)))
+
+
+@bug("a_checksum_is_asked_of_keys_alone")
+class LooksUpAnything(MemoryStore):
+    """Asks for the checksum of whatever it is given.
+
+    The one method in which the check of the key was forgotten.
+    """
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        return None
+
+
+@bug("looking_at_nothing_is_no_error")
+class MissesTheFolder(MemoryStore):
+    """Raises where a folder to be listed is not there.
+
+    `os.scandir` raises where an object store answers with an empty page.
+    """
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        found = [name async for name in super().level(prefix)]
+        if prefix and not found:
+            raise NotFound(prefix, store=self.url)
+        for name in found:
+            yield name
+
+
+@bug("looking_at_nothing_is_no_error")
+class MissesItsUploads(MemoryStore):
+    """Raises where no upload is under way.
+
+    A server that answers 404 to the question for uploads of a prefix that holds nothing.
+    """
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        if not (found := await super().unfinished_uploads(prefix)):
+            raise NotFound(prefix, store=self.url)
+        return found
+
+
+# Ranges of large objects
+
+
+@bug("ranges_are_exact_at_every_border")
+class ReadsOneBuffer(MemoryStore):
+    """Returns at most 64 KiB of a range.
+
+    A single `recv` or `read`, which returns what is there by then.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        data = await super().get(key, span)
+        return data if span is None else data[: 2**16]
+
+
+@bug("ranges_are_exact_at_every_border")
+class LosesAByteBetweenBlocks(MemoryStore):
+    """Leaves out the byte at 4 MiB where a range runs across it.
+
+    A range that is fetched in blocks whose ends are inclusive, and begun anew one byte too late.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        data = await super().get(key, span)
+        start, end = clip(span, len(self.objects[key]))
+        at = 4 * 2**20 - start
+        return data[:at] + data[at + 1 :] if start < 4 * 2**20 < end else data
+
+
+# What only a sequence of calls betrays
+
+
+@bug("any_calls_answer_as_a_dictionary_would")
+class BeginsAnewBehindTheDeleted(MemoryStore):
+    """Lists from the beginning where `after` names a key that was deleted.
+
+    A page is continued by looking for the last key of the one before, which is gone.
+    """
+
+    gone: set[tuple[int, str]] = set()
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.gone.update((id(self.objects), key) for key in keys if key in self.objects)
+        await super().delete(keys)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        lost = (id(self.objects), after) in self.gone and after not in self.objects
+        async for row in super().list(prefix, after="" if lost else after):
+            yield row
+
+
+@bug("any_calls_answer_as_a_dictionary_would")
+class KeepsTheSizeOfACreate(MemoryStore):
+    """Lists an object that was created, then put, with the size that it was created with.
+
+    An index of sizes which one of two ways to write forgets to renew.
+    """
+
+    sizes: dict[tuple[int, str], int] = {}
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(key, data)
+        self.sizes[id(self.objects), key] = len(data)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete(keys)
+        for key in keys:
+            self.sizes.pop((id(self.objects), key), None)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async for row in super().list(prefix, after=after):
+            size_bytes = self.sizes.get((id(self.objects), row.key), row.size_bytes)
+            yield replace(row, size_bytes=size_bytes)
+
+
+@bug("any_calls_answer_as_a_dictionary_would")
+class CreatesOverUploads(MemoryStore):
+    """Creates over an object that was uploaded in parts.
+
+    An index of the keys that are taken, which puts and creates renew and uploads do not.
+    """
+
+    taken: dict[int, set[str]] = {}
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, body)
+        self.index().add(key)
+
+    async def create(self, key: str, data: bytes) -> None:
+        if key not in self.index():
+            self.objects.pop(key, None)
+        await super().create(key, data)
+        self.index().add(key)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete(keys)
+        self.index().difference_update(keys)
+
+    async def start_upload(self, key: str) -> Upload:
+        return self._Unseen(await super().start_upload(key), self, key)
+
+    def index(self) -> set[str]:
+        """The keys that are known to be taken."""
+        return self.taken.setdefault(id(self.objects), set())
+
+    class _Unseen(UploadDecorator):
+        __slots__ = ("key", "store")
+
+        def __init__(self, inner: Upload, store: CreatesOverUploads, key: str) -> None:
+            super().__init__(inner)
+            self.store, self.key = store, key
+
+        async def complete(self) -> None:
+            known = self.key in self.store.index()
+            await super().complete()
+            if not known:
+                self.store.index().discard(self.key)
