@@ -22,6 +22,7 @@ __all__ = ["StoreConformance", "level"]
 
 
 class StoreConformance(
+    ModelClauses,
     PutClauses,
     CreateClauses,
     ListingClauses,
@@ -32,6 +33,5 @@ class StoreConformance(
     ErrorClauses,
     MannerClauses,
     CapabilityClauses,
-    ModelClauses,
 ):
     """What every store must pass. Subclass it as the package's docstring shows."""

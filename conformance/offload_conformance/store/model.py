@@ -8,10 +8,10 @@ key may be is asked by `keys`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -40,6 +40,8 @@ from offload_conformance.store.base import (
     level,
     listed,
 )
+
+T = TypeVar("T")
 
 KEYS: Final = ("a-b", "a.b", "a/1", "a/2/x", "a/2/y", "a0", "b", "é")
 PREFIXES: Final = ("", "a", "a/", "a/2", "a/2/", "b", "none/", "é")
@@ -101,11 +103,19 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         """Nothing is there."""
-        self.run, self.place = self.clients.run, self.clients.place()
+        self.place = self.clients.place()
         self.store: ObjectStore = PrefixStore(self.clients.client, self.place)
         self.objects: dict[str, bytes] = {}
         self.ongoing: list[Ongoing] = []
-        self.reopened = False
+        self.reopened = self.interrupted = False
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a call. After Ctrl-C nobody knows what it applied, and the example is not judged."""
+        try:
+            return self.clients.run(coroutine)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
 
     def changed(self, *changed: str) -> None:
         """Take down that keys were written or deleted."""
@@ -193,6 +203,8 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.objects[ongoing.key] = b"".join(ongoing.parts)
         self.changed(ongoing.key)
+        if self.store.capabilities.atomic_create:  # a commit that comes now must find it
+            self.create(ongoing.key, b"")
 
     @rule(ongoing=consumes(uploads))
     def abort(self, ongoing: Ongoing) -> None:
@@ -212,7 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """At the end every object is there as it should be, and nothing else is."""
-        if not hasattr(self, "objects"):
+        if not hasattr(self, "objects") or self.interrupted:
             return
         self.forget_uploads()
         self.rows_are_right("", "")
