@@ -43,8 +43,9 @@ from offload_conformance.store.base import (
 
 T = TypeVar("T")
 
-KEYS: Final = ("a-b", "a.b", "a/1", "a/2/x", "a/2/y", "a0", "b", "é")
-PREFIXES: Final = ("", "a", "a/", "a/2", "a/2/", "b", "none/", "é")
+KEYS: Final = ("a-b", "a/1", "a/2/x", "a0", "é")
+"""Few, so that calls meet; `-` is less than `/`, and `0` is greater."""
+PREFIXES: Final = ("", "a", "a/", "a/2", "none/", "é")
 FOLDERS: Final = ("", "a/", "a/2/", "none/")
 LATER_PARTS_SIZE_BYTES_MAX: Final = 2**16
 """Where parts may be as small as this, an upload has up to three."""
