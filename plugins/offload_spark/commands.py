@@ -1,0 +1,143 @@
+"""`offload spark …`: each job as a command. It starts Spark, here unless `--master` says otherwise."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from offload.cli.arguments import Options, Tier
+from offload.cli.output import error_line, live_line, print_json, print_note, size_text
+from offload.cli.state import State
+from offload.errors import Misuse, OffloadError
+from offload.events import DamageFound
+from offload.tier.verify_report import VerifyReport
+from offload_spark.options import absolute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+app = typer.Typer(help="Jobs that Spark runs in parallel.", no_args_is_help=True)
+
+Master = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Where Spark runs; without it, on all cores of this machine."),
+]
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    tier: Tier,
+    stream: Annotated[str | None, typer.Argument(help="Only this stream.")] = None,
+    after: Annotated[
+        str, typer.Option(metavar="OBJECT", help="Go on behind this object, where an earlier run came to.")
+    ] = "",
+    option: Options = None,
+    master: Master = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> int:
+    """Read every fragment of TIER that is named, whole, and hold it against all of its checksums."""
+    state: State = context.obj
+    report = VerifyReport()
+    options = _given(state, option)
+    try:
+        with _session(master) as spark, live_line("reading") as show:
+            from offload_spark.jobs.verify import verify as run
+
+            run(
+                spark,
+                absolute(tier),
+                stream=stream,
+                storage_options=options,
+                after=after,
+                report=report,
+                progress=lambda seen: show(_verified(seen)),
+            )
+    except (KeyboardInterrupt, OffloadError):
+        if report.judged_to is not None:
+            print_note(f"everything up to {report.judged_to} was judged; go on with --after")
+        raise
+    for damage in report.damages:
+        state.plugins.emit(DamageFound(damage=damage))
+    if json:
+        print_json(report.as_json(), indent=2)
+    else:
+        for damage in report.damages:
+            print(f"DAMAGE {error_line(damage)}")
+        print(_verified(report))
+    return 1 if report.damages else 0
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    tier: Tier,
+    target: Annotated[str, typer.Argument(help="The folder for the Parquet files, as Spark names it.")],
+    stream: Annotated[str | None, typer.Option(help="Only this stream.")] = None,
+    decode: Annotated[str | None, typer.Option(metavar="NAME", help="Add a decoder's columns: amqp.")] = None,
+    option: Options = None,
+    master: Master = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> int:
+    """Write the streams of TIER as Parquet, by stream and date. Run again, it adds what is new."""
+    options = {"storageOptions": json_module.dumps(_given(context.obj, option))}
+    options |= {"stream": stream} if stream is not None else {}
+    options |= {"decode": decode} if decode is not None else {}
+    with _session(master) as spark, live_line("writing") as show:
+        from offload_spark.jobs.export import export as run
+
+        with _plain_errors():
+            exported = run(
+                spark,
+                absolute(tier),
+                absolute(target),
+                options=options,
+                progress=lambda seen: show(f"{seen.rows} records, {seen.batches} batches"),
+            )
+    if json:
+        print_json(asdict(exported), indent=2)
+    else:
+        print(f"{exported.rows} records added in {exported.batches} batches")
+    return 0
+
+
+@contextmanager
+def _session(master: str | None) -> Iterator[SparkSession]:
+    if find_spec("pyspark") is None:
+        raise Misuse('this needs Spark: pip install "ledger-offload[spark]"')
+    from offload_spark.session import session
+
+    spark = session(master=master)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """An error that a worker raised comes wrapped; the last line of its trace is what a person needs."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as exc:
+        lines = [line for line in str(exc).splitlines() if "offload.errors." in line]
+        raise OffloadError(lines[-1].partition("offload.errors.")[2] if lines else str(exc)) from exc
+
+
+def _given(state: State, option: list[str] | None) -> Mapping[str, Any]:
+    """The options of the tier, as they are handed to workers."""
+    state.options(option)  # which checks them
+    return dict(each.split("=", 1) for each in option or ())
+
+
+def _verified(report: VerifyReport) -> str:
+    verdict = f"{len(report.damages)} damaged" if report.damages else "all of them sound"
+    return f"{report.streams} streams, {report.objects} objects, {size_text(report.bytes)} read: {verdict}"

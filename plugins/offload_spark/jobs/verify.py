@@ -1,0 +1,151 @@
+"""The scrub of a tier, its fragments read whole by Spark's tasks.
+
+The driver looks at what is small: anchors, roots and groups, and whether all that is named is there with its
+size (`offload.verify` at the level of the manifest). Then fragments go out in waves, in the order of their
+keys, so that a job that is interrupted goes on behind the last wave.
+
+Invariants: nothing is changed. A fragment is damage only if the newest manifest still names it. What a task
+sends back is a report: damages, and numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from offload.blocking import Blocking
+from offload.errors import Absent, Corrupt, Misuse, NotFound, NotOffloaded, UnsupportedFormat
+from offload.formats.keys import StreamKeys, escape
+from offload.formats.manifest import Entry, Manifest, decode_entries
+from offload.tier.fragment_check import check_fragment
+from offload.tier.fragments import check_entry
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.reader import StreamReader
+from offload.tier.verify_report import VerifyLevel, VerifyReport
+from offload_spark.planning import of_fragments
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TASK_SIZE_BYTES: Final = 256 * 1024 * 1024
+TASKS_PER_SLOT: Final = 4
+"""How many tasks a wave has for each of Spark's slots: enough that none waits for the slowest for long."""
+
+
+def verify(
+    spark: SparkSession,
+    url: str,
+    *,
+    stream: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    after: str = "",
+    task_size_bytes: int = TASK_SIZE_BYTES,
+    report: VerifyReport | None = None,
+    progress: Callable[[VerifyReport], None] = lambda report: None,
+) -> VerifyReport:
+    """Check a tier, or one stream of it, from behind the fragment `after`.
+
+    `progress` is told after each wave. Not read: fragments that no manifest names. Damage is reported, not
+    raised. Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader
+    that keeps no objects. Needs a session that is no Connect session.
+    """
+    report = VerifyReport() if report is None else report
+    options = dict(storage_options or {})
+    with Blocking(url, storage_options=options) as tier:
+        report.add(tier.verify(stream, level=VerifyLevel.MANIFEST))
+        streams = tier.streams() if stream is None else [stream]
+        tasks = _tasks(tier, sorted(streams, key=escape), after, task_size_bytes)
+        context = spark.sparkContext
+        wave_size = context.defaultParallelism * TASKS_PER_SLOT
+        while wave := [*islice(tasks, wave_size)]:
+            found = context.parallelize(wave, len(wave)).map(partial(_checked, url, options)).collect()
+            for one in found:
+                report.add(one)
+                report.judged_to = one.judged_to
+            progress(report)
+    report.level = VerifyLevel.BYTES
+    return report
+
+
+def _tasks(tier: Blocking, streams: Sequence[str], after: str, size_bytes: int) -> Iterator[bytes]:
+    """Manifests of a few fragments each, encoded, in the order of keys."""
+    for stream in streams:
+        if after and StreamKeys(stream).prefix < after.partition("/")[0] + "/":
+            continue
+        try:
+            manifest = tier.load_manifest(stream)
+        except NotOffloaded:
+            continue  # deleted, or never committed: the look at the manifests has said what there is to say
+        found = _of_stream(tier, manifest, after, size_bytes)
+        try:
+            while (task := tier.run(_next(found))) is not None:
+                yield task
+        finally:
+            tier.run(found.aclose())
+
+
+async def _of_stream(
+    tier: Blocking, manifest: Manifest, after: str, size_bytes: int
+) -> AsyncGenerator[bytes, None]:
+    """Runs of fragments behind the key `after`, each about so many bytes."""
+    keys = StreamKeys(manifest.stream)
+    async with aclosing(tier.offloader.tree(manifest).walk()) as runs:
+        async for run in runs:
+            first, weight = 0, 0
+            for row, entry in enumerate(decode_entries(run)):
+                if keys.fragment(entry.first_offset, entry.attempt) <= after:
+                    first = row + 1
+                    continue
+                weight += entry.stored_size_bytes
+                if weight >= size_bytes or row == len(run) - 1:
+                    yield of_fragments(manifest, run[first : row + 1]).encode()
+                    first, weight = row + 1, 0
+
+
+async def _next(found: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(found, None)
+
+
+def _checked(url: str, options: Mapping[str, Any], raw: bytes) -> VerifyReport:
+    """What a task does: read each of these fragments whole."""
+    manifest = Manifest.decode(raw, where="the plan of a scrub")
+    with Blocking(url, storage_options=options) as tier:
+        return tier.run(_check_all(tier, manifest))
+
+
+async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
+    if not isinstance(tier.offloader, ObjectStoreOffloader):
+        raise Misuse(f"{tier.offloader.url} is no object store; ask its backend for a way to verify it")
+    report, keys = VerifyReport(), StreamKeys(manifest.stream)
+    await tier.offloader.open()
+    for entry in decode_entries(manifest.entries):
+        key = keys.fragment(entry.first_offset, entry.attempt)
+        try:
+            if await _is_checked(tier.offloader, manifest, entry, key):
+                report.bytes += entry.stored_size_bytes
+        except Corrupt as damage:
+            report.damages.append(damage.within(key, stream=manifest.stream))
+        except UnsupportedFormat as newer:
+            known = "one that this program reads"
+            report.damages.append(
+                Corrupt("format", key, stream=manifest.stream, expected=known, found=str(newer))
+            )
+        report.judged_to = key
+    return report
+
+
+async def _is_checked(offloader: ObjectStoreOffloader, manifest: Manifest, entry: Entry, key: str) -> bool:
+    """Whether the fragment is there and holds. False where it was trimmed meanwhile; `Corrupt` for damage."""
+    try:
+        checked = await check_fragment(offloader.store, key, size_bytes=entry.stored_size_bytes)
+    except NotFound:
+        with suppress(NotOffloaded):  # deleted meanwhile
+            await StreamReader(offloader, manifest).newer_than(manifest, Absent(key, manifest.stream))
+        return False
+    check_entry(checked.tail.trailer, manifest, entry, where=key)
+    if checked.checksum != entry.checksum:
+        raise Corrupt("object checksum", key, expected=entry.checksum, found=checked.checksum)
+    return True

@@ -1,0 +1,19 @@
+"""What the Spark plugin declares: its commands. Imports no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offload.plugins import Command, hookimpl
+
+
+@hookimpl
+def offload_commands() -> Sequence[Command]:
+    """`offload spark …`."""
+    return [
+        Command(
+            name="spark",
+            target="offload_spark.commands:app",
+            help="Jobs that Spark runs in parallel.",
+        )
+    ]
