@@ -274,6 +274,19 @@ class TakesEqualForItsOwn(MemoryStore):
                 raise
 
 
+@bug("creates_are_whole")
+class FillsWhatItCreated(MemoryStore):
+    """Creates an object empty, and fills it afterwards.
+
+    `open(path, "xb")` and then `write`, as a local file of fsspec; a crash in between leaves it empty.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(key, b"")
+        await asyncio.sleep(0)
+        self.objects[key] = bytes(data)
+
+
 @bug("create_yields_to_a_put")
 class CreatesOverEmpty(MemoryStore):
     """Takes an object of no bytes for none.

@@ -2,7 +2,7 @@
 
 A race is lost rarely by chance. So in the clauses about races the file systems wait, where Python may switch
 threads at any time, for the other thread that does harm there: one that has looked and found nothing waits
-until another has found nothing too, and one that has emptied a file to replace it waits until it was read.
+until another has found nothing too, and one that has opened a file and not yet filled it waits for a read.
 Nothing else about them is changed, and where nobody else comes they go on.
 """
 
@@ -31,10 +31,11 @@ class Schedule:
 
     def __init__(self, clause: str) -> None:
         self._create, self._replace = "create_is_atomic" in clause, "whole_while_replaced" in clause
+        self._fill = "creates_are_whole" in clause
         self._changed = threading.Condition()
         self._looks: Counter[tuple[str, int]] = Counter()  # of a path, by a thread
         self._lookers: Counter[tuple[str, int]] = Counter()  # at a path, for the first time, the second time
-        self._emptied = self._read = 0
+        self._opened = self._read = 0
 
     def found_nothing(self, path: str) -> None:
         """Wait until two threads have looked at this path as often as this one, and found nothing."""
@@ -47,20 +48,20 @@ class Schedule:
             if self._create or path.endswith("/probe/many"):  # where a capability is probed by a race
                 self._changed.wait_for(lambda: self._lookers[look] > 1, SECONDS_MAX)
 
-    def emptied(self) -> None:
-        """Wait until a read has begun and ended."""
+    def opened(self, *, replaced: bool) -> None:
+        """A file is open and not yet filled. Wait until a read has begun and ended."""
         with self._changed:
-            self._emptied += 1
-            mine = self._emptied
-            if self._replace:
+            self._opened += 1
+            mine = self._opened
+            if self._fill or (self._replace and replaced):
                 self._changed.wait_for(lambda: self._read >= mine, SECONDS_MAX)
 
     def read_begins(self) -> int:
         """What `read_ended` is to be told."""
-        return self._emptied
+        return self._opened
 
     def read_ended(self, began: int) -> None:
-        """Let go whoever had emptied a file when the read began."""
+        """Let go whoever had opened a file when the read began."""
         with self._changed:
             self._read = max(self._read, began)
             self._changed.notify_all()
@@ -78,10 +79,10 @@ class Watched:
         return found
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        replaces = mode == "wb" and super().exists(path)
+        replaced = mode == "wb" and super().exists(path)
         opened = super()._open(path, mode, **options)
-        if replaces:
-            self.schedule.emptied()
+        if mode in ("wb", "xb"):
+            self.schedule.opened(replaced=replaced)
         return opened
 
     def cat_file(self, path: str, *span: Any, **options: Any) -> bytes:

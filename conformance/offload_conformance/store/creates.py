@@ -6,17 +6,18 @@ A store that declares that it has none is held to what follows from that: it is 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from threading import Barrier
 from typing import Final
 
 import pytest
 
-from offload.errors import AlreadyExists
+from offload.errors import AlreadyExists, NotFound
 from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.contenders import contend_in_threads
 from offload_conformance.race import winners_of
-from offload_conformance.store.base import StoreClauses
+from offload_conformance.store.base import DIGITS, StoreClauses
 
 CREATE_SECONDS_MAX: Final = 30
 """For one create among rivals; so what hangs is a failure, and soon."""
@@ -63,6 +64,29 @@ class CreateClauses(StoreClauses):
         run(store.create("key", b"second"))
 
         assert run(store.get("key")) == b"second"
+
+    def test_creates_are_whole(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """A reader beside a create finds nothing, or the whole object, and never its beginning."""
+        if not store.capabilities.atomic_create:
+            self.holds_no_tier(run, store)
+            return
+        data = DIGITS * 5000
+
+        async def seen_beside_a_create_of(key: str, *, turns_late: int) -> set[bytes]:
+            creating = asyncio.create_task(store.create(key, data))
+            seen = set()
+            for _ in range(turns_late):
+                await asyncio.sleep(0)
+            while not creating.done():
+                with suppress(NotFound):
+                    seen.add(await other.get(key))
+                await asyncio.sleep(0)
+            await creating
+            return seen
+
+        for n in range(12):
+            assert run(seen_beside_a_create_of(f"created/{n}", turns_late=n % 4)) <= {data}
+            assert run(other.get(f"created/{n}")) == data
 
     def test_create_is_atomic(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """Of many tasks over two clients, exactly one creates, and its bytes are what is read."""

@@ -48,6 +48,7 @@ class PutClauses(StoreClauses):
             seen = set()
             while not writing.done():
                 seen.add(await other.get("key"))
+                await asyncio.sleep(0)  # a store need not
             await writing
             return seen
 
