@@ -391,3 +391,24 @@ class DeletesWithoutACommit(Tier):
             return await super().delete_offloaded(attempt)
         rows = [row.key async for row in self.store.list(StreamKeys(attempt.stream).data)]
         return await self.store.delete([key for key in rows if str(attempt.uid) in key])
+
+
+@bug("walks_go_as_the_model_says")
+class KeepsWhatItLoaded(Tier):
+    """Goes on with the manifest that it loaded as long as it commits nothing itself.
+
+    A cache that one's own writes clear: two processes, and one of them reads of yesterday.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.loaded: dict[str, Manifest] = {}
+
+    async def load_manifest(self, stream: str) -> Manifest:
+        if stream not in self.loaded:
+            self.loaded[stream] = await super().load_manifest(stream)
+        return self.loaded[stream]
+
+    async def commit_manifest(self, stream: str, *args: Any, **kwargs: Any) -> Manifest:
+        self.loaded.pop(stream, None)
+        return await super().commit_manifest(stream, *args, **kwargs)
