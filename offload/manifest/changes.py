@@ -6,8 +6,8 @@ reply (docs/commit-protocol.md, step 1). Where the answer is a fragment, it may 
 a change says at which offset to look (`mark`), and is shown the fragment that is named there.
 
 Invariant: `apply` raises, or returns a manifest that keeps every invariant of `formats.manifest`.
-Who may commit is decided here too: every change but a claim is refused unless its author's writer
-holds the stream.
+Who may commit is decided here too: a writer's changes are refused unless it holds the stream, a job's
+unless the stream is of the incarnation that the job began on. Abort, trim and delete are anyone's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uuid import UUID
 
 import numpy as np
 
-from offload.errors import Conflict, Fenced, Misuse, StreamDeleted
+from offload.errors import Conflict, Fenced, Misuse, OutcomeUnknown, StreamDeleted
 from offload.formats.manifest import (
     NO_ENTRIES,
     NOBODY,
@@ -45,7 +45,8 @@ class Change(ABC):
     def apply(self, base: Manifest | None) -> Manifest:
         """The manifest with the change in it; version and commit ids are still those of `base`.
 
-        Raises `Fenced`, `StreamDeleted` or `Conflict` where the precondition does not hold.
+        Raises `Fenced`, `StreamDeleted` or `Conflict` where the precondition does not hold, and
+        `OutcomeUnknown` where `base` cannot show any more whether the change was in.
         """
 
     @abstractmethod
@@ -234,6 +235,107 @@ class Resolve(_OfWriter):
     def settles(self, running: Running) -> bool:
         """Whether this attempt is one of those that the change drops."""
         return running.writer != self.writer and running.kind is AttemptKind.STREAM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfJob(Change):
+    """A change by a job: a guest that announces and appends attempts of its own, and never holds the stream.
+
+    It is for one incarnation. A deletion ends the job, whatever is born under the name since.
+    """
+
+    job: UUID
+    incarnation: UUID
+
+    def check_author(self, base: Manifest | None) -> None:
+        """See `Change.check_author`."""
+        self._begun_on(base)
+
+    def owns(self, running: Running) -> bool:
+        """Whether this attempt was announced by the job."""
+        return running.kind is AttemptKind.JOB and running.writer == self.job
+
+    def _begun_on(self, base: Manifest | None) -> Manifest:
+        base = existing(base)
+        if base.incarnation != self.incarnation:
+            raise StreamDeleted(f"stream {base.stream!r} was deleted and begun anew", epoch=base.epoch)
+        return base
+
+    def _own(self, manifest: Manifest) -> set[UUID]:
+        """The job's attempts that run; none in another incarnation."""
+        is_same = manifest.incarnation == self.incarnation
+        return {running.attempt for running in manifest.running if is_same and self.owns(running)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce(_OfJob):
+    """Announce attempts of a job, each a fresh UUID and its ledger, before the first of their uploads.
+
+    A UUID is used once: an attempt that was dropped is condemned for ever. Claims leave these attempts alone.
+    """
+
+    attempts: Sequence[tuple[UUID, int]]
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        base = self._begun_on(base)
+        for attempt, _ in self.attempts:
+            if base.runs(attempt):
+                raise Conflict(f"stream {base.stream!r}: attempt {attempt} runs already, for another")
+        announced = tuple(
+            Running(
+                attempt=attempt, ledger_id=ledger_id, epoch=base.epoch, writer=self.job, kind=AttemptKind.JOB
+            )
+            for attempt, ledger_id in self.attempts
+        )
+        return replace(base, running=base.running + announced)
+
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
+        """See `Change.is_in`. As with `Prepare`, one that runs speaks for those dropped since."""
+        own = self._own(manifest)
+        return not self.attempts or any(attempt in own for attempt, _ in self.attempts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribute(_OfJob):
+    """Name fragments that a job uploaded, and drop the attempts that are finished with them.
+
+    Only attempts that run as this job's are named or dropped. Where another came first, so that the entries
+    do not continue the stream any more, that is a `Conflict`. Where a trim has passed the entries and the
+    finished attempts are over, nothing tells whether they were in: `OutcomeUnknown`, for unlike a writer's
+    they need not be what another would have appended there.
+    """
+
+    entries: Sequence[Entry]
+    finished: frozenset[UUID] = frozenset()
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        base = self._begun_on(base)
+        own = self._own(base)
+        passed = self.entries and base.first_offset >= self.entries[-1].next_offset
+        if passed and not own & self.finished:
+            raise OutcomeUnknown(
+                f"stream {base.stream!r}: offsets below {base.first_offset} were trimmed, "
+                f"and nothing tells whether job {self.job} had appended there"
+            )
+        for entry in self.entries:
+            if entry.attempt not in own:
+                raise Conflict(f"stream {base.stream!r}: attempt {entry.attempt} runs not for job {self.job}")
+        appended = append_entries(base, self.entries)
+        ended = own & self.finished
+        return replace(appended, running=tuple(r for r in base.running if r.attempt not in ended))
+
+    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
+        """See `Change.is_in`. All entries were committed at once, so the last one speaks for all."""
+        if not self.entries:
+            return not self._own(manifest) & self.finished
+        return manifest.incarnation == self.incarnation and is_same(marked, self.entries[-1])
+
+    @property
+    def mark(self) -> int | None:
+        """See `Change.mark`."""
+        return self.entries[-1].first_offset if self.entries else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.errors import Conflict, Fenced, Misuse, OffloadError, StreamDeleted
+from offload.errors import Conflict, Fenced, Misuse, OffloadError, OutcomeUnknown, StreamDeleted
 from offload.formats.manifest import (
     NOBODY,
     TOTALS,
@@ -24,9 +24,11 @@ from offload.formats.manifest import (
 )
 from offload.manifest.changes import (
     Abort,
+    Announce,
     Append,
     Change,
     Claim,
+    Contribute,
     Delete,
     Dropped,
     Prepare,
@@ -63,9 +65,14 @@ def entry(first_offset: int, records: int = 5, attempt: UUID = MINE, ledger_id: 
 BASE: Final = replace(
     CLAIM.apply(None),
     version=7,
-    running=(running(MINE, ME), running(THEIRS, OTHER), running(JOBS, OTHER, AttemptKind.JOB)),
+    running=(running(MINE, ME), running(THEIRS, OTHER), running(JOBS, GUEST, AttemptKind.JOB)),
 )
 DELETED: Final = Delete(incarnation=CLAIM.incarnation).apply(BASE)
+REBORN: Final = replace(CLAIM, writer=ME, incarnation=UUID(int=99)).apply(DELETED)
+ANNOUNCE: Final = Announce(job=GUEST, incarnation=CLAIM.incarnation, attempts=[(UUID(int=30), 77)])
+CONTRIBUTE: Final = Contribute(
+    job=GUEST, incarnation=CLAIM.incarnation, entries=[entry(10, attempt=JOBS)], finished=frozenset({JOBS})
+)
 MINE_ONLY: Final[list[Change]] = [
     Prepare(writer=OTHER, attempts=[(UUID(int=30), 1)]),
     Append(writer=OTHER, entries=[entry(10)]),
@@ -250,6 +257,126 @@ def test_an_abort_drops_its_attempts_for_anybody() -> None:
         change.apply(None)
 
 
+def test_a_job_announces_beside_the_writer_and_attempts_of_its_own_kind() -> None:
+    changed = ANNOUNCE.apply(BASE)
+
+    announced = Running(
+        attempt=UUID(int=30), ledger_id=77, epoch=BASE.epoch, writer=GUEST, kind=AttemptKind.JOB
+    )
+    assert changed.running == (*BASE.running, announced)
+    for name in set(BASE.__dataclass_fields__) - {"running"}:
+        assert getattr(changed, name) is getattr(BASE, name)
+    assert is_in(ANNOUNCE, changed)
+    assert not is_in(ANNOUNCE, BASE)
+    ANNOUNCE.check_author(BASE)
+
+
+def test_an_attempt_that_runs_for_another_is_not_announced_again() -> None:
+    for attempt in (MINE, JOBS):
+        change = replace(ANNOUNCE, job=OTHER, attempts=[(attempt, 77)])
+
+        assert not is_in(change, BASE)
+        with pytest.raises(Conflict, match="runs already"):
+            change.apply(BASE)
+
+
+def test_of_attempts_announced_together_one_that_runs_speaks_for_those_dropped_since() -> None:
+    change = replace(ANNOUNCE, attempts=[(UUID(int=30), 77), (UUID(int=31), 78)])
+
+    changed = Abort(attempts=frozenset({UUID(int=30)})).apply(change.apply(BASE))
+
+    assert is_in(change, changed)
+
+
+def test_a_job_appends_its_fragments_and_ends_its_attempts_and_changes_no_writer() -> None:
+    changed = CONTRIBUTE.apply(BASE)
+
+    assert decode_entries(changed.entries) == [entry(10, attempt=JOBS)]
+    assert attempts_of(changed) == {MINE, THEIRS}
+    moved = {"running", "entries", "next_offset", "last_ledger_id", "ledgers", *TOTALS}
+    for name in set(BASE.__dataclass_fields__) - moved:
+        assert getattr(changed, name) is getattr(BASE, name)
+    assert is_in(CONTRIBUTE, changed)
+    assert not is_in(CONTRIBUTE, BASE)
+    changed.check("here")
+
+
+def test_a_job_ends_no_attempts_but_its_own() -> None:
+    change = replace(CONTRIBUTE, finished=frozenset({MINE, THEIRS, JOBS}))
+
+    assert attempts_of(change.apply(BASE)) == {MINE, THEIRS}
+
+
+@pytest.mark.parametrize("first_offset", [9, 11])
+def test_a_job_that_does_not_continue_the_stream_is_a_conflict(first_offset: int) -> None:
+    with pytest.raises(Conflict, match="does not continue"):
+        replace(CONTRIBUTE, entries=[entry(first_offset, attempt=JOBS)]).apply(BASE)
+
+
+@pytest.mark.parametrize("attempt", [MINE, THEIRS, UUID(int=66)], ids=["writer's", "another's", "nobody's"])
+def test_a_job_appends_nothing_but_what_runs_as_its_own(attempt: UUID) -> None:
+    """Nor what runs under its very UUID as an attempt of the stream's."""
+    own_but_of_stream = replace(BASE, running=(*BASE.running, running(UUID(int=66), GUEST)))
+
+    with pytest.raises(Conflict, match="runs not for job"):
+        replace(CONTRIBUTE, entries=[entry(10, attempt=attempt)]).apply(own_but_of_stream)
+
+
+def test_a_job_does_not_append_what_another_job_announced() -> None:
+    with pytest.raises(Conflict, match="runs not for job"):
+        replace(CONTRIBUTE, job=OTHER).apply(BASE)
+
+
+def test_a_job_is_told_of_its_append_only_where_its_own_fragment_is_named() -> None:
+    by_another = append_entries(BASE, [entry(10, attempt=THEIRS)])
+
+    assert is_in(CONTRIBUTE, append_entries(CONTRIBUTE.apply(BASE), [entry(15)]))
+    assert not is_in(CONTRIBUTE, by_another)
+
+
+@pytest.mark.parametrize("finished", [frozenset({JOBS}), frozenset[UUID]()], ids=["ended", "not ended"])
+def test_nothing_tells_of_an_append_of_a_job_that_a_trim_has_passed(finished: frozenset[UUID]) -> None:
+    """It may have been in; or the job was aborted, and another's fragments stood there."""
+    change = replace(CONTRIBUTE, finished=finished)
+    appended = trim(10, 15, [entry(10)], ledgers=1).apply(change.apply(BASE))
+    aborted = Abort(attempts=frozenset({JOBS})).apply(BASE)
+    by_another = trim(10, 15, [entry(10)], ledgers=1).apply(append_entries(aborted, [entry(10)]))
+
+    for passed in (appended, by_another):
+        assert not is_in(change, passed)
+        with pytest.raises(OutcomeUnknown):
+            change.apply(passed)
+
+
+def test_an_append_of_a_job_was_not_in_where_what_it_would_have_ended_runs() -> None:
+    passed = trim(10, 15, [entry(10)], ledgers=1).apply(append_entries(BASE, [entry(10)]))
+
+    with pytest.raises(Conflict):
+        CONTRIBUTE.apply(passed)
+
+
+def test_a_job_that_appends_nothing_is_done_when_its_attempts_have_ended() -> None:
+    change = replace(CONTRIBUTE, entries=[])
+
+    assert not is_in(change, BASE)
+    assert is_in(change, change.apply(BASE))
+
+
+@pytest.mark.parametrize("change", [ANNOUNCE, CONTRIBUTE], ids=["announce", "contribute"])
+def test_a_job_ends_with_the_incarnation_that_it_began_on(change: Change) -> None:
+    again = change.apply(replace(BASE, incarnation=CLAIM.incarnation))
+
+    for act in (change.apply, change.check_author):
+        for base in (DELETED, REBORN):
+            with pytest.raises(StreamDeleted):
+                act(base)
+        with pytest.raises(Conflict):
+            act(replace(BASE, state=State.REBUILDING))
+        with pytest.raises(Misuse):
+            act(None)
+    assert not is_in(change, replace(again, incarnation=UUID(int=99)))
+
+
 @pytest.mark.parametrize(
     ("ledger_ids", "ledgers"),
     [([10, 10, 10], 1), ([10, 20, 20], 2), ([10, 20, 30], 3), ([10, 20, 10], 3)],
@@ -405,6 +532,24 @@ changes = st.one_of(
         Resolve,
         writer=st.sampled_from([ME, OTHER]),
         adopted=st.sampled_from([[], [entry(10, attempt=THEIRS)]]),
+    ),
+    st.builds(
+        replace,
+        st.just(ANNOUNCE),
+        job=st.sampled_from([OTHER, GUEST]),
+        attempts=st.lists(
+            st.tuples(st.one_of(st.uuids(), st.just(JOBS)), st.integers(0, 9)),
+            min_size=1,
+            max_size=2,
+            unique_by=lambda attempt: attempt[0],
+        ),
+    ),
+    st.builds(
+        replace,
+        st.just(CONTRIBUTE),
+        job=st.sampled_from([OTHER, GUEST]),
+        entries=st.integers(0, 3).map(lambda n: [entry(10 + n * 5, attempt=JOBS)]),
+        finished=st.frozensets(st.sampled_from([MINE, JOBS])),
     ),
     st.builds(Abort, attempts=st.frozensets(st.sampled_from([MINE, THEIRS, JOBS]))),
     st.integers(0, 3),
