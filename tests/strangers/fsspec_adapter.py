@@ -95,8 +95,15 @@ class FsspecStore(ObjectStore):
     def _path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
 
+    def _make_room(self, path: str) -> None:
+        """A file system has no `a` beside `a/b`."""
+        folder = path.rpartition("/")[0]
+        if self._files.isdir(path) or self._files.isfile(folder):
+            raise Misuse(f"{path!r} is a folder, or is in what is a file")
+        self._files.makedirs(folder, exist_ok=True)
+
     def _write(self, path: str, data: bytes, mode: str) -> None:
-        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._make_room(path)
         with self._files.open(path, mode) as file:
             file.write(data)
 
@@ -105,5 +112,5 @@ class PipingStore(FsspecStore):
     """The same, where `create` is the other way that fsspec documents."""
 
     def write_new(self, path: str, data: bytes) -> None:
-        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._make_room(path)
         self._files.pipe_file(path, data, mode="create")
