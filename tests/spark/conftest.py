@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import osiris_data
 import pytest
 from offload_spark import session
+from servers import Place
 from servers.session import Session
 from servers.table import PROPERTY
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """One process of tests, one session; and the closing table is told of servers here too."""
     item.add_marker(pytest.mark.xdist_group("spark"))
-    if name := getattr(item, "callspec", None) and item.callspec.params.get("elsewhere"):
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    if name := params.get("elsewhere") or params.get("bucket"):
         item.user_properties.append((PROPERTY, name))
 
 
@@ -55,6 +57,12 @@ def tier(tmp_path_factory: pytest.TempPathFactory, sources: Path) -> str:
     url = str(tmp_path_factory.mktemp("tier"))
     offload_all(url, {}, sources)
     return url
+
+
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest, running_servers: Session) -> Place:
+    """A new one on a server, by name."""
+    return running_servers.running(request.param).place()
 
 
 @pytest.fixture
