@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing
 from functools import cached_property
@@ -43,6 +44,9 @@ PARTS_MAX: Final = 50_000
 PARTS_AT_ONCE: Final = 4
 DELETES_AT_ONCE: Final = 16
 """Each is a request. Blob Batch would take 256 in one, costs the same, and no emulator takes the client's."""
+
+KEYS_REFUSED: Final = r"\\|\.(?:/|\Z)|[\ue000-\uffff]"
+"""What no key may have in it: see `check`."""
 
 BEYOND_THE_END: Final = {"InvalidRange", "416"}
 ABSENT: Final = {"BlobNotFound", "ResourceNotFound"}
@@ -86,6 +90,7 @@ class AzureStore(ObjectStore):
             put_size_bytes_max=5000 * 2**20,
             delete_batch_max=1,
             server_checksum="md5",
+            keys_refused=KEYS_REFUSED,
         )
 
     async def put(self, key: str, body: Body) -> None:
@@ -298,11 +303,15 @@ class AzureStore(ObjectStore):
 def check(key: str) -> str:
     """Return `key`, or raise `Misuse` where it is none, or where Azure would take it for another.
 
-    The service reads a backslash as a slash, and drops dots at the end of a part.
+    The service reads a backslash as a slash, and drops dots at the end of a part. It sorts by UTF-16, which
+    puts U+E000 to U+FFFF behind all that lies beyond; without those its order is that of the bytes.
     """
     check_key(key)
-    if "\\" in key or any(part.endswith(".") for part in key.split("/")):
-        raise Misuse(f"{key!r} is no key in Azure, which reads \\ as / and drops dots at the end of a part")
+    if re.search(KEYS_REFUSED, key):
+        raise Misuse(
+            f"{key!r} is no key in Azure, which reads \\ as /, drops dots at the end of a part, and sorts "
+            "U+E000 to U+FFFF behind all other characters"
+        )
     return key
 
 

@@ -7,12 +7,14 @@ from typing import Final
 from contract.bugs import Bug
 from contract.capability_bugs import CAPABILITY_BUGS
 from contract.error_bugs import ERROR_BUGS
+from contract.key_bugs import KEY_BUGS
 from contract.part_bugs import PART_BUGS
 from contract.process_bugs import PROCESS_BUGS
 from contract.store_bugs import STORE_BUGS
 
 ALL_STORE_BUGS: Final[list[Bug]] = [
     *STORE_BUGS,
+    *KEY_BUGS,
     *PROCESS_BUGS,
     *PART_BUGS,
     *ERROR_BUGS,

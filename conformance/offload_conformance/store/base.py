@@ -7,6 +7,7 @@ Invariants: nothing is asked of the store under test but its port; what is reall
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, Final
@@ -96,6 +97,12 @@ async def listed(
         if look < looks - 1:
             await asyncio.sleep(LATE_PAUSE_SECONDS)
     return rows
+
+
+def refuses(store: ObjectStore, key: str) -> bool:
+    """Whether the store declares that it cannot hold this key."""
+    pattern = store.capabilities.keys_refused
+    return pattern is not None and re.search(pattern, key) is not None
 
 
 async def level(store: ObjectStore, prefix: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from offload.errors import Misuse
 from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import StoreClauses, keys, listed
+from offload_conformance.store.base import StoreClauses, keys, listed, refuses
 
 NO_KEYS: Final = (
     "",
@@ -30,6 +30,9 @@ NO_KEYS: Final = (
     "k" * 1025,
     "é" * 513,
 )
+
+ODD_KEYS: Final = ("a\\b", "\\", "a.", "a./b", "a/b...", "a:b", "con", "a ", "\ue000", "\uffee", "\U0001f4be")
+"""Keys that some store takes for others, or cannot hold: by a system's file names, or by UTF-16."""
 
 
 class KeyClauses(StoreClauses):
@@ -62,11 +65,42 @@ class KeyClauses(StoreClauses):
     )
     def test_keys_are_taken_as_they_are(self, run: Run, store: ObjectStore, key: str) -> None:
         """No character of a key is special, escaped or folded."""
+        if refuses(store, key):
+            self.is_refused(run, store, key)
+            return
+
         run(store.put(key, Body.of(b"data")))
 
         assert self.keys_in_store() == {key}
         assert keys(run(listed(store, awaiting=[key]))) == [key]
         assert run(store.get(key)) == b"data"
+
+    @pytest.mark.parametrize("key", ODD_KEYS, ids=ascii)
+    def test_keys_are_refused_as_declared(self, run: Run, store: ObjectStore, key: str) -> None:
+        """A key is `Misuse` from every call where the store declares so, and taken everywhere else."""
+        if refuses(store, key):
+            self.is_refused(run, store, key)
+            return
+
+        run(store.create(key, b"data"))
+
+        assert self.keys_in_store() == {key}
+        assert run(store.get(key)) == b"data"
+
+    def is_refused(self, run: Run, store: ObjectStore, key: str) -> None:
+        """Assert what follows where a store declares that it cannot hold a key."""
+        run(store.put("a/b", Body.of(b"good")))
+        calls: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
+            lambda: store.put(key, Body.of(b"")),
+            lambda: store.create(key, b""),
+            lambda: store.get(key),
+            lambda: store.delete(["a/b", key]),
+            lambda: store.start_upload(key),
+        )
+        for call in calls:
+            with pytest.raises(Misuse):
+                run(call())
+        assert self.keys_in_store() == {"a/b"}
 
     def test_keys_may_be_long(self, run: Run, store: ObjectStore) -> None:
         """A key of 1,024 bytes is a key, in parts of at most 128."""

@@ -18,6 +18,7 @@ from offload_conformance.store.base import (
     keys,
     level,
     listed,
+    refuses,
 )
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ class ListingClauses(StoreClauses):
 
     def test_listing_is_ordered_in_every_plane(self, run: Run, store: ObjectStore) -> None:
         """Characters beyond U+FFFF come behind all others, as in UTF-8 and not as in UTF-16."""
-        there = ["\uffee", "\U0001f4be", "\ud7ff"]
-        for key in there:
+        ordered = [key for key in ("\ud7ff", "\uffee", "\U0001f4be") if not refuses(store, key)]
+        for key in reversed(ordered):
             run(store.put(key, Body.of(b"")))
 
-        assert run(self.listed_like(store, there)) == ["\ud7ff", "\uffee", "\U0001f4be"]
+        assert run(self.listed_like(store, ordered)) == ordered
 
     @pytest.mark.parametrize(
         "after",

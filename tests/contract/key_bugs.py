@@ -1,0 +1,93 @@
+"""Stores that cannot hold some keys, and do not say so, or say what is not true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from contract.bugs import Bug, breaks
+
+from offload.errors import Misuse
+from offload.store.capabilities import Capabilities
+from offload.store.memory import MemoryStore
+from offload.store.port import Body, Span, Suffix, check_key
+
+KEY_BUGS: Final[list[Bug]] = []
+
+bug = partial(breaks, room=KEY_BUGS)
+
+
+@bug("keys_are_refused_as_declared")
+class DropsDotsAtTheEnd(MemoryStore):
+    """Drops dots at the end of a key, and takes one key for another.
+
+    Azure does so, and Windows.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(key.rstrip("."), data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        return await super().get(key.rstrip("."), span)
+
+
+@bug("keys_are_refused_as_declared")
+class RefusesUndeclared(MemoryStore):
+    """Refuses a key that the server behind cannot hold, and does not declare it.
+
+    Found out by whoever has such a key.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        if "\\" in key:
+            raise Misuse(f"{key!r} has a backslash")
+        await super().create(key, data)
+
+
+@bug("keys_are_refused_as_declared")
+class DeclaresAndTakes(MemoryStore):
+    """Declares that it cannot hold some keys, and takes them.
+
+    A rule of an older server, which was kept in the declaration alone.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, keys_refused=r"\\")
+
+
+@bug("keys_are_refused_as_declared")
+class RefusesInOneCallOnly(MemoryStore):
+    """Refuses a key where it is put, and not where an upload of it begins.
+
+    The check stands in one of the ways to write.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, keys_refused=":")
+
+    @staticmethod
+    def check(key: str) -> None:
+        """The rule of this store."""
+        if ":" in check_key(key):
+            raise Misuse(f"{key!r} has a colon")
+
+    async def put(self, key: str, body: Body) -> None:
+        self.check(key)
+        await super().put(key, body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        self.check(key)
+        await super().create(key, data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        self.check(key)
+        return await super().get(key, span)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.check(key)
+        await super().delete(keys)
