@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from offload_cloud.bodies import sliced
 
-from offload.errors import NotFound
+from offload.errors import Misuse, NotFound
 from offload.formats.checksums import crc32c
 from offload.store.parts import in_order
 from offload.store.port import Upload
@@ -25,6 +25,8 @@ class S3Upload(Upload):
 
     async def put_part(self, number: int, data: bytes) -> None:
         """UploadPart."""
+        if number < 1:  # servers do not agree on what to answer
+            raise Misuse(f"part {number} of {self._key!r}: numbers begin at 1")
         checksum = base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
         client = await self._store.client()
         call = client.upload_part(

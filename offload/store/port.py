@@ -92,7 +92,10 @@ class Upload(ABC):
 
     @abstractmethod
     async def put_part(self, number: int, data: bytes) -> None:
-        """Store part `number`. Every part but the last has one common size."""
+        """Store part `number`. Every part but the last has one common size.
+
+        Raises `Misuse` for a number below 1, at the latest in `complete`.
+        """
 
     @abstractmethod
     async def complete(self) -> None:
