@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from offload.source import Snapshot, Source, SourceStream
     from offload.store.capabilities import Capabilities
     from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
+    from offload.tier.guest import Job
     from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
     from offload.tier.opening import open_source, open_tier
     from offload.tier.place import TierPlan
@@ -77,6 +78,7 @@ __all__ = [
     "Entry",
     "Env",
     "Fenced",
+    "Job",
     "LedgerOffloader",
     "Leftover",
     "Listed",
@@ -151,6 +153,7 @@ _HOMES = {
     "Entry": "offload.formats.manifest",
     "Env": "offload.env",
     "Fenced": "offload.errors",
+    "Job": "offload.tier.guest",
     "LedgerOffloader": "offload.offloader",
     "Leftover": "offload.offloader",
     "Listed": "offload.store.port",

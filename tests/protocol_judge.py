@@ -16,7 +16,10 @@ fragments. Of a group that is trimmed in part, only what lives counts as named.
     4  history is linear           the newest root's parent is the one that was newest before it
     5  superseded means powerless  only a claim changes the writer, and it raises the epoch; a root by
                                    anyone but its parent's writer takes running attempts or a prefix of
-                                   fragments away, nothing else; a prefix goes alone
+                                   fragments away; or it is a job's, which adds running attempts of its own,
+                                   or appends fragments of those and takes away only them; nothing else. A
+                                   prefix goes alone. What a job announced no other appends, and no writer
+                                   takes away; an attempt that runs stays what it was announced as
     6  nothing goes too early      an object seen condemned is never named later; a group is named first by
                                    the root that it was made for; the newest root stays
     7  (crashes)                   1 to 6 hold at every moment, so also when a process dies there
@@ -59,7 +62,9 @@ class Root:
     """A root as the judge reads it. What it names through groups is known once the judge followed them."""
 
     fields: dict[str, Any]
-    running: frozenset[bytes]
+    announced: dict[bytes, Row]
+    """Running attempts, each by its UUID."""
+
     entries: tuple[Row, ...]
     """The root's own rows."""
 
@@ -71,6 +76,15 @@ class Root:
 
     groups: dict[str, Row] = field(default_factory=dict)
     """By key below `groups/`: each group of which something lives, at any depth."""
+
+    @property
+    def running(self) -> frozenset[bytes]:
+        """The attempts that run."""
+        return frozenset(self.announced)
+
+    def running_for(self, job: bytes) -> frozenset[bytes]:
+        """The attempts that run as this job's."""
+        return frozenset(uid for uid, row in self.announced.items() if row["kind"] and row["writer"] == job)
 
     def __getattr__(self, name: str) -> Any:
         return self.fields[name]
@@ -97,12 +111,13 @@ def read_root(raw: bytes) -> Root:
     running_end = at + fields["running_count"] * RUNNING.size_bytes
     end = running_end + fields["entry_count"] * ENTRY.size_bytes
     assert end + 4 == len(raw), "a root's length is off"
-    running = [RUNNING.unpack(raw, i)["attempt"] for i in range(at, running_end, RUNNING.size_bytes)]
-    assert len(running) == len(set(running)), "an attempt runs twice"
+    running = [RUNNING.unpack(raw, i) for i in range(at, running_end, RUNNING.size_bytes)]
+    announced = {row["attempt"]: row for row in running}
+    assert len(running) == len(announced), "an attempt runs twice"
     entries = tuple(ENTRY.unpack(raw, i) for i in range(running_end, end, ENTRY.size_bytes))
     kinds = [row["kind"] for row in entries]
     assert kinds == sorted(kinds, reverse=True), "smaller kinds stand before larger ones"
-    return Root(fields, frozenset(running), entries)
+    return Root(fields, announced, entries)
 
 
 @lru_cache(4096)
@@ -152,6 +167,22 @@ def group_name(row: Row) -> str:
 def ledgers_of(fragments: Sequence[Row]) -> int:
     """How many ledgers these fragments came from."""
     return bool(fragments) + sum(a["ledger_id"] != b["ledger_id"] for a, b in pairwise(fragments))
+
+
+def _is_guests(parent: Root, root: Root, *, same: bool) -> bool:
+    """Whether a guest may have made this root of that one. `same`: it names no more than its parent."""
+    added, taken = root.running - parent.running, parent.running - root.running
+    if not same:  # a job's append
+        own = parent.running_for(root.committer)
+        return not added and taken <= own and {row["attempt"] for row in _appended(parent, root)} <= own
+    if added:  # a job's announcement
+        epochs = {root.announced[uid]["epoch"] for uid in added}
+        return not taken and added <= root.running_for(root.committer) and epochs == {parent.epoch}
+    return True  # a trim, or somebody's abort
+
+
+def _appended(parent: Root, root: Root) -> list[Row]:
+    return [row for row in root.fragments if row["first_offset"] >= parent.next_offset]
 
 
 class Judge:
@@ -354,8 +385,20 @@ class Judge:
         if root.writer != parent.writer:
             if not same or root.running != parent.running:
                 self._broken(5, f"root {number}: a claim that changed something else as well")
-        elif root.committer != parent.writer and not (same and root.running <= parent.running):
+        elif root.committer != parent.writer and not _is_guests(parent, root, same=same):
             self._broken(5, f"root {number}: a superseded writer changed what readers see")
+        self._check_attempts(number, parent, root)
+
+    def _check_attempts(self, number: int, parent: Root, root: Root) -> None:
+        """What was announced stays as it was, and a job's is named and taken away by nobody's writer."""
+        kept = parent.running & root.running
+        if any(parent.announced[uid] != root.announced[uid] for uid in kept):
+            self._broken(5, f"root {number}: a running attempt is not what it was announced as")
+        jobs = {uid: row["writer"] for uid, row in parent.announced.items() if row["kind"]}
+        if any(jobs.get(row["attempt"], root.committer) != root.committer for row in _appended(parent, root)):
+            self._broken(5, f"root {number}: somebody appended what a job had announced")
+        if root.committer == root.writer and not root.running >= jobs.keys():
+            self._broken(5, f"root {number}: a writer took away what a job had announced")
 
     def _condemn(self, key: str) -> None:
         """Remember what a sweep that looks now may delete at any later time."""

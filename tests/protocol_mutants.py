@@ -19,9 +19,19 @@ from offload.formats.checksums import crc32c
 from offload.formats.fragment import TRAILER, FragmentTrailer
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entries, Entry, Manifest, Running
+from offload.formats.manifest import AttemptKind, Entries, Entry, Manifest, Running
 from offload.manifest import changes, commit
-from offload.manifest.changes import Append, Claim, Prepare, Resolve, Trim, append_entries
+from offload.manifest.changes import (
+    Append,
+    Claim,
+    Contribute,
+    Prepare,
+    Resolve,
+    Trim,
+    append_entries,
+    existing,
+    is_same,
+)
 from offload.manifest.commit import RootLog
 from offload.offloader import Attempt, Leftover, ReadHandle
 from offload.store.port import Body, ObjectStore
@@ -267,6 +277,42 @@ def _trim_from_anywhere(self: Trim, base: Manifest) -> Manifest:
     return _TRIM(replace(self, since=base.first_offset), base)
 
 
+def _contribute_of(base: Manifest, change: Contribute) -> Manifest:
+    appended = append_entries(base, change.entries)
+    return replace(appended, running=tuple(r for r in base.running if r.attempt not in change.finished))
+
+
+def _contribute_without_running(self: Contribute, base: Manifest) -> Manifest:
+    return _contribute_of(self._begun_on(base), self)
+
+
+def _contribute_what_runs_for_anyone(self: Contribute, base: Manifest) -> Manifest:
+    for entry in self.entries:
+        if not base.runs(entry.attempt):
+            raise Conflict(f"attempt {entry.attempt} does not run")
+    return _contribute_of(self._begun_on(base), self)
+
+
+def _begun_on_any(self: Any, base: Manifest | None) -> Manifest:
+    return existing(base)
+
+
+def _in_where_trimmed(self: Contribute, manifest: Manifest, marked: Entry | None = None) -> bool:
+    last = self.entries[-1]
+    over = not any(manifest.runs(attempt) for attempt in self.finished)
+    return is_same(marked, last) or (manifest.first_offset >= last.next_offset and over)
+
+
+def _settles_jobs_too(self: Resolve, running: Running) -> bool:
+    return running.writer != self.writer
+
+
+async def _adopt_of_jobs_too(store: Any, manifest: Manifest) -> list[Leftover]:
+    as_writers = tuple(replace(running, kind=AttemptKind.STREAM) for running in manifest.running)
+    return await _LEFTOVERS(store, replace(manifest, running=as_writers))
+
+
+_LEFTOVERS = adoption.find_leftovers
 _LOOK, _CLAIM, _OFFLOAD = RootLog._look, Claim.apply, StreamWriter.offload
 _PROPOSE, _SETTLE, _COLLAPSE = RootLog._propose, RootLog._settle, commit.collapse
 _ENTRY_OF, _TRIM = Group.entry, Trim.apply
@@ -378,5 +424,34 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "2.10",
         "a trim holds for the beginning that it was counted on",
         set_to((Trim, "apply", _trim_from_anywhere), (Manifest, "_check_totals", check_no_totals)),
+    ),
+    "job: append without running": Mutant(
+        "2.10", "a job appends only what runs", set_to((Contribute, "apply", _contribute_without_running))
+    ),
+    "job: append what runs for another": Mutant(
+        "2.10",
+        "a job appends only what runs as its own",
+        set_to((Contribute, "apply", _contribute_what_runs_for_anyone)),
+    ),
+    "job: any incarnation": Mutant(
+        "2.10",
+        "a job is of the incarnation that it began on",
+        set_to((changes._OfJob, "_begun_on", _begun_on_any)),
+    ),
+    "job: doubt is not decided by content": Mutant(
+        "2.1.3", "a job's append that is in is done", set_to((Contribute, "is_in", _never_in))
+    ),
+    "job: what was trimmed was in": Mutant(
+        "2.1.3",
+        "a job is not told of an append that nothing shows",
+        set_to((Contribute, "is_in", _in_where_trimmed)),
+    ),
+    "job: dropped with older writers": Mutant(
+        "2.10", "claims leave a job's attempts", set_to((Resolve, "settles", _settles_jobs_too))
+    ),
+    "job: adopted": Mutant(
+        "2.10",
+        "a job's uploads are not adopted",
+        set_to((object_store_offloader, "find_leftovers", _adopt_of_jobs_too)),
     ),
 }

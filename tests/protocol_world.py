@@ -37,13 +37,14 @@ from offload.formats.chunk import ChunkTable, scan
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.manifest import Manifest, State
-from offload.manifest.changes import Append, Change, Claim, Delete, Prepare
+from offload.manifest.changes import Announce, Append, Change, Claim, Contribute, Delete, Prepare
 from offload.manifest.commit import RootLog, Step
 from offload.offloader import Attempt, ReadHandle, Receipt
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 from offload.store.port import ObjectStore
 from offload.store.wrap import StoreDecorator
+from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload.tier.retention import Retention, delete_stream, trim
 from offload.tier.stream_writer import StreamWriter
@@ -62,7 +63,7 @@ NOTHING_COMMITTED: Final = (TryAgain, Conflict, Misuse)
 """
 
 
-TRACED: Final = (Claim, Prepare, Append)
+TRACED: Final = (Claim, Prepare, Append, Announce, Contribute)
 """Changes of which a history shows for ever whether they were in."""
 
 
@@ -184,6 +185,7 @@ class Process:
         )
         self.clock = 0.0
         self.writer: StreamWriter | None = None
+        self.job: Job | None = None
         self.task: asyncio.Task[Any] | None = None
         self.parked: Call | None = None
         """The request before which the process stalls."""
@@ -205,6 +207,12 @@ class Process:
         """The writer that this process believes to be."""
         assert self.writer is not None, f"{self.name} never claimed"
         return self.writer
+
+    @property
+    def guest(self) -> Job:
+        """The job that this process does."""
+        assert self.job is not None, f"{self.name} never began a job"
+        return self.job
 
     # What a process does. Each is a coroutine, to be run free or stepped.
 
@@ -239,6 +247,29 @@ class Process:
     async def append(self, *receipts: Receipt) -> None:
         """Commit what was copied."""
         await self.holder.append(receipts)
+
+    async def begin_job(self, *, uid: UUID | None = None) -> Job:
+        """Begin a job, which is nobody's stream."""
+        self.job = await Job.begin(self.offloader, STREAM, uid=uid, env=self.env)
+        return self.job
+
+    async def announce(self, *ledgers: Ledger) -> list[Attempt]:
+        """Announce an attempt of the job for each ledger."""
+        return (await self.guest.prepare([ledger.ledger_id for ledger in ledgers]))[1]
+
+    async def copy(self, ledgers: Sequence[Ledger], attempts: Sequence[Attempt]) -> list[Receipt]:
+        """Copy the job's ledgers, as its workers do."""
+        manifest = self.guest.manifest
+        return [
+            await self.offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
+            for ledger, attempt in zip(ledgers, attempts, strict=True)
+        ]
+
+    async def do_job(self, *ledgers: Ledger) -> None:
+        """Begin, announce, copy and contribute: a whole job."""
+        await self.begin_job()
+        receipts = await self.copy(ledgers, await self.announce(*ledgers))
+        await self.guest.append(receipts)
 
     async def trim(self, before_offset: int) -> None:
         """Drop the fragments that end at or below this offset, as a guest: the stream is not claimed."""
@@ -535,10 +566,18 @@ def _was_in(judge: Judge, change: Change) -> bool:
         return any(root.writer == change.writer.bytes for root in roots)
     if isinstance(change, Prepare):
         return any(uid.bytes in root.running for uid, _ in change.attempts for root in roots)
-    if isinstance(change, Append) and change.entries:
+    if isinstance(change, Announce):
+        return any(
+            change.job.bytes == root.announced[uid.bytes]["writer"]
+            for uid, _ in change.attempts
+            for root in roots
+            if uid.bytes in root.running
+        )
+    if isinstance(change, Append | Contribute) and change.entries:
         first = change.entries[0]
         name = f"{first.first_offset:020d}.{first.attempt}.fragment"
-        return judge.named_first_by(name) == change.writer.bytes
+        author = change.job if isinstance(change, Contribute) else change.writer
+        return judge.named_first_by(name) == author.bytes
     return True
 
 

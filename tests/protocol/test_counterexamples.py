@@ -489,6 +489,119 @@ def test_a_trim_that_another_one_overtook_counts_anew(world: World) -> None:
     assert (world.root.first_offset, world.root.fields["fragments"]) == (6, 1)
 
 
+def job_with_upload(world: World, first_offset: int = 0) -> tuple[Process, Any]:
+    """A stream that somebody claimed, and a job with one attempt announced and uploaded."""
+    job = world.process("job")
+    if not world.roots:
+        world.run(world.process("w0").claim())
+    world.run(job.begin_job())
+    ledger = world.ledger(first_offset, first_offset + 2)
+    return job, world.run(job.copy([ledger], world.run(job.announce(ledger))))
+
+
+def test_a_job_whose_attempt_does_not_run_is_not_appended(world: World) -> None:
+    """2.10. A job is aborted; a sweep condemns what it uploaded, and stalls; the job appends; the sweep
+    deletes.
+    """
+    job, receipts = job_with_upload(world)
+    other, sweep = world.process("other"), Sweep(world.process("sweeper"))
+    world.run(other.begin_job(uid=job.guest.uid))
+    world.run(other.guest.abort())
+    for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
+        world.run(phase())
+    error = outcome(world, job.guest.append(receipts))
+
+    world.run(sweep.delete())
+
+    world.check()
+    assert isinstance(error, Conflict)
+
+
+def test_a_job_does_not_append_what_another_one_announced(world: World) -> None:
+    """2.10. Who announced it would be told that it does not fit, and add it once more."""
+    _, receipts = job_with_upload(world)
+    other = world.process("other")
+    world.run(other.begin_job())
+
+    error = outcome(world, other.guest.append(receipts))
+
+    world.check()
+    assert isinstance(error, Conflict)
+
+
+def test_a_job_adds_nothing_to_a_stream_that_was_born_since(world: World) -> None:
+    """2.10. A job begins, and stalls before it announces; the stream is deleted and begun anew."""
+    w0, job = world.process("w0"), world.process("job")
+    world.run(w0.claim())
+    world.run(job.begin_job())
+    world.run(w0.delete_stream())
+    world.run(w0.claim())
+
+    error = outcome(world, job.announce(world.ledger(0, 2)))
+
+    world.check()
+    assert isinstance(error, StreamDeleted)
+
+
+def test_a_jobs_doubt_is_decided_by_content(world: World) -> None:
+    """2.1.3. A job's append lands unheard, and another process commits on top of it."""
+    job, receipts = job_with_upload(world)
+    job.start(job.guest.append(receipts)).run_to("create", "*/root.*")
+    job.step(Fault.LOSE_REPLY)
+    world.run(world.process("w1").claim())
+
+    job.finish()
+
+    world.check()
+    assert world.root.next_offset == 2
+
+
+def test_a_job_is_not_told_that_what_was_trimmed_was_its_own(world: World) -> None:
+    """2.1.3 with 2.10. A job is aborted before its append; a writer appends there; all is trimmed."""
+    job, receipts = job_with_upload(world)
+    other = world.process("other")
+    job.start(job.guest.append(receipts)).run_to("create", "*/root.*")
+    world.run(other.begin_job(uid=job.guest.uid))
+    world.run(other.guest.abort())
+    world.run(other.claim())
+    world.run(other.offload(world.ledger(0, 2)))
+    world.run(other.trim(2))
+
+    error = end_of(job)
+
+    world.check()
+    world.check_what_was_told()
+    assert isinstance(error, OutcomeUnknown)
+
+
+def test_a_claim_leaves_what_a_job_announced(world: World) -> None:
+    """2.10. A writer claims and settles what the one before it left; the job goes on."""
+    job, receipts = job_with_upload(world)
+    w1 = world.process("w1")
+    world.run(w1.claim())
+    world.run(w1.prepare(world.ledger(2, 4)))
+    world.run(world.process("w2").claim())
+
+    error = outcome(world, job.guest.append(receipts))
+
+    world.check()
+    assert error is None
+
+
+def test_what_a_job_uploaded_is_not_adopted(world: World) -> None:
+    """2.10. It continues the stream, it is whole, and a writer claims; the job would add it once more."""
+    job, receipts = job_with_upload(world)
+    w1 = world.process("w1")
+    world.run(w1.claim())
+    world.run(w1.prepare(world.ledger(0, 2)))
+    world.run(world.process("w2").claim())
+
+    error = outcome(world, job.guest.append(receipts))
+
+    world.check()
+    assert error is None
+
+
 HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
     "unconfirmed load": (test_a_load_is_not_deceived_by_a_zombie, "which is absent"),
     "probing": (test_a_reader_finds_the_newest_root_across_a_gap, "assert 2 == 4"),
@@ -543,6 +656,25 @@ HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
         test_an_entry_says_of_its_group_what_it_is,
         r"says otherwise of .*\.group than it says of itself: \['first_timestamp_ms'\]",
     ),
+    "job: append without running": (test_a_job_whose_attempt_does_not_run_is_not_appended, "superseded"),
+    "job: append what runs for another": (
+        test_a_job_does_not_append_what_another_one_announced,
+        "superseded writer changed",
+    ),
+    "job: any incarnation": (
+        test_a_job_adds_nothing_to_a_stream_that_was_born_since,
+        r"isinstance\(None, StreamDeleted\)",
+    ),
+    "job: doubt is not decided by content": (test_a_jobs_doubt_is_decided_by_content, "runs not for job"),
+    "job: what was trimmed was in": (
+        test_a_job_is_not_told_that_what_was_trimmed_was_its_own,
+        "told of a commit that never was",
+    ),
+    "job: dropped with older writers": (
+        test_a_claim_leaves_what_a_job_announced,
+        "a writer took away what a job had announced",
+    ),
+    "job: adopted": (test_what_a_job_uploaded_is_not_adopted, "appended what a job had announced"),
     "trim from anywhere": (test_a_trim_that_another_one_overtook_counts_anew, "claims 0 as messages"),
 }
 

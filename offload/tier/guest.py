@@ -1,0 +1,141 @@
+"""A job: a guest that adds data to a stream which it does not hold, such as a back-fill or a parallel write.
+
+    announce      its attempts run; only then does the first upload start
+    upload        on as many machines as there are, each with the manifest and an attempt of its own
+    contribute    all of it is named by one commit, if it continues the stream
+
+    stopped                left behind                           cured by
+    before the announce    nothing                               nothing to cure
+    after it               attempts that run, perhaps uploads    `abort`, by anyone who knows the job's UUID
+    after the contribute   a committed root                      nothing to cure
+
+Invariants: a job names only what runs as its own; claims neither adopt nor drop that; a job deletes no
+object. What was aborted is the sweep's. (docs/commit-protocol.md, step "guests")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, Self
+from uuid import UUID
+
+from offload.env import Env
+from offload.errors import Misuse, StreamDeleted
+from offload.formats.manifest import AttemptKind, Manifest
+from offload.manifest.changes import Abort, Announce, Change, Contribute
+from offload.offloader import Attempt, LedgerOffloader, Receipt
+
+TOKEN_SIZE_BYTES: Final = 8
+"""How much of an attempt's UUID a caller may choose. The rest is random: an attempt is never run twice."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """Adds data to one stream of a tier as a guest. Made by `begin`; used by one task.
+
+    A job takes part in nothing but its own attempts: the stream's writer stays, and goes on beside it. Of
+    the two, whoever continues the stream first wins; for the other, what it uploaded does not fit any more.
+    """
+
+    offloader: LedgerOffloader
+    manifest: Manifest
+    """The newest manifest that is known to be accepted."""
+
+    uid: UUID
+    """The job's identity. Who knows it may abort the job."""
+
+    env: Env = field(default_factory=Env)
+
+    @classmethod
+    async def begin(
+        cls, offloader: LedgerOffloader, stream: str, *, uid: UUID | None = None, env: Env | None = None
+    ) -> Self:
+        """Begin a job on the stream as it is now. Commits nothing.
+
+        With the `uid` of a job that crashed, that one is gone on with: `abort` drops what it left, and an
+        `append` of its receipts still counts. Raises `NotOffloaded` where there is no such stream.
+        """
+        env = env or Env()
+        manifest = await offloader.load_manifest(stream)
+        return cls(offloader=offloader, manifest=manifest, uid=uid or env.uuid(), env=env)
+
+    async def prepare(
+        self, ledger_ids: Sequence[int], *, token: bytes = b""
+    ) -> tuple[Manifest, list[Attempt]]:
+        """Announce one fresh attempt per ledger, in one commit. Hand both to whoever uploads.
+
+        The attempts' UUIDs begin with `token`, of at most 8 bytes, so that who runs a batch again can tell by
+        the tier's own entries that it is there. After an error some of them may run, unknown to anybody:
+        prepare anew, and `abort` in the end. Raises `StreamDeleted` where the stream was deleted.
+        """
+        if len(token) > TOKEN_SIZE_BYTES:
+            raise Misuse(f"a token of {len(token)} bytes: it has at most {TOKEN_SIZE_BYTES}")
+        stream = self.manifest.stream
+        attempts = [
+            Attempt(stream=stream, ledger_id=i, uid=UUID(bytes=token + self.env.uuid().bytes[len(token) :]))
+            for i in ledger_ids
+        ]
+        announced = [(attempt.uid, attempt.ledger_id) for attempt in attempts]
+        await self._commit(Announce(job=self.uid, incarnation=self.manifest.incarnation, attempts=announced))
+        return self.manifest, attempts
+
+    async def append(self, receipts: Sequence[Receipt]) -> Manifest:
+        """Name what these attempts made durable, in order of offsets and in one commit; they end with it.
+
+        Repeatable: what is in already stays in, once. Raises
+
+        - `Misuse`, before anything is asked, where the receipts leave a hole or overlap;
+        - `Conflict` where they do not continue the stream, since another appended there first, or where
+          somebody aborted them. Nothing of them is in, nor will be. To go on, `abort`, and upload under new
+          attempts from the stream's end;
+        - `StreamDeleted` where the stream was deleted, also where one of that name was born since;
+        - `OutcomeUnknown` where the store did not say what became of it: append again. Where what was
+          appended may have been trimmed since, it stays unknown.
+        """
+        entries = sorted(
+            (entry for receipt in receipts for entry in receipt.entries), key=lambda e: e.first_offset
+        )
+        for before, after in pairwise(entries):
+            if after.first_offset != before.next_offset:
+                raise Misuse(f"offset {after.first_offset} does not continue {before.next_offset}")
+        await self._commit(
+            Contribute(
+                job=self.uid,
+                incarnation=self.manifest.incarnation,
+                entries=entries,
+                finished=frozenset(receipt.attempt.uid for receipt in receipts),
+            )
+        )
+        return self.manifest
+
+    async def abort(self) -> None:
+        """Drop every attempt that runs as this job's. What they uploaded goes with the sweep.
+
+        Repeatable, and to be repeated where a `prepare` of this job may still be on its way. Of a deleted
+        stream nothing runs, so nothing is done.
+        """
+        with suppress(StreamDeleted):
+            base = await self.offloader.load_manifest(self.manifest.stream)
+            own = attempts_of(base, self.uid)
+            if own:
+                await self.offloader.commit_manifest(
+                    base.stream, Abort(attempts=own), base=base, committer=self.uid
+                )
+
+    async def _commit(self, change: Change) -> None:
+        """On the newest manifest: the one that is known may be old, for others commit meanwhile."""
+        stream = self.manifest.stream
+        base = await self.offloader.load_manifest(stream)
+        self.manifest = await self.offloader.commit_manifest(stream, change, base=base, committer=self.uid)
+
+
+def attempts_of(manifest: Manifest, job: UUID) -> frozenset[UUID]:
+    """The attempts that run as this job's."""
+    return frozenset(
+        running.attempt
+        for running in manifest.running
+        if running.kind is AttemptKind.JOB and running.writer == job
+    )

@@ -1,0 +1,344 @@
+"""Jobs: who appends to a stream without holding it disturbs nobody and loses nothing, whoever stalls where.
+
+Commit-protocol 2.10. The writer has committed [0, 4), and the job adds [4, 8) in two attempts. Groups take
+two entries, so what the job appends makes groups of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from protocol_sweep import Sweep
+from protocol_world import Crash, Ledger, Process, World
+
+from offload.errors import Conflict, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.store.faults import Call, Fault
+
+ADDED = (Ledger(4, 6), Ledger(6, 8))
+
+
+def stream(world: World) -> Process:
+    """A writer that has committed [0, 4)."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    world.run(w0.offload(Ledger(0, 4)))
+    return w0
+
+
+def calls_of_a_run() -> int:
+    with World() as world:
+        w0 = stream(world)
+        before = len(w0.store.calls)
+        world.run(w0.offload(*ADDED))
+        return len(w0.store.calls) - before
+
+
+def calls_of_a_job() -> list[Call]:
+    with World() as world:
+        stream(world)
+        job = world.process("job")
+        world.run(job.do_job(*ADDED))
+        return list(job.store.calls)
+
+
+CALLS = calls_of_a_job()
+OPERATIONS = [call.operation for call in CALLS]
+ANNOUNCED = OPERATIONS.index("create")
+"""The request by which the job's attempts come to run; by the next one it learns that they do."""
+APPENDED = len(OPERATIONS) - 1 - OPERATIONS[::-1].index("create")
+"""The request that appends."""
+PLACES = [
+    pytest.param(number, fault, id=f"{fault.name}-{number}-{call.operation}")
+    for number, call in enumerate(CALLS)
+    for fault in (Fault.LOSE_REPLY, Fault.FAIL_BEFORE, Fault.DELAY, Fault.DENY, Fault.CUT)
+    if fault.fits(call.operation)
+]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World() as world:
+        yield world
+
+
+def error_of(process: Process) -> OffloadError | None:
+    """What a stalled job raised when it went on to its end."""
+    try:
+        process.finish()
+    except OffloadError as error:
+        return error
+    return None
+
+
+def stalled(world: World, request_number: int) -> Process:
+    """A job before its request of this number."""
+    job = world.process("job")
+    job.start(job.do_job(*ADDED))
+    for _ in range(request_number):
+        job.step()
+    return job
+
+
+def next_ledger(world: World) -> Ledger:
+    return Ledger(world.root.next_offset, world.root.next_offset + 4)
+
+
+def assert_whole(world: World, *, next_offset: int) -> None:
+    """Every invariant held, nobody was told what is not so, and a sweep leaves what is named, and no more."""
+    world.check()
+    world.check_what_was_told()
+    world.run(Sweep(world.process("sweeper")).run())
+    world.check()
+    world.check_nothing_is_left()
+    assert (world.root.running, world.root.next_offset) == (frozenset(), next_offset)
+
+
+def test_a_job_appends_and_the_stream_stays_its_writers(world: World) -> None:
+    w0, job = stream(world), world.process("job")
+    before = world.root
+
+    world.run(job.do_job(*ADDED))
+
+    assert (world.root.writer, world.root.epoch) == (before.writer, before.epoch)
+    assert world.root.committer == job.guest.uid.bytes
+    world.run(w0.offload(next_ledger(world)))
+    assert_whole(world, next_offset=12)
+
+
+@pytest.mark.parametrize("request_number", range(calls_of_a_run()))
+def test_a_job_between_any_two_requests_of_a_writer(request_number: int, world: World) -> None:
+    """Where the job came first, the writer is told that it does not fit, and goes on behind it."""
+    w0, job = stream(world), world.process("job")
+    w0.start(w0.offload(*ADDED))
+    for _ in range(request_number):
+        w0.step()
+    begin = world.root.next_offset
+    world.run(job.do_job(next_ledger(world)))
+    world.check()
+
+    error = error_of(w0)
+
+    assert isinstance(error, Conflict) == (begin == 4)
+    world.run(w0.offload(next_ledger(world)))
+    assert_whole(world, next_offset=12 if begin == 4 else 16)
+
+
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_writer_between_any_two_requests_of_a_job(request_number: int, world: World) -> None:
+    """Where the writer came first, the job is told, and can do its work again at the new end."""
+    w0 = stream(world)
+    job = stalled(world, request_number)
+    begin = world.root.next_offset
+    world.run(w0.offload(next_ledger(world)))
+
+    error = error_of(job)
+
+    assert isinstance(error, Conflict) == (begin == 4)
+    if error is not None:
+        world.run(job.guest.abort())
+        world.run(job.do_job(next_ledger(world)))
+    assert_whole(world, next_offset=12)
+
+
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_claim_between_any_two_requests_of_a_job_leaves_it_alone(request_number: int, world: World) -> None:
+    """What the last writer left is adopted or dropped; what the job announced and uploaded is neither."""
+    w0, w1 = stream(world), world.process("w1")
+    world.run(w0.prepare(Ledger(4, 6)))
+    job = stalled(world, request_number)
+    world.run(w1.claim())
+
+    assert error_of(job) is None
+
+    world.run(w1.offload(next_ledger(world)))
+    assert_whole(world, next_offset=12)
+
+
+def test_of_rival_jobs_one_wins_and_the_other_can_announce_again(world: World) -> None:
+    """Request by request in turn."""
+    stream(world)
+    jobs = [world.process(name) for name in ("one", "other")]
+    for job in jobs:
+        job.start(job.do_job(*ADDED))
+    while any(job.busy for job in jobs):
+        for job in jobs:
+            if job.busy:
+                job.step()
+
+    errors = [error_of(job) for job in jobs]
+
+    assert sorted(type(error).__name__ for error in errors) == ["Conflict", "NoneType"]
+    loser = jobs[errors.index(None) - 1]
+    world.run(loser.guest.abort())
+    world.run(loser.do_job(next_ledger(world)))
+    assert_whole(world, next_offset=12)
+
+
+@pytest.mark.parametrize("request_number", range(ANNOUNCED + 2, len(CALLS)))
+def test_a_job_that_anyone_aborts_appends_nothing(request_number: int, world: World) -> None:
+    stream(world)
+    job, other = stalled(world, request_number), world.process("other")
+    is_in = world.root.next_offset == 8
+    world.run(other.begin_job(uid=job.guest.uid))
+    world.run(other.guest.abort())
+
+    error = error_of(job)
+
+    assert isinstance(error, Conflict) == (not is_in)
+    assert_whole(world, next_offset=8 if is_in else 4)
+
+
+def test_a_job_that_is_aborted_before_it_knows_that_it_runs_announces_again(world: World) -> None:
+    """Nothing was uploaded yet, so nothing is condemned that it could name."""
+    stream(world)
+    job, other = stalled(world, ANNOUNCED + 1), world.process("other")
+    world.run(other.begin_job(uid=job.guest.uid))
+    world.run(other.guest.abort())
+
+    assert error_of(job) is None
+
+    assert_whole(world, next_offset=8)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("request_number", range(1, len(CALLS) + 1))
+def test_what_a_crashed_job_left_goes_when_it_is_aborted_and_never_before(
+    request_number: int, when: str, world: World
+) -> None:
+    """A claim does not settle it: only who aborts the job condemns its uploads."""
+    stream(world)
+    job, other = world.process("job"), world.process("other")
+    setattr(job, f"crash_{when}", request_number)
+    with pytest.raises(Crash):
+        world.run(job.do_job(*ADDED))
+    left = world.fragments
+    world.run(Sweep(world.process("early")).run())
+    world.run(world.process("w1").claim())
+    world.check()
+    assert world.fragments == left
+
+    if job.job is not None:
+        world.run(other.begin_job(uid=job.job.uid))
+        for _ in range(2):
+            world.run(other.guest.abort())
+
+    assert_whole(world, next_offset=world.root.next_offset)
+
+
+@pytest.mark.parametrize(("number", "fault"), PLACES)
+def test_a_fault_anywhere_in_a_job_is_cured_by_doing_it_again(
+    number: int, fault: Fault, world: World
+) -> None:
+    """Lost replies, requests that land late, refusals: appended once, or not and then told so."""
+    stream(world)
+    job = stalled(world, number)
+    job.step(fault)
+    error = error_of(job)
+    world.check()
+    world.run(job.store.land())
+
+    again = world.process("again")
+    world.run(again.begin_job(uid=None if job.job is None else job.job.uid))
+    world.run(again.guest.abort())
+    if world.root.next_offset == 4:
+        assert error is not None
+        world.run(again.do_job(*ADDED))
+
+    assert_whole(world, next_offset=8)
+
+
+def test_a_lost_reply_to_an_append_costs_nothing_but_a_look(world: World) -> None:
+    stream(world)
+    job = stalled(world, APPENDED)
+    before = world.judge.newest
+    job.step(Fault.LOSE_REPLY)
+
+    assert error_of(job) is None
+
+    assert world.judge.newest == before + 1
+    assert_whole(world, next_offset=8)
+
+
+def test_an_append_that_is_in_stays_in_once(world: World) -> None:
+    """Also beside newer commits, and from another process under the same UUID."""
+    w0, job, again = stream(world), world.process("job"), world.process("again")
+    world.run(job.begin_job())
+    receipts = world.run(job.copy(ADDED, world.run(job.announce(*ADDED))))
+    world.run(again.begin_job(uid=job.guest.uid))
+    world.run(job.guest.append(receipts))
+    world.run(w0.offload(next_ledger(world)))
+    before = world.judge.newest
+
+    world.run(job.guest.append(receipts))
+    world.run(again.guest.append(receipts))
+
+    assert world.judge.newest == before
+    assert_whole(world, next_offset=12)
+
+
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_sweep_beside_a_job_takes_nothing_of_it(request_number: int, world: World) -> None:
+    """Wherever the job stalls, and also where the sweep stalls between its verdict and its deletes."""
+    stream(world)
+    job = stalled(world, request_number)
+    world.run(Sweep(world.process("swift")).run())
+    slow = Sweep(world.process("slow"))
+    for phase in (slow.list_objects, slow.load_root, slow.decide):
+        world.run(phase())
+
+    assert error_of(job) is None
+    world.run(slow.delete())
+
+    assert_whole(world, next_offset=8)
+
+
+@pytest.mark.parametrize("is_reborn", [False, True])
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_deletion_ends_a_job_whatever_is_born_since(
+    request_number: int, is_reborn: bool, world: World
+) -> None:
+    """A job that began before adds nothing to a stream of the same name, though its offsets would fit."""
+    stream(world)
+    job, other = stalled(world, request_number), world.process("other")
+    has_begun = job.job is not None
+    world.run(other.delete_stream())
+    if is_reborn:
+        world.run(other.claim())
+        world.run(other.offload(Ledger(0, 4)))
+    newest = world.root
+
+    error = error_of(job)
+
+    if has_begun or not is_reborn:
+        assert isinstance(error, StreamDeleted)
+        assert world.root is newest
+    world.check()
+    world.check_what_was_told()
+
+
+def test_a_job_is_not_told_of_an_append_that_a_trim_may_have_passed(world: World) -> None:
+    """It was aborted, and the writer's fragments stood there before the trim: its own never were in."""
+    w0 = stream(world)
+    job, other = stalled(world, APPENDED), world.process("other")
+    world.run(other.begin_job(uid=job.guest.uid))
+    world.run(other.guest.abort())
+    world.run(w0.offload(*ADDED))
+    world.run(other.trim(8))
+
+    error = error_of(job)
+
+    assert isinstance(error, OutcomeUnknown)
+    assert_whole(world, next_offset=8)
+
+
+def test_an_append_in_doubt_that_was_trimmed_stays_in_doubt(world: World) -> None:
+    stream(world)
+    job, other = stalled(world, APPENDED), world.process("other")
+    job.step(Fault.LOSE_REPLY)
+    world.run(other.trim(8))
+
+    error = error_of(job)
+
+    assert isinstance(error, OutcomeUnknown)
+    assert_whole(world, next_offset=8)

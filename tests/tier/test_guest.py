@@ -1,0 +1,179 @@
+"""A job as its author sees it: it announces, appends, aborts. Its rivals are in `protocol/test_jobs`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+from offload_conformance.ledgers import ledger_of
+
+from offload import (
+    Job,
+    Manifest,
+    Misuse,
+    NotOffloaded,
+    ObjectStoreOffloader,
+    ReadHandle,
+    Receipt,
+    StreamReader,
+    StreamWriter,
+    TierOptions,
+)
+from offload.formats.manifest import AttemptKind
+from offload.offloader import Attempt
+from offload.store.memory import MemoryStore
+from offload.tier.guest import attempts_of
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+async def tier() -> ObjectStoreOffloader:
+    """A tier with a stream that was claimed, and of which nothing is committed. A chunk is a fragment."""
+    offloader = ObjectStoreOffloader(MemoryStore(), options=TierOptions(fragment_size_bytes=1))
+    await StreamWriter.claim(offloader, "orders")
+    return offloader
+
+
+async def upload(
+    offloader: ObjectStoreOffloader,
+    manifest: Manifest,
+    ledgers: Sequence[ReadHandle],
+    attempts: Sequence[Attempt],
+) -> list[Receipt]:
+    """What the job's workers do, which have nothing but the manifest and their attempts."""
+    return [
+        await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
+        for ledger, attempt in zip(ledgers, attempts, strict=True)
+    ]
+
+
+def two_ledgers() -> list[ReadHandle]:
+    first = ledger_of(3)
+    return [first, ledger_of(2, first_offset=first.next_offset)]
+
+
+def test_workers_upload_with_the_manifest_that_the_job_hands_them() -> None:
+    """As bytes, to another machine, with an offloader of their own; and in any order."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        offloader = ObjectStoreOffloader(store)
+        await StreamWriter.claim(offloader, "orders")
+        ledgers = two_ledgers()
+        job = await Job.begin(offloader, "orders")
+        manifest, attempts = await job.prepare([ledger.ledger_id for ledger in ledgers])
+        sent = Manifest.decode(manifest.encode(), where="message")
+
+        receipts = await upload(ObjectStoreOffloader(store), sent, ledgers, attempts)
+        committed = await job.append(receipts[::-1])
+
+        assert committed.next_offset == ledgers[-1].next_offset
+        assert committed.running == ()
+        assert committed.committer == job.uid != committed.writer
+        reader = await StreamReader.open(offloader, "orders")
+        assert b"".join([window.data async for window in reader.windows(0)]) == b"".join(
+            [await ledger.read(await ledger.table()) for ledger in ledgers]
+        )
+
+    run(main())
+
+
+def test_all_that_a_job_appends_is_one_commit_however_much_it_is() -> None:
+    """Unlike a writer's, whose ledger of very many fragments takes several: a batch is there or is not."""
+
+    async def main() -> None:
+        offloader = await tier()
+        job = await Job.begin(offloader, "orders")
+        ledger = ledger_of(600)
+        manifest, attempts = await job.prepare([ledger.ledger_id])
+
+        committed = await job.append(await upload(offloader, manifest, [ledger], attempts))
+
+        assert (committed.version, committed.fragments) == (manifest.version + 1, 600)
+
+    run(main())
+
+
+def test_attempts_begin_with_their_batchs_token_and_are_fresh_each_time() -> None:
+    """So a batch is found by what is named, and what was aborted is never named by its second try."""
+
+    async def main() -> None:
+        job = await Job.begin(await tier(), "orders")
+
+        _, first = await job.prepare([1, 2], token=b"batch 17")
+        _, again = await job.prepare([1, 2], token=b"batch 17")
+
+        uids = {attempt.uid for attempt in (*first, *again)}
+        assert len(uids) == 4
+        assert {uid.bytes[:8] for uid in uids} == {b"batch 17"}
+        with pytest.raises(Misuse):
+            await job.prepare([1], token=b"batch 170")
+
+    run(main())
+
+
+@pytest.mark.parametrize("kept", [slice(0, 3, 2), slice(0, 0)], ids=["a hole", "an overlap"])
+def test_receipts_that_do_not_touch_are_refused_before_anything_is_asked(kept: slice) -> None:
+    async def main() -> None:
+        offloader = await tier()
+        job = await Job.begin(offloader, "orders")
+        ledgers = [*two_ledgers(), ledger_of(1, first_offset=two_ledgers()[1].next_offset)]
+        manifest, attempts = await job.prepare([ledger.ledger_id for ledger in ledgers])
+        receipts = await upload(offloader, manifest, ledgers, attempts)
+
+        with pytest.raises(Misuse, match="does not continue"):
+            await job.append(receipts[kept] or [receipts[0], *receipts])
+
+        assert (await offloader.load_manifest("orders")).version == manifest.version
+
+    run(main())
+
+
+def test_an_abort_drops_the_jobs_attempts_and_nobody_elses() -> None:
+    """By the job's UUID alone, from anywhere, and as often as one likes."""
+
+    async def main() -> None:
+        offloader = await tier()
+        writer = await StreamWriter.claim(offloader, "orders")
+        [of_writer] = await writer.prepare([0])
+        job, other = await Job.begin(offloader, "orders"), await Job.begin(offloader, "orders")
+        _, own = await job.prepare([1, 2])
+        _, [of_other] = await other.prepare([3])
+        assert attempts_of(other.manifest, job.uid) == {attempt.uid for attempt in own}
+
+        for _ in range(2):
+            await (await Job.begin(offloader, "orders", uid=job.uid)).abort()
+
+        running = (await offloader.load_manifest("orders")).running
+        assert {(r.attempt, r.kind) for r in running} == {
+            (of_writer.uid, AttemptKind.STREAM),
+            (of_other.uid, AttemptKind.JOB),
+        }
+
+    run(main())
+
+
+def test_a_writers_attempts_are_no_jobs_though_it_has_the_same_uuid() -> None:
+    async def main() -> None:
+        offloader = await tier()
+        writer = await StreamWriter.claim(offloader, "orders")
+        await writer.prepare([0])
+
+        await (await Job.begin(offloader, "orders", uid=writer.writer)).abort()
+
+        assert len((await offloader.load_manifest("orders")).running) == 1
+
+    run(main())
+
+
+def test_a_job_needs_a_stream() -> None:
+    async def main() -> None:
+        with pytest.raises(NotOffloaded):
+            await Job.begin(await tier(), "nobody's", uid=UUID(int=7))
+
+    run(main())
