@@ -8,6 +8,9 @@ last chunk with the source first, and commits under the writer that the manifest
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from uuid import UUID
+
 from offload.errors import Corrupt, NotFound, UnsupportedFormat
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import AttemptKind, Manifest
@@ -18,23 +21,31 @@ from offload.tier.fragment_writer import entry_of
 
 
 async def find_leftovers(store: ObjectStore, manifest: Manifest) -> list[Leftover]:
-    """See `LedgerOffloader.leftovers`. A fragment that does not hold is left out; it is no one's yet."""
-    keys = StreamKeys(manifest.stream)
+    """See `LedgerOffloader.leftovers`."""
     left = {
         running.attempt: running.ledger_id
         for running in manifest.running
         if running.writer != manifest.writer and running.kind is AttemptKind.STREAM
     }
+    return await find_complete(store, manifest, left) if left else []
+
+
+async def find_complete(
+    store: ObjectStore, manifest: Manifest, attempts: Mapping[UUID, int]
+) -> list[Leftover]:
+    """Fragments of these attempts, each with its ledger, that continue the manifest in one chain.
+
+    A fragment that does not hold is left out; it is no one's yet.
+    """
+    keys = StreamKeys(manifest.stream)
     found: list[Leftover] = []
-    if not left:
-        return found
     next_offset = manifest.next_offset
     async for listed in store.list(keys.data, after=keys.before_fragments_of(next_offset)):
         parsed = keys.parse_fragment(listed.key)
-        if parsed is None or parsed[0] != next_offset or parsed[1] not in left:
+        if parsed is None or parsed[0] != next_offset or parsed[1] not in attempts:
             continue
         leftover = await _complete(store, listed.key, listed.size_bytes, manifest)
-        if leftover is not None and leftover.entry.ledger_id == left[leftover.entry.attempt]:
+        if leftover is not None and leftover.entry.ledger_id == attempts[leftover.entry.attempt]:
             found.append(leftover)
             next_offset = leftover.entry.next_offset
     return found

@@ -192,7 +192,7 @@ class _Copy:
         """Whether the source still stands behind a fragment that an earlier writer left."""
         if leftover.last_chunk_offset < self.snapshot.first_offset:
             return True  # the source has let go of it; nobody can say otherwise
-        return await _checksum_at(self.snapshot, leftover.last_chunk_offset) == leftover.last_chunk_checksum
+        return await checksum_at(self.snapshot, leftover.last_chunk_offset) == leftover.last_chunk_checksum
 
 
 async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, snapshot: Snapshot) -> None:
@@ -241,7 +241,7 @@ async def last_chunk(offloader: LedgerOffloader, manifest: Manifest) -> ChunkHea
         return ChunkHeader.decode(await handle.read(rows), where=handle.where)
 
 
-async def _checksum_at(snapshot: Snapshot, offset: int) -> int | None:
+async def checksum_at(snapshot: Snapshot, offset: int) -> int | None:
     """CRC-32 of the source's whole stored chunk at `offset`; None where there is no sound one."""
     for ledger in snapshot.ledgers:
         if ledger.first_offset <= offset < ledger.next_offset:

@@ -13,7 +13,7 @@ import typer
 
 from offload.cli.arguments import Options, Tier
 from offload.cli.output import error_line, live_line, print_json, print_note, size_text
-from offload.cli.state import State
+from offload.cli.state import State, Usage
 from offload.errors import Misuse, OffloadError
 from offload.events import DamageFound
 from offload.tier.verify_report import VerifyReport
@@ -72,6 +72,58 @@ def verify(
             print(f"DAMAGE {error_line(damage)}")
         print(_verified(report))
     return 1 if report.damages else 0
+
+
+@app.command()
+def backfill(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="The broker's data, by a URL that every executor can open.")],
+    tier: Tier,
+    stream: Annotated[
+        list[str] | None, typer.Option("--stream", metavar="NAME", help="Only this one; may be repeated.")
+    ] = None,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Instead: drop what a run left that did not end, of --stream.")
+    ] = False,
+    option: Options = None,
+    master: Master = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, one for each stream.")
+    ] = False,
+) -> int:
+    """Bring the sealed ledgers of SOURCE onto TIER, each by a task; one commit for each stream."""
+    options = _given(context.obj, option)
+    if give_up:
+        return _give_up(source, tier, stream or [], options)
+    with _session(master) as spark, live_line("uploading") as show, _plain_errors():
+        from offload_spark.jobs.backfill import backfill as run
+
+        done = run(
+            spark,
+            source,
+            absolute(tier),
+            streams=stream or [],
+            storage_options=options,
+            progress=lambda one: show(f"{one.stream}: {one.ledgers} ledgers, up to {one.next_offset}"),
+        )
+    for one in done:
+        if json:
+            print_json(asdict(one))
+        else:
+            taken = f", {one.taken_over} fragments taken over from an earlier run" if one.taken_over else ""
+            print(f"{one.stream}: {one.ledgers} ledgers uploaded{taken}; the tier ends at {one.next_offset}")
+    return 0
+
+
+def _give_up(source: str, tier: str, streams: list[str], options: Mapping[str, Any]) -> int:
+    from offload_spark.jobs.backfill import abandon
+
+    if not streams:
+        raise Usage("--give-up takes the streams by --stream")
+    for stream in streams:
+        abandon(source, absolute(tier), stream, storage_options=options)
+        print_note(f"{stream}: what was left is given up; the sweep takes it")
+    return 0
 
 
 @app.command()

@@ -147,6 +147,20 @@ def test_the_commands_run_in_a_process_of_their_own(copy: Path) -> None:
     assert (copy.parent / "out" / "stream=tiny").is_dir()
 
 
+def test_a_back_fill_as_a_command(sources: Path, tmp_path: Path) -> None:
+    words = ("backfill", f"rabbitmq://{sources}", "tier", "--stream", "batches", "--json")
+
+    done = command(*words, "--master", "local[1]", cwd=tmp_path)
+    nothing = command("backfill", f"rabbitmq://{sources}", "tier", "--give-up", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "stream": "batches", "ledgers": 3, "taken_over": 0, "next_offset": 10225,
+    }  # fmt: skip
+    assert nothing.returncode == 2
+    assert "--give-up takes the streams by --stream" in nothing.stderr
+
+
 def test_what_cannot_be_scrubbed_is_said(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises((Misuse, LookupError)):
         verify(spark, str(tmp_path / "nothing"))

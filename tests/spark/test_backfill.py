@@ -1,0 +1,259 @@
+"""A back-fill: sealed ledgers by Spark's tasks and one commit, also where it was killed, or met by others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import osiris_data
+import pytest
+from command_line import CAMPAIGN
+from offload_spark.jobs.backfill import Piece, abandon, backfill, identity, upload
+
+from offload import Blocking, StreamWriter
+from offload.errors import Conflict, Diverged
+from offload.offloader import CutHandle
+from offload.tier.guest import Job
+from offload.tier.opening import open_source
+from offload.tier.sweep import sweep
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEALED = {"batches": 10225, "filtered": 18750, "tiny": 0}
+"""Where the newest segment of each real stream begins."""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "tier")
+
+
+@pytest.fixture
+def source(sources: Path) -> str:
+    return f"rabbitmq://{sources}"
+
+
+def fragments(url: str) -> set[str]:
+    return {str(path.relative_to(url)) for path in Path(url).glob("*/data/*.fragment")}
+
+
+def check_whole(url: str, stream: str = "batches") -> None:
+    """What is on the tier up to the last segment is what the broker wrote, and nothing is left running."""
+    with Blocking(url) as tier:
+        manifest = tier.load_manifest(stream)
+        bodies = [body for batch in tier.read(stream) for body in batch.bodies]
+        assert not tier.verify().damages
+    assert manifest.next_offset == SEALED[stream]
+    assert manifest.running == ()
+    assert bodies
+    for i, body in enumerate(bodies):
+        assert body.endswith(osiris_data.body_of(i))
+
+
+def test_sealed_ledgers_are_on_the_tier_by_one_commit(spark: SparkSession, source: str, url: str) -> None:
+    told = []
+
+    done = backfill(spark, source, url, progress=told.append)
+
+    assert {each.stream: each.next_offset for each in done} == SEALED
+    assert told == done
+    assert [each.ledgers for each in done] == [3, 3, 0]
+    check_whole(url)
+    check_whole(url, "filtered")
+    with Blocking(url) as tier:
+        assert tier.load_manifest("batches").version <= 3, (
+            "a claim that begins it, an announcement, an append"
+        )
+
+
+def test_what_is_there_already_is_not_touched(spark: SparkSession, source: str, url: str) -> None:
+    backfill(spark, source, url)
+    before = {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")}
+
+    again = backfill(spark, source, url)
+
+    assert [each.ledgers for each in again] == [0, 0, 0]
+    assert {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")} == before
+
+
+def test_a_sync_goes_on_behind_it_and_it_behind_a_sync(
+    spark: SparkSession, source: str, sources: Path, url: str
+) -> None:
+    backfill(spark, source, url, streams=["batches"])
+    with Blocking(url) as tier:
+        (report, *_) = tier.sync(source)
+        assert report.error is None
+        assert report.manifest is not None
+        assert report.manifest.next_offset == osiris_data.MANIFEST["streams"]["batches"]["next_offset"]
+
+    (done,) = backfill(spark, source, url, streams=["batches"])
+
+    assert (done.ledgers, done.next_offset) == (0, report.manifest.next_offset)
+
+
+def test_a_broker_that_tells_another_history_is_refused(
+    spark: SparkSession, source: str, url: str, tmp_path: Path
+) -> None:
+    backfill(spark, source, url, streams=["filtered"])
+    other = tmp_path / "other"
+    shutil.copytree(osiris_data.DATA / "batches", other / "filtered")
+
+    with pytest.raises(Diverged):
+        backfill(spark, f"rabbitmq://{other}", url)
+
+
+def piece_of(tier: Blocking, source: str, job: Job) -> Piece:
+    _, (attempt,) = tier.run(job.prepare([0]))
+    return Piece(
+        source=source,
+        stream="batches",
+        ledger_id=0,
+        first_offset=0,
+        next_offset=3669,
+        job=job.uid,
+        attempt=attempt.uid,
+    )
+
+
+async def begun(tier: Blocking) -> Job:
+    await tier.offloader.open(create=True)
+    await StreamWriter.claim(tier.offloader, "batches")
+    return await Job.begin(tier.offloader, "batches")
+
+
+def test_a_further_try_uploads_under_an_attempt_of_its_own(source: str, url: str) -> None:
+    with Blocking(url) as tier:
+        job = tier.run(begun(tier))
+        piece = piece_of(tier, source, job)
+
+        first = tier.run(upload(tier.offloader, piece, is_first=True))
+        again = tier.run(upload(tier.offloader, piece, is_first=False))
+        tier.run(job.append([again]))
+        tier.run(job.abort())
+
+        assert first.attempt != again.attempt
+        assert len(fragments(url)) == 2
+        tier.run(sweep(tier.offloader, grace_seconds=0))
+        assert {str(again.attempt.uid) in key for key in fragments(url)} == {True}
+
+
+def test_another_that_appends_first_wins(spark: SparkSession, source: str, url: str) -> None:
+    """Then a run appends what is missing behind it."""
+    with Blocking(url) as tier:
+        job = tier.run(begun(tier))
+        receipt = tier.run(upload(tier.offloader, piece_of(tier, source, job), is_first=True))
+        stream = tier.run(open_source(source).stream("batches"))
+        snapshot = tier.run(stream.snapshot())
+
+        async def sync_a_part() -> None:
+            writer = await StreamWriter.claim(tier.offloader, "batches")
+            ledger = snapshot.ledgers[0]
+            table = await ledger.table()
+            end = int(table["offset"][5])
+            await writer.offload([CutHandle(ledger, first_offset=0, next_offset=end)])
+
+        tier.run(sync_a_part())
+        with pytest.raises(Conflict):
+            tier.run(job.append([receipt]))
+        tier.run(job.abort())
+        tier.run(snapshot.aclose())
+
+    backfill(spark, source, url, streams=["batches"])
+
+    check_whole(url)
+
+
+RUN = """
+import os, signal, sys
+from offload_spark import session
+from offload.tier.guest import Job
+from offload_spark.jobs.backfill import backfill
+
+source, url, when = sys.argv[1:]
+real = Job.append
+
+async def append(job, receipts):
+    if when == "after":
+        await real(job, receipts)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Job.append = append
+backfill(session(master="local[1]", conf={"spark.driver.memory": "512m"}), source, url, streams=["batches"])
+"""
+
+
+def start(source: str, url: str, when: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, source, url, when],
+        env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The driver is dead; what else it started goes with it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+MOMENTS = [("before", 3, 0), ("after", 0, 0)]
+"""When the driver dies, and what the next run takes over and uploads."""
+
+
+@pytest.mark.parametrize(("when", "taken_over", "ledgers"), MOMENTS if CAMPAIGN else MOMENTS[:1])
+def test_a_driver_killed_at_its_commit_is_gone_on_with(
+    spark: SparkSession, source: str, url: str, when: str, taken_over: int, ledgers: int
+) -> None:
+    process = start(source, url, when)
+    try:
+        assert process.wait(180) == -signal.SIGKILL
+    finally:
+        end(process)
+    uploaded = fragments(url)
+
+    (done,) = backfill(spark, source, url, streams=["batches"])
+
+    assert (done.taken_over, done.ledgers) == (taken_over, ledgers)
+    assert fragments(url) == uploaded, "nothing was uploaded twice"
+    check_whole(url)
+
+
+def test_a_driver_killed_while_it_uploads_is_gone_on_with(spark: SparkSession, source: str, url: str) -> None:
+    process = start(source, url, "before")
+    try:
+        deadline = time.monotonic() + 180
+        while process.poll() is None and not fragments(url) and time.monotonic() < deadline:
+            time.sleep(0.002)
+    finally:
+        end(process)
+        process.wait()
+    assert fragments(url)
+
+    (done,) = backfill(spark, source, url, streams=["batches"])
+
+    assert done.taken_over >= 1
+    assert done.taken_over + done.ledgers >= 3
+    check_whole(url)
+
+
+def test_what_a_dead_run_left_can_be_given_up(source: str, url: str) -> None:
+    with Blocking(url) as tier:
+        uid = identity(source, tier.run(begun(tier)).manifest)
+        job = tier.run(Job.begin(tier.offloader, "batches", uid=uid))
+        tier.run(upload(tier.offloader, piece_of(tier, source, job), is_first=True))
+
+        abandon(source, url, "batches")
+        abandon(source, url, "batches")
+
+        assert tier.load_manifest("batches").running == ()
+        tier.run(sweep(tier.offloader, grace_seconds=0))
+    assert fragments(url) == set()
