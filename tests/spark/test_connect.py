@@ -26,8 +26,8 @@ rows = read().option("decode", "amqp").load(tier).where("stream = 'tiny' and off
 found["rows"] = [[row.offset, bytes(row.body).decode()] for row in rows]
 query = (
     spark.readStream.format("offload").option("stream", "tiny").load(tier)
-    .writeStream.format("parquet").option("path", folder + "/out").option("checkpointLocation", folder + "/at")
-    .trigger(availableNow=True).start()
+    .writeStream.format("parquet").option("path", folder + "/out")
+    .option("checkpointLocation", folder + "/at").trigger(availableNow=True).start()
 )
 query.awaitTermination(120)
 found["streamed"] = spark.read.parquet(folder + "/out").count()
