@@ -165,7 +165,7 @@ def _session(master: str | None) -> Iterator[SparkSession]:
         raise Misuse('this needs Spark: pip install "ledger-offload[spark]"')
     from offload_spark.session import session
 
-    spark = session(master=master)
+    spark = session(master=master, conf={"spark.log.level": "FATAL"})  # errors are told in one line
     try:
         yield spark
     finally:
@@ -181,7 +181,8 @@ def _plain_errors() -> Iterator[None]:
         yield
     except PySparkException as exc:
         lines = [line for line in str(exc).splitlines() if "offload.errors." in line]
-        raise OffloadError(lines[-1].partition("offload.errors.")[2] if lines else str(exc)) from exc
+        said = lines[-1].partition("offload.errors.")[2].partition(": ")[2] if lines else str(exc)
+        raise OffloadError(said) from exc
 
 
 def _given(state: State, option: list[str] | None) -> Mapping[str, Any]:

@@ -68,6 +68,7 @@ def test_sealed_ledgers_are_on_the_tier_by_one_commit(spark: SparkSession, sourc
     check_whole(url)
     check_whole(url, "filtered")
     with Blocking(url) as tier:
+        assert tier.streams() == ["batches", "filtered"], "nothing of tiny is sealed"
         assert tier.load_manifest("batches").version <= 3, (
             "a claim that begins it, an announcement, an append"
         )

@@ -152,6 +152,7 @@ def test_a_back_fill_as_a_command(sources: Path, tmp_path: Path) -> None:
 
     done = command(*words, "--master", "local[1]", cwd=tmp_path)
     nothing = command("backfill", f"rabbitmq://{sources}", "tier", "--give-up", cwd=tmp_path)
+    nowhere = command("export", "no-tier", "out", "--master", "local[1]", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
@@ -159,6 +160,8 @@ def test_a_back_fill_as_a_command(sources: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     assert nothing.returncode == 2
     assert "--give-up takes the streams by --stream" in nothing.stderr
+    assert nowhere.returncode == 1
+    assert nowhere.stderr.splitlines()[-1].startswith(f"offload: file://{tmp_path}/no-tier is no tier")
 
 
 def test_what_cannot_be_scrubbed_is_said(spark: SparkSession, tmp_path: Path) -> None:

@@ -122,7 +122,10 @@ class _Backfill:
     stream: SourceStream
 
     def run(self) -> Backfilled:
-        job, left, pieces = self.tier.run(self._planned())
+        planned = self.tier.run(self._planned())
+        if planned is None:
+            return Backfilled(stream=self.stream.name, ledgers=0, taken_over=0, next_offset=0)
+        job, left, pieces = planned
         uploaded: list[Receipt] = []
         if pieces:
             work = partial(_uploaded, self.url, self.options)
@@ -135,11 +138,17 @@ class _Backfill:
             next_offset=job.manifest.next_offset,
         )
 
-    async def _planned(self) -> tuple[Job, list[Receipt], list[Piece]]:
-        """The job, what an earlier run of it left, and what is to be uploaded; announced."""
+    async def _planned(self) -> tuple[Job, list[Receipt], list[Piece]] | None:
+        """The job, what an earlier run of it left, and what is to be uploaded; announced.
+
+        None where nothing is sealed of a stream that the tier does not have: it is not begun for nothing.
+        """
         offloader = self.tier.offloader
         async with await self.stream.snapshot() as snapshot:
-            manifest = await self._manifest(snapshot)
+            manifest = await newest(offloader, self.stream.name)
+            if manifest is None and not snapshot.ledgers[:-1]:
+                return None
+            manifest = manifest or await self._begun(snapshot)
             await check_same_history(offloader, manifest, snapshot)
             job = await Job.begin(offloader, self.stream.name, uid=identity(self.source, manifest))
             left = await _left_by(job, snapshot)
@@ -154,17 +163,14 @@ class _Backfill:
                 ]
         return job, left, pieces
 
-    async def _manifest(self, snapshot: Snapshot) -> Manifest:
-        """The newest; of a stream that is begun here, the first."""
+    async def _begun(self, snapshot: Snapshot) -> Manifest:
+        """The first manifest of a stream that the tier does not have."""
         offloader = self.tier.offloader
-        manifest = await newest(offloader, self.stream.name)
-        if manifest is None:
-            await offloader.open(create=True)
-            writer = await StreamWriter.claim(
-                offloader, self.stream.name, first_offset=snapshot.first_offset, source_epoch=snapshot.epoch
-            )
-            manifest = writer.manifest
-        return manifest
+        await offloader.open(create=True)
+        writer = await StreamWriter.claim(
+            offloader, self.stream.name, first_offset=snapshot.first_offset, source_epoch=snapshot.epoch
+        )
+        return writer.manifest
 
     def _piece(self, ledger: ReadHandle, attempt: Attempt, start: int, job: UUID) -> Piece:
         return Piece(
