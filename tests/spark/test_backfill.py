@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import osiris_data
 import pytest
 from command_line import CAMPAIGN
-from offload_spark.jobs.backfill import Piece, abandon, backfill, identity, upload
+from offload_spark.jobs.backfill import SourceReach, abandon, backfill, identity
+from offload_spark.jobs.transfer import Piece, upload
 
 from offload import Blocking, StreamWriter
 from offload.errors import Conflict, Diverged
@@ -110,10 +111,13 @@ def test_a_broker_that_tells_another_history_is_refused(
         backfill(spark, f"rabbitmq://{other}", url)
 
 
-def piece_of(tier: Blocking, source: str, job: Job) -> Piece:
+def reach(source: str) -> SourceReach:
+    return SourceReach(url=source, stream="batches")
+
+
+def piece_of(tier: Blocking, job: Job) -> Piece:
     _, (attempt,) = tier.run(job.prepare([0]))
     return Piece(
-        source=source,
         stream="batches",
         ledger_id=0,
         first_offset=0,
@@ -132,10 +136,10 @@ async def begun(tier: Blocking) -> Job:
 def test_a_further_try_uploads_under_an_attempt_of_its_own(source: str, url: str) -> None:
     with Blocking(url) as tier:
         job = tier.run(begun(tier))
-        piece = piece_of(tier, source, job)
+        piece = piece_of(tier, job)
 
-        first = tier.run(upload(tier.offloader, piece, is_first=True))
-        again = tier.run(upload(tier.offloader, piece, is_first=False))
+        first = tier.run(upload(tier.offloader, reach(source), piece, is_first=True))
+        again = tier.run(upload(tier.offloader, reach(source), piece, is_first=False))
         tier.run(job.append([again]))
         tier.run(job.abort())
 
@@ -149,7 +153,7 @@ def test_another_that_appends_first_wins(spark: SparkSession, source: str, url: 
     """Then a run appends what is missing behind it."""
     with Blocking(url) as tier:
         job = tier.run(begun(tier))
-        receipt = tier.run(upload(tier.offloader, piece_of(tier, source, job), is_first=True))
+        receipt = tier.run(upload(tier.offloader, reach(source), piece_of(tier, job), is_first=True))
         stream = tier.run(open_source(source).stream("batches"))
         snapshot = tier.run(stream.snapshot())
 
@@ -250,7 +254,7 @@ def test_what_a_dead_run_left_can_be_given_up(source: str, url: str) -> None:
     with Blocking(url) as tier:
         uid = identity(source, tier.run(begun(tier)).manifest)
         job = tier.run(Job.begin(tier.offloader, "batches", uid=uid))
-        tier.run(upload(tier.offloader, piece_of(tier, source, job), is_first=True))
+        tier.run(upload(tier.offloader, reach(source), piece_of(tier, job), is_first=True))
 
         abandon(source, url, "batches")
         abandon(source, url, "batches")
