@@ -18,7 +18,7 @@ from offload.errors import AlreadyExists, Conflict, Corrupt, Misuse, NotFound, N
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
-from offload.formats.manifest import Entries, Manifest, State
+from offload.formats.manifest import AttemptKind, Entries, Manifest, State
 from offload.manifest.changes import Abort, Change, Claim
 from offload.manifest.commit import RootLog, Step, nobody
 from offload.manifest.groups import GroupCache
@@ -157,12 +157,18 @@ class ObjectStoreOffloader(LedgerOffloader):
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
     ) -> Receipt:
         """See `LedgerOffloader.offload`."""
-        prepared = {(manifest.stream, running.ledger_id, running.attempt) for running in manifest.running}
+        prepared = {(manifest.stream, each.ledger_id, each.attempt): each.kind for each in manifest.running}
         await self.open()
-        if (attempt.stream, attempt.ledger_id, attempt.uid) not in prepared:
+        kind = prepared.get((attempt.stream, attempt.ledger_id, attempt.uid))
+        if kind is None:
             raise Conflict(f"attempt {attempt.uid} of stream {attempt.stream!r} was not prepared")
         if handle.ledger_id != attempt.ledger_id:
             raise Misuse(f"ledger {handle.ledger_id} under an attempt that announced {attempt.ledger_id}")
+        if kind is AttemptKind.JOB and handle.first_offset < manifest.next_offset:
+            raise Conflict(
+                f"stream {attempt.stream!r} ends at offset {manifest.next_offset} already: "
+                f"another came before this job's offset {handle.first_offset}"
+            )
         table = await covering_table(handle)
         writers = [
             FragmentWriter(

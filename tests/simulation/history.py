@@ -8,6 +8,7 @@ from contextlib import aclosing
 from protocol_judge import DATA, GROUP, LIVE, ROOT, end_of, group_name, read_group
 from protocol_world import STREAM, Ledger, check_told
 
+from offload.tier.guest import Job
 from offload.tier.reader import StreamReader
 from offload.tier.rebuild import rebuild
 from offload.tier.stream_writer import StreamWriter
@@ -31,6 +32,7 @@ async def _live(world: World) -> None:
         ("reader", weather.readers, people.read),
         ("sweeper", weather.sweepers, people.clean),
         ("trimmer", weather.trimmers, people.retain),
+        ("job", weather.jobs, people.work),
         ("aborter", weather.aborters, people.abort),
         ("remover", weather.deletes, people.remove),
         ("scrubber", weather.scrubs, people.scrub),
@@ -40,7 +42,13 @@ async def _live(world: World) -> None:
     await world.until_time_is_up()
     await world.calm_down()
     check_told(world.judge, ((process.name, process.offloader.commits) for process in world.processes))
-    if weather.loses_roots and world.judge.root is not None and world.judge.root.state == LIVE:
+    # What a job uploaded in vain, a rebuild may take for the writer's (docs/commit-protocol.md, step 10).
+    if (
+        weather.loses_roots
+        and not weather.jobs
+        and world.judge.root is not None
+        and world.judge.root.state == LIVE
+    ):
         await _lose_all_roots(world)
     await _finish(world)
     _check_what_is_left(world)
@@ -71,6 +79,8 @@ async def _finish(world: World) -> None:
     """A last writer goes on where the tier ends, a last reader reads it all, a last sweep takes the rest."""
     last = world.process("last")
     writer = await StreamWriter.claim(last.offloader, STREAM, env=last.env)
+    for job in sorted({running.writer for running in writer.manifest.running}):  # no claim ends them
+        await (await Job.begin(last.offloader, STREAM, uid=job, env=last.env)).abort()
     first = writer.manifest.next_offset
     await writer.offload([Ledger(first, after(first, 1))])
     world.check()

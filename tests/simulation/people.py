@@ -6,10 +6,11 @@ to what its docstrings promise them. An error that no docstring names ends the h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from math import inf
 from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from protocol_judge import DELETED
 from protocol_world import CHUNK_RECORDS, STREAM, Ledger, chunk, source
@@ -26,6 +27,7 @@ from offload.errors import (
 from offload.events import Event, Skipped
 from offload.offloader import Attempt, Receipt
 from offload.position import AtOffset, AtTime, Place
+from offload.tier.guest import Job
 from offload.tier.reader import StreamReader
 from offload.tier.retention import Retention, delete_stream, trim
 from offload.tier.stream_writer import StreamWriter
@@ -122,6 +124,80 @@ class Leader:
             ledgers.append(Ledger(first, after(first, self.random.choice((1, 1, 2, 3)))))
             first = ledgers[-1].next_offset
         return ledgers
+
+
+async def work(process: Process) -> None:
+    """A job beside the writers, again and again. It is fenced by nobody, and ended by whoever aborts it."""
+    while await process.rest(4.0):
+        try:
+            await process.do(Working(process).run())
+        except (NotOffloaded, Conflict, *failures(process)):
+            continue
+
+
+class Working:
+    """One job, from its beginning to its append, or to an end before that."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.random = process, process.random
+
+    async def run(self) -> None:
+        """Append behind the stream's end, or give up; sometimes as a job that another process left."""
+        job = await Job.begin(self.process.offloader, STREAM, uid=self._left_behind(), env=self.process.env)
+        incarnation = job.manifest.incarnation
+        if self.random.random() < 0.3:
+            await job.abort()
+        for _ in range(2):  # what was uploaded for another end fits no more: once again
+            await self.process.rest(self.random.choice((0.0, 0.0, 20.0)))
+            try:
+                await self._add(job)
+                break
+            except Conflict:
+                await job.abort()
+        assert job.manifest.incarnation == incarnation, "a job went on in a stream that was born since"
+
+    async def _add(self, job: Job) -> None:
+        ledgers = self._ledgers(job.manifest.next_offset)
+        manifest, attempts = await job.prepare([ledger.ledger_id for ledger in ledgers])
+        offload = self.process.offloader.offload
+        receipts = [
+            await offload(ledger, attempt, manifest=manifest, extra_metadata={})
+            for ledger, attempt in zip(ledgers, attempts, strict=True)
+        ]
+        choice = self.random.random()
+        if choice < 0.1:
+            await job.abort()
+            return
+        if choice < 0.2:
+            await self._append_by_mistake(receipts)
+        try:
+            await job.append(receipts)
+        except OutcomeUnknown:
+            await job.append(receipts)
+        self.process.world.happened("jobs")
+
+    async def _append_by_mistake(self, receipts: Sequence[Receipt]) -> None:
+        """Under another job's name, to which they do not belong."""
+        stranger = await Job.begin(self.process.offloader, STREAM, env=self.process.env)
+        try:
+            await stranger.append(receipts)
+        except (Conflict, OutcomeUnknown):
+            return
+        raise AssertionError("a job appended what another one had announced")
+
+    def _ledgers(self, first: int) -> list[Ledger]:
+        ledgers = []
+        for _ in range(self.random.choice((1, 1, 2, 3))):
+            ledgers.append(Ledger(first, after(first, self.random.choice((1, 1, 2)))))
+            first = ledgers[-1].next_offset
+        return ledgers
+
+    def _left_behind(self) -> UUID | None:
+        """Now and then a job of which attempts run; whoever began it may be alive."""
+        root = self.process.world.judge.root
+        rows = [] if root is None else root.announced.values()
+        jobs = sorted({row["writer"] for row in rows if row["kind"]})
+        return UUID(bytes=self.random.choice(jobs)) if jobs and self.random.random() < 0.3 else None
 
 
 async def abort(process: Process) -> None:

@@ -24,7 +24,7 @@ PARTS = 10
 EXPECTED = {
     *("refused", "throttled", "late requests", "lost replies", "landings", "stalls", "crashes", "cancels"),
     *("pauses", "clock jumps", "flipped bits", "torn objects", "zombies"),
-    *("roots", "reads", "trims", "deletions", "deleted attempts", "sweeps", "scrubs", "rebuilds"),
+    *("roots", "reads", "trims", "deletions", "deleted attempts", "jobs", "sweeps", "scrubs", "rebuilds"),
     *("swept: trimmed", "swept: superseded root", "swept: its attempt was dropped"),
     *("swept: the stream was deleted", "swept: a commit that lost made it"),
     "swept: an upload that nobody will finish",

@@ -50,6 +50,7 @@ class Weather:
     flips: float
     tears: float
     loses_roots: bool
+    jobs: int = 0
 
     @classmethod
     def of(cls, random: Random) -> Weather:

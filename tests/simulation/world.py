@@ -33,7 +33,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -155,7 +155,8 @@ class World:
     def __init__(self, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.weather = Weather.of(self.random)
+        jobs = Random(f"{seed}/jobs").choice((0, 0, 0, 1, 2))  # apart: the rest is as it would be without
+        self.weather = replace(Weather.of(self.random), jobs=jobs)
         self.tell = tell
         self.judge = Judge(source)
         self.objects = Objects(self.judge)

@@ -11,6 +11,7 @@ import pytest
 from offload_conformance.ledgers import ledger_of
 
 from offload import (
+    Conflict,
     Job,
     Manifest,
     Misuse,
@@ -79,6 +80,25 @@ def test_workers_upload_with_the_manifest_that_the_job_hands_them() -> None:
         assert b"".join([window.data async for window in reader.windows(0)]) == b"".join(
             [await ledger.read(await ledger.table()) for ledger in ledgers]
         )
+
+    run(main())
+
+
+def test_what_another_committed_meanwhile_is_not_even_uploaded() -> None:
+    """It could never be appended; and its newer epoch would deceive a rebuild."""
+
+    async def main() -> None:
+        offloader = await tier()
+        job = await Job.begin(offloader, "orders")
+        writer = await StreamWriter.claim(offloader, "orders")
+        await writer.offload([ledger_of(3)])
+        manifest, attempts = await job.prepare([0])
+        before = offloader.put_size_bytes
+
+        with pytest.raises(Conflict, match="another came before"):
+            await upload(offloader, manifest, [ledger_of(3)], attempts)
+
+        assert offloader.put_size_bytes == before
 
     run(main())
 
