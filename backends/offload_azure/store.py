@@ -2,7 +2,7 @@
 
 Requests go out through the clients of Azure's SDK, one request for one call (`client`, `transport`): what
 would cache, retry or cut is off, because the decorators of `offload.store` do that in one place.
-Invariants: a create is always one single Put Blob with `If-None-Match: *`; an object becomes visible
+Invariants: a create is always one single request with `If-None-Match: *`; an object becomes visible
 whole, by a Put Blob or a Put Block List; every object is encrypted as the options ask, commits too; what
 is read is the span that was asked for, of one version of the object; what a reply means is decided by
 its code, in `failures`.
@@ -26,7 +26,7 @@ from azure.storage.blob import BlobProperties, CustomerProvidedEncryptionKey, St
 from azure.storage.blob.aio import BlobClient
 from offload_cloud.ranges import asked_for, exactly
 
-from offload.errors import Misuse, NotFound, OffloadError, TryAgain
+from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.capabilities import Capabilities
 from offload.store.parts import put_in_parts, whole
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
@@ -36,7 +36,7 @@ from offload_azure.failures import FAILURES, code_of, explained
 from offload_azure.listing import FOLDER, Listing
 from offload_azure.options import PART_SIZE_BYTES_MAX, AzureOptions
 from offload_azure.sums import md5_of
-from offload_azure.upload import AzureUpload
+from offload_azure.upload import AzureUpload, create_of_a_block
 
 T = TypeVar("T")
 
@@ -103,10 +103,19 @@ class AzureStore(ObjectStore):
             await put_in_parts(self, key, body, part_size_bytes=size_bytes, at_once=PARTS_AT_ONCE)
 
     async def create(self, key: str, data: bytes) -> None:
-        """One Put Blob with `If-None-Match: *`."""
+        """One Put Blob with `If-None-Match: *`.
+
+        Azurite refuses it for an object that is not there, if blocks of an unfinished upload are. So what
+        exists is looked at; and where it does not, a list of one block is put, on the same condition.
+        """
         if len(data) > PUT_SIZE_BYTES_MAX:
             raise Misuse(f"{len(data)} bytes are too many to be created in one request")
-        await self._put(check(key), data, what="create", overwrite=False)
+        try:
+            await self._put(check(key), data, what="create", overwrite=False)
+        except AlreadyExists as exc:
+            if code_of(exc.__cause__) != "BlobAlreadyExists" or not await self._is_absent(key):
+                raise
+            await create_of_a_block(self, key, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         """One GET; for a suffix a HEAD before it, as Azure knows no range from the end.
@@ -278,6 +287,16 @@ class AzureStore(ObjectStore):
         if (seen.metadata or {}).get(FOLDER) == "true":
             raise NotFound(key, store=self.url)
         return seen
+
+    async def _is_absent(self, key: str) -> bool:
+        """Whether the service says so, where it can be asked."""
+        try:
+            await self._properties(await self.blob(key), key)
+        except NotFound:
+            return True
+        except OffloadError:
+            return False
+        return False
 
     async def _read_end(self, blob: BlobClient, key: str, wanted: Suffix) -> bytes:
         """The end of the very version whose size was asked for; if it is replaced in between, `TryAgain`."""

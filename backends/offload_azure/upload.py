@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
 
 from offload.store.parts import in_order
@@ -31,12 +32,8 @@ class AzureUpload(Upload):
 
     async def put_part(self, number: int, data: bytes) -> None:
         """Put Block."""
-        md5 = await md5_of(data)
-        blob = await self._store.blob(self._key)
-        call = blob.stage_block(
-            self._name(number), data, length=len(data), headers={"Content-MD5": md5}, **self._store.encrypted
-        )
-        await self._store.ask(call, f"store part {number} of {self._key!r}", mutation=True)
+        what = f"store part {number} of {self._key!r}"
+        await _put_block(self._store, self._key, self._name(number), data, what=what)
         self._numbers.add(number)
 
     async def complete(self) -> None:
@@ -51,3 +48,22 @@ class AzureUpload(Upload):
 
     def _name(self, number: int) -> str:
         return f"{self._uid}{number:08}"
+
+
+async def create_of_a_block(store: AzureStore, key: str, data: bytes) -> None:
+    """Put Block, and Put Block List with `If-None-Match: *`. Unfinished uploads of the key lose theirs."""
+    what = f"create {key!r}"
+    name = uuid4().hex + "0" * 8  # as long as the names of uploads
+    await _put_block(store, key, name, data, what=what)
+    blob = await store.blob(key)
+    call = blob.commit_block_list(
+        [BlobBlock(name)], match_condition=MatchConditions.IfMissing, **store.encrypted
+    )
+    await store.ask(call, what, key=key, mutation=True)
+
+
+async def _put_block(store: AzureStore, key: str, name: str, data: bytes, *, what: str) -> None:
+    md5 = await md5_of(data)
+    blob = await store.blob(key)
+    call = blob.stage_block(name, data, length=len(data), headers={"Content-MD5": md5}, **store.encrypted)
+    await store.ask(call, what, mutation=True)

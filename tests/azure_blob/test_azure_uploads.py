@@ -11,7 +11,7 @@ import pytest
 from offload_azure import AzureOptions, AzureStore
 from servers import Place, Running, servers_of
 
-from offload import Body, NotFound, Span, Suffix, TryAgain
+from offload import AlreadyExists, Body, NotFound, Span, Suffix, TryAgain
 
 pytestmark = pytest.mark.parametrize("running_server", servers_of("azure"), indirect=True)
 
@@ -94,3 +94,43 @@ def test_an_upload_that_is_left_lying_is_not_seen(
 
     assert place.get("k") == b"put"
     assert place.keys() == {"k"}
+
+
+def test_blocks_of_an_upload_that_is_left_lying_are_no_object_to_a_create(
+    place: Place, store: AzureStore, runner: asyncio.Runner
+) -> None:
+    """Azurite says that the object exists, and that it does not."""
+
+    async def scenario() -> None:
+        left = await store.start_upload("k")
+        await left.put_part(1, b"left")
+        with pytest.raises(NotFound):
+            await store.get("k")
+        await store.create("k", b"created")
+        with pytest.raises(AlreadyExists):
+            await store.create("k", b"once more")
+        with pytest.raises(TryAgain):
+            await left.complete()
+
+    runner.run(scenario())
+
+    assert place.get("k") == b"created"
+
+
+def test_of_creates_beside_an_upload_one_is_in(
+    place: Place, store: AzureStore, runner: asyncio.Runner
+) -> None:
+    async def tried(data: bytes) -> bytes | None:
+        try:
+            await store.create("k", data)
+        except (AlreadyExists, TryAgain):
+            return None
+        return data
+
+    async def scenario() -> list[bytes]:
+        left = await store.start_upload("k")
+        await left.put_part(1, b"left")
+        tries = await asyncio.gather(*(tried(b"%d" % number) for number in range(8)))
+        return [each for each in tries if each is not None]
+
+    assert runner.run(scenario()) == [place.get("k")]
