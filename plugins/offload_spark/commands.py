@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from offload.cli.arguments import Options, Tier
 from offload.cli.output import error_line, live_line, print_json, print_note, size_text
 from offload.cli.state import State, Usage
-from offload.errors import Misuse, OffloadError
+from offload.errors import OffloadError
 from offload.events import DamageFound
 from offload.tier.verify_report import VerifyReport
+from offload_spark.copying import copy
 from offload_spark.options import absolute
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from offload_spark.running import Master, given, plain_errors, session_at
 
 app = typer.Typer(help="Jobs that Spark runs in parallel.", no_args_is_help=True)
-
-Master = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Where Spark runs; without it, on all cores of this machine."),
-]
+app.command()(copy)
 
 
 @app.command()
@@ -45,9 +38,9 @@ def verify(
     """Read every fragment of TIER that is named, whole, and hold it against all of its checksums."""
     state: State = context.obj
     report = VerifyReport()
-    options = _given(state, option)
+    options = given(state, option)
     try:
-        with _session(master) as spark, live_line("reading") as show:
+        with session_at(master) as spark, live_line("reading") as show:
             from offload_spark.jobs.verify import verify as run
 
             run(
@@ -92,10 +85,10 @@ def backfill(
     ] = False,
 ) -> int:
     """Bring the sealed ledgers of SOURCE onto TIER, each by a task; one commit for each stream."""
-    options = _given(context.obj, option)
+    options = given(context.obj, option)
     if give_up:
         return _give_up(source, tier, stream or [], options)
-    with _session(master) as spark, live_line("uploading") as show, _plain_errors():
+    with session_at(master) as spark, live_line("uploading") as show, plain_errors():
         from offload_spark.jobs.backfill import backfill as run
 
         done = run(
@@ -138,13 +131,13 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Write the streams of TIER as Parquet, by stream and date. Run again, it adds what is new."""
-    options = {"storageOptions": json_module.dumps(_given(context.obj, option))}
+    options = {"storageOptions": json_module.dumps(given(context.obj, option))}
     options |= {"stream": stream} if stream is not None else {}
     options |= {"decode": decode} if decode is not None else {}
-    with _session(master) as spark, live_line("writing") as show:
+    with session_at(master) as spark, live_line("writing") as show:
         from offload_spark.jobs.export import export as run
 
-        with _plain_errors():
+        with plain_errors():
             exported = run(
                 spark,
                 absolute(tier),
@@ -157,38 +150,6 @@ def export(
     else:
         print(f"{exported.rows} records added in {exported.batches} batches")
     return 0
-
-
-@contextmanager
-def _session(master: str | None) -> Iterator[SparkSession]:
-    if find_spec("pyspark") is None:
-        raise Misuse('this needs Spark: pip install "ledger-offload[spark]"')
-    from offload_spark.session import session
-
-    spark = session(master=master, conf={"spark.log.level": "FATAL"})  # errors are told in one line
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """An error that a worker raised comes wrapped; the last line of its trace is what a person needs."""
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except PySparkException as exc:
-        lines = [line for line in str(exc).splitlines() if "offload.errors." in line]
-        said = lines[-1].partition("offload.errors.")[2].partition(": ")[2] if lines else str(exc)
-        raise OffloadError(said) from exc
-
-
-def _given(state: State, option: list[str] | None) -> Mapping[str, Any]:
-    """The options of the tier, as they are handed to workers."""
-    state.options(option)  # which checks them
-    return dict(each.split("=", 1) for each in option or ())
 
 
 def _verified(report: VerifyReport) -> str:

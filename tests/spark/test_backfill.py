@@ -138,8 +138,8 @@ def test_a_further_try_uploads_under_an_attempt_of_its_own(source: str, url: str
         job = tier.run(begun(tier))
         piece = piece_of(tier, job)
 
-        first = tier.run(upload(tier.offloader, reach(source), piece, is_first=True))
-        again = tier.run(upload(tier.offloader, reach(source), piece, is_first=False))
+        (first,) = tier.run(upload(tier.offloader, reach(source), [piece], is_first=True))
+        (again,) = tier.run(upload(tier.offloader, reach(source), [piece], is_first=False))
         tier.run(job.append([again]))
         tier.run(job.abort())
 
@@ -153,7 +153,7 @@ def test_another_that_appends_first_wins(spark: SparkSession, source: str, url: 
     """Then a run appends what is missing behind it."""
     with Blocking(url) as tier:
         job = tier.run(begun(tier))
-        receipt = tier.run(upload(tier.offloader, reach(source), piece_of(tier, job), is_first=True))
+        (receipt,) = tier.run(upload(tier.offloader, reach(source), [piece_of(tier, job)], is_first=True))
         stream = tier.run(open_source(source).stream("batches"))
         snapshot = tier.run(stream.snapshot())
 
@@ -254,7 +254,7 @@ def test_what_a_dead_run_left_can_be_given_up(source: str, url: str) -> None:
     with Blocking(url) as tier:
         uid = identity(source, tier.run(begun(tier)).manifest)
         job = tier.run(Job.begin(tier.offloader, "batches", uid=uid))
-        tier.run(upload(tier.offloader, reach(source), piece_of(tier, job), is_first=True))
+        tier.run(upload(tier.offloader, reach(source), [piece_of(tier, job)], is_first=True))
 
         abandon(source, url, "batches")
         abandon(source, url, "batches")

@@ -17,14 +17,17 @@ continue is not appended.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from offload.blocking import Blocking
+from offload.errors import Absent, Misuse
+from offload.formats.keys import StreamKeys
 from offload.formats.manifest import AttemptKind, Entry, Manifest
 from offload.offloader import Attempt, CutHandle, LedgerOffloader, ReadHandle, Receipt
 from offload.source import Snapshot
@@ -33,9 +36,17 @@ from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.stream_writer import StreamWriter
 from offload.tier.sync import check_same_history, checksum_at, newest
+from offload_spark.jobs.verify import is_checked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+TASK_SIZE_BYTES_MIN: Final = 4 * 1024 * 1024
+TASK_SIZE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Small pieces share a task up to this, or up to as little as keeps every slot of Spark's busy."""
+
+TASKS_PER_SLOT: Final = 4
+"""How many tasks a wave has for each of Spark's slots: enough that none waits for the slowest for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +60,12 @@ class Piece:
     job: UUID
     attempt: UUID
     """For the first try; another one announces an attempt of its own."""
+
+    size_bytes: int = 0
+    """About how many chunk bytes it has; 0 where nobody knows."""
+
+    named: bytes = b""
+    """Of a tier's stream, an encoded manifest that names what the piece is cut from, and nothing else."""
 
 
 Fetch = Callable[[Piece], Awaitable[ReadHandle]]
@@ -92,6 +109,21 @@ class Origin(ABC):
     def identity(self, manifest: Manifest) -> UUID:
         """The job's, for this incarnation of the tier's stream: the same in every run."""
 
+    def described(self, piece: Piece, ledger: ReadHandle) -> Piece:
+        """The piece, with what the origin has to say of this ledger to whoever reads it."""
+        return piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a stream has come in this run."""
+
+    stream: str
+    pieces: int
+    pieces_done: int
+    bytes: int
+    """Chunk bytes that were uploaded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -114,6 +146,10 @@ class Transfer:
     options: Mapping[str, Any]
     tier: Blocking
     origin: Origin
+    read_back: bool = False
+    """Whether tasks read what they uploaded once more before it is named."""
+
+    progress: Callable[[Progress], None] = lambda progress: None
 
     def run(self) -> Outcome:
         """Bring what the origin has onto the tier.
@@ -125,12 +161,25 @@ class Transfer:
         if planned is None:
             return Outcome(uploaded=(), taken_over=(), manifest=None)
         job, left, pieces = planned
-        uploaded: list[Receipt] = []
-        if pieces:
-            work = partial(_uploaded, self.url, self.options, self.origin.reach)
-            uploaded = self.spark.sparkContext.parallelize(pieces, len(pieces)).map(work).collect()
+        uploaded = self._uploaded(pieces)
         self.tier.run(self._appended(job, [*left, *uploaded]))
         return Outcome(uploaded=uploaded, taken_over=left, manifest=job.manifest)
+
+    def _uploaded(self, pieces: Sequence[Piece]) -> list[Receipt]:
+        """By tasks, in waves, so that it can be seen how far it came."""
+        context = self.spark.sparkContext
+        slots = context.defaultParallelism
+        work = partial(_uploaded_by_task, self.url, self.options, self.origin.reach, self.read_back)
+        found: list[Receipt] = []
+        tasks = _tasks(pieces, slots)
+        while wave := [*islice(tasks, slots * TASKS_PER_SLOT)]:
+            for receipts in context.parallelize(wave, len(wave)).map(work).collect():
+                found += receipts
+            size = sum(entry.data_size_bytes for receipt in found for entry in receipt.entries)
+            self.progress(
+                Progress(stream=self.origin.stream, pieces=len(pieces), pieces_done=len(found), bytes=size)
+            )
+        return found
 
     async def _planned(self) -> tuple[Job, list[Receipt], list[Piece]] | None:
         """The job, what an earlier run of it left, and what is to be uploaded; announced.
@@ -153,7 +202,7 @@ class Transfer:
             if ledgers:
                 _, attempts = await job.prepare([ledger.ledger_id for ledger in ledgers])
                 pieces = [
-                    _piece(ledger, attempt, start, job.uid)
+                    self.origin.described(_piece(ledger, attempt, start, job.uid), ledger)
                     for ledger, attempt in zip(ledgers, attempts, strict=True)
                 ]
         return job, left, pieces
@@ -211,24 +260,73 @@ async def _left_by(job: Job, snapshot: Snapshot) -> list[Receipt]:
     ]
 
 
-def _uploaded(url: str, options: Mapping[str, Any], reach: Reach, piece: Piece) -> Receipt:
-    """What a task does: one piece, under the attempt that was announced for it."""
+def _tasks(pieces: Sequence[Piece], slots: int) -> Iterator[list[Piece]]:
+    """Pieces in their order, small ones together. One whose size nobody knows is a task of its own."""
+    share = sum(piece.size_bytes for piece in pieces) // slots
+    size_bytes = min(max(share, TASK_SIZE_BYTES_MIN), TASK_SIZE_BYTES_MAX)
+    task: list[Piece] = []
+    weight = 0
+    for piece in pieces:
+        cost = piece.size_bytes or size_bytes
+        if task and weight + cost > size_bytes:
+            yield task
+            task, weight = [], 0
+        task.append(piece)
+        weight += cost
+    if task:
+        yield task
+
+
+def _uploaded_by_task(
+    url: str, options: Mapping[str, Any], reach: Reach, read_back: bool, pieces: Sequence[Piece]
+) -> list[Receipt]:
+    """What a task does: its pieces, each under the attempt that was announced for it."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     tries = context.attemptNumber() if context is not None else 0
+
+    async def work() -> list[Receipt]:
+        receipts = await upload(tier.offloader, reach, pieces, is_first=not tries)
+        if read_back:
+            await _read_back(tier.offloader, receipts)
+        return receipts
+
     with Blocking(url, storage_options=dict(options)) as tier:
-        return tier.run(upload(tier.offloader, reach, piece, is_first=not tries))
+        return tier.run(work())
 
 
-async def upload(offloader: LedgerOffloader, reach: Reach, piece: Piece, *, is_first: bool) -> Receipt:
-    """Upload a piece. A further try announces another attempt: the first one may still be under way."""
-    job = await Job.begin(offloader, piece.stream, uid=piece.job)
+async def upload(
+    offloader: LedgerOffloader, reach: Reach, pieces: Sequence[Piece], *, is_first: bool
+) -> list[Receipt]:
+    """Upload pieces of one stream.
+
+    A further try announces other attempts: those of the first one may still be under way.
+    """
+    stream = pieces[0].stream
+    job = await Job.begin(offloader, stream, uid=pieces[0].job)
     manifest = job.manifest
-    attempt = Attempt(stream=piece.stream, ledger_id=piece.ledger_id, uid=piece.attempt)
+    attempts = [Attempt(stream=stream, ledger_id=each.ledger_id, uid=each.attempt) for each in pieces]
     if not is_first:
-        manifest, (attempt,) = await job.prepare([piece.ledger_id])
+        manifest, attempts = await job.prepare([each.ledger_id for each in pieces])
+    receipts = []
     async with reach.opened() as fetch:
-        whole = await fetch(piece)
-        handle = CutHandle(whole, first_offset=piece.first_offset, next_offset=piece.next_offset)
-        return await offloader.offload(handle, attempt, manifest=manifest, extra_metadata={})
+        for piece, attempt in zip(pieces, attempts, strict=True):
+            async with await fetch(piece) as whole:
+                handle = CutHandle(whole, first_offset=piece.first_offset, next_offset=piece.next_offset)
+                receipts.append(
+                    await offloader.offload(handle, attempt, manifest=manifest, extra_metadata={})
+                )
+    return receipts
+
+
+async def _read_back(offloader: LedgerOffloader, receipts: Sequence[Receipt]) -> None:
+    """Raise `Corrupt` unless each uploaded fragment, read whole, is what a manifest will say of it."""
+    if not isinstance(offloader, ObjectStoreOffloader):
+        raise Misuse(f"{offloader.url} is no object store; there are no objects to read back")
+    manifest = await offloader.load_manifest(receipts[0].attempt.stream)
+    for receipt in receipts:
+        for entry in receipt.entries:
+            key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
+            if not await is_checked(offloader, manifest, entry, key):
+                raise Absent(key, manifest.stream)

@@ -124,7 +124,7 @@ async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
     for entry in decode_entries(manifest.entries):
         key = keys.fragment(entry.first_offset, entry.attempt)
         try:
-            if await _is_checked(tier.offloader, manifest, entry, key):
+            if await is_checked(tier.offloader, manifest, entry, key):
                 report.bytes += entry.stored_size_bytes
         except Corrupt as damage:
             report.damages.append(damage.within(key, stream=manifest.stream))
@@ -137,7 +137,7 @@ async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
     return report
 
 
-async def _is_checked(offloader: ObjectStoreOffloader, manifest: Manifest, entry: Entry, key: str) -> bool:
+async def is_checked(offloader: ObjectStoreOffloader, manifest: Manifest, entry: Entry, key: str) -> bool:
     """Whether the fragment is there and holds. False where it was trimmed meanwhile; `Corrupt` for damage."""
     try:
         checked = await check_fragment(offloader.store, key, size_bytes=entry.stored_size_bytes)

@@ -1,0 +1,97 @@
+"""`offload spark copy`: one tier onto another, as a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from offload.cli.output import live_line, one_line, print_json, print_note, size_text
+from offload.cli.state import Usage
+from offload_spark.options import absolute
+from offload_spark.running import Master, given, plain_errors, session_at
+
+if TYPE_CHECKING:
+    from offload_spark.jobs.copy import Copied
+    from offload_spark.jobs.transfer import Progress
+
+Options = Mapping[str, Any]
+
+
+def copy(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="The tier to read, by a URL that every executor can open.")],
+    target: Annotated[str, typer.Argument(help="The tier to write, likewise; made where there is none.")],
+    stream: Annotated[
+        list[str] | None, typer.Option("--stream", metavar="NAME", help="Only this one; may be repeated.")
+    ] = None,
+    read_back: Annotated[
+        bool, typer.Option("--verify", help="Read what was uploaded once more, whole, before it is named.")
+    ] = False,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Instead: drop what a run left that did not end, of --stream.")
+    ] = False,
+    source_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of SOURCE's backend; may be repeated."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=VALUE", help="One of TARGET's; may be repeated."),
+    ] = None,
+    master: Master = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, one for each stream.")
+    ] = False,
+) -> int:
+    """Bring what SOURCE has committed onto TARGET, by tasks; one commit for each stream."""
+    ends = absolute(source), absolute(target)
+    options = given(context.obj, source_option), given(context.obj, option)
+    if give_up:
+        return _give_up(ends, options, stream or [])
+    with session_at(master) as spark, live_line("reading") as show, plain_errors():
+        from offload_spark.jobs.copy import copy as run
+
+        run(
+            spark,
+            *ends,
+            streams=stream or [],
+            read_back=read_back,
+            progress=lambda seen: show(_so_far(seen)),
+            done=lambda copied: _show(copied, json=json),
+            source_options=options[0],
+            target_options=options[1],
+        )
+    return 0
+
+
+def _give_up(ends: tuple[str, str], options: tuple[Options, Options], streams: list[str]) -> int:
+    from offload_spark.jobs.copy import give_up
+
+    if not streams:
+        raise Usage("--give-up takes the streams by --stream")
+    for stream in streams:
+        give_up(*ends, stream, source_options=options[0], target_options=options[1])
+        print_note(f"{stream}: what was left is given up; the target's sweep takes it")
+    return 0
+
+
+def _so_far(seen: Progress) -> str:
+    pieces = f"{seen.pieces_done} of {seen.pieces} pieces"
+    return f"{one_line(seen.stream)}: {pieces}, {size_text(seen.bytes)}"
+
+
+def _show(copied: Copied, *, json: bool) -> None:
+    if json:
+        print_json(asdict(copied))
+    elif copied.note:
+        print_note(f"{copied.stream}: not copied: {copied.note}")
+    else:
+        taken = copied.taken_over
+        print(
+            f"{one_line(copied.stream)}: {size_text(copied.bytes)} uploaded in {copied.fragments} fragments"
+            + (f", {taken} fragments taken over from an earlier run" if taken else "")
+            + f"; the target ends at {copied.next_offset}"
+        )

@@ -1,0 +1,54 @@
+"""What every command of Spark's does: start it, hand options over, and tell errors in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from offload.cli.state import State
+from offload.errors import Misuse, OffloadError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Master = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Where Spark runs; without it, on all cores of this machine."),
+]
+
+
+@contextmanager
+def session_at(master: str | None) -> Iterator[SparkSession]:
+    """Spark, at this master, until the command ends."""
+    if find_spec("pyspark") is None:
+        raise Misuse('this needs Spark: pip install "ledger-offload[spark]"')
+    from offload_spark.session import session
+
+    spark = session(master=master, conf={"spark.log.level": "FATAL"})  # errors are told in one line
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """An error that a worker raised comes wrapped; the last line of its trace is what a person needs."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as exc:
+        lines = [line for line in str(exc).splitlines() if "offload.errors." in line]
+        said = lines[-1].partition("offload.errors.")[2].partition(": ")[2] if lines else str(exc)
+        raise OffloadError(said) from exc
+
+
+def given(state: State, option: list[str] | None) -> Mapping[str, Any]:
+    """The options of the tier, as they are handed to workers."""
+    state.options(option)  # which checks them
+    return dict(each.split("=", 1) for each in option or ())
