@@ -11,7 +11,21 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from offload.cli import check, delete, demo, inspect, ls, plugins, read, rebuild, sweep, sync, trim, verify
+from offload.cli import (
+    abandon,
+    check,
+    delete,
+    demo,
+    inspect,
+    ls,
+    plugins,
+    read,
+    rebuild,
+    sweep,
+    sync,
+    trim,
+    verify,
+)
 from offload.cli.output import escape_what_cannot_be_printed, print_error, print_note
 from offload.cli.state import ClosedPipe, Interrupted, State, Usage, guarded
 from offload.errors import OffloadError
@@ -33,6 +47,7 @@ BUILT_IN: Final[dict[str, Callable[..., int | None]]] = {
     "verify": verify.verify,
     "trim": trim.trim,
     "delete": delete.delete,
+    "abandon": abandon.abandon,
     "sweep": sweep.sweep,
     "check": check.check,
     "rebuild": rebuild.rebuild,

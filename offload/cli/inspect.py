@@ -15,7 +15,7 @@ from offload.cli.arguments import Options, Tier
 from offload.cli.output import one_line, print_json, size_text
 from offload.cli.state import State, run_async
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entries, Entry, Kind, Manifest, Running, decode_entries
+from offload.formats.manifest import AttemptKind, Entries, Entry, Kind, Manifest, Running, decode_entries
 from offload.manifest.groups import key_of
 from offload.position import iso_of
 from offload.tier.sync import totals
@@ -139,7 +139,8 @@ def _tree(manifest: Manifest) -> Tree:
     root.add(f"incarnation {manifest.incarnation}")
     running = tree.add(f"running attempts: {len(manifest.running)}")
     for each in manifest.running:
-        running.add(f"{each.attempt}  ledger {each.ledger_id}, epoch {each.epoch}, {each.kind.name.lower()}")
+        whose = f"job {each.writer}" if each.kind is AttemptKind.JOB else each.kind.name.lower()
+        running.add(f"{each.attempt}  ledger {each.ledger_id}, epoch {each.epoch}, {whose}")
     fragments = tree.add(f"fragments: {manifest.fragments}, ledgers: {manifest.ledgers}")
     for row in _groups_of(manifest):
         group = _group(manifest, row)

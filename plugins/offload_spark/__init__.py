@@ -1,8 +1,9 @@
 """Spark reads and maintains the objects of a tier in parallel (docs/spark.md).
 
-    from offload_spark import register
+    from offload_spark import append, register
     register(spark)
     orders = spark.read.format("offload").option("stream", "orders").load("s3://bucket/tier")
+    append(totals, "s3://bucket/tier", "totals")
 
 The names are imported when they are first used, so that `offload` starts without Spark.
 """
@@ -14,14 +15,16 @@ from typing import TYPE_CHECKING
 from offload.late import late_names
 
 if TYPE_CHECKING:
+    from offload_spark.appending import append
     from offload_spark.java import prepare
     from offload_spark.session import session
     from offload_spark.source import OffloadDataSource, register
 
-__all__ = ["OffloadDataSource", "prepare", "register", "session"]
+__all__ = ["OffloadDataSource", "append", "prepare", "register", "session"]
 
 _HOMES = {
     "OffloadDataSource": "offload_spark.source",
+    "append": "offload_spark.appending",
     "prepare": "offload_spark.java",
     "register": "offload_spark.source",
     "session": "offload_spark.session",

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from offload.errors import Misuse
@@ -108,6 +109,39 @@ class ReadOptions:
         return options
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """The options of a write. Their names and defaults are in docs/spark.md."""
+
+    url: str
+    storage_options: Mapping[str, Any]
+    stream: str
+    first_offset: int = 0
+    """Where the stream begins, if the write begins it."""
+    write_id: str = ""
+    """By what the write is recognized when it comes again. Empty: it is not."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> WriteOptions:
+        """From what Spark hands over. Raises `Misuse` for what is unknown, missing, or makes no sense."""
+        said = _Said(given)
+        said.text("checkpointlocation")  # Spark's own
+        said.text("queryname")
+        options = cls(
+            url=absolute(said.text("path")),
+            storage_options=said.storage(),
+            stream=said.text("stream"),
+            first_offset=said.number("firstoffset", 0, least=0),
+            write_id=said.text("writeid"),
+        )
+        said.check_all_known()
+        if not options.url:
+            raise Misuse('the option path is missing: save(URL), or option("path", URL)')
+        if not options.stream:
+            raise Misuse('a write goes to one stream: option("stream", NAME)')
+        return options
+
+
 def absolute(url: str) -> str:
     """A folder by its whole path, since workers may run elsewhere. A URL stays as it is."""
     return os.path.abspath(url) if url and scheme_of(url) == FILE_SCHEME and "://" not in url else url
@@ -124,9 +158,9 @@ class _Said:
         self._known.add(name)
         return self._given.get(name, "")
 
-    def number(self, name: str, default: N) -> int | N:
-        """A whole number from 1 on."""
-        return self._as(name, default, _whole, "a whole number from 1 on")
+    def number(self, name: str, default: N, *, least: int = 1) -> int | N:
+        """A whole number, `least` or more."""
+        return self._as(name, default, partial(_whole, least=least), f"a whole number from {least} on")
 
     def truth(self, name: str, default: bool) -> bool:
         return self._as(name, default, {"true": True, "false": False}.__getitem__, "true or false")
@@ -180,9 +214,9 @@ class _Said:
             raise Misuse(f"the option {name} takes {wanted}, not {text[:80]!r}") from exc
 
 
-def _whole(text: str) -> int:
+def _whole(text: str, *, least: int) -> int:
     number = int(text)
-    if number < 1:
+    if number < least:
         raise ValueError(text)
     return number
 

@@ -15,6 +15,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     Filter,
     InputPartition,
 )
@@ -35,9 +37,10 @@ from offload_spark.batches import BatchMaker
 from offload_spark.bounds import Bounds
 from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.filters import bounds_of
-from offload_spark.options import LATEST, Edge, ReadOptions
+from offload_spark.options import LATEST, Edge, ReadOptions, WriteOptions
 from offload_spark.planning import Part, plan
 from offload_spark.scan import Scan
+from offload_spark.sink import StreamingWriter, Writer
 from offload_spark.tailing import Limit, Mark, initial, latest, newest, plan_between
 
 T = TypeVar("T")
@@ -67,8 +70,19 @@ class OffloadDataSource(DataSource):
         options = self._options()
         return StreamingReader(options, Columns.of(schema, options, Plugins.find()))
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer of a frame with these columns."""
+        return Writer(self._write_options(), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """A writer of the batches of a query with these columns."""
+        return StreamingWriter(self._write_options(), schema, overwrite=overwrite)
+
     def _options(self) -> ReadOptions:
         return ReadOptions.of(dict(self.options))
+
+    def _write_options(self) -> WriteOptions:
+        return WriteOptions.of(dict(self.options))
 
 
 class PushdownDataSource(OffloadDataSource):

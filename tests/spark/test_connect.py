@@ -12,7 +12,7 @@ import osiris_data
 
 SCRIPT = """
 import json, sys
-from offload_spark import prepare, register
+from offload_spark import append, prepare, register
 
 prepare()
 from pyspark.sql import SparkSession
@@ -31,12 +31,15 @@ query = (
 )
 query.awaitTermination(120)
 found["streamed"] = spark.read.parquet(folder + "/out").count()
+numbers = spark.range(5).selectExpr("CAST(id AS STRING) AS value")
+found["appended"] = [[*append(numbers, folder + "/tier", "numbers", write_id="once")] for _ in range(2)]
+found["written"] = read().option("stream", "numbers").load(folder + "/tier").count()
 spark.stop()
 print(json.dumps(found))
 """
 
 
-def test_reads_filters_and_streams_work_over_connect(tier: str, tmp_path: Path) -> None:
+def test_reads_filters_streams_and_writes_work_over_connect(tier: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
     done = subprocess.run(
@@ -50,4 +53,6 @@ def test_reads_filters_and_streams_work_over_connect(tier: str, tmp_path: Path) 
         "unregistered": 10,
         "rows": [[offset, osiris_data.body_of(offset).decode()] for offset in (8, 9)],
         "streamed": 10,
+        "appended": [[0, 1, 2, 3, 4]] * 2,
+        "written": 5,
     }

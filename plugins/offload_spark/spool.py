@@ -1,0 +1,85 @@
+"""What one task of a write has to upload: chunks in a file of this machine, until they are read.
+
+How much a task gets, Spark decides; so the rows are not held in memory. The file has no name from the start
+where the system allows it, and goes with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from tempfile import TemporaryFile
+from typing import Final
+
+import numpy as np
+
+from offload.errors import Corrupt
+from offload.formats.chunk import ChunkTable, scan
+from offload.offloader import ReadHandle
+
+WHERE: Final = "rows of a task"
+
+
+class Spool(ReadHandle):
+    """A ledger that is written first, then read. By then it has a chunk; its id is its first offset."""
+
+    __slots__ = ("_file", "_size_bytes", "_tables")
+
+    def __init__(self) -> None:
+        self._file = TemporaryFile(prefix="offload-spark-")  # noqa: SIM115 - closed by `close`
+        self._size_bytes = 0
+        self._tables: list[ChunkTable] = []
+
+    def add(self, chunks: Iterable[bytes]) -> None:
+        """Write these chunks behind the others."""
+        data = b"".join(chunks)
+        if data:
+            self._tables.append(scan(data, first_position=self._size_bytes, where=WHERE))
+            self._file.write(data)
+            self._size_bytes += len(data)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added."""
+        return not self._tables
+
+    @property
+    def ledger_id(self) -> int:
+        """As RabbitMQ names a segment."""
+        return self.first_offset
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first record."""
+        return int(self._tables[0]["offset"][0])
+
+    @property
+    def next_offset(self) -> int:
+        """First offset after the last record."""
+        last = self._tables[-1][-1]
+        return int(last["offset"]) + int(last["records"])
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return WHERE
+
+    async def table(self) -> ChunkTable:
+        """See `ReadHandle.table`."""
+        self._file.flush()
+        if len(self._tables) > 1:
+            self._tables = [np.concatenate(self._tables)]
+        return self._tables[0]
+
+    async def read(self, rows: ChunkTable) -> bytes:
+        """See `ReadHandle.read`."""
+        size_bytes, position = int(rows["size_bytes"].sum()), int(rows["position"][0])
+        data = await asyncio.to_thread(os.pread, self._file.fileno(), size_bytes, position)
+        if len(data) != size_bytes:
+            raise Corrupt("file size", WHERE, position=position, expected=size_bytes, found=len(data))
+        return data
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()

@@ -1,0 +1,167 @@
+"""A write in parallel: each task uploads its rows as a guest of the stream, the driver makes one commit.
+
+    stopped                  left behind                    cured by
+    before the commit        attempts of the job that run   the same write again, in the end; or `give_up`
+    a task that is repeated  the attempt of the first try   the commit, or the abort, of this write
+    after the commit         nothing, or such attempts      the same write again: it is found, not repeated
+
+A write that has a name is recognized by it: the attempts' UUIDs begin with a token that is made of the name,
+and so does each entry. Invariants: rows have offsets, so nothing is ever appended twice or in another order;
+what is named is what one run of the write uploaded; the tasks of a run know it by its job.
+(docs/commit-protocol.md, step "guests")
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
+
+import pyarrow as pa
+
+from offload.blocking import Blocking
+from offload.env import Env
+from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, TryAgain
+from offload.formats.manifest import Entry, Kind, Manifest, decode_entries
+from offload.offloader import Attempt, LedgerOffloader, Receipt
+from offload.tier.guest import TOKEN_SIZE_BYTES, Job
+from offload.tier.stream_writer import StreamWriter
+from offload_spark.framing import Framer
+from offload_spark.options import WriteOptions
+from offload_spark.spool import Spool
+
+ANNOUNCE_TRIES_MAX = 12
+"""Each task announces by a commit of its own; where many begin at once, they have to wait for each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """By what the tasks and the driver know a write, and recognize it when it comes again."""
+
+    job: UUID
+    token: bytes
+    """Empty where the write has no name."""
+
+    @classmethod
+    def of(cls, incarnation: UUID, *, job: str = "", write: str = "") -> Ticket:
+        """For a write of this name, as a job of that one; where a name is empty, it is like no other."""
+        token = hashlib.sha256(write.encode()).digest()[:TOKEN_SIZE_BYTES] if write else b""
+        uid = uuid5(NAMESPACE_URL, f"write#{incarnation}#{job}") if job else uuid4()
+        return cls(job=uid, token=token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a task tells the driver."""
+
+    ticket: Ticket
+    receipt: Receipt | None = None
+    """None where there were no rows, or where they are in the stream."""
+
+
+async def begin(offloader: LedgerOffloader, options: WriteOptions) -> Manifest:
+    """The manifest of the stream that is written to. One that the tier does not have is begun."""
+    await offloader.open(create=True)
+    try:
+        return await offloader.load_manifest(options.stream)
+    except NotOffloaded:
+        writer = await StreamWriter.claim(offloader, options.stream, first_offset=options.first_offset)
+        return writer.manifest
+
+
+def write_part(
+    options: WriteOptions, ticket: Ticket, batches: Iterable[pa.RecordBatch], *, timestamp_ms: int
+) -> Part:
+    """What a task does with its rows. Raises `Misuse` for rows that make no stream, and as `upload`."""
+    spool, framer = Spool(), Framer(stream=options.stream, timestamp_ms=timestamp_ms)
+    try:
+        for batch in batches:
+            check_keys(batch)
+            spool.add(framer.chunks(batch))
+        if spool.is_empty:
+            return Part(ticket=ticket)
+        with Blocking(options.url, storage_options=dict(options.storage_options)) as tier:
+            return tier.run(upload(tier.offloader, options.stream, ticket, spool))
+    finally:
+        spool.close()
+
+
+def check_keys(batch: pa.RecordBatch) -> None:
+    """A plain record has no key to keep; one that would be lost is refused."""
+    if "key" in batch.schema.names and batch.column("key").null_count < batch.num_rows:
+        raise Misuse(
+            "column 'key': a stored record has no key of its own; drop the column, or put it in value"
+        )
+
+
+async def upload(offloader: LedgerOffloader, stream: str, ticket: Ticket, spool: Spool) -> Part:
+    """Upload under a fresh attempt, unless this write is in the stream by now.
+
+    Raises `Conflict` where other rows stand at these offsets.
+    """
+    job = await Job.begin(offloader, stream, uid=ticket.job)
+    if spool.first_offset < job.manifest.next_offset:
+        await _check_is_in(offloader, job.manifest, ticket, spool)
+        return Part(ticket=ticket)
+    manifest, attempt = await _announced(job, spool.ledger_id, ticket.token)
+    receipt = await offloader.offload(spool, attempt, manifest=manifest, extra_metadata={})
+    return Part(ticket=ticket, receipt=receipt)
+
+
+async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[Part]) -> None:
+    """Name what the tasks uploaded, all in one commit; and give up what tries that failed had announced.
+
+    Raises as `Job.append` does, above all `Conflict` where another appended first: nothing is named then.
+    """
+    if not parts:
+        return
+    job = await Job.begin(offloader, stream, uid=parts[0].ticket.job)
+    receipts = [part.receipt for part in parts if part.receipt is not None]
+    if receipts:
+        await job.append(receipts)
+    await job.abort()
+
+
+async def give_up(offloader: LedgerOffloader, stream: str, job: UUID) -> None:
+    """Drop what runs as this job's. Repeatable; what was committed stays."""
+    await (await Job.begin(offloader, stream, uid=job)).abort()
+
+
+async def find_write(offloader: LedgerOffloader, manifest: Manifest, token: bytes) -> range | None:
+    """The offsets of a write, by its token, if it is among the newest fragments: last group, or later."""
+    if not token:
+        return None
+    groups = manifest.entries[manifest.entries["kind"] > Kind.FRAGMENT]
+    since = int(groups["first_offset"][-1]) if len(groups) else 0
+    found: list[Entry] = []
+    async with aclosing(offloader.tree(manifest).walk(since)) as runs:
+        async for run in runs:
+            found += [entry for entry in decode_entries(run) if entry.attempt.bytes.startswith(token)]
+    return range(found[0].first_offset, found[-1].next_offset) if found else None
+
+
+async def _check_is_in(offloader: LedgerOffloader, manifest: Manifest, ticket: Ticket, spool: Spool) -> None:
+    """That these rows were named by an earlier run of this write."""
+    where = f"stream {manifest.stream!r}: offsets {spool.first_offset} to {spool.next_offset}"
+    if ticket.token and spool.first_offset < manifest.first_offset:
+        raise OutcomeUnknown(f"{where} were trimmed in part; nothing tells whether this write put them there")
+    tree = offloader.tree(manifest)
+    for offset in (spool.first_offset, spool.next_offset - 1):
+        found = await tree.find(offset)
+        if found is None or not ticket.token or not found.attempt.bytes.startswith(ticket.token):
+            raise Conflict(f"{where} do not continue it: it ends at {manifest.next_offset}")
+
+
+async def _announced(job: Job, ledger_id: int, token: bytes) -> tuple[Manifest, Attempt]:
+    env = Env()
+    for attempt in range(ANNOUNCE_TRIES_MAX):
+        try:
+            manifest, (announced,) = await job.prepare([ledger_id], token=token)
+            return manifest, announced
+        except TryAgain:
+            if attempt == ANNOUNCE_TRIES_MAX - 1:
+                raise
+        await env.sleep(env.backoff_seconds(attempt))
+    raise AssertionError("unreachable")

@@ -1,0 +1,224 @@
+"""Writes in parallel, without Spark: what tasks and driver do, in any order, once, twice, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from offload_spark.framing import Framer
+from offload_spark.options import WriteOptions
+from offload_spark.spool import Spool
+from offload_spark.writing import Part, Ticket, begin, commit, find_write, give_up, upload
+from spark.in_process import Tier, tier
+
+from offload import Manifest
+from offload.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
+from offload.formats.manifest import AttemptKind
+from offload.manifest.changes import Delete
+from offload.tier.retention import Retention, trim
+
+STREAM = "orders"
+AT_MS = 1_700_000_000_000
+OPTIONS = WriteOptions.of({"path": "memory", "stream": STREAM})
+
+
+@pytest.fixture
+def opened() -> Iterator[Tier]:
+    with tier() as made:
+        made.blocking.run(begin(made.blocking.offloader, OPTIONS))
+        yield made
+
+
+def manifest(tier: Tier) -> Manifest:
+    return tier.blocking.load_manifest(STREAM)
+
+
+def ticket(tier: Tier, name: str = "", *, job: str = "") -> Ticket:
+    return Ticket.of(manifest(tier).incarnation, job=job or name, write=name)
+
+
+def task(tier: Tier, ticket: Ticket, first: int, stop: int) -> Part:
+    """One task's rows: the value of each says its offset."""
+    spool, framer = Spool(), Framer(stream=STREAM, timestamp_ms=AT_MS)
+    rows = {"offset": [*range(first, stop)], "value": [b"%d" % at for at in range(first, stop)]}
+    spool.add(framer.chunks(pa.RecordBatch.from_pydict(rows)))
+    try:
+        return tier.blocking.run(upload(tier.blocking.offloader, STREAM, ticket, spool))
+    finally:
+        spool.close()
+
+
+def finish(tier: Tier, *parts: Part) -> None:
+    tier.blocking.run(commit(tier.blocking.offloader, STREAM, parts))
+
+
+def values(tier: Tier) -> list[bytes]:
+    return [value for *_, value in tier.rows(tier.plan(stream=STREAM))]
+
+
+def expected(stop: int) -> list[bytes]:
+    return [b"%d" % at for at in range(stop)]
+
+
+def test_what_tasks_wrote_is_read_back_in_the_order_of_offsets(opened: Tier) -> None:
+    own = ticket(opened)
+    late, early = task(opened, own, 60, 100), task(opened, own, 0, 60)
+    assert manifest(opened).next_offset == 0  # nothing before the commit
+    finish(opened, late, early)
+    assert values(opened) == expected(100)
+    assert not manifest(opened).running
+
+
+def test_a_task_that_is_tried_again_counts_once(opened: Tier) -> None:
+    own = ticket(opened)
+    task(opened, own, 0, 50)  # its message never came
+    finish(opened, task(opened, own, 0, 50), task(opened, own, 50, 80))
+    assert values(opened) == expected(80)
+    assert not manifest(opened).running  # so the sweep takes what the first try uploaded
+
+
+def test_a_write_that_comes_again_is_not_applied_twice(opened: Tier) -> None:
+    finish(
+        opened,
+        task(opened, ticket(opened, "batch 7"), 0, 50),
+        task(opened, ticket(opened, "batch 7"), 50, 80),
+    )
+    before = manifest(opened)
+    again = [task(opened, ticket(opened, "batch 7"), *span) for span in ((0, 20), (20, 79), (79, 80))]
+    assert [part.receipt for part in again] == [None] * 3
+    finish(opened, *again)
+    assert manifest(opened).commit_id == before.commit_id
+
+
+def test_another_write_to_the_same_offsets_is_refused(opened: Tier) -> None:
+    finish(opened, task(opened, ticket(opened, "a"), 0, 50))
+    for name in ("b", ""):
+        with pytest.raises(Conflict, match="do not continue it: it ends at 50"):
+            task(opened, ticket(opened, name), 0, 50)
+        with pytest.raises(Conflict):
+            task(opened, ticket(opened, name), 49, 60)
+    with pytest.raises(Conflict):  # in part its own, in part behind the end
+        task(opened, ticket(opened, "a"), 40, 60)
+
+
+def test_of_two_writes_side_by_side_one_is_in_and_the_other_is_told(opened: Tier) -> None:
+    one, other = task(opened, ticket(opened, "a"), 0, 50), task(opened, ticket(opened, "b"), 0, 70)
+    finish(opened, one)
+    with pytest.raises(Conflict):
+        finish(opened, other)
+    assert values(opened) == expected(50)
+    opened.blocking.run(give_up(opened.blocking.offloader, STREAM, other.ticket.job))
+    assert not manifest(opened).running
+
+
+def test_a_hole_between_tasks_is_refused_and_names_nothing(opened: Tier) -> None:
+    own = ticket(opened)
+    parts = [task(opened, own, 0, 10), task(opened, own, 11, 20)]
+    with pytest.raises(Misuse, match="offset 11 does not continue 10"):
+        finish(opened, *parts)
+    assert manifest(opened).next_offset == 0
+
+
+def test_a_write_that_begins_behind_the_end_is_refused(opened: Tier) -> None:
+    with pytest.raises(Conflict):
+        finish(opened, task(opened, ticket(opened), 5, 20))
+
+
+def test_giving_up_touches_no_other_job(opened: Tier) -> None:
+    mine, other = ticket(opened, "a"), ticket(opened, "b")
+    task(opened, mine, 0, 10)
+    kept = task(opened, other, 0, 10)
+    opened.blocking.run(give_up(opened.blocking.offloader, STREAM, mine.job))
+    assert [(each.writer, each.kind) for each in manifest(opened).running] == [(other.job, AttemptKind.JOB)]
+    finish(opened, kept)
+    assert values(opened) == expected(10)
+
+
+def test_what_was_given_up_is_never_named(opened: Tier) -> None:
+    part = task(opened, ticket(opened, "a"), 0, 10)
+    opened.blocking.run(give_up(opened.blocking.offloader, STREAM, part.ticket.job))
+    with pytest.raises(Conflict):
+        finish(opened, part)
+    assert manifest(opened).next_offset == 0
+
+
+def test_the_next_batch_of_a_query_drops_what_a_killed_driver_left(opened: Tier) -> None:
+    killed = ticket(opened, "query q batch 0", job="query q")
+    task(opened, killed, 0, 10)
+    finish(opened, task(opened, ticket(opened, "query q batch 0", job="query q"), 0, 10))
+    assert not manifest(opened).running
+    task(opened, killed, 10, 20)
+    finish(opened, task(opened, ticket(opened, "query q batch 1", job="query q"), 10, 15))
+    assert not manifest(opened).running
+    assert values(opened) == expected(15)
+
+
+def test_a_batch_without_rows_changes_nothing(opened: Tier) -> None:
+    before = manifest(opened)
+    finish(opened, Part(ticket=ticket(opened)), Part(ticket=ticket(opened)))
+    finish(opened)
+    assert manifest(opened).commit_id == before.commit_id
+
+
+def test_a_write_that_was_trimmed_since_is_unknown_when_it_comes_again(opened: Tier) -> None:
+    finish(opened, task(opened, ticket(opened, "a"), 0, 10))
+    finish(opened, task(opened, ticket(opened, "b"), 10, 20))
+    opened.blocking.run(trim(opened.blocking.offloader, STREAM, Retention(before_offset=10)))
+    with pytest.raises(OutcomeUnknown):
+        task(opened, ticket(opened, "a"), 0, 10)
+
+
+def test_a_deleted_stream_is_not_written_to(opened: Tier) -> None:
+    part = task(opened, ticket(opened), 0, 10)
+    now = manifest(opened)
+    delete = Delete(incarnation=now.incarnation)
+    commit_it = opened.blocking.offloader.commit_manifest(STREAM, delete, base=now, committer=uuid4())
+    opened.blocking.run(commit_it)
+    with pytest.raises(StreamDeleted):
+        finish(opened, part)
+    opened.blocking.run(begin(opened.blocking.offloader, OPTIONS))  # born anew
+    with pytest.raises(Conflict):
+        finish(opened, part)
+    assert manifest(opened).next_offset == 0
+
+
+def test_a_stream_is_begun_where_the_option_says() -> None:
+    with tier() as made:
+        options = WriteOptions.of({"path": "memory", "stream": STREAM, "firstOffset": "1000"})
+        assert made.blocking.run(begin(made.blocking.offloader, options)).next_offset == 1000
+        finish(made, task(made, ticket(made), 1000, 1010))
+        again = made.blocking.run(begin(made.blocking.offloader, options))
+        assert (again.first_offset, again.next_offset) == (1000, 1010)
+
+
+def test_a_write_is_found_by_its_name_wherever_it_stands(opened: Tier) -> None:
+    for number in range(5):
+        own = ticket(opened, f"batch {number}")
+        finish(
+            opened,
+            *(
+                task(opened, own, *span)
+                for span in ((number * 10, number * 10 + 4), (number * 10 + 4, number * 10 + 10))
+            ),
+        )
+    for name, found in (("batch 0", range(10)), ("batch 3", range(30, 40)), ("batch 9", None), ("", None)):
+        token = ticket(opened, name).token
+        asked = find_write(opened.blocking.offloader, manifest(opened), token)
+        assert opened.blocking.run(asked) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"stream": "a"}, "path is missing"),
+        ({"path": "/t"}, "goes to one stream"),
+        ({"path": "/t", "stream": "a", "topic": "b"}, "there is no option 'topic'"),
+        ({"path": "/t", "stream": "a", "firstOffset": "-1"}, "a whole number from 0 on"),
+        ({"path": "/t", "stream": "a", "storageOptions": "[]"}, "a JSON object"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(given: dict[str, str], said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        WriteOptions.of(given)
