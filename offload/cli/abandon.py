@@ -51,9 +51,8 @@ def abandon(
         rows = [{"job": str(each), "attempts": count} for each, count in running.items()]
         print_json({"stream": stream, "jobs": rows, **gone})
     elif job is not None:
-        print(
-            f"{one_line(stream)}: job {job} given up, {running[job]} attempts; `offload sweep` frees their space"
-        )
+        given_up = f"job {job} given up, {running[job]} attempts"
+        print(f"{one_line(stream)}: {given_up}; `offload sweep` frees their space")
     else:
         for each, count in running.items():
             print(f"{each}  {count} attempts")
