@@ -25,10 +25,13 @@ PIPELINE = Path(__file__).parents[2] / "examples" / "spark-pipeline" / "pipeline
 def test_messages_are_counted_by_key_and_minute(
     bucket: Place, sources: Path, spark: SparkSession, tmp_path: Path
 ) -> None:
-    environment = {
+    options = dict(bucket.options)
+    environment = {  # credentials are where S3's own tools look for them: drivers and workers find them there
         **os.environ,
+        "AWS_ACCESS_KEY_ID": options.pop("key"),
+        "AWS_SECRET_ACCESS_KEY": options.pop("secret"),
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "TIER_OPTIONS": json.dumps(bucket.options),
+        "TIER_OPTIONS": json.dumps(options),
     }
     words = [sys.executable, str(PIPELINE), f"rabbitmq://{sources}", bucket.url, "by-minute"]
 
