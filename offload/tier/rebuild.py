@@ -18,7 +18,7 @@ say nothing of that. Groups are not needed. Only the tails of fragments are read
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,7 +26,6 @@ from offload.env import Env
 from offload.errors import AlreadyExists, Conflict, Corrupt, Misuse, NotFound, NotOffloaded, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor
 from offload.formats.checksums import crc32c
-from offload.formats.fragment import FragmentTail
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Manifest, State
 from offload.manifest.commit import RootLog
@@ -38,6 +37,48 @@ from offload.tier.fragment_writer import entry_of
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 
 TAILS_AT_ONCE: Final = 16
+
+Tail = Found | Corrupt
+"""What a fragment says of itself, or why it cannot be believed."""
+
+Tell = Callable[[int], None]
+"""Told that so many more were read."""
+
+ReadTails = Callable[[ObjectStore, StreamKeys, Sequence[Listed], Tell], Awaitable[Mapping[str, Tail]]]
+"""Reads the tails of all these fragments: by key what each says. `read_tails` is one."""
+
+
+async def read_tails(
+    store: ObjectStore, keys: StreamKeys, rows: Sequence[Listed], tell: Tell
+) -> Mapping[str, Tail]:
+    """Read the tails of these fragments, some at once. Raises `Conflict` where one is deleted meanwhile."""
+    found: dict[str, Tail] = {}
+
+    async def read(row: Listed) -> None:
+        found[row.key] = await _tail(store, keys, row)
+        tell(1)
+
+    await run_each(read, rows, at_once=TAILS_AT_ONCE)
+    return found
+
+
+async def _tail(store: ObjectStore, keys: StreamKeys, row: Listed) -> Tail:
+    try:
+        tail, raw = await load_own_tail(store, row.key, size_bytes=row.size_bytes)
+    except NotFound as exc:
+        raise Conflict(f"{row.key} was deleted meanwhile: stop every sweep, and run again") from exc
+    except Corrupt as damage:
+        return damage.within(row.key, stream=keys.stream)
+    except UnsupportedFormat as newer:
+        known = "one that this program knows"
+        return Corrupt("format version", row.key, expected=known, found=str(newer))
+    trailer = tail.trailer
+    return Found(
+        entry=entry_of(trailer, crc32c(raw, trailer.data_checksum)),  # of header, chunks, and the tail
+        incarnation=trailer.incarnation,
+        epoch=trailer.epoch,
+        base_version=trailer.base_version,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +124,22 @@ async def rebuild(
     end: int | None = None,
     dry_run: bool = False,
     env: Env | None = None,
+    read_tails: ReadTails = read_tails,
     progress: Callable[[int, int], None] = lambda read, listed: None,
 ) -> RebuildReport:
     """Make a stream's manifest anew. `begin` and `end` are the operator's word on where it begins and ends.
 
     With holes, and no word on them, nothing is committed: the report has no manifest. Raises `Conflict`
     where a sound newest root stands or the stream was deleted, `NotOffloaded` where no fragment is left,
-    `Misuse` where no fragment begins at `begin` or ends at `end`. `progress` is told how many fragments were
-    read, and how many are known.
+    `Misuse` where no fragment begins at `begin` or ends at `end`. `read_tails` may have other machines read
+    the tails; all that is decided is decided here. `progress` is told how many fragments were read, and how
+    many are known.
     """
     env = env or Env()
     await offloader.open()
     log = offloader.log(stream)
     standing = await _standing(log)
-    survey = _Survey(store=offloader.store, keys=StreamKeys(stream), progress=progress)
+    survey = _Survey(store=offloader.store, keys=StreamKeys(stream), read_tails=read_tails, progress=progress)
     await survey.look()
     choice = _chosen(survey, begin, end)
     if dry_run or choice.holes:
@@ -181,6 +224,7 @@ class _Survey:
 
     store: ObjectStore
     keys: StreamKeys
+    read_tails: ReadTails
     progress: Callable[[int, int], None]
     found: dict[str, Found] = field(default_factory=dict)
     damages: dict[str, Corrupt] = field(default_factory=dict)
@@ -206,34 +250,20 @@ class _Survey:
                 f"{min(gone)} was deleted meanwhile: stop every sweep of the stream, and run again"
             )
         fresh = [row for row in rows if row.key not in self.found and row.key not in self.damages]
+        read = len(self.found) + len(self.damages)
 
-        async def read(row: Listed) -> None:
-            await self._read(row)
-            self.progress(len(self.found) + len(self.damages), len(rows))
+        def tell(more: int) -> None:
+            nonlocal read
+            read += more
+            self.progress(read, len(rows))
 
-        await run_each(read, fresh, at_once=TAILS_AT_ONCE)
+        tails = await self.read_tails(self.store, self.keys, fresh, tell)
+        for row in fresh:
+            self._keep(row.key, tails[row.key])
 
-    async def _read(self, row: Listed) -> None:
-        try:
-            tail, raw = await load_own_tail(self.store, row.key, size_bytes=row.size_bytes)
-        except NotFound as exc:
-            raise Conflict(f"{row.key} was deleted meanwhile: stop every sweep, and run again") from exc
-        except Corrupt as damage:
-            self.damages[row.key] = damage.within(row.key, stream=self.keys.stream)
-            return
-        except UnsupportedFormat as newer:
-            self.damages[row.key] = Corrupt(
-                "format version", row.key, expected="one that this program knows", found=str(newer)
-            )
-            return
-        self._keep(row.key, tail, raw)
-
-    def _keep(self, key: str, tail: FragmentTail, raw: bytes) -> None:
-        trailer = tail.trailer
-        self.number = max(self.number, trailer.base_version)
-        self.found[key] = Found(
-            entry=entry_of(trailer, crc32c(raw, trailer.data_checksum)),  # of header, chunks, and the tail
-            incarnation=trailer.incarnation,
-            epoch=trailer.epoch,
-            base_version=trailer.base_version,
-        )
+    def _keep(self, key: str, tail: Tail) -> None:
+        if isinstance(tail, Found):
+            self.number = max(self.number, tail.base_version)
+            self.found[key] = tail
+        else:
+            self.damages[key] = tail
