@@ -38,6 +38,8 @@ End = Annotated[
         help="End before this offset; what stands behind it is left to the next sync.",
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be committed.")]
+Yes = Annotated[bool, typer.Option("--yes", help="All writers and sweeps are stopped.")]
 
 
 def rebuild(
@@ -47,14 +49,13 @@ def rebuild(
     option: Options = None,
     begin: Begin = None,
     end: End = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be committed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="All writers and sweeps are stopped.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Make the manifest of STREAM anew from its data objects. Stop all writers and sweeps of it first."""
     state: State = context.obj
-    if not dry_run and not yes:
-        _ask()
+    make_sure(dry_run=dry_run, yes=yes)
 
     async def main() -> RebuildReport:
         async with state.tier(tier, option) as offloader:
@@ -70,20 +71,27 @@ def rebuild(
                     progress=lambda read, listed: show(f"{read} of {listed} fragments"),
                 )
 
-    report = run_async(main)
-    if json:
-        print_json(report.as_json(), indent=2)
-    else:
-        _show(report, dry_run=dry_run)
-    return 0 if report.manifest is not None or (dry_run and not report.choice.holes) else 1
+    return tell(run_async(main), dry_run=dry_run, json=json)
 
 
-def _ask() -> None:
+def make_sure(*, dry_run: bool, yes: bool) -> None:
+    """Have the operator say that nobody else is at the stream, unless nothing is to be done to it."""
+    if dry_run or yes:
+        return
     if not sys.stdin.isatty():
         raise Usage(f"{WARNING} Say --yes where that is so, or --dry-run to look first")
     print(WARNING, file=sys.stderr)
     if not typer.confirm("Are they all stopped?", err=True):
         raise typer.Exit(1)
+
+
+def tell(report: RebuildReport, *, dry_run: bool, json: bool) -> int:
+    """Print the report, and return the exit code that goes with it."""
+    if json:
+        print_json(report.as_json(), indent=2)
+    else:
+        _show(report, dry_run=dry_run)
+    return 0 if report.manifest is not None or (dry_run and not report.choice.holes) else 1
 
 
 def _show(report: RebuildReport, *, dry_run: bool) -> None:

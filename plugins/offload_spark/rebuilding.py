@@ -1,0 +1,44 @@
+"""`offload spark rebuild`: as `offload rebuild`, which it shares arguments and report with."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offload.cli.arguments import Options, Tier
+from offload.cli.output import live_line
+from offload.cli.rebuild import Begin, DryRun, End, Yes, make_sure, tell
+from offload_spark.options import absolute
+from offload_spark.running import Master, given, plain_errors, session_at
+
+
+def rebuild(
+    context: typer.Context,
+    tier: Tier,
+    stream: Annotated[str, typer.Argument(help="The stream whose roots are lost.")],
+    option: Options = None,
+    begin: Begin = None,
+    end: End = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    master: Master = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> int:
+    """Make the manifest of STREAM anew, its fragments read by tasks. Stop all writers and sweeps first."""
+    options = given(context.obj, option)
+    make_sure(dry_run=dry_run, yes=yes)
+    with session_at(master) as spark, live_line("reading") as show, plain_errors():
+        from offload_spark.jobs.rebuild import rebuild as run
+
+        report = run(
+            spark,
+            absolute(tier),
+            stream,
+            begin=begin,
+            end=end,
+            dry_run=dry_run,
+            storage_options=options,
+            progress=lambda read, listed: show(f"{read} of {listed} fragments"),
+        )
+    return tell(report, dry_run=dry_run, json=json)
