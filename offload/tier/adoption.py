@@ -8,14 +8,14 @@ last chunk with the source first, and commits under the writer that the manifest
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Container, Mapping
 from uuid import UUID
 
 from offload.errors import Corrupt, NotFound, UnsupportedFormat
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import AttemptKind, Manifest
 from offload.offloader import Leftover
-from offload.store.port import ObjectStore
+from offload.store.port import Listed, ObjectStore
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragment_writer import entry_of
 
@@ -40,23 +40,35 @@ async def find_complete(
     keys = StreamKeys(manifest.stream)
     found: list[Leftover] = []
     next_offset = manifest.next_offset
-    async for listed in store.list(keys.data, after=keys.before_fragments_of(next_offset)):
+    async for listed in uploaded_of(store, manifest, attempts):
         parsed = keys.parse_fragment(listed.key)
-        if parsed is None or parsed[0] != next_offset or parsed[1] not in attempts:
+        if parsed is None or parsed[0] != next_offset:
             continue
-        leftover = await _complete(store, listed.key, listed.size_bytes, manifest)
+        leftover = await complete(store, listed, stream=manifest.stream, incarnation=manifest.incarnation)
         if leftover is not None and leftover.entry.ledger_id == attempts[leftover.entry.attempt]:
             found.append(leftover)
             next_offset = leftover.entry.next_offset
     return found
 
 
-async def _complete(store: ObjectStore, key: str, size_bytes: int, manifest: Manifest) -> Leftover | None:
+async def uploaded_of(
+    store: ObjectStore, manifest: Manifest, attempts: Container[UUID]
+) -> AsyncGenerator[Listed, None]:
+    """What these attempts have in the store from where the manifest ends on, in order of offsets, unread."""
+    keys = StreamKeys(manifest.stream)
+    async for listed in store.list(keys.data, after=keys.before_fragments_of(manifest.next_offset)):
+        parsed = keys.parse_fragment(listed.key)
+        if parsed is not None and parsed[1] in attempts:
+            yield listed
+
+
+async def complete(store: ObjectStore, listed: Listed, *, stream: str, incarnation: UUID) -> Leftover | None:
+    """The fragment, read whole; None where it does not hold, or is of another stream or incarnation."""
     try:
-        checked = await check_fragment(store, key, size_bytes=size_bytes)
+        checked = await check_fragment(store, listed.key, size_bytes=listed.size_bytes)
     except (Corrupt, NotFound, UnsupportedFormat):
         return None
-    if checked.tail.stream != manifest.stream or checked.tail.trailer.incarnation != manifest.incarnation:
+    if checked.tail.stream != stream or checked.tail.trailer.incarnation != incarnation:
         return None
     return Leftover(
         entry=entry_of(checked.tail.trailer, checked.checksum),

@@ -79,6 +79,8 @@ def _give_up(ends: tuple[str, str], options: tuple[Options, Options], streams: l
 
 
 def _so_far(seen: Progress) -> str:
+    if not seen.pieces:
+        return f"{one_line(seen.stream)}: {seen.taken_over} fragments of an earlier run hold"
     pieces = f"{seen.pieces_done} of {seen.pieces} pieces"
     return f"{one_line(seen.stream)}: {pieces}, {size_text(seen.bytes)}"
 

@@ -15,7 +15,8 @@ import osiris_data
 import pytest
 from command_line import CAMPAIGN
 from offload_spark.jobs.backfill import SourceReach, abandon, backfill, identity
-from offload_spark.jobs.transfer import Piece, upload
+from offload_spark.jobs.transfer_tasks import Part, Piece, upload
+from osiris_writer import simple_chunks, write_stream
 
 from offload import Blocking, StreamWriter
 from offload.errors import Conflict, Diverged
@@ -117,14 +118,8 @@ def reach(source: str) -> SourceReach:
 
 def piece_of(tier: Blocking, job: Job) -> Piece:
     _, (attempt,) = tier.run(job.prepare([0]))
-    return Piece(
-        stream="batches",
-        ledger_id=0,
-        first_offset=0,
-        next_offset=3669,
-        job=job.uid,
-        attempt=attempt.uid,
-    )
+    part = Part(stream="batches", ledger_id=0, first_offset=0, next_offset=3669)
+    return Piece(part=part, job=job.uid, attempt=attempt.uid)
 
 
 async def begun(tier: Blocking) -> Job:
@@ -247,6 +242,26 @@ def test_a_driver_killed_while_it_uploads_is_gone_on_with(spark: SparkSession, s
 
     assert done.taken_over >= 1
     assert done.taken_over + done.ledgers >= 3
+    check_whole(url)
+
+
+def test_what_a_dead_run_left_of_another_history_is_not_taken_over(
+    spark: SparkSession, sources: Path, url: str, tmp_path: Path
+) -> None:
+    """The broker's stream was another by then; its name, and where the ledger ends, are the same."""
+    broker = tmp_path / "broker" / "batches"
+    write_stream(broker, simple_chunks(1223, records=3), segment_chunks=2000)
+    source = f"rabbitmq://{broker.parent}"
+    with Blocking(url) as tier:
+        uid = identity(source, tier.run(begun(tier)).manifest)
+        job = tier.run(Job.begin(tier.offloader, "batches", uid=uid))
+        tier.run(upload(tier.offloader, reach(source), [piece_of(tier, job)], is_first=True))
+    shutil.rmtree(broker)
+    shutil.copytree(sources / "batches", broker)
+
+    (done,) = backfill(spark, source, url)
+
+    assert (done.taken_over, done.ledgers) == (0, 3)
     check_whole(url)
 
 

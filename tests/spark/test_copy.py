@@ -238,7 +238,7 @@ def test_what_is_trimmed_or_deleted_at_the_source_is_begun_where_it_begins_or_pa
 RUN = """
 import os, signal, sys
 from offload_spark import session
-from offload_spark.jobs import transfer
+from offload_spark.jobs import transfer, transfer_tasks
 from offload_spark.jobs.copy import copy
 from offload.tier.guest import Job
 
@@ -255,7 +255,7 @@ def after_a_wave(progress):
         os.kill(os.getpid(), signal.SIGKILL)
 
 Job.append = append
-transfer.TASK_SIZE_BYTES_MAX = transfer.TASKS_PER_SLOT = 1
+transfer_tasks.TASK_SIZE_BYTES_MAX = transfer.TASKS_PER_SLOT = 1
 spark = session(master="local[1]", conf={"spark.driver.memory": "512m"})
 copy(spark, source, target, streams=["filtered"], piece_size_bytes=int(size), progress=after_a_wave)
 """

@@ -19,7 +19,8 @@ from offload.formats.manifest import Manifest
 from offload.offloader import ReadHandle
 from offload.source import Snapshot, SourceStream
 from offload.tier.opening import open_source
-from offload_spark.jobs.transfer import Fetch, Origin, Piece, Reach, Transfer, abort
+from offload_spark.jobs.transfer import Origin, Transfer, abort
+from offload_spark.jobs.transfer_tasks import Ends, Fetch, Part, Reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +63,8 @@ def backfill(
         found = tier.run(open_source(source).streams())
         for stream in [each for each in found if not streams or each.name in streams]:
             origin = Sealed(url=source, source=stream)
-            outcome = Transfer(spark=spark, url=url, options=options, tier=tier, origin=origin).run()
+            ends = Ends(reach=origin.reach, url=url, options=options)
+            outcome = Transfer(spark=spark, tier=tier, origin=origin, ends=ends).run()
             done.append(
                 Backfilled(
                     stream=stream.name,
@@ -129,12 +131,12 @@ class SourceReach(Reach):
         stream = await open_source(self.url).stream(self.stream)
         async with await stream.snapshot() as snapshot:
 
-            async def fetch(piece: Piece) -> ReadHandle:
+            async def fetch(part: Part) -> ReadHandle:
                 for ledger in snapshot.ledgers:
-                    if ledger.ledger_id == piece.ledger_id:
+                    if ledger.ledger_id == part.ledger_id:
                         return ledger
                 raise NotOffloaded(
-                    f"{self.url}: stream {self.stream!r} has no ledger {piece.ledger_id} any more"
+                    f"{self.url}: stream {self.stream!r} has no ledger {part.ledger_id} any more"
                 )
 
             yield fetch

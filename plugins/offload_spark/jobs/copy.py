@@ -26,7 +26,8 @@ from offload.source import Snapshot
 from offload.tier.opening import open_tier
 from offload.tier.sync import check_same_history
 from offload_spark.jobs.tier_runs import RUN_SIZE_BYTES, TierRun, snapshot_of
-from offload_spark.jobs.transfer import Fetch, Origin, Piece, Progress, Reach, Transfer, abort
+from offload_spark.jobs.transfer import Origin, Progress, Transfer, abort
+from offload_spark.jobs.transfer_tasks import Ends, Fetch, Part, Reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,15 +94,8 @@ def copy(
                 origin = Committed(
                     offloader=opened, manifest=manifest, source=reach, piece_size_bytes=piece_size_bytes
                 )
-                transfer = Transfer(
-                    spark=spark,
-                    url=target,
-                    options=options,
-                    tier=tier,
-                    origin=origin,
-                    read_back=read_back,
-                    progress=progress,
-                )
+                ends = Ends(reach=reach, url=target, options=options, read_back=read_back)
+                transfer = Transfer(spark=spark, tier=tier, origin=origin, ends=ends, progress=progress)
                 found.append(_copied(transfer, origin))
             done(found[-1])
     return found
@@ -191,10 +185,10 @@ class Committed(Origin):
         """See `Origin.identity`."""
         return identity(self.offloader.url, self.manifest, manifest)
 
-    def described(self, piece: Piece, ledger: ReadHandle) -> Piece:
+    def described(self, part: Part, ledger: ReadHandle) -> Part:
         """See `Origin.described`."""
         assert isinstance(ledger, TierRun)
-        return replace(piece, size_bytes=ledger.size_bytes, named=ledger.manifest.encode())
+        return replace(part, size_bytes=ledger.size_bytes, named=ledger.manifest.encode())
 
     async def check_end_of(self, target: LedgerOffloader) -> None:
         """Raise `Diverged` unless the last chunk that the target names, read back, is the source's there."""
@@ -206,7 +200,7 @@ class Committed(Origin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierReach(Reach):
-    """A tier, by URL and options. What is read there, each piece says itself."""
+    """A tier, by URL and options. What is read there, each part says itself."""
 
     url: str
     options: Mapping[str, Any]
@@ -216,8 +210,8 @@ class TierReach(Reach):
         """See `Reach.opened`."""
         async with open_tier(self.url, storage_options=self.options) as offloader:
 
-            async def fetch(piece: Piece) -> ReadHandle:
-                manifest = Manifest.decode(piece.named, where="a piece of a copy")
+            async def fetch(part: Part) -> ReadHandle:
+                manifest = Manifest.decode(part.named, where="the plan of a copy")
                 return TierRun(offloader, manifest, manifest.entries)
 
             yield fetch

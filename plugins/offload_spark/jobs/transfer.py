@@ -10,76 +10,39 @@ all of it at once.
     after the commit      perhaps attempts that still run   run again, or `abort`
 
 Invariants: the transfer of an origin, a stream and its incarnation has one identity, so a run knows what an
-earlier one left; a task that is tried again uploads under attempts of its own; what the origin does not
-continue is not appended.
+earlier one left; what the origin does not continue is not appended; no record passes through the driver.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from functools import partial
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 from offload.blocking import Blocking
-from offload.errors import Absent, Misuse
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import AttemptKind, Entry, Manifest
-from offload.offloader import Attempt, CutHandle, LedgerOffloader, ReadHandle, Receipt
+from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.source import Snapshot
-from offload.tier.adoption import find_complete
+from offload.store.port import Listed
+from offload.tier.adoption import uploaded_of
 from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.stream_writer import StreamWriter
-from offload.tier.sync import check_same_history, checksum_at, newest
-from offload_spark.jobs.verify import is_checked
+from offload.tier.sync import check_same_history, newest
+from offload_spark.jobs.transfer_tasks import Ends, Left, Part, Piece, Reach, Sized, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TASK_SIZE_BYTES_MIN: Final = 4 * 1024 * 1024
-TASK_SIZE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Small pieces share a task up to this, or up to as little as keeps every slot of Spark's busy."""
+R = TypeVar("R")
 
 TASKS_PER_SLOT: Final = 4
 """How many tasks a wave has for each of Spark's slots: enough that none waits for the slowest for long."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A ledger, or a part of one, as a task is given it."""
-
-    stream: str
-    ledger_id: int
-    first_offset: int
-    next_offset: int
-    job: UUID
-    attempt: UUID
-    """For the first try; another one announces an attempt of its own."""
-
-    size_bytes: int = 0
-    """About how many chunk bytes it has; 0 where nobody knows."""
-
-    named: bytes = b""
-    """Of a tier's stream, an encoded manifest that names what the piece is cut from, and nothing else."""
-
-
-Fetch = Callable[[Piece], Awaitable[ReadHandle]]
-"""A handle on what a piece is cut from: its ledger, or as much of it as holds the piece."""
-
-
-class Reach(ABC):
-    """How a task reaches the origin. It is pickled: it holds what names the origin, and nothing open."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def opened(self) -> AbstractAsyncContextManager[Fetch]:
-        """The origin, open as long as the context is."""
 
 
 class Origin(ABC):
@@ -109,9 +72,9 @@ class Origin(ABC):
     def identity(self, manifest: Manifest) -> UUID:
         """The job's, for this incarnation of the tier's stream: the same in every run."""
 
-    def described(self, piece: Piece, ledger: ReadHandle) -> Piece:
-        """The piece, with what the origin has to say of this ledger to whoever reads it."""
-        return piece
+    def described(self, part: Part, ledger: ReadHandle) -> Part:
+        """The part, with what the origin has to say of this ledger to whoever reads it."""
+        return part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +82,14 @@ class Progress:
     """How far a stream has come in this run."""
 
     stream: str
-    pieces: int
-    pieces_done: int
-    bytes: int
+    taken_over: int
+    """Fragments of an earlier run that were found complete."""
+
+    pieces: int = 0
+    """How many there are to upload; 0 until that is known."""
+
+    pieces_done: int = 0
+    bytes: int = 0
     """Chunk bytes that were uploaded."""
 
 
@@ -129,11 +97,11 @@ class Progress:
 class Outcome:
     """What a run did for one stream."""
 
-    uploaded: Sequence[Receipt]
-    taken_over: Sequence[Receipt]
+    uploaded: Sequence[Receipt] = ()
+    taken_over: Sequence[Receipt] = ()
     """What an earlier run had uploaded."""
 
-    manifest: Manifest | None
+    manifest: Manifest | None = None
     """The newest; None where the stream was not begun, since there is nothing for it."""
 
 
@@ -142,13 +110,9 @@ class Transfer:
     """One stream's."""
 
     spark: SparkSession
-    url: str
-    options: Mapping[str, Any]
     tier: Blocking
     origin: Origin
-    read_back: bool = False
-    """Whether tasks read what they uploaded once more before it is named."""
-
+    ends: Ends
     progress: Callable[[Progress], None] = lambda progress: None
 
     def run(self) -> Outcome:
@@ -157,80 +121,109 @@ class Transfer:
         Raises `Conflict` where another appended first, `Diverged` where the two tell different histories, and
         what a task raises, wrapped by Spark: nothing is named then.
         """
-        planned = self.tier.run(self._planned())
-        if planned is None:
-            return Outcome(uploaded=(), taken_over=(), manifest=None)
-        job, left, pieces = planned
-        uploaded = self._uploaded(pieces)
-        self.tier.run(self._appended(job, [*left, *uploaded]))
+        tier = self.tier
+        manifest = tier.run(newest(tier.offloader, self.origin.stream))
+        snapshot = tier.run(self.origin.snapshot(manifest))
+        try:
+            ledgers = self.origin.ledgers(snapshot)
+            if manifest is None and not ledgers:  # it is not begun for nothing
+                return Outcome()
+            job = tier.run(self._begun(manifest, snapshot))
+            left = self._taken_over(job, ledgers)
+            start = left[-1].next_offset if left else job.manifest.next_offset
+            pieces = tier.run(self._announced(job, ledgers, start))
+            uploaded = self._uploaded(pieces, Progress(stream=self.origin.stream, taken_over=_count(left)))
+        finally:
+            tier.run(snapshot.aclose())
+        tier.run(self._appended(job, [*left, *uploaded]))
         return Outcome(uploaded=uploaded, taken_over=left, manifest=job.manifest)
 
-    def _uploaded(self, pieces: Sequence[Piece]) -> list[Receipt]:
-        """By tasks, in waves, so that it can be seen how far it came."""
-        context = self.spark.sparkContext
-        slots = context.defaultParallelism
-        work = partial(_uploaded_by_task, self.url, self.options, self.origin.reach, self.read_back)
-        found: list[Receipt] = []
-        tasks = _tasks(pieces, slots)
-        while wave := [*islice(tasks, slots * TASKS_PER_SLOT)]:
-            for receipts in context.parallelize(wave, len(wave)).map(work).collect():
-                found += receipts
-            size = sum(entry.data_size_bytes for receipt in found for entry in receipt.entries)
-            self.progress(
-                Progress(stream=self.origin.stream, pieces=len(pieces), pieces_done=len(found), bytes=size)
+    async def _begun(self, manifest: Manifest | None, snapshot: Snapshot) -> Job:
+        """The job, on a stream that tells the origin's history. Where the tier has none, it is begun."""
+        offloader, stream = self.tier.offloader, self.origin.stream
+        if manifest is None:
+            await offloader.open(create=True)
+            writer = await StreamWriter.claim(
+                offloader, stream, first_offset=snapshot.first_offset, source_epoch=snapshot.epoch
             )
+            manifest = writer.manifest
+        await check_same_history(offloader, manifest, snapshot)
+        return await Job.begin(offloader, stream, uid=self.origin.identity(manifest))
+
+    def _taken_over(self, job: Job, ledgers: Sequence[ReadHandle]) -> list[Receipt]:
+        """What an earlier run left complete, continues the stream, and is what the origin has."""
+        own = {
+            running.attempt: running.ledger_id
+            for running in job.manifest.running
+            if running.writer == job.uid and running.kind is AttemptKind.JOB
+        }
+        if not own or not isinstance(job.offloader, ObjectStoreOffloader):
+            return []
+        rows = self.tier.run(_all_of(job.offloader, job.manifest, own))
+        found: list[Leftover] = []
+        for some in self._in_waves(self._left(job.manifest, rows, ledgers), self.ends.check):
+            found += some
+            self.progress(Progress(stream=self.origin.stream, taken_over=len(found)))
+        return _chained(job.manifest, found, own)
+
+    def _left(self, manifest: Manifest, rows: Sequence[Listed], ledgers: Sequence[ReadHandle]) -> list[Left]:
+        """The rows, each with the ledger that holds its first record."""
+        keys, firsts = StreamKeys(manifest.stream), [ledger.first_offset for ledger in ledgers]
+        by_ledger: dict[int, list[Listed]] = {}
+        for row in rows:
+            parsed = keys.parse_fragment(row.key)
+            number = -1 if parsed is None else bisect_right(firsts, parsed[0]) - 1
+            if number >= 0:
+                by_ledger.setdefault(number, []).append(row)
+        return [
+            Left(part=self._part(ledgers[number], 0), incarnation=manifest.incarnation, rows=found)
+            for number, found in by_ledger.items()
+        ]
+
+    async def _announced(self, job: Job, ledgers: Sequence[ReadHandle], start: int) -> list[Piece]:
+        """What is to be uploaded, from `start` on."""
+        parts = [self._part(ledger, start) for ledger in ledgers if ledger.next_offset > start]
+        if not parts:
+            return []
+        _, attempts = await job.prepare([part.ledger_id for part in parts])
+        return [
+            Piece(part=part, job=job.uid, attempt=attempt.uid)
+            for part, attempt in zip(parts, attempts, strict=True)
+        ]
+
+    def _part(self, ledger: ReadHandle, start: int) -> Part:
+        """The ledger from `start` on."""
+        part = Part(
+            stream=self.origin.stream,
+            ledger_id=ledger.ledger_id,
+            first_offset=max(ledger.first_offset, start),
+            next_offset=ledger.next_offset,
+        )
+        return self.origin.described(part, ledger)
+
+    def _uploaded(self, pieces: Sequence[Piece], progress: Progress) -> list[Receipt]:
+        found: list[Receipt] = []
+        for some in self._in_waves(pieces, self.ends.upload):
+            found += some
+            size = sum(entry.data_size_bytes for receipt in found for entry in receipt.entries)
+            self.progress(replace(progress, pieces=len(pieces), pieces_done=len(found), bytes=size))
         return found
 
-    async def _planned(self) -> tuple[Job, list[Receipt], list[Piece]] | None:
-        """The job, what an earlier run of it left, and what is to be uploaded; announced.
-
-        None where there is nothing to copy of a stream that the tier does not have: it is not begun for it.
-        """
-        offloader, stream = self.tier.offloader, self.origin.stream
-        manifest = await newest(offloader, stream)
-        async with await self.origin.snapshot(manifest) as snapshot:
-            ledgers = self.origin.ledgers(snapshot)
-            if manifest is None and not ledgers:
-                return None
-            manifest = manifest or await self._begun(snapshot)
-            await check_same_history(offloader, manifest, snapshot)
-            job = await Job.begin(offloader, stream, uid=self.origin.identity(manifest))
-            left = await _left_by(job, snapshot)
-            start = left[-1].next_offset if left else job.manifest.next_offset
-            ledgers = [ledger for ledger in ledgers if ledger.next_offset > start]
-            pieces = []
-            if ledgers:
-                _, attempts = await job.prepare([ledger.ledger_id for ledger in ledgers])
-                pieces = [
-                    self.origin.described(_piece(ledger, attempt, start, job.uid), ledger)
-                    for ledger, attempt in zip(ledgers, attempts, strict=True)
-                ]
-        return job, left, pieces
-
-    async def _begun(self, snapshot: Snapshot) -> Manifest:
-        """The first manifest of a stream that the tier does not have."""
-        offloader = self.tier.offloader
-        await offloader.open(create=True)
-        writer = await StreamWriter.claim(
-            offloader, self.origin.stream, first_offset=snapshot.first_offset, source_epoch=snapshot.epoch
-        )
-        return writer.manifest
+    def _in_waves(
+        self, items: Sequence[Sized], work: Callable[[Sequence[Sized]], list[R]]
+    ) -> Iterator[list[R]]:
+        """By tasks, so many at a time that it can be seen how far it came."""
+        context = self.spark.sparkContext
+        slots: int = context.defaultParallelism
+        tasks: Iterator[list[Sized]] = tasks_of(items, slots)
+        while wave := [*islice(tasks, slots * TASKS_PER_SLOT)]:
+            done = context.parallelize(wave, len(wave)).map(work).collect()
+            yield [one for task in done for one in task]
 
     async def _appended(self, job: Job, receipts: Sequence[Receipt]) -> None:
         if receipts:
             await job.append(receipts)
         await job.abort()  # attempts of tries that failed, and of a run that was killed
-
-
-def _piece(ledger: ReadHandle, attempt: Attempt, start: int, job: UUID) -> Piece:
-    return Piece(
-        stream=attempt.stream,
-        ledger_id=ledger.ledger_id,
-        first_offset=max(ledger.first_offset, start),
-        next_offset=ledger.next_offset,
-        job=job,
-        attempt=attempt.uid,
-    )
 
 
 async def abort(offloader: LedgerOffloader, stream: str, identity: Callable[[Manifest], UUID]) -> None:
@@ -240,93 +233,25 @@ async def abort(offloader: LedgerOffloader, stream: str, identity: Callable[[Man
     await job.abort()
 
 
-async def _left_by(job: Job, snapshot: Snapshot) -> list[Receipt]:
-    """What an earlier run left complete, continues the stream, and is what the origin has."""
-    own = {
-        running.attempt: running.ledger_id
-        for running in job.manifest.running
-        if running.writer == job.uid and running.kind is AttemptKind.JOB
-    }
-    if not own or not isinstance(job.offloader, ObjectStoreOffloader):
-        return []
+async def _all_of(
+    offloader: ObjectStoreOffloader, manifest: Manifest, attempts: Mapping[UUID, int]
+) -> list[Listed]:
+    return [row async for row in uploaded_of(offloader.store, manifest, attempts)]
+
+
+def _chained(manifest: Manifest, found: Sequence[Leftover], own: Mapping[UUID, int]) -> list[Receipt]:
+    """Of what was found, one chain without a hole from where the manifest ends on, by attempts."""
+    next_offset = manifest.next_offset
     by_attempt: dict[UUID, list[Entry]] = {}
-    for left in await find_complete(job.offloader.store, job.manifest, own):
-        if await checksum_at(snapshot, left.last_chunk_offset) != left.last_chunk_checksum:
-            break
-        by_attempt.setdefault(left.entry.attempt, []).append(left.entry)
+    for entry in sorted((each.entry for each in found), key=lambda entry: entry.first_offset):
+        if entry.first_offset == next_offset and entry.ledger_id == own[entry.attempt]:
+            by_attempt.setdefault(entry.attempt, []).append(entry)
+            next_offset = entry.next_offset
     return [
-        Receipt(attempt=Attempt(stream=job.manifest.stream, ledger_id=own[uid], uid=uid), entries=entries)
+        Receipt(attempt=Attempt(stream=manifest.stream, ledger_id=own[uid], uid=uid), entries=entries)
         for uid, entries in by_attempt.items()
     ]
 
 
-def _tasks(pieces: Sequence[Piece], slots: int) -> Iterator[list[Piece]]:
-    """Pieces in their order, small ones together. One whose size nobody knows is a task of its own."""
-    share = sum(piece.size_bytes for piece in pieces) // slots
-    size_bytes = min(max(share, TASK_SIZE_BYTES_MIN), TASK_SIZE_BYTES_MAX)
-    task: list[Piece] = []
-    weight = 0
-    for piece in pieces:
-        cost = piece.size_bytes or size_bytes
-        if task and weight + cost > size_bytes:
-            yield task
-            task, weight = [], 0
-        task.append(piece)
-        weight += cost
-    if task:
-        yield task
-
-
-def _uploaded_by_task(
-    url: str, options: Mapping[str, Any], reach: Reach, read_back: bool, pieces: Sequence[Piece]
-) -> list[Receipt]:
-    """What a task does: its pieces, each under the attempt that was announced for it."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    tries = context.attemptNumber() if context is not None else 0
-
-    async def work() -> list[Receipt]:
-        receipts = await upload(tier.offloader, reach, pieces, is_first=not tries)
-        if read_back:
-            await _read_back(tier.offloader, receipts)
-        return receipts
-
-    with Blocking(url, storage_options=dict(options)) as tier:
-        return tier.run(work())
-
-
-async def upload(
-    offloader: LedgerOffloader, reach: Reach, pieces: Sequence[Piece], *, is_first: bool
-) -> list[Receipt]:
-    """Upload pieces of one stream.
-
-    A further try announces other attempts: those of the first one may still be under way.
-    """
-    stream = pieces[0].stream
-    job = await Job.begin(offloader, stream, uid=pieces[0].job)
-    manifest = job.manifest
-    attempts = [Attempt(stream=stream, ledger_id=each.ledger_id, uid=each.attempt) for each in pieces]
-    if not is_first:
-        manifest, attempts = await job.prepare([each.ledger_id for each in pieces])
-    receipts = []
-    async with reach.opened() as fetch:
-        for piece, attempt in zip(pieces, attempts, strict=True):
-            async with await fetch(piece) as whole:
-                handle = CutHandle(whole, first_offset=piece.first_offset, next_offset=piece.next_offset)
-                receipts.append(
-                    await offloader.offload(handle, attempt, manifest=manifest, extra_metadata={})
-                )
-    return receipts
-
-
-async def _read_back(offloader: LedgerOffloader, receipts: Sequence[Receipt]) -> None:
-    """Raise `Corrupt` unless each uploaded fragment, read whole, is what a manifest will say of it."""
-    if not isinstance(offloader, ObjectStoreOffloader):
-        raise Misuse(f"{offloader.url} is no object store; there are no objects to read back")
-    manifest = await offloader.load_manifest(receipts[0].attempt.stream)
-    for receipt in receipts:
-        for entry in receipt.entries:
-            key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
-            if not await is_checked(offloader, manifest, entry, key):
-                raise Absent(key, manifest.stream)
+def _count(receipts: Sequence[Receipt]) -> int:
+    return sum(len(receipt.entries) for receipt in receipts)

@@ -1,0 +1,147 @@
+"""A tier's stream as something to copy from, without Spark: whole, cut at fragments, pinned, checked."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from offload_conformance import ledger_of
+from offload_spark.jobs.tier_runs import TierRun, snapshot_of
+from offload_spark.jobs.transfer_tasks import Part, Piece, tasks_of
+
+from offload import ObjectStoreOffloader, StreamWriter
+from offload.errors import Absent, TryAgain
+from offload.formats.anchor import TierAnchor
+from offload.formats.keys import TIER_ANCHOR
+from offload.formats.manifest import Manifest
+from offload.offloader import ReadHandle
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+from offload.tier.object_store_offloader import TierOptions
+from offload.tier.retention import Retention, trim
+from offload.tier.sweep import sweep
+
+LEDGERS = (ledger_of(6), ledger_of(7, first_offset=6))
+CHUNKS = [chunk for ledger in LEDGERS for chunk in ledger.chunks]
+"""One record each, and each a fragment."""
+
+
+async def tier() -> tuple[ObjectStoreOffloader, Manifest]:
+    """Groups take two entries, so that most fragments stand several groups deep."""
+    store = FaultyStore(MemoryStore(objects={TIER_ANCHOR: TierAnchor(branching_factor=2).encode()}))
+    offloader = ObjectStoreOffloader(store, options=TierOptions(fragment_size_bytes=1))
+    writer = await StreamWriter.claim(offloader, "orders")
+    for ledger in LEDGERS:
+        await writer.offload([ledger])
+    assert writer.manifest.has_groups
+    return offloader, writer.manifest
+
+
+async def content(handle: ReadHandle) -> bytes:
+    return await handle.read(await handle.table())
+
+
+@settings(max_examples=50, deadline=None)
+@given(since=st.integers(0, 14), size_bytes=st.integers(1, 1500))
+def test_runs_are_all_from_the_fragment_asked_for_on(since: int, size_bytes: int) -> None:
+    async def main() -> None:
+        offloader, manifest = await tier()
+
+        snapshot = await snapshot_of(offloader, manifest, since=since, run_size_bytes=size_bytes)
+
+        runs = [run for run in snapshot.ledgers if isinstance(run, TierRun)]
+        assert [await content(run) for run in runs] == [
+            b"".join(CHUNKS[run.first_offset : run.next_offset]) for run in runs
+        ]
+        assert all(one.next_offset == other.first_offset for one, other in pairwise(runs))
+        assert [run.first_offset for run in runs[:1]] == [since] * (since < 13)
+        assert [run.next_offset for run in runs[-1:]] == [13] * (since < 13)
+        assert (snapshot.first_offset, snapshot.next_offset) == (0, 13)
+        for run in runs:
+            assert run.size_bytes - len(CHUNKS[run.next_offset - 1]) < size_bytes
+            assert run.ledger_id == (0 if run.next_offset <= 6 else 6)
+
+    asyncio.run(main())
+
+
+def test_a_task_asks_for_nothing_but_the_fragments_that_it_was_handed() -> None:
+    async def main() -> None:
+        offloader, manifest = await tier()
+        snapshot = await snapshot_of(offloader, manifest, run_size_bytes=300)
+        handed = [run.manifest.encode() for run in snapshot.ledgers if isinstance(run, TierRun)]
+        store = offloader.store
+        asked: list[str] = []
+
+        class Noting(FaultyStore):
+            async def get(self, key: str, span: object = None) -> bytes:
+                asked.append(key)
+                return await super().get(key, span)  # type: ignore[arg-type]
+
+        task = ObjectStoreOffloader(Noting(store))
+        await task.open()
+        asked.clear()
+        found = []
+        for raw in handed:
+            part = Manifest.decode(raw, where="a test")
+            found.append(await content(TierRun(task, part, part.entries)))
+
+        assert b"".join(found) == b"".join(CHUNKS)
+        assert {key.rpartition(".")[2] for key in asked} == {"fragment"}
+        assert max(map(len, handed)) < 1500
+
+    asyncio.run(main())
+
+
+def test_what_was_trimmed_meanwhile_is_said_and_what_is_missing_is_damage() -> None:
+    async def main() -> None:
+        offloader, manifest = await tier()
+        snapshot = await snapshot_of(offloader, manifest, run_size_bytes=1)
+        first, missing, *_, last = snapshot.ledgers
+        await trim(offloader, "orders", Retention(before_offset=1))
+        await sweep(offloader, grace_seconds=0)
+        left = [row.key async for row in offloader.store.list("orders/data/")]
+        await offloader.store.delete(left[:1])
+
+        with pytest.raises(TryAgain, match="trimmed up to offset 1 while it was copied"):
+            await first.table()
+        with pytest.raises(Absent):
+            await missing.table()
+        assert await content(last) == CHUNKS[-1]
+
+    asyncio.run(main())
+
+
+def test_what_is_committed_later_is_not_in_it() -> None:
+    async def main() -> None:
+        offloader, manifest = await tier()
+        writer = await StreamWriter.claim(offloader, "orders")
+        await writer.offload([ledger_of(3, first_offset=13)])
+
+        snapshot = await snapshot_of(offloader, manifest)
+
+        assert snapshot.next_offset == snapshot.ledgers[-1].next_offset == 13
+
+    asyncio.run(main())
+
+
+@given(sizes=st.lists(st.integers(0, 400 * 2**20)), slots=st.integers(1, 64))
+def test_small_pieces_share_a_task_and_each_is_in_one(sizes: list[int], slots: int) -> None:
+    pieces = [
+        Piece(
+            part=Part(stream="orders", ledger_id=i, first_offset=i, next_offset=i + 1, size_bytes=size),
+            job=UUID(int=1),
+            attempt=UUID(int=i),
+        )
+        for i, size in enumerate(sizes)
+    ]
+
+    tasks = [*tasks_of(pieces, slots)]
+
+    assert [piece for task in tasks for piece in task] == pieces
+    for task in tasks:
+        assert len(task) == 1 or sum(piece.size_bytes for piece in task) <= 256 * 2**20
+        assert len(task) == 1 or all(piece.size_bytes for piece in task)
