@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_conformance import ledger_of
 from offload_spark.jobs.tier_runs import TierRun, snapshot_of
-from offload_spark.jobs.transfer_tasks import Part, Piece, tasks_of
 
 from offload import ObjectStoreOffloader, StreamWriter
 from offload.errors import Absent, TryAgain
@@ -126,22 +124,3 @@ def test_what_is_committed_later_is_not_in_it() -> None:
         assert snapshot.next_offset == snapshot.ledgers[-1].next_offset == 13
 
     asyncio.run(main())
-
-
-@given(sizes=st.lists(st.integers(0, 400 * 2**20)), slots=st.integers(1, 64))
-def test_small_pieces_share_a_task_and_each_is_in_one(sizes: list[int], slots: int) -> None:
-    pieces = [
-        Piece(
-            part=Part(stream="orders", ledger_id=i, first_offset=i, next_offset=i + 1, size_bytes=size),
-            job=UUID(int=1),
-            attempt=UUID(int=i),
-        )
-        for i, size in enumerate(sizes)
-    ]
-
-    tasks = [*tasks_of(pieces, slots)]
-
-    assert [piece for task in tasks for piece in task] == pieces
-    for task in tasks:
-        assert len(task) == 1 or sum(piece.size_bytes for piece in task) <= 256 * 2**20
-        assert len(task) == 1 or all(piece.size_bytes for piece in task)

@@ -130,7 +130,7 @@ class Transfer:
                 return Outcome()
             job = tier.run(self._begun(manifest, snapshot))
             left = self._taken_over(job, ledgers)
-            start = left[-1].next_offset if left else job.manifest.next_offset
+            start = end_of(left, job.manifest.next_offset)
             pieces = tier.run(self._announced(job, ledgers, start))
             uploaded = self._uploaded(pieces, Progress(stream=self.origin.stream, taken_over=_count(left)))
         finally:
@@ -164,7 +164,7 @@ class Transfer:
         for some in self._in_waves(self._left(job.manifest, rows, ledgers), self.ends.check):
             found += some
             self.progress(Progress(stream=self.origin.stream, taken_over=len(found)))
-        return _chained(job.manifest, found, own)
+        return chained(self.origin.stream, job.manifest.next_offset, found, own)
 
     def _left(self, manifest: Manifest, rows: Sequence[Listed], ledgers: Sequence[ReadHandle]) -> list[Left]:
         """The rows, each with the ledger that holds its first record."""
@@ -239,18 +239,24 @@ async def _all_of(
     return [row async for row in uploaded_of(offloader.store, manifest, attempts)]
 
 
-def _chained(manifest: Manifest, found: Sequence[Leftover], own: Mapping[UUID, int]) -> list[Receipt]:
-    """Of what was found, one chain without a hole from where the manifest ends on, by attempts."""
-    next_offset = manifest.next_offset
+def chained(
+    stream: str, next_offset: int, found: Sequence[Leftover], own: Mapping[UUID, int]
+) -> list[Receipt]:
+    """Of what was found, one chain without a hole from `next_offset` on; `own` has each attempt's ledger."""
     by_attempt: dict[UUID, list[Entry]] = {}
     for entry in sorted((each.entry for each in found), key=lambda entry: entry.first_offset):
         if entry.first_offset == next_offset and entry.ledger_id == own[entry.attempt]:
             by_attempt.setdefault(entry.attempt, []).append(entry)
             next_offset = entry.next_offset
     return [
-        Receipt(attempt=Attempt(stream=manifest.stream, ledger_id=own[uid], uid=uid), entries=entries)
+        Receipt(attempt=Attempt(stream=stream, ledger_id=own[uid], uid=uid), entries=entries)
         for uid, entries in by_attempt.items()
     ]
+
+
+def end_of(receipts: Sequence[Receipt], next_offset: int) -> int:
+    """Where the stream ends with these. The last receipt need not end last: a later run fills holes."""
+    return max([next_offset, *(receipt.next_offset for receipt in receipts)])
 
 
 def _count(receipts: Sequence[Receipt]) -> int:

@@ -129,7 +129,8 @@ class HasSize(Protocol):
     """What costs a task something."""
 
     @property
-    def size_bytes(self) -> int: ...
+    def size_bytes(self) -> int:
+        """About how many; 0 where nobody knows."""
 
 
 Sized = TypeVar("Sized", bound=HasSize)
