@@ -24,13 +24,16 @@ from offload.tier.retention import Retention, trim
 from offload.tier.sweep import sweep
 
 LEDGERS = (ledger_of(6), ledger_of(7, first_offset=6))
+ENDS = {4, 6, 8, 12, 13}
+"""Where a group or a ledger ends: so does a run, however small it is."""
+
 CHUNKS = [chunk for ledger in LEDGERS for chunk in ledger.chunks]
 """One record each, and each a fragment."""
 
 
 async def tier() -> tuple[ObjectStoreOffloader, Manifest]:
-    """Groups take two entries, so that most fragments stand several groups deep."""
-    store = FaultyStore(MemoryStore(objects={TIER_ANCHOR: TierAnchor(branching_factor=2).encode()}))
+    """Groups take four entries: three groups, and a fragment in the root."""
+    store = FaultyStore(MemoryStore(objects={TIER_ANCHOR: TierAnchor(branching_factor=4).encode()}))
     offloader = ObjectStoreOffloader(store, options=TierOptions(fragment_size_bytes=1))
     writer = await StreamWriter.claim(offloader, "orders")
     for ledger in LEDGERS:
@@ -44,7 +47,7 @@ async def content(handle: ReadHandle) -> bytes:
 
 
 @settings(max_examples=50, deadline=None)
-@given(since=st.integers(0, 14), size_bytes=st.integers(1, 1500))
+@given(since=st.integers(0, 14), size_bytes=st.integers(1, 5 * len(CHUNKS[0])))
 def test_runs_are_all_from_the_fragment_asked_for_on(since: int, size_bytes: int) -> None:
     async def main() -> None:
         offloader, manifest = await tier()
@@ -61,6 +64,7 @@ def test_runs_are_all_from_the_fragment_asked_for_on(since: int, size_bytes: int
         assert (snapshot.first_offset, snapshot.next_offset) == (0, 13)
         for run in runs:
             assert run.size_bytes - len(CHUNKS[run.next_offset - 1]) < size_bytes
+            assert run.size_bytes >= size_bytes or run.next_offset in ENDS
             assert run.ledger_id == (0 if run.next_offset <= 6 else 6)
 
     asyncio.run(main())
