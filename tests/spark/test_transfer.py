@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from offload_conformance import ledger_of
 from offload_spark.jobs.transfer import chained, end_of
-from offload_spark.jobs.transfer_tasks import Part, Piece, tasks_of
+from offload_spark.jobs.transfer_tasks import Fetch, Part, Piece, Reach, read_back, tasks_of, upload
 
+from offload import ObjectStoreOffloader, StreamWriter
+from offload.errors import Absent, Corrupt
 from offload.formats.manifest import Entry
-from offload.offloader import Leftover
+from offload.offloader import Leftover, ReadHandle
+from offload.store.memory import MemoryStore
+from offload.tier.guest import Job
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 OWN = {ONE: 0, OTHER: 0}
@@ -57,6 +64,44 @@ def test_only_what_continues_without_a_hole_is_taken_over(
     assert end_of(receipts, 10) == max([10, *(stop for _, stop in expected)])
     for receipt in receipts:
         assert {entry.attempt for entry in receipt.entries} == {receipt.attempt.uid}
+
+
+class InMemory(Reach):
+    """An origin of one ledger."""
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[Fetch, None]:
+        async def fetch(part: Part) -> ReadHandle:
+            return ledger_of(10)
+
+        yield fetch
+
+
+def test_what_was_uploaded_is_named_only_if_it_holds_when_it_is_read_back() -> None:
+    async def main() -> None:
+        objects: dict[str, bytes] = {}
+        offloader = ObjectStoreOffloader(MemoryStore(objects=objects))
+        await StreamWriter.claim(offloader, "orders")
+        job = await Job.begin(offloader, "orders")
+        _, (attempt,) = await job.prepare([0])
+        part = Part(stream="orders", ledger_id=0, first_offset=2, next_offset=7)
+        piece = Piece(part=part, job=job.uid, attempt=attempt.uid)
+
+        receipts = await upload(offloader, InMemory(), [piece], is_first=True)
+
+        assert [(each.first_offset, each.next_offset) for each in receipts[0].entries] == [(2, 7)]
+        await read_back(offloader, receipts)
+        (key,) = [key for key in objects if key.endswith(".fragment")]
+        sound = objects[key]
+        for at in (0, 100, len(sound) - 1):
+            objects[key] = sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :]
+            with pytest.raises(Corrupt):
+                await read_back(offloader, receipts)
+        del objects[key]
+        with pytest.raises(Absent):
+            await read_back(offloader, receipts)
+
+    asyncio.run(main())
 
 
 @given(sizes=st.lists(st.integers(0, 400 * 2**20)), slots=st.integers(1, 64))

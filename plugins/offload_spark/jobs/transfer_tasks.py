@@ -108,7 +108,7 @@ class Ends:
         async def work() -> list[Receipt]:
             receipts = await upload(tier.offloader, self.reach, pieces, is_first=not tries)
             if self.read_back:
-                await _read_back(tier.offloader, receipts)
+                await read_back(tier.offloader, receipts)
             return receipts
 
         with Blocking(self.url, storage_options=dict(self.options)) as tier:
@@ -177,7 +177,7 @@ async def upload(
     return receipts
 
 
-async def _read_back(offloader: LedgerOffloader, receipts: Sequence[Receipt]) -> None:
+async def read_back(offloader: LedgerOffloader, receipts: Sequence[Receipt]) -> None:
     """Raise `Corrupt` unless each uploaded fragment, read whole, is what a manifest will say of it."""
     if not isinstance(offloader, ObjectStoreOffloader):
         raise Misuse(f"{offloader.url} is no object store; there are no objects to read back")
