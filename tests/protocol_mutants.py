@@ -34,7 +34,7 @@ from offload.manifest.changes import (
 )
 from offload.manifest.commit import RootLog
 from offload.offloader import Attempt, Leftover, ReadHandle
-from offload.store.port import Body, ObjectStore
+from offload.store.port import Body, Listed, ObjectStore
 from offload.store.wrap import StoreDecorator
 from offload.tier import adoption, object_store_offloader
 from offload.tier.fragment_writer import entry_of
@@ -137,16 +137,17 @@ async def _adopt_any(store: Any, manifest: Manifest) -> list[Leftover]:
     async for listed in store.list(keys.data):
         parsed = keys.parse_fragment(listed.key)
         if parsed is not None and parsed[0] == next_offset:
-            upload = await adoption._complete(store, listed.key, listed.size_bytes, manifest)
+            of = {"stream": manifest.stream, "incarnation": manifest.incarnation}
+            upload = await adoption.complete(store, listed, **of)
             if upload is not None:
                 found.append(upload)
                 next_offset = upload.entry.next_offset
     return found
 
 
-async def _adopt_unchecked(store: Any, key: str, size_bytes: int, manifest: Manifest) -> Leftover:
-    raw = await store.get(key)
-    trailer = FragmentTrailer.decode(raw[-TRAILER.size_bytes :], where=key)
+async def _adopt_unchecked(store: Any, listed: Listed, *, stream: str, incarnation: UUID) -> Leftover:
+    raw = await store.get(listed.key)
+    trailer = FragmentTrailer.decode(raw[-TRAILER.size_bytes :], where=listed.key)
     return Leftover(entry=entry_of(trailer, crc32c(raw)), last_chunk_offset=0, last_chunk_checksum=0)
 
 
@@ -379,7 +380,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ),
     ),
     "adopt unchecked": Mutant(
-        "2.6", "only what holds is adopted", set_to((adoption, "_complete", _adopt_unchecked))
+        "2.6", "only what holds is adopted", set_to((adoption, "complete", _adopt_unchecked))
     ),
     "fenced deletes": Mutant(
         "2.7", "a fenced writer deletes nothing", set_to((StreamWriter, "offload", _offload_fenced_deletes))
