@@ -203,9 +203,10 @@ class Transfer:
 
     def _uploaded(self, pieces: Sequence[Piece], progress: Progress) -> list[Receipt]:
         found: list[Receipt] = []
+        size = 0
         for some in self._in_waves(pieces, self.ends.upload):
             found += some
-            size = sum(entry.data_size_bytes for receipt in found for entry in receipt.entries)
+            size += sum(entry.data_size_bytes for receipt in some for entry in receipt.entries)
             self.progress(replace(progress, pieces=len(pieces), pieces_done=len(found), bytes=size))
         return found
 
