@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offload.cli.output import live_line, one_line, print_json, print_note, size_text
+from offload.cli.output import live_line, one_line, print_error, print_json, print_note, size_text
 from offload.cli.state import Usage
 from offload_spark.options import absolute
-from offload_spark.running import Master, given, plain_errors, session_at
+from offload_spark.running import Master, given, session_at
 
 if TYPE_CHECKING:
     from offload_spark.jobs.copy import Copied
@@ -51,10 +50,10 @@ def copy(
     options = given(context.obj, source_option), given(context.obj, option)
     if give_up:
         return _give_up(ends, options, stream or [])
-    with session_at(master) as spark, live_line("reading") as show, plain_errors():
+    with session_at(master) as spark, live_line("reading") as show:
         from offload_spark.jobs.copy import copy as run
 
-        run(
+        done = run(
             spark,
             *ends,
             streams=stream or [],
@@ -64,7 +63,7 @@ def copy(
             source_options=options[0],
             target_options=options[1],
         )
-    return 0
+    return 1 if any(copied.error for copied in done) else 0
 
 
 def _give_up(ends: tuple[str, str], options: tuple[Options, Options], streams: list[str]) -> int:
@@ -87,13 +86,15 @@ def _so_far(seen: Progress) -> str:
 
 def _show(copied: Copied, *, json: bool) -> None:
     if json:
-        print_json(asdict(copied))
-    elif copied.note:
+        print_json(copied.as_json())
+    elif copied.error is None and copied.note:
         print_note(f"{copied.stream}: not copied: {copied.note}")
-    else:
+    elif copied.error is None:
         taken = copied.taken_over
         print(
             f"{one_line(copied.stream)}: {size_text(copied.bytes)} uploaded in {copied.fragments} fragments"
             + (f", {taken} fragments taken over from an earlier run" if taken else "")
             + f"; the target ends at {copied.next_offset}"
         )
+    if copied.error is not None:
+        print_error(copied.error)

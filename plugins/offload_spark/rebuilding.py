@@ -9,8 +9,9 @@ import typer
 from offload.cli.arguments import Options, Tier
 from offload.cli.output import live_line
 from offload.cli.rebuild import Begin, DryRun, End, Yes, make_sure, tell
+from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
-from offload_spark.running import Master, given, plain_errors, session_at
+from offload_spark.running import Master, given, session_at
 
 
 def rebuild(

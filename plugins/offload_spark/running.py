@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offload.cli.state import State
-from offload.errors import Misuse, OffloadError
+from offload.errors import Misuse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,19 +33,6 @@ def session_at(master: str | None) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """An error that a worker raised comes wrapped; the last line of its trace is what a person needs."""
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except PySparkException as exc:
-        lines = [line for line in str(exc).splitlines() if "offload.errors." in line]
-        said = lines[-1].partition("offload.errors.")[2].partition(": ")[2] if lines else str(exc)
-        raise OffloadError(said) from exc
 
 
 def given(state: State, option: list[str] | None) -> Mapping[str, Any]:

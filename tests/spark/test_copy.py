@@ -112,6 +112,7 @@ def test_streams_go_from_store_to_store_and_back_as_they_were(
             spark, source, there, source_options=theirs, target_options=options,
             piece_size_bytes=PIECE_SIZE_BYTES, read_back=there == target,
         )  # fmt: skip
+        assert [each.error for each in done] == [None] * 3
         assert {each.stream: each.next_offset for each in done} == ENDS
         assert delivered(there, options) == delivered(finely_cut)
 
@@ -195,9 +196,10 @@ def test_another_history_is_refused(
         opened.sync(f"rabbitmq://{other}")
     before = fragments(target)
 
-    with pytest.raises(Diverged, match=r"source and tier part at or before offset|no chunk begins there"):
-        copy(spark, tier, target, streams=["filtered"])
+    (done,) = copy(spark, tier, target, streams=["filtered"])
 
+    assert isinstance(done.error, Diverged)
+    assert "source and tier part at or before offset" in str(done.error)
     assert (fragments(target), manifest_of(target, "filtered").running) == (before, ())
 
 
@@ -211,8 +213,10 @@ def test_a_source_that_is_trimmed_beyond_the_target_is_refused(
     with Blocking(source) as opened:
         opened.run(trim(opened.offloader, "batches", Retention(before_offset=6937)))
 
-    with pytest.raises(Diverged, match="begins at offset 6937, but offset 3669 is the next"):
-        copy(spark, source, target, streams=["batches"])
+    (done,) = copy(spark, source, target, streams=["batches"])
+
+    assert isinstance(done.error, Diverged)
+    assert "begins at offset 6937, but offset 3669 is the next" in str(done.error)
 
 
 def test_what_is_trimmed_or_deleted_at_the_source_is_begun_where_it_begins_or_passed_over(
@@ -294,12 +298,12 @@ def test_a_driver_that_is_killed_is_gone_on_with(
     assert manifest.version <= 5, "a claim, an announcement by each run, one append, the end of the rest"
 
 
-def test_damage_in_the_source_ends_a_stream_with_one_line_and_names_nothing(
+def test_damage_in_the_source_ends_one_stream_with_one_line_and_names_nothing_of_it(
     tier: str, target: str, tmp_path: Path
 ) -> None:
-    """The streams before it are there; what was announced for it can be given up."""
+    """The others are there; what was announced for it can be given up."""
     source = Path(shutil.copytree(tier, tmp_path / "source"))
-    damaged = next((source / "tiny" / "data").iterdir())
+    damaged = max((source / "batches" / "data").iterdir())
     raw = bytearray(damaged.read_bytes())
     raw[1000] ^= 1
     damaged.chmod(0o644)
@@ -311,17 +315,20 @@ def test_damage_in_the_source_ends_a_stream_with_one_line_and_names_nothing(
         [*PROGRAM[:1], *PROGRAM[3:], *map(str, words)],  # Spark warns, and that is no error
         env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    left = manifest_of(target, "tiny")
-    given_up = offload("spark", "copy", source, target, "--give-up", "--stream", "tiny")
+    left = manifest_of(target, "batches")
+    given_up = offload("spark", "copy", source, target, "--give-up", "--stream", "batches")
 
     assert ran.returncode == 1
-    assert [json.loads(line)["stream"] for line in ran.stdout.splitlines()] == ["batches", "filtered"]
-    said = ran.stderr.splitlines()[-1]
-    assert said.startswith("offload: ")
-    assert str(damaged.relative_to(source)) in said
-    assert (left.fragments, len(left.running)) == (0, 1)
+    batches, *others = (json.loads(line) for line in ran.stdout.splitlines())
+    assert {each["stream"]: each["next_offset"] for each in others} == {
+        name: ENDS[name] for name in ("filtered", "tiny")
+    }
+    assert delivered(target, but="batches") == delivered(str(tier), but="batches")
+    assert str(damaged.relative_to(source)) in batches["error"]
+    assert ran.stderr.splitlines()[-1] == f"offload: {batches['error']}"
+    assert (left.fragments, len(left.running)) == (0, 4)
     assert given_up.code == 0, given_up.stderr
-    assert manifest_of(target, "tiny").running == ()
+    assert manifest_of(target, "batches").running == ()
 
 
 def test_give_up_wants_a_stream() -> None:

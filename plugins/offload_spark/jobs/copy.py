@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from offload.blocking import Blocking
-from offload.errors import NotOffloaded
+from offload.errors import NotOffloaded, OffloadError
 from offload.formats.manifest import Manifest
 from offload.offloader import LedgerOffloader, ReadHandle
 from offload.source import Snapshot
 from offload.tier.opening import open_tier
 from offload.tier.sync import check_same_history
+from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.jobs.tier_runs import RUN_SIZE_BYTES, TierRun, snapshot_of
-from offload_spark.jobs.transfer import Origin, Progress, Transfer, abort
+from offload_spark.jobs.transfer import Origin, Outcome, Progress, Transfer, abort
 from offload_spark.jobs.transfer_tasks import Ends, Fetch, Part, Reach
 
 if TYPE_CHECKING:
@@ -48,10 +49,18 @@ class Copied:
     """Fragments that an earlier run had uploaded."""
 
     next_offset: int = 0
-    """Where the target's stream ends now; 0 where it was not begun."""
+    """Where the target's stream ends now; 0 where it was not begun, or an error came before the commit."""
 
     note: str = ""
     """Why the source has nothing of the stream, where that is so."""
+
+    error: OffloadError | None = None
+    """What stopped it: then this run has named nothing, but where the look behind its commit is `Diverged`."""
+
+    def as_json(self) -> dict[str, object]:
+        """One line of `offload spark copy --json`."""
+        plain = {name: getattr(self, name) for name in self.__slots__ if name != "error"}
+        return plain if self.error is None else {**plain, "error": str(self.error)}
 
 
 def copy(
@@ -74,14 +83,16 @@ def copy(
     once more, whole, before it is named. `progress` is told after each wave of tasks, `done` after each
     stream.
 
-    Raises `Diverged` where the histories differ, also where the source is trimmed beyond the target's end;
-    `Conflict` where another appended to the target first: run again; `NotOffloaded` where the source is no
-    tier, or lacks a stream that is named. What a task raises comes wrapped by Spark, such as `Corrupt` at
-    damage in the source: nothing of that stream is named then. Needs a session that is no Connect session.
+    What stops one stream is reported, and the next one goes on: `Diverged` where the histories differ, also
+    where the source is trimmed beyond the target's end; `Conflict` where another appended to the target
+    first: run again; an `OffloadError` with the words of what a task raised, such as damage in the source.
+    Raises `NotOffloaded` where the source is no tier, or lacks a stream that is named. Needs a session that
+    is no Connect session.
     """
     found = []
-    options = dict(target_options or {})
-    with Blocking(target, storage_options=options) as tier, _beside(tier, source, source_options) as opened:
+    reach = TierReach(url=source, options=dict(source_options or {}))
+    ends = Ends(reach=reach, url=target, options=dict(target_options or {}), read_back=read_back)
+    with Blocking(target, storage_options=ends.options) as tier, _beside(tier, reach) as opened:
         for stream in [*dict.fromkeys(streams)] or tier.run(opened.streams()):
             try:
                 manifest = tier.run(opened.load_manifest(stream))
@@ -90,11 +101,9 @@ def copy(
                     raise
                 found.append(Copied(stream=stream, note=str(gone)))
             else:
-                reach = TierReach(url=source, options=dict(source_options or {}))
                 origin = Committed(
                     offloader=opened, manifest=manifest, source=reach, piece_size_bytes=piece_size_bytes
                 )
-                ends = Ends(reach=reach, url=target, options=options, read_back=read_back)
                 transfer = Transfer(spark=spark, tier=tier, origin=origin, ends=ends, progress=progress)
                 found.append(_copied(transfer, origin))
             done(found[-1])
@@ -102,9 +111,14 @@ def copy(
 
 
 def _copied(transfer: Transfer, origin: Committed) -> Copied:
-    outcome, tier = transfer.run(), transfer.tier
-    if outcome.uploaded or outcome.taken_over:
-        tier.run(origin.check_end_of(tier.offloader))
+    outcome, error = Outcome(), None
+    try:
+        with plain_errors():
+            outcome = transfer.run()
+            if outcome.uploaded or outcome.taken_over:
+                transfer.tier.run(origin.check_end_of(transfer.tier.offloader))
+    except OffloadError as exc:
+        error = exc
     entries = [entry for receipt in outcome.uploaded for entry in receipt.entries]
     return Copied(
         stream=origin.stream,
@@ -112,7 +126,8 @@ def _copied(transfer: Transfer, origin: Committed) -> Copied:
         bytes=sum(entry.data_size_bytes for entry in entries),
         taken_over=sum(len(receipt.entries) for receipt in outcome.taken_over),
         next_offset=0 if outcome.manifest is None else outcome.manifest.next_offset,
-        note="" if outcome.manifest is not None else "nothing is committed",
+        note="" if outcome.manifest is not None or error is not None else "nothing is committed",
+        error=error,
     )
 
 
@@ -125,8 +140,8 @@ def give_up(
     target_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Give up what a run of `copy` left that did not end: the target's sweep takes it. Repeatable."""
-    options = dict(target_options or {})
-    with Blocking(target, storage_options=options) as tier, _beside(tier, source, source_options) as opened:
+    reach, options = TierReach(url=source, options=dict(source_options or {})), dict(target_options or {})
+    with Blocking(target, storage_options=options) as tier, _beside(tier, reach) as opened:
         manifest = tier.run(opened.load_manifest(stream))
         tier.run(abort(tier.offloader, stream, partial(identity, opened.url, manifest)))
 
@@ -138,11 +153,11 @@ def identity(source: str, committed: Manifest, manifest: Manifest) -> UUID:
 
 
 @contextmanager
-def _beside(tier: Blocking, url: str, options: Mapping[str, Any] | None) -> Iterator[LedgerOffloader]:
+def _beside(tier: Blocking, reach: TierReach) -> Iterator[LedgerOffloader]:
     """Another tier, opened on the event loop of this one."""
 
     async def opened() -> LedgerOffloader:
-        return open_tier(url, storage_options=dict(options or {}))
+        return open_tier(reach.url, storage_options=reach.options)
 
     offloader = tier.run(opened())
     try:
