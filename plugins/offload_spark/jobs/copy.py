@@ -55,7 +55,7 @@ class Copied:
     """Why the source has nothing of the stream, where that is so."""
 
     error: OffloadError | None = None
-    """What stopped it: then this run has named nothing, but where the look behind its commit is `Diverged`."""
+    """What stopped it. Nothing is named by this run then, unless the look behind its commit is `Diverged`."""
 
     def as_json(self) -> dict[str, object]:
         """One line of `offload spark copy --json`."""
