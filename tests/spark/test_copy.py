@@ -28,6 +28,7 @@ from offload.formats.manifest import Manifest, decode_entries
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.opening import open_source, open_tier
 from offload.tier.retention import Retention, delete_stream, trim
+from offload.tier.sweep import sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -265,17 +266,22 @@ copy(spark, source, target, streams=["filtered"], piece_size_bytes=int(size), pr
 """
 
 
-def run_until_killed(source: str, target: str, when: str) -> None:
+def started(script: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A driver in a process group of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, source, target, when, str(PIECE_SIZE_BYTES)],
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments, str(PIECE_SIZE_BYTES)],
         env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[bytes]) -> int:
+    """How the driver ended. What else it started ends with it."""
     try:
-        assert process.wait(300) == -signal.SIGKILL
+        return process.wait(300)
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what else it started
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("when", ["midway", "before", "after"] if CAMPAIGN else ["midway"])
@@ -283,7 +289,7 @@ def test_a_driver_that_is_killed_is_gone_on_with(
     spark: SparkSession, finely_cut: str, target: str, when: str
 ) -> None:
     """Midway is after the first wave; before and after are those of the commit."""
-    run_until_killed(finely_cut, target, when)
+    assert ended(started(RUN, finely_cut, target, when)) == -signal.SIGKILL
     uploaded = fragments(target)
     assert uploaded
 
@@ -296,6 +302,45 @@ def test_a_driver_that_is_killed_is_gone_on_with(
     manifest = manifest_of(target, "filtered")
     assert (manifest.epoch, manifest.running) == (1, ()), "one claim, and nobody else since"
     assert manifest.version <= 5, "a claim, an announcement by each run, one append, the end of the rest"
+
+
+FAIL_ONCE = """
+import sys
+from contextlib import asynccontextmanager
+from offload_spark import session
+from offload_spark.jobs import copy as job
+
+class FailsOnce(job.TierReach):
+    __slots__ = ()
+
+    @asynccontextmanager
+    async def opened(self):
+        from pyspark import TaskContext
+
+        async with job.TierReach.opened(self) as fetch:
+            yield fetch
+        if TaskContext.get().attemptNumber() == 0:
+            raise RuntimeError("lost after it has uploaded")
+
+source, target, size = sys.argv[1:]
+job.TierReach = FailsOnce
+spark = session(master="local[1,2]", conf={"spark.driver.memory": "512m"})
+(done,) = job.copy(spark, source, target, streams=["filtered"], piece_size_bytes=int(size))
+assert done.error is None, done.error
+"""
+
+
+def test_tasks_that_are_tried_again_upload_beside_what_the_first_try_left(
+    finely_cut: str, target: str
+) -> None:
+    assert ended(started(FAIL_ONCE, finely_cut, target)) == 0
+
+    assert delivered(target)["filtered"] == delivered(finely_cut)["filtered"]
+    assert manifest_of(target, "filtered").running == ()
+    assert len(fragments(target)) == 2 * len(named(target)), "each piece twice, and once by name"
+    with Blocking(target) as opened:
+        opened.run(sweep(opened.offloader, grace_seconds=0))
+    assert fragments(target) == named(target)
 
 
 def test_damage_in_the_source_ends_one_stream_with_one_line_and_names_nothing_of_it(
