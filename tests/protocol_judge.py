@@ -19,7 +19,11 @@ fragments. Of a group that is trimmed in part, only what lives counts as named.
                                    fragments away; or it is a job's, which adds running attempts of its own,
                                    or appends fragments of those and takes away only them; nothing else. A
                                    prefix goes alone. What a job announced no other appends, and no writer
-                                   takes away; an attempt that runs stays what it was announced as
+                                   takes away; an attempt that runs stays what it was announced as. What goes
+                                   from the midst goes alone, for copies that the job announced as such and
+                                   that end with it: of the same ledger, the same messages and bytes, of
+                                   attempts that begin alike, and never the newest fragment; nothing else ever
+                                   is a copy
     6  nothing goes too early      an object seen condemned is never named later; a group is named first by
                                    the root that it was made for; the newest root stays
     7  (crashes)                   1 to 6 hold at every moment, so also when a process dies there
@@ -35,7 +39,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, Final
 from uuid import UUID
 
@@ -48,6 +52,7 @@ ROOT: Final = re.compile(r"[^/]+/metadata/root\.([0-9]{20})\.manifest")
 DATA: Final = re.compile(r"[^/]+/data/([0-9]{20})\.([0-9a-f-]{36})\.fragment")
 GROUP: Final = re.compile(r"[^/]+/groups/([0-9]{20})\.([0-9]{20})\.([0-9a-f-]{36})\.[km]?group")
 LIVE, DELETED, REBUILDING = 0, 1, 2
+STREAM, JOB, COPY = 0, 1, 2
 GROUP_KINDS: Final = {1: "group", 2: "kgroup", 3: "mgroup"}
 SUMS: Final = (
     "records", "messages", "data_size_bytes", "stored_size_bytes", "fragments", "ledgers",
@@ -82,9 +87,10 @@ class Root:
         """The attempts that run."""
         return frozenset(self.announced)
 
-    def running_for(self, job: bytes) -> frozenset[bytes]:
-        """The attempts that run as this job's."""
-        return frozenset(uid for uid, row in self.announced.items() if row["kind"] and row["writer"] == job)
+    def running_for(self, job: bytes, *kinds: int) -> frozenset[bytes]:
+        """The attempts that run as this job's, of these kinds."""
+        rows = self.announced.items()
+        return frozenset(uid for uid, row in rows if row["kind"] in kinds and row["writer"] == job)
 
     def __getattr__(self, name: str) -> Any:
         return self.fields[name]
@@ -143,7 +149,8 @@ def read_group(raw: bytes) -> Group:
         "attempt": fields["uid"],
         "checksum": checksum,
         "kind": fields["kind"],
-        "reserved": bytes(3),
+        "copied": 0,
+        "reserved": bytes(2),
     }
     return Group(fields, rows, row | {name: sum(row[name] for row in rows) for name in SUMS})
 
@@ -173,12 +180,27 @@ def _is_guests(parent: Root, root: Root, *, same: bool) -> bool:
     """Whether a guest may have made this root of that one. `same`: it names no more than its parent."""
     added, taken = root.running - parent.running, parent.running - root.running
     if not same:  # a job's append
-        own = parent.running_for(root.committer)
+        own = parent.running_for(root.committer, JOB)
         return not added and taken <= own and {row["attempt"] for row in _appended(parent, root)} <= own
     if added:  # a job's announcement
         epochs = {root.announced[uid]["epoch"] for uid in added}
-        return not taken and added <= root.running_for(root.committer) and epochs == {parent.epoch}
+        return not taken and added <= root.running_for(root.committer, JOB, COPY) and epochs == {parent.epoch}
     return True  # a trim, or somebody's abort
+
+
+def _replaced(kept: Sequence[Row], fragments: Sequence[Row]) -> tuple[Sequence[Row], Sequence[Row]]:
+    """What went from the midst of the fragments that should be kept, and what stands there now."""
+    first = next(i for i, row in enumerate(kept) if i == len(fragments) or fragments[i] != row)
+    pairs = zip(reversed(kept[first:]), reversed(fragments[first:]), strict=False)
+    last = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return kept[first : len(kept) - last], fragments[first : len(fragments) - last]
+
+
+def _content_of(rows: Sequence[Row]) -> tuple[Any, ...]:
+    """What rows say of the records that they name, however those are cut into fragments."""
+    sums = (sum(row[name] for row in rows) for name in ("messages", "data_size_bytes", "ledgers"))
+    times = min(row["first_timestamp_ms"] for row in rows), max(row["last_timestamp_ms"] for row in rows)
+    return rows[0]["first_offset"], end_of(rows[-1]), *sums, *times, {row["ledger_id"] for row in rows}
 
 
 def _appended(parent: Root, root: Root) -> list[Row]:
@@ -377,7 +399,8 @@ class Judge:
             self._broken(9, f"root {number}: first_offset fell from {parent.first_offset}")
         kept = tuple(row for row in parent.fragments if end_of(row) > root.first_offset)
         if root.fragments[: len(kept)] != kept:
-            self._broken(9, f"root {number}: committed entries went")
+            self._check_replacement(number, parent, root)
+            return
         same = root.fragments == kept
         trimmed = root.first_offset != parent.first_offset
         if trimmed and not (same and (root.writer, root.running) == (parent.writer, parent.running)):
@@ -389,6 +412,28 @@ class Judge:
             self._broken(5, f"root {number}: a superseded writer changed what readers see")
         self._check_attempts(number, parent, root)
 
+    def _check_replacement(self, number: int, parent: Root, root: Root) -> None:
+        """Committed fragments went that no trim took: copies of the same records must stand there."""
+        moved = {"first_offset", "next_offset", "writer", "epoch"}
+        if any(parent.fields[name] != root.fields[name] for name in moved):
+            self._broken(9, f"root {number}: committed entries went")
+            return
+        old, new = _replaced(parent.fragments, root.fragments)
+        if not new or not old or _content_of(old) != _content_of(new):
+            self._broken(9, f"root {number}: committed entries went, and others stand there")
+            return
+        own = parent.running_for(root.committer, COPY)
+        copies = {row["attempt"] for row in new}
+        if not copies <= own or parent.running - root.running != copies or root.running - parent.running:
+            self._broken(5, f"root {number}: replaced by what was not announced as a copy of the job's")
+        if not all(row["copied"] for row in new):
+            self._broken(5, f"root {number}: a replacement that does not say that it is one")
+        if len({row["attempt"][:8] for row in (*old, *new)}) > 1:
+            self._broken(5, f"root {number}: a copy whose attempt does not begin as those that it copies")
+        if old[-1] is parent.fragments[-1]:
+            self._broken(5, f"root {number}: the newest fragment was replaced")
+        self._check_attempts(number, parent, root)
+
     def _check_attempts(self, number: int, parent: Root, root: Root) -> None:
         """What was announced stays as it was, and a job's is named and taken away by nobody's writer."""
         kept = parent.running & root.running
@@ -397,6 +442,9 @@ class Judge:
         jobs = {uid: row["writer"] for uid, row in parent.announced.items() if row["kind"]}
         if any(jobs.get(row["attempt"], root.committer) != root.committer for row in _appended(parent, root)):
             self._broken(5, f"root {number}: somebody appended what a job had announced")
+        copies = parent.running_for(root.committer, COPY)
+        if any(row["copied"] or row["attempt"] in copies for row in _appended(parent, root)):
+            self._broken(5, f"root {number}: a copy was appended")
         if root.committer == root.writer and not root.running >= jobs.keys():
             self._broken(5, f"root {number}: a writer took away what a job had announced")
 

@@ -19,8 +19,16 @@ from offload.formats.checksums import crc32c
 from offload.formats.fragment import TRAILER, FragmentTrailer
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import AttemptKind, Entries, Entry, Manifest, Running
-from offload.manifest import changes, commit
+from offload.formats.manifest import (
+    AttemptKind,
+    Entries,
+    Entry,
+    Manifest,
+    Running,
+    encode_entries,
+    joined,
+)
+from offload.manifest import changes, commit, replacing
 from offload.manifest.changes import (
     Append,
     Claim,
@@ -33,11 +41,13 @@ from offload.manifest.changes import (
     is_same,
 )
 from offload.manifest.commit import RootLog
+from offload.manifest.replacing import Replace
 from offload.offloader import Attempt, Leftover, ReadHandle
 from offload.store.port import Body, Listed, ObjectStore
 from offload.store.wrap import StoreDecorator
-from offload.tier import adoption, object_store_offloader
+from offload.tier import adoption, compaction, object_store_offloader, retention
 from offload.tier.fragment_writer import entry_of
+from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.stream_writer import StreamWriter
 
@@ -275,7 +285,8 @@ def check_no_totals(self: Manifest, where: str, *, trimmed: bool) -> None:
 
 
 def _trim_from_anywhere(self: Trim, base: Manifest) -> Manifest:
-    return _TRIM(replace(self, since=base.first_offset), base)
+    here = changes.entries_before(base, self.first_offset)
+    return _TRIM(replace(self, since=base.first_offset, counted=here), base)
 
 
 def _contribute_of(base: Manifest, change: Contribute) -> Manifest:
@@ -284,14 +295,14 @@ def _contribute_of(base: Manifest, change: Contribute) -> Manifest:
 
 
 def _contribute_without_running(self: Contribute, base: Manifest) -> Manifest:
-    return _contribute_of(self._begun_on(base), self)
+    return _contribute_of(self.begun_on(base), self)
 
 
 def _contribute_what_runs_for_anyone(self: Contribute, base: Manifest) -> Manifest:
     for entry in self.entries:
         if not base.runs(entry.attempt):
             raise Conflict(f"attempt {entry.attempt} does not run")
-    return _contribute_of(self._begun_on(base), self)
+    return _contribute_of(self.begun_on(base), self)
 
 
 def _begun_on_any(self: Any, base: Manifest | None) -> Manifest:
@@ -302,6 +313,62 @@ def _in_where_trimmed(self: Contribute, manifest: Manifest, marked: Entry | None
     last = self.entries[-1]
     over = not any(manifest.runs(attempt) for attempt in self.finished)
     return is_same(marked, last) or (manifest.first_offset >= last.next_offset and over)
+
+
+def _replace_whatever_is_named(self: Replace, run: Entries) -> Entries:
+    begin, end = self.old[0].first_offset, self.old[-1].next_offset
+    inside = (run["first_offset"] >= begin) & (run["first_offset"] < end)
+    before = run[run["first_offset"] < begin]
+    ledgers = None if len(before) == 0 or run["ledgers"][inside][0] else self.new[0].ledger_id
+    return joined(before, encode_entries(self.new, after_ledger=ledgers), run[run["first_offset"] >= end])
+
+
+def _replace_without_running(self: Replace, base: Manifest) -> Manifest:
+    own = tuple(
+        Running(attempt=uid, ledger_id=0, epoch=0, writer=self.job, kind=AttemptKind.COPY)
+        for uid in self.attempts
+    )
+    changed = _REPLACE(self, replace(base, running=own))
+    return replace(changed, running=tuple(r for r in base.running if r.attempt not in self.attempts))
+
+
+def _replace_what_was_trimmed(self: Replace, base: Manifest) -> Manifest:
+    return replace(_REPLACE(self, replace(base, first_offset=0)), first_offset=base.first_offset)
+
+
+def _replace_the_newest(self: Replace, base: Manifest) -> Manifest:
+    return replace(_REPLACE(self, replace(base, next_offset=2**63)), next_offset=base.next_offset)
+
+
+def _is_named_for_sure(marked: Entry | None, entry: Entry, *, over: bool) -> bool:
+    return is_same(marked, entry)
+
+
+def _is_named_by_any_copy(marked: Entry | None, entry: Entry, *, over: bool) -> bool:
+    return is_same(marked, entry) or (over and marked is not None and bool(marked.copied))
+
+
+def _no_token(entry: Entry) -> bytes:
+    return b""
+
+
+async def _announce_any_copy(job: Job, run: compaction.FragmentRun) -> tuple[Manifest, Attempt]:
+    manifest, [attempt] = await job.prepare([run.ledger_id], copies=True)
+    return manifest, attempt
+
+
+def _trim_whatever_is_named(manifest: Manifest, offset: int) -> bytes:
+    return b""
+
+
+def _edit_unsaid(self: Replace, run: Entries) -> Entries:
+    edited = _EDIT(self, run).copy()
+    edited["copied"] = 0
+    return edited
+
+
+def _own_of_any_kind(self: Any, manifest: Manifest, kind: AttemptKind = AttemptKind.JOB) -> set[UUID]:
+    return {each.attempt for each in manifest.running if each.writer == self.job}
 
 
 def _settles_jobs_too(self: Resolve, running: Running) -> bool:
@@ -317,6 +384,7 @@ _LEFTOVERS = adoption.find_leftovers
 _LOOK, _CLAIM, _OFFLOAD = RootLog._look, Claim.apply, StreamWriter.offload
 _PROPOSE, _SETTLE, _COLLAPSE = RootLog._propose, RootLog._settle, commit.collapse
 _ENTRY_OF, _TRIM = Group.entry, Trim.apply
+_REPLACE, _EDIT = Replace.apply, Replace.edit
 
 
 def set_to(*changes_: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -437,7 +505,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "job: any incarnation": Mutant(
         "2.10",
         "a job is of the incarnation that it began on",
-        set_to((changes._OfJob, "_begun_on", _begun_on_any)),
+        set_to((changes.OfJob, "begun_on", _begun_on_any)),
     ),
     "job: doubt is not decided by content": Mutant(
         "2.1.3", "a job's append that is in is done", set_to((Contribute, "is_in", _never_in))
@@ -454,5 +522,58 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "2.10",
         "a job's uploads are not adopted",
         set_to((object_store_offloader, "find_leftovers", _adopt_of_jobs_too)),
+    ),
+    "replace: whatever is named": Mutant(
+        "2.11",
+        "only the very fragments that were copied are replaced",
+        set_to((Replace, "edit", _replace_whatever_is_named), (Manifest, "_check_totals", check_no_totals)),
+    ),
+    "replace: without running": Mutant(
+        "2.11", "only copies that run replace anything", set_to((Replace, "apply", _replace_without_running))
+    ),
+    "replace: what was trimmed": Mutant(
+        "2.11",
+        "what begins below the stream is not replaced",
+        set_to((Replace, "apply", _replace_what_was_trimmed)),
+    ),
+    "replace: the newest": Mutant(
+        "2.11", "the newest fragment is not replaced", set_to((Replace, "apply", _replace_the_newest))
+    ),
+    "replace: a copy does not say so": Mutant(
+        "2.11", "an entry says that it is a copy's", set_to((Replace, "edit", _edit_unsaid))
+    ),
+    "replace: copies are appended": Mutant(
+        "2.11",
+        "what was announced as a copy is not appended",
+        set_to((changes.OfJob, "own", _own_of_any_kind)),
+    ),
+    "replace: what is replaced never was": Mutant(
+        "2.11",
+        "where a copy of its own stands, nobody is told that an append was not in",
+        set_to((changes, "is_named", _is_named_for_sure)),
+    ),
+    "replace: what is replaced was in": Mutant(
+        "2.11",
+        "a copy tells only of attempts that begin as its own",
+        set_to((changes, "is_named", _is_named_by_any_copy)),
+    ),
+    "replace: of tries of a batch any is in": Mutant(
+        "2.11",
+        "a copy does not tell a job which of its tries was in",
+        set_to((changes, "is_known", changes.is_named)),
+    ),
+    "replace: copies of anybody's": Mutant(
+        "2.11",
+        "a copy's attempt begins as those that it copies",
+        set_to((replacing, "token_of", _no_token), (compaction, "announce_copy", _announce_any_copy)),
+    ),
+    "trim: counted before a replacement": Mutant(
+        "2.11",
+        "a trim holds for the entries that it was counted on",
+        set_to(
+            (changes, "entries_before", _trim_whatever_is_named),
+            (retention, "entries_before", _trim_whatever_is_named),
+            (Manifest, "_check_totals", check_no_totals),
+        ),
     ),
 }

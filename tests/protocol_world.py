@@ -39,11 +39,14 @@ from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.manifest import Manifest, State
 from offload.manifest.changes import Announce, Append, Change, Claim, Contribute, Delete, Prepare
 from offload.manifest.commit import RootLog, Step
+from offload.manifest.replacing import Replace
 from offload.offloader import Attempt, ReadHandle, Receipt
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 from offload.store.port import ObjectStore
 from offload.store.wrap import StoreDecorator
+from offload.tier import compaction
+from offload.tier.compaction import FragmentRun, copy_run
 from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload.tier.retention import Retention, delete_stream, trim
@@ -63,7 +66,7 @@ NOTHING_COMMITTED: Final = (TryAgain, Conflict, Misuse)
 """
 
 
-TRACED: Final = (Claim, Prepare, Append, Announce, Contribute)
+TRACED: Final = (Claim, Prepare, Append, Announce, Contribute, Replace)
 """Changes of which a history shows for ever whether they were in."""
 
 
@@ -253,9 +256,9 @@ class Process:
         self.job = await Job.begin(self.offloader, STREAM, uid=uid, env=self.env)
         return self.job
 
-    async def announce(self, *ledgers: Ledger) -> list[Attempt]:
+    async def announce(self, *ledgers: Ledger, token: bytes = b"") -> list[Attempt]:
         """Announce an attempt of the job for each ledger."""
-        return (await self.guest.prepare([ledger.ledger_id for ledger in ledgers]))[1]
+        return (await self.guest.prepare([ledger.ledger_id for ledger in ledgers], token=token))[1]
 
     async def copy(self, ledgers: Sequence[Ledger], attempts: Sequence[Attempt]) -> list[Receipt]:
         """Copy the job's ledgers, as its workers do."""
@@ -270,6 +273,29 @@ class Process:
         await self.begin_job()
         receipts = await self.copy(ledgers, await self.announce(*ledgers))
         await self.guest.append(receipts)
+
+    async def plan(self, first_offset: int, next_offset: int) -> FragmentRun:
+        """The fragments of a range, as this process's newest manifest has them, for a compaction."""
+        tree = self.offloader.tree(await self.offloader.load_manifest(STREAM))
+        entries = []
+        while first_offset < next_offset:
+            entry = await tree.find(first_offset)
+            if entry is None:
+                raise Conflict(f"offset {first_offset} was trimmed")
+            entries.append(entry)
+            first_offset = entry.next_offset
+        return FragmentRun(tuple(entries))
+
+    async def copy_run(self, run: FragmentRun) -> Receipt:
+        """Announce a copy of a run, and upload it."""
+        manifest, attempt = await compaction.announce_copy(self.guest, run)
+        return await copy_run(self.offloader, run, attempt, manifest=manifest)
+
+    async def compact(self, first_offset: int, next_offset: int) -> None:
+        """Begin a job, and put one fragment in the place of those of a range."""
+        await self.begin_job()
+        run = await self.plan(first_offset, next_offset)
+        await self.guest.replace(run.entries, [await self.copy_run(run)])
 
     async def trim(self, before_offset: int) -> None:
         """Drop the fragments that end at or below this offset, as a guest: the stream is not claimed."""
@@ -573,6 +599,10 @@ def _was_in(judge: Judge, change: Change) -> bool:
             for root in roots
             if uid.bytes in root.running
         )
+    if isinstance(change, Replace):
+        last = change.new[-1]
+        name = f"{last.first_offset:020d}.{last.attempt}.fragment"
+        return judge.named_first_by(name) == change.job.bytes
     if isinstance(change, Append | Contribute) and change.entries:
         first = change.entries[0]
         name = f"{first.first_offset:020d}.{first.attempt}.fragment"

@@ -30,7 +30,17 @@ from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.manifest import Entries, Entry, Manifest, State, decode_entries
-from offload.manifest.changes import Abort, Append, Change, Claim, Delete, Dropped, Prepare, Trim
+from offload.manifest.changes import (
+    Abort,
+    Append,
+    Change,
+    Claim,
+    Delete,
+    Dropped,
+    Prepare,
+    Trim,
+    entries_before,
+)
 from offload.manifest.commit import RootLog
 from offload.store.memory import MemoryStore
 from offload.tier.sweep import Sweeper
@@ -273,6 +283,7 @@ class Yard:
                 since=self.base.first_offset,
                 first_offset=first_offset,
                 dropped=dropped,
+                counted=entries_before(self.base, first_offset),
             )
         )
 

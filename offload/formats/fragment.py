@@ -72,13 +72,13 @@ TRAILER: Final = layout(
     ("magic", "4s", "`OLFT`"),
     ("version", "H", "1; a reader refuses any other"),
     ("codec", "B", "how chunks are transformed; 0: not at all"),
-    ("reserved", "B", "zero, and refused otherwise"),
+    ("copied", "B", "1: a copy of committed fragments, made to take their place; 0: of a source"),
     ("key_id", "16s", "the encryption key; zero: none"),
     ("stream_digest", "32s", "SHA-256 of the stream's name"),
     ("incarnation", "16s", "UUID of the stream's incarnation"),
     ("attempt", "16s", "UUID of the attempt that wrote this object"),
     ("ledger_id", "Q", "the ledger that was copied"),
-    ("epoch", "Q", "epoch of the writer"),
+    ("epoch", "Q", "epoch of the writer; of a copy, that of the first fragment that it copies"),
     ("base_version", "Q", "version of the newest root that the writer knew"),
     ("first_offset", "Q", "offset of the first record"),
     ("next_offset", "Q", "first offset after the last record"),
@@ -119,6 +119,7 @@ class FragmentTrailer:
     description_size_bytes: int
     data_checksum: int
     index_checksum: int
+    copied: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -136,7 +137,6 @@ class FragmentTrailer:
             magic=TRAILER_MAGIC,
             version=VERSION,
             codec=0,
-            reserved=0,
             key_id=NO_KEY,
             checksum=0,
             **_raw_fields(self),
@@ -160,7 +160,7 @@ class FragmentTrailer:
         _expect(
             "trailer checksum", where, position, expected=crc32c(bytes(raw[:-4])), found=fields["checksum"]
         )
-        _expect("trailer reserved byte", where, position, expected=0, found=fields["reserved"])
+        _expect("trailer copied", where, position, expected=min(fields["copied"], 1), found=fields["copied"])
         if fields["codec"] or fields["key_id"] != NO_KEY:
             raise UnsupportedFormat(f"{where}: its chunks are compressed or encrypted; upgrade to read them")
         trailer = cls(

@@ -93,7 +93,8 @@ class Group:
             attempt=self.uid.bytes,
             checksum=crc32c(raw),
             kind=self.kind,
-            reserved=bytes(3),
+            copied=0,
+            reserved=bytes(2),
         )
         return np.frombuffer(packed, ENTRY.dtype)
 

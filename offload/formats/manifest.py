@@ -70,7 +70,11 @@ RUNNING: Final = layout(
     ("ledger_id", "Q", "the ledger that is being copied"),
     ("epoch", "Q", "epoch of the writer that prepared it"),
     ("writer", "16s", "UUID of that writer"),
-    ("kind", "B", "0 stream: adopted or dropped by the next claim; 1 job: left alone by claims"),
+    (
+        "kind",
+        "B",
+        "0 stream: adopted or dropped by the next claim; 1 job: left alone by claims; 2 copy: a job's too",
+    ),
     ("reserved", "7s", "zero, and refused otherwise"),
 )
 
@@ -93,7 +97,8 @@ ENTRY: Final = layout(
     ("fragments", "I", "1; of a group, how many it holds at any depth"),
     ("ledgers", "I", "1 where another ledger begins with this fragment, else 0; of a group, the sum"),
     ("kind", "B", "0 fragment, 1 group, 2 kilo-group, 3 mega-group"),
-    ("reserved", "3s", "zero, and refused otherwise"),
+    ("copied", "B", "1: a fragment that took the place of others; 0: any other, or a group"),
+    ("reserved", "2s", "zero, and refused otherwise"),
 )
 
 Entries = npt.NDArray[np.void]
@@ -120,10 +125,11 @@ class State(IntEnum):
 
 
 class AttemptKind(IntEnum):
-    """Who answers for a running attempt: the stream's writer, or a job beside it."""
+    """Who answers for a running attempt, and for what: the stream's writer, a job, a job that copies."""
 
     STREAM = 0
     JOB = 1
+    COPY = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +157,7 @@ class Entry:
     ledger_id: int
     attempt: UUID
     checksum: int
+    copied: int = 0
 
     @property
     def next_offset(self) -> int:
@@ -288,8 +295,10 @@ def check_entries(entries: Entries, first_offset: int, next_offset: int, *, wher
         row = int((begins != ends).argmax())
         raise Corrupt("coverage", where, expected=f"offset {begins[row]}", found=f"offset {ends[row]}")
     kinds, fragments = entries["kind"], entries["fragments"]
-    if (kinds > max(Kind)).any() or (entries["reserved"] != np.void(bytes(3))).any():
+    if (kinds > max(Kind)).any() or (entries["reserved"] != np.void(bytes(2))).any():
         raise Corrupt("entry kind", where, expected="0 to 3", found="another kind or reserved bytes")
+    if (entries["copied"] > (kinds == 0)).any():
+        raise Corrupt("entry copied", where, expected="0, or 1 of a fragment", found="another number")
     impossible = (fragments < 1) | ((kinds == 0) & (fragments != 1)) | (entries["ledgers"] > fragments)
     if impossible.any():
         raise Corrupt("entry fragments", where, expected="1, or a group's sum", found="an impossible number")
@@ -314,7 +323,7 @@ def encode_entries(entries: Sequence[Entry], *, after_ledger: int | None = None)
             kind=Kind.FRAGMENT,
             fragments=1,
             ledgers=int(entry.ledger_id != before),
-            reserved=bytes(3),
+            reserved=bytes(2),
             attempt=entry.attempt.bytes,
             **{n: getattr(entry, n) for n in _ENTRY_NUMBERS},
         )
@@ -368,7 +377,7 @@ def _decode_running(raw: bytes, where: str, position: int) -> tuple[Running, ...
     for row in rows:
         if row["kind"] > max(AttemptKind) or row["reserved"] != bytes(7):
             raise Corrupt(
-                "running attempt", where, expected="kind 0 or 1", found=row["kind"], position=position
+                "running attempt", where, expected="kind 0 to 2", found=row["kind"], position=position
             )
     return tuple(
         Running(

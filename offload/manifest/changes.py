@@ -3,7 +3,8 @@
 Each change says how it is applied, which precondition it has, and how a manifest shows that it is
 in already. That last question decides a commit whose reply was lost: by content, never by the
 reply (docs/commit-protocol.md, step 1). Where the answer is a fragment, it may stand in a group by then:
-a change says at which offset to look (`mark`), and is shown the fragment that is named there.
+a change says at which offset to look (`mark`), and is shown the fragment that is named there. A copy there
+may stand in the place of what the change named (`manifest.replacing`): then perhaps nothing tells any more.
 
 Invariant: `apply` raises, or returns a manifest that keeps every invariant of `formats.manifest`.
 Who may commit is decided here too: a writer's changes are refused unless it holds the stream, a job's
@@ -15,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import numpy as np
@@ -26,6 +27,7 @@ from offload.formats.manifest import (
     NOBODY,
     TOTALS,
     AttemptKind,
+    Entries,
     Entry,
     Manifest,
     Running,
@@ -34,6 +36,9 @@ from offload.formats.manifest import (
     exact_sum,
     joined,
 )
+
+TOKEN_SIZE_BYTES: Final = 8
+"""How much of an attempt's UUID a job may choose. The rest is random: an attempt is never run twice."""
 
 
 class Change(ABC):
@@ -53,8 +58,21 @@ class Change(ABC):
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """Whether `manifest` shows that the change was committed.
 
-        `marked` is the fragment that its tree names at `mark`; None where it names none there.
+        `marked` is the fragment that its tree names at `mark`; None where it names none there. Raises
+        `OutcomeUnknown` where a copy stands there, and nothing tells whether it is of what the change named.
         """
+
+    @property
+    def edits(self) -> int | None:
+        """The first offset of the fragments in whose place the change puts others, if it does that."""
+        return None
+
+    def edit(self, run: Entries) -> Entries:
+        """`run` after the change: the fragments that stand together, in a root or a group, around `edits`.
+
+        Of such a change `apply` leaves the entries as they are. Raises `Conflict` as it does.
+        """
+        return run
 
     @property
     def mark(self) -> int | None:
@@ -193,9 +211,9 @@ class Append(_OfWriter):
         if not self.entries:
             return not any(manifest.runs(attempt) for attempt in self.finished)
         last = self.entries[-1]
-        trimmed = manifest.first_offset >= last.next_offset and bool(self.finished)
         over = not any(manifest.runs(attempt) for attempt in self.finished)
-        return is_same(marked, last) or (trimmed and over)
+        trimmed = manifest.first_offset >= last.next_offset and bool(self.finished)
+        return is_named(marked, last, over=over) or (trimmed and over)
 
     @property
     def mark(self) -> int | None:
@@ -224,8 +242,9 @@ class Resolve(_OfWriter):
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`."""
         last = self.adopted[-1] if self.adopted else None
-        reached = last is None or is_same(marked, last) or manifest.first_offset >= last.next_offset
-        return reached and not any(self.settles(running) for running in manifest.running)
+        over = not any(self.settles(running) for running in manifest.running)
+        reached = last is None or is_named(marked, last, over=over)
+        return over and (reached or (last is not None and manifest.first_offset >= last.next_offset))
 
     @property
     def mark(self) -> int | None:
@@ -238,7 +257,7 @@ class Resolve(_OfWriter):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OfJob(Change):
+class OfJob(Change):
     """A change by a job: a guest that announces and appends attempts of its own, and never holds the stream.
 
     It is for one incarnation. A deletion ends the job, whatever is born under the name since.
@@ -249,61 +268,60 @@ class _OfJob(Change):
 
     def check_author(self, base: Manifest | None) -> None:
         """See `Change.check_author`."""
-        self._begun_on(base)
+        self.begun_on(base)
 
-    def owns(self, running: Running) -> bool:
-        """Whether this attempt was announced by the job."""
-        return running.kind is AttemptKind.JOB and running.writer == self.job
+    def own(self, manifest: Manifest, kind: AttemptKind = AttemptKind.JOB) -> set[UUID]:
+        """The job's attempts of this kind that run; none in another incarnation."""
+        if manifest.incarnation != self.incarnation:
+            return set()
+        return {each.attempt for each in manifest.running if (each.kind, each.writer) == (kind, self.job)}
 
-    def _begun_on(self, base: Manifest | None) -> Manifest:
+    def begun_on(self, base: Manifest | None) -> Manifest:
+        """`base`, where it is of the incarnation that the job began on. Raises otherwise."""
         base = existing(base)
         if base.incarnation != self.incarnation:
             raise StreamDeleted(f"stream {base.stream!r} was deleted and begun anew", epoch=base.epoch)
         return base
 
-    def _own(self, manifest: Manifest) -> set[UUID]:
-        """The job's attempts that run; none in another incarnation."""
-        is_same = manifest.incarnation == self.incarnation
-        return {running.attempt for running in manifest.running if is_same and self.owns(running)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Announce(_OfJob):
+class Announce(OfJob):
     """Announce attempts of a job, each a fresh UUID and its ledger, before the first of their uploads.
 
     A UUID is used once: an attempt that was dropped is condemned for ever. Claims leave these attempts alone.
+    Those of kind *copy* are for what takes the place of committed fragments, all others for what is appended.
     """
 
     attempts: Sequence[tuple[UUID, int]]
+    kind: AttemptKind = AttemptKind.JOB
 
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
-        base = self._begun_on(base)
+        base = self.begun_on(base)
         for attempt, _ in self.attempts:
             if base.runs(attempt):
                 raise Conflict(f"stream {base.stream!r}: attempt {attempt} runs already, for another")
         announced = tuple(
-            Running(
-                attempt=attempt, ledger_id=ledger_id, epoch=base.epoch, writer=self.job, kind=AttemptKind.JOB
-            )
+            Running(attempt=attempt, ledger_id=ledger_id, epoch=base.epoch, writer=self.job, kind=self.kind)
             for attempt, ledger_id in self.attempts
         )
         return replace(base, running=base.running + announced)
 
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`. As with `Prepare`, one that runs speaks for those dropped since."""
-        own = self._own(manifest)
+        own = self.own(manifest, self.kind)
         return not self.attempts or any(attempt in own for attempt, _ in self.attempts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contribute(_OfJob):
+class Contribute(OfJob):
     """Name fragments that a job uploaded, and drop the attempts that are finished with them.
 
     Only attempts that run as this job's are named or dropped. Where another came first, so that the entries
     do not continue the stream any more, that is a `Conflict`. Where a trim has passed the entries and the
     finished attempts are over, nothing tells whether they were in: `OutcomeUnknown`, for unlike a writer's
-    they need not be what another would have appended there.
+    they need not be what another would have appended there. The same holds where a copy stands there, of
+    attempts that begin as its own do.
     """
 
     entries: Sequence[Entry]
@@ -311,8 +329,8 @@ class Contribute(_OfJob):
 
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
-        base = self._begun_on(base)
-        own = self._own(base)
+        base = self.begun_on(base)
+        own = self.own(base)
         passed = self.entries and base.first_offset >= self.entries[-1].next_offset
         if passed and not own & self.finished:
             raise OutcomeUnknown(
@@ -329,8 +347,9 @@ class Contribute(_OfJob):
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`. All entries were committed at once, so the last one speaks for all."""
         if not self.entries:
-            return not self._own(manifest) & self.finished
-        return manifest.incarnation == self.incarnation and is_same(marked, self.entries[-1])
+            return not self.own(manifest) & self.finished
+        over = not self.own(manifest) & self.finished
+        return manifest.incarnation == self.incarnation and is_known(marked, self.entries[-1], over=over)
 
     @property
     def mark(self) -> int | None:
@@ -378,15 +397,19 @@ class Trim(Change):
     """Raise the first offset: every fragment that ends at or below it is dropped. Whole fragments only.
 
     A guest may do this, without holding the stream. `dropped` is what the fragments in [`since`,
-    `first_offset`) are together; it holds for the incarnation and for as long as `since` is where the stream
-    begins, since committed fragments never change. With `is_all`, it holds for as long as the stream ends at
-    `first_offset`: a ledger that goes on behind it still counts. Otherwise `Conflict`: count anew.
+    `first_offset`) are together; it holds for the incarnation, for as long as `since` is where the stream
+    begins, and for as long as the root's entries over these offsets are those that were `counted`: others
+    tell that fragments were replaced, or no more than that they moved into a group. With `is_all`, it holds
+    for as long as the stream ends at `first_offset`: a ledger that goes on behind it still counts. Otherwise
+    `Conflict`: count anew.
     """
 
     incarnation: UUID
     since: int
     first_offset: int
     dropped: Dropped
+    counted: bytes
+    """What `entries_before` said of the manifest that it was counted on."""
     is_all: bool = False
     """Counted on a manifest that ended at `first_offset`: whether the last ledger goes on was not known."""
 
@@ -399,6 +422,8 @@ class Trim(Change):
             raise Conflict(f"stream {base.stream!r} ends at offset {base.next_offset} now; count anew")
         if not self.since < self.first_offset <= base.next_offset:
             raise Misuse(f"offset {self.first_offset} is not within {self.since} and {base.next_offset}")
+        if entries_before(base, self.first_offset) != self.counted:
+            raise Conflict(f"stream {base.stream!r}: other entries lead to what goes now; count anew")
         ends = base.entries["first_offset"] + base.entries["records"]
         entries = base.entries[ends > np.uint64(self.first_offset)]
         return replace(
@@ -456,6 +481,41 @@ def existing(base: Manifest | None) -> Manifest:
     if base.state is State.REBUILDING:
         raise Conflict(f"stream {base.stream!r} is being rebuilt; wait until the rebuild is done")
     return base
+
+
+def entries_before(manifest: Manifest, offset: int) -> bytes:
+    """The root's entries, as stored, of all that begins before this offset."""
+    rows = manifest.entries
+    return bytes(rows[rows["first_offset"] < np.uint64(offset)].tobytes())
+
+
+def is_named(marked: Entry | None, entry: Entry, *, over: bool) -> bool:
+    """Whether the fragment found at an offset shows that this entry was committed.
+
+    So does a copy whose attempt begins as the entry's does, where the attempts are over that would have ended
+    with it.
+    """
+    return is_same(marked, entry) or (
+        over and marked is not None and bool(marked.copied) and token_of(marked) == token_of(entry)
+    )
+
+
+def is_known(marked: Entry | None, entry: Entry, *, over: bool) -> bool:
+    """As `is_named`, for entries of a job, whose attempts may begin alike: each try of one batch does.
+
+    Where such a copy stands, it may be of this try or of another one: `OutcomeUnknown`.
+    """
+    if is_named(marked, entry, over=over) and not is_same(marked, entry):
+        raise OutcomeUnknown(
+            f"offset {entry.first_offset} is in a copy of attempts that begin as {entry.attempt} does, "
+            "and nothing tells whether it was among them"
+        )
+    return is_same(marked, entry)
+
+
+def token_of(entry: Entry) -> bytes:
+    """What the entry's attempt begins with: that of a copy begins as those do that it copies."""
+    return entry.attempt.bytes[:TOKEN_SIZE_BYTES]
 
 
 def is_same(marked: Entry | None, entry: Entry) -> bool:

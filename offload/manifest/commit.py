@@ -24,8 +24,9 @@ Therefore every create, whatever came of it, is followed by a listing, and the l
     during the create   a root, or none             the next claim: it goes on from whatever is newest
     after the create    a committed root            nothing to cure
 
-Where a commit makes runs of entries too long, they move into groups (`manifest.tree`). Those are stored
-before the create, under names that carry the number n+1: a writer that loses it stores them anew.
+Where a commit makes runs of entries too long, they move into groups (`manifest.tree`); where it replaces
+fragments in a group, the groups down to them are made anew. Groups are stored before the create, under names
+that carry the number n+1: a writer that loses it stores them anew.
 
 Invariant: of two commits on one parent, one succeeds, and the loser knows before it acts on it.
 Rejected: a pointer object; probing for n+1 with GET; trusting the reply of the create; numbers
@@ -58,11 +59,12 @@ from offload.errors import (
     UnsupportedFormat,
 )
 from offload.formats.anchor import BRANCHING_FACTOR_MAX
+from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Change
 from offload.manifest.groups import GroupCache
-from offload.manifest.tree import FACTOR, Tree, collapse
+from offload.manifest.tree import FACTOR, Tree, collapse, edited
 from offload.store.port import Body, ObjectStore
 
 
@@ -193,20 +195,37 @@ class RootLog:
     async def _propose(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
         """The root that would follow, after the groups that it names were stored."""
         changed = change.apply(base)
-        changed, groups = collapse(
-            changed, factor=self.factor, version=changed.version + 1, uuid=self.env.uuid
-        )
+        version = changed.version + 1
+        changed, path = await self._edited(change, base, changed)
+        changed, groups = collapse(changed, factor=self.factor, version=version, uuid=self.env.uuid)
         proposal = replace(
             changed,
-            version=changed.version + 1,
+            version=version,
             committer=committer,
             commit_id=self.env.uuid(),
             parent_commit_id=changed.commit_id,
         )
         proposal.check(self.keys.root(proposal.version))
-        for group, raw in groups:
+        for group, raw in (*path, *groups):
             await self.store.put(group.key, Body.of(raw))
         return proposal
+
+    async def _edited(
+        self, change: Change, base: Manifest | None, changed: Manifest
+    ) -> tuple[Manifest, list[tuple[Group, bytes]]]:
+        """`changed` with the fragments edited that the change edits, and the groups made anew for that."""
+        if base is None or change.edits is None:
+            return changed, []
+        try:
+            entries, groups = await edited(
+                self.tree(base), change.edits, change.edit, version=base.version + 1, uuid=self.env.uuid
+            )
+        except Absent as exc:  # of an old base: a commit came between, and a sweep
+            where = f"offset {change.edits} of stream {self.stream!r}"
+            raise Conflict(
+                f"what leads to {where} is gone; load the newest manifest, and decide anew"
+            ) from exc
+        return replace(changed, entries=entries), groups
 
     async def _settle(self, proposal: Manifest) -> Manifest | None:
         """Create the proposal and find out what came of it: None is accepted, else the newest root."""

@@ -4,6 +4,8 @@ A root holds at most `factor` - 1 entries of each kind. When a commit brings a r
 `factor` entries move into a new object of the next kind, and one entry names that: so a commit writes much
 the same however long the stream is, and a fragment is at most three objects below the root.
 
+Where a change edits fragments that stand in a group, that group and those above it are made anew (`edited`).
+
 Invariants: collapsing changes no total and no fragment, only where entries stand; a walk yields each live
 fragment once, in order of offsets, none below the root's first offset; an object that is fetched is what
 the entry above it says. Groups are fetched through `load`, and never changed.
@@ -55,6 +57,37 @@ def collapse(
             runs[kind] = runs[kind][factor:]
             runs[group.kind] = joined(runs[group.kind], group.entry(raw))
     return replace(manifest, entries=joined(*(runs[kind] for kind in reversed(Kind)))), groups
+
+
+async def edited(
+    tree: Tree, offset: int, edit: Callable[[Entries], Entries], *, version: int, uuid: Callable[[], UUID]
+) -> tuple[Entries, list[tuple[Group, bytes]]]:
+    """The root's entries with the fragments that stand together around `offset` edited.
+
+    With them the groups to store before `version` is created: those on the way down to `offset`, made anew.
+    The offset is a live one. A group that becomes small stays one.
+    """
+    manifest, groups = tree.manifest, list[tuple[Group, bytes]]()
+
+    async def below(entries: Entries) -> Entries:
+        row = _row_of(entries, offset)
+        one = entries[row : row + 1]
+        if not one["kind"][0]:
+            leaves = _leaves_of(entries)
+            return joined(entries[:leaves], edit(entries[leaves:]))
+        group = Group(
+            stream=manifest.stream,
+            incarnation=manifest.incarnation,
+            kind=Kind(one["kind"][0]),
+            uid=uuid(),
+            version=version,
+            entries=await below(await tree.load(manifest, one)),
+        )
+        raw = group.encode()
+        groups.append((group, raw))
+        return joined(entries[:row], group.entry(raw), entries[row + 1 :])
+
+    return await below(manifest.entries), groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +158,7 @@ class Tree:
 
     async def _walk(self, entries: Entries, start: int) -> AsyncGenerator[Entries, None]:
         entries = entries[_row_of(entries, start) :]
-        leaves = int(np.searchsorted(-entries["kind"].astype(np.int8), 0))  # larger kinds come first
+        leaves = _leaves_of(entries)
         for row in range(leaves):
             below = await self.load(self.manifest, entries[row : row + 1])
             async with aclosing(self._walk(below, start)) as runs:
@@ -160,6 +193,11 @@ class Tree:
             if found is not None:
                 return found
         return None
+
+
+def _leaves_of(entries: Entries) -> int:
+    """The row from which on the entries are those of fragments. Larger kinds come first."""
+    return int(np.searchsorted(-entries["kind"].astype(np.int8), 0))
 
 
 def _row_of(entries: Entries, offset: int) -> int:

@@ -90,6 +90,8 @@ class FragmentWriter:
     attempt: Attempt
     manifest: Manifest
     metadata: Mapping[str, str]
+    copied_epoch: int | None = None
+    """Of a copy, the epoch of the first fragment that it copies: what is no writer's own outranks nothing."""
     entry: Entry | None = field(default=None, init=False)
     """What a manifest says of the fragment. Set when the whole body has passed."""
 
@@ -135,7 +137,7 @@ class FragmentWriter:
             incarnation=self.manifest.incarnation,
             attempt=self.attempt.uid,
             ledger_id=self.attempt.ledger_id,
-            epoch=self.manifest.epoch,
+            epoch=self.manifest.epoch if self.copied_epoch is None else self.copied_epoch,
             base_version=self.manifest.version,
             first_offset=self.first_offset,
             next_offset=self._next_offset(),
@@ -147,6 +149,7 @@ class FragmentWriter:
             description_size_bytes=len(self._description),
             data_checksum=data_checksum,
             index_checksum=crc32c(parts),
+            copied=int(self.copied_epoch is not None),
         )
         check_index(index, trailer, where=self.handle.where)  # windows were checked one by one
         tail = parts + trailer.encode()
@@ -177,6 +180,7 @@ def entry_of(trailer: FragmentTrailer, checksum: int) -> Entry:
         ledger_id=trailer.ledger_id,
         attempt=trailer.attempt,
         checksum=checksum,
+        copied=trailer.copied,
     )
 
 

@@ -60,6 +60,7 @@ def check_entry(trailer: FragmentTrailer, manifest: Manifest, entry: Entry, *, w
         ("first offset", entry.first_offset, trailer.first_offset),
         ("next offset", entry.next_offset, trailer.next_offset),
         ("messages", entry.messages, trailer.messages),
+        ("copied", entry.copied, trailer.copied),
         ("first timestamp", entry.first_timestamp_ms, trailer.first_timestamp_ms),
         ("last timestamp", entry.last_timestamp_ms, trailer.last_timestamp_ms),
         ("object size", entry.stored_size_bytes, trailer.size_bytes),
@@ -167,7 +168,7 @@ class LedgerHandle(ReadHandle):
 
     __slots__ = ("_parts", "_starts", "_where")
 
-    def __init__(self, parts: Sequence[FragmentHandle], sizes_bytes: Sequence[int], *, where: str) -> None:
+    def __init__(self, parts: Sequence[ReadHandle], sizes_bytes: Sequence[int], *, where: str) -> None:
         self._parts, self._where = parts, where
         self._starts = np.concatenate(([0], np.cumsum(np.array(sizes_bytes[:-1], np.uint64)))).astype(
             np.uint64

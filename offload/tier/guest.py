@@ -2,12 +2,13 @@
 
     announce      its attempts run; only then does the first upload start
     upload        on as many machines as there are, each with the manifest and an attempt of its own
-    contribute    all of it is named by one commit, if it continues the stream
+    contribute    all of it is named by one commit, if it continues the stream; or
+    replace       copies are named where committed fragments were, if those still are
 
     stopped                left behind                           cured by
     before the announce    nothing                               nothing to cure
     after it               attempts that run, perhaps uploads    `abort`, by anyone who knows the job's UUID
-    after the contribute   a committed root                      nothing to cure
+    after the last         a committed root                      nothing to cure
 
 Invariants: a job names only what runs as its own; claims neither adopt nor drop that; a job deletes no
 object. What was aborted is the sweep's. (docs/commit-protocol.md, step "guests")
@@ -19,17 +20,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Self
+from typing import Self
 from uuid import UUID
 
 from offload.env import Env
 from offload.errors import Misuse, StreamDeleted
-from offload.formats.manifest import AttemptKind, Manifest
-from offload.manifest.changes import Abort, Announce, Change, Contribute
+from offload.formats.manifest import AttemptKind, Entry, Manifest
+from offload.manifest.changes import TOKEN_SIZE_BYTES, Abort, Announce, Change, Contribute
+from offload.manifest.replacing import Replace
 from offload.offloader import Attempt, LedgerOffloader, Receipt
-
-TOKEN_SIZE_BYTES: Final = 8
-"""How much of an attempt's UUID a caller may choose. The rest is random: an attempt is never run twice."""
 
 
 @dataclass(kw_only=True)
@@ -63,9 +62,12 @@ class Job:
         return cls(offloader=offloader, manifest=manifest, uid=uid or env.uuid(), env=env)
 
     async def prepare(
-        self, ledger_ids: Sequence[int], *, token: bytes = b""
+        self, ledger_ids: Sequence[int], *, token: bytes = b"", copies: bool = False
     ) -> tuple[Manifest, list[Attempt]]:
         """Announce one fresh attempt per ledger, in one commit. Hand both to whoever uploads.
+
+        With `copies` they are for `replace`, and what is uploaded under them copies committed fragments; else
+        they are for `append`. A copy's token is that of the attempts that it copies (`changes.token_of`).
 
         The attempts' UUIDs begin with `token`, of at most 8 bytes, so that who runs a batch again can tell by
         the tier's own entries that it is there. After an error some of them may run, unknown to anybody:
@@ -79,7 +81,14 @@ class Job:
             for i in ledger_ids
         ]
         announced = [(attempt.uid, attempt.ledger_id) for attempt in attempts]
-        await self._commit(Announce(job=self.uid, incarnation=self.manifest.incarnation, attempts=announced))
+        await self._commit(
+            Announce(
+                job=self.uid,
+                incarnation=self.manifest.incarnation,
+                attempts=announced,
+                kind=AttemptKind.COPY if copies else AttemptKind.JOB,
+            )
+        )
         return self.manifest, attempts
 
     async def append(self, receipts: Sequence[Receipt]) -> Manifest:
@@ -93,11 +102,9 @@ class Job:
           attempts from the stream's end;
         - `StreamDeleted` where the stream was deleted, also where one of that name was born since;
         - `OutcomeUnknown` where the store did not say what became of it: append again. Where what was
-          appended may have been trimmed since, it stays unknown.
+          appended may have been trimmed or replaced since, it stays unknown.
         """
-        entries = sorted(
-            (entry for receipt in receipts for entry in receipt.entries), key=lambda e: e.first_offset
-        )
+        entries = _entries_of(receipts)
         for before, after in pairwise(entries):
             if after.first_offset != before.next_offset:
                 raise Misuse(f"offset {after.first_offset} does not continue {before.next_offset}")
@@ -107,6 +114,29 @@ class Job:
                 incarnation=self.manifest.incarnation,
                 entries=entries,
                 finished=frozenset(receipt.attempt.uid for receipt in receipts),
+            )
+        )
+        return self.manifest
+
+    async def replace(self, old: Sequence[Entry], receipts: Sequence[Receipt]) -> Manifest:
+        """Name what these attempts copied in the place of `old`, in one commit; they end with it.
+
+        Readers go on at the very offset where they are. The old objects stay until a sweep takes them, for
+        readers' sake. Repeatable: what is in already stays in, once. Raises
+
+        - `Misuse`, before anything is asked, where the receipts are not of the same records as `old`;
+        - `Conflict` where `old` is not what the stream names any more, where it has the newest fragment, or
+          stands in several groups, or where somebody aborted the copies. Nothing is in, nor will be;
+        - `StreamDeleted` where the stream was deleted, also where one of that name was born since;
+        - `OutcomeUnknown` where the store did not say what became of it: replace again. Where what stands
+          there was trimmed or replaced since, it stays unknown. Look at what stands there, and `abort`.
+        """
+        await self._commit(
+            Replace(
+                job=self.uid,
+                incarnation=self.manifest.incarnation,
+                old=old,
+                new=_entries_of(receipts),
             )
         )
         return self.manifest
@@ -137,5 +167,11 @@ def attempts_of(manifest: Manifest, job: UUID) -> frozenset[UUID]:
     return frozenset(
         running.attempt
         for running in manifest.running
-        if running.kind is AttemptKind.JOB and running.writer == job
+        if running.kind is not AttemptKind.STREAM and running.writer == job
     )
+
+
+def _entries_of(receipts: Sequence[Receipt]) -> list[Entry]:
+    """In order of offsets."""
+    entries = (entry for receipt in receipts for entry in receipt.entries)
+    return sorted(entries, key=lambda entry: entry.first_offset)

@@ -30,7 +30,7 @@ from offload.store.probe import make_sure_of_create
 from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
-from offload.tier.fragments import FragmentHandle, LedgerHandle, only_entries
+from offload.tier.fragments import FragmentHandle, LedgerHandle, load_tail, only_entries
 from offload.tier.place import Place, TierPlan, get_anchor, no_other_store
 
 
@@ -169,10 +169,16 @@ class ObjectStoreOffloader(LedgerOffloader):
                 f"stream {attempt.stream!r} ends at offset {manifest.next_offset} already: "
                 f"another came before this job's offset {handle.first_offset}"
             )
+        copied_epoch = await self._epoch_to_copy(handle, manifest) if kind is AttemptKind.COPY else None
         table = await covering_table(handle)
         writers = [
             FragmentWriter(
-                handle=handle, rows=rows, attempt=attempt, manifest=manifest, metadata=extra_metadata
+                handle=handle,
+                rows=rows,
+                attempt=attempt,
+                manifest=manifest,
+                metadata=extra_metadata,
+                copied_epoch=copied_epoch,
             )
             for rows in cut(table, size_bytes=self._options.fragment_size_bytes, count_max=INDEX_COUNT_MAX)
         ]
@@ -249,6 +255,18 @@ class ObjectStoreOffloader(LedgerOffloader):
             if parsed is not None and await tree.names(*parsed):
                 return True
         return False
+
+    async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
+        """That of the fragment with which the handle begins: a rebuild ranks a copy with what it copies."""
+        tree = self.tree(manifest)
+        first, last = await tree.find(handle.first_offset), await tree.find(handle.next_offset - 1)
+        begins = first is not None and first.first_offset == handle.first_offset
+        if first is None or last is None or not begins or last.next_offset != handle.next_offset:
+            offsets = f"[{handle.first_offset}, {handle.next_offset})"
+            raise Conflict(
+                f"stream {manifest.stream!r}: no fragments begin and end as a copy of {offsets} does"
+            )
+        return (await load_tail(self._store, manifest, first)).trailer.epoch
 
     async def _upload_all(self, writers: list[FragmentWriter], keys: StreamKeys) -> None:
         """Upload every fragment; at the first error cancel the rest, wait for them, and raise it alone."""

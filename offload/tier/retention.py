@@ -27,12 +27,12 @@ import numpy.typing as npt
 from offload.env import Env
 from offload.errors import Absent, Conflict, Misuse, StreamDeleted, TryAgain
 from offload.formats.manifest import NO_ENTRIES, TOTALS, Entries, Manifest, exact_sum, joined
-from offload.manifest.changes import Delete, Dropped, Trim
+from offload.manifest.changes import Delete, Dropped, Trim, entries_before
 from offload.manifest.tree import Tree
 from offload.offloader import LedgerOffloader
 
 TRIALS_MAX: Final = 8
-"""How often a trim is planned anew because another one came between."""
+"""How often a trim is planned anew because another one, or a replacement, came between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +163,7 @@ async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int) -> Trim | 
         since=manifest.first_offset,
         first_offset=first_offset,
         dropped=Dropped(**{total: getattr(manifest, total) - number for total, number in stays.items()}),
+        counted=entries_before(manifest, first_offset),
         is_all=first_offset == manifest.next_offset,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from offload.events import Event, Skipped
 from offload.formats.chunk import ChunkTable
 from offload.formats.manifest import Entry, Manifest, decode_entries
 from offload.formats.records import RecordRun, record_runs
+from offload.offloader import LedgerOffloader
 from offload.tier.reader import StreamReader
 from offload_spark.batches import BatchMaker, runs_of_table
 from offload_spark.planning import Part
@@ -68,7 +70,7 @@ class Scan:
     def _runs_of_tables(self, part: Part, manifest: Manifest) -> Iterator[RecordRun]:
         lost: list[Event] = []
         reader = StreamReader(self.tier.offloader, manifest, emit=lost.append)
-        tables = _tables(reader, manifest)
+        tables = _tables(self.tier.offloader, reader, manifest)
         try:
             while (table := self.tier.run(_next(tables))) is not None:
                 self._check(lost)
@@ -94,19 +96,21 @@ def _wanted(part: Part, rows: ChunkTable) -> npt.NDArray[np.bool_]:
     return wanted
 
 
-async def _tables(reader: StreamReader, manifest: Manifest) -> AsyncGenerator[ChunkTable, None]:
+async def _tables(
+    offloader: LedgerOffloader, reader: StreamReader, manifest: Manifest
+) -> AsyncGenerator[ChunkTable, None]:
     """The table of every fragment, in order, a few requests ahead. What was trimmed meanwhile is told."""
-    ahead: deque[asyncio.Task[ChunkTable | None]] = deque()
+    ahead: deque[asyncio.Task[list[ChunkTable]]] = deque()
     entries = iter(decode_entries(manifest.entries))
     try:
         while True:
             while len(ahead) < INDEXES_AHEAD and (entry := next(entries, None)) is not None:
-                ahead.append(asyncio.create_task(_table(reader, manifest, entry)))
+                ahead.append(asyncio.create_task(_tables_of(offloader, reader, manifest, entry)))
             if not ahead:
                 return
-            table = await ahead[0]
+            found = await ahead[0]
             ahead.popleft()
-            if table is not None:
+            for table in found:
                 yield table
     finally:
         for task in ahead:
@@ -114,15 +118,24 @@ async def _tables(reader: StreamReader, manifest: Manifest) -> AsyncGenerator[Ch
         await asyncio.gather(*ahead, return_exceptions=True)
 
 
-async def _table(reader: StreamReader, manifest: Manifest, entry: Entry) -> ChunkTable | None:
+async def _tables_of(
+    offloader: LedgerOffloader, reader: StreamReader, manifest: Manifest, entry: Entry
+) -> list[ChunkTable]:
+    """The fragment's table. Where it was replaced and swept, those of what stands in its place, cut to it."""
     try:
         async with await reader.open_entry(entry, manifest=manifest) as handle:
-            return await handle.table()
+            return [await handle.table()]
     except Absent as absent:
-        await reader.newer_than(manifest, absent)
-        where = {"from_offset": entry.first_offset, "to_offset": entry.next_offset}
+        newest = await reader.newer_than(manifest, absent)
+    begin = min(max(entry.first_offset, newest.first_offset), entry.next_offset)
+    if begin > entry.first_offset:
+        where = {"from_offset": entry.first_offset, "to_offset": begin}
         reader.emit(Skipped(stream=manifest.stream, **where))
-        return None
+    if begin == entry.next_offset:
+        return []
+    again = StreamReader(offloader, newest, emit=reader.emit)
+    async with aclosing(again.windows(begin, until=entry.next_offset)) as windows:
+        return [window.rows async for window in windows]
 
 
 async def _next(found: Any) -> Any:

@@ -274,6 +274,7 @@ def test_a_hostile_length_costs_no_memory(hostile: dict[str, Any]) -> None:
         {"index_count": 0},
         {"index_count": 21},
         {"messages": 21},
+        {"copied": 2},
     ],
 )
 def test_impossible_counts_are_corrupt_even_under_their_checksum(impossible: dict[str, Any]) -> None:

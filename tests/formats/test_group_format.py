@@ -102,7 +102,8 @@ def entry_runs(draw: st.DrawFn) -> Entries:
                 fragments=fragments,
                 ledgers=draw(st.integers(0, fragments)),
                 kind=kind,
-                reserved=bytes(3),
+                copied=0,
+                reserved=bytes(2),
             )
         )
         at += records

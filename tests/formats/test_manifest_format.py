@@ -147,7 +147,8 @@ def groups_before(draw: st.DrawFn, end: int) -> Entries:
             "ledgers": draw(st.integers(0, fragments)),
             "kind": kind,
             "attempt": draw(ids).bytes,
-            "reserved": bytes(3),
+            "copied": 0,
+            "reserved": bytes(2),
         }
         numbers = {field.name: draw(st.integers(0, 2**30)) for field in ENTRY.fields if field.name not in row}
         rows.append(ENTRY.pack(**row, **numbers))
@@ -440,7 +441,8 @@ def group_entry(**changes: Any) -> Entries:
         "fragments": 3,
         "ledgers": 2,
         "kind": Kind.GROUP,
-        "reserved": bytes(3),
+        "copied": 0,
+        "reserved": bytes(2),
     }
     return np.frombuffer(ENTRY.pack(**row | changes), ENTRY.dtype)
 
@@ -530,3 +532,20 @@ def test_totals_above_the_size_of_an_integer_of_the_machine_are_summed_exactly()
     )
     with pytest.raises(Corrupt, match="total of data_size_bytes"):
         wrapped.check("here")
+
+
+def test_an_entry_says_whether_it_is_a_copys() -> None:
+    copied = encode_entries([replace(SAMPLE_ENTRY, copied=1)])
+
+    assert decode_entries(copied) == [replace(SAMPLE_ENTRY, copied=1)]
+    assert copied.tobytes().hex() == ENTRY_HEX[:-6] + "010000"
+
+
+@pytest.mark.parametrize("changes", [{"copied": 2}, {"copied": 1, "kind": 1}], ids=["two", "a group's"])
+def test_what_cannot_be_a_copy_is_refused(changes: dict[str, int]) -> None:
+    rows = encode_entries([SAMPLE_ENTRY]).copy()
+    for name, value in changes.items():
+        rows[name] = value
+
+    with pytest.raises(Corrupt, match="entry copied"):
+        replace(SAMPLE, entries=rows).check("here")

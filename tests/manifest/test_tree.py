@@ -27,11 +27,13 @@ from offload.formats.manifest import (
     Manifest,
     Running,
     decode_entries,
+    encode_entries,
     exact_sum,
+    joined,
 )
-from offload.manifest.changes import Dropped, Trim, append_entries
+from offload.manifest.changes import Dropped, Trim, append_entries, entries_before
 from offload.manifest.groups import GroupCache, fetch_group
-from offload.manifest.tree import FACTOR, Tree, collapse
+from offload.manifest.tree import FACTOR, Tree, collapse, edited
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.tier.stream_writer import COMMIT_ENTRIES
@@ -109,8 +111,33 @@ class Stream:
             since=self.manifest.first_offset,
             first_offset=gone[-1].next_offset,
             dropped=Dropped(**{total: before[total] - after[total] for total in COUNTED}),
+            counted=entries_before(self.manifest, gone[-1].next_offset),
         )
         self.commit(change.apply(self.manifest))
+
+    def merge(self, number: int) -> None:
+        """Commit that a fragment and the next one are one, if they are of one ledger and stand in one run."""
+        where = number % len(self.live)
+
+        def edit(run: Entries) -> Entries:
+            at = run["first_offset"].tolist().index(self.live[where].first_offset)
+            pair = decode_entries(run[at : at + 2])
+            if len({entry.ledger_id for entry in pair}) < len(pair):
+                self.live[where : where + 2] = [merged(pair, UUID(int=2**64 + next(self.uids)))]
+                before = None if run["ledgers"][at] else pair[0].ledger_id
+                return joined(
+                    run[:at], encode_entries(self.live[where : where + 1], after_ledger=before), run[at + 2 :]
+                )
+            return run
+
+        version, offset = self.manifest.version + 1, self.live[where].first_offset
+        uuid = lambda: UUID(int=next(self.uids))  # noqa: E731 - as for `collapse`
+        entries, groups = asyncio.run(edited(self.tree, offset, edit, version=version, uuid=uuid))
+        for group, raw in groups:
+            assert group.key not in self.objects
+            assert (group.version, group.encode()) == (version, raw)
+            self.objects[group.key] = raw
+        self.commit(replace(self.manifest, entries=entries, **totals_of(self.live)))
 
     def collapse(self) -> None:
         """Commit that long runs move into groups, and store those."""
@@ -162,6 +189,19 @@ class Stream:
         for each in live:
             assert await tree.names(each.first_offset, each.attempt)
             assert not await tree.names(each.first_offset, UUID(int=0))
+
+
+def merged(entries: Sequence[Entry], attempt: UUID) -> Entry:
+    """A copy of these fragments."""
+    sums = ("records", "messages", "data_size_bytes", "stored_size_bytes")
+    return replace(
+        entries[0],
+        attempt=attempt,
+        copied=1,
+        first_timestamp_ms=min(entry.first_timestamp_ms for entry in entries),
+        last_timestamp_ms=max(entry.last_timestamp_ms for entry in entries),
+        **{name: sum(getattr(entry, name) for entry in entries) for name in sums},
+    )
 
 
 def moments_of(fragments: Sequence[Entry]) -> set[int]:
@@ -222,6 +262,7 @@ steps = st.one_of(
     st.tuples(st.just("append"), st.integers(1, 30)),
     st.tuples(st.just("append"), st.integers(1, 3)),
     st.tuples(st.just("trim"), st.integers(1, 40)),
+    st.tuples(st.just("merge"), st.integers(0, 40)),
     st.tuples(st.just("collapse"), st.just(0)),
 )
 
@@ -231,8 +272,8 @@ steps = st.one_of(
 def test_the_tree_answers_as_the_list_does(
     factor: int, first_offset: int, todo: list[tuple[str, int]], data: st.DataObject
 ) -> None:
-    """Appends of any length, groups made now and then, and prefixes dropped wherever a fragment ends, also
-    again and again within a group of any kind.
+    """Appends of any length, groups made now and then, fragments merged wherever they stand, and prefixes
+    dropped wherever a fragment ends, also again and again within a group of any kind.
     """
     stream, clock = Stream(factor, first_offset), Clock(first_offset, data.draw)
     for step, amount in todo:
@@ -240,6 +281,8 @@ def test_the_tree_answers_as_the_list_does(
             stream.append(clock.fragments(amount))
         elif step == "collapse":
             stream.collapse()
+        elif stream.live and step == "merge":
+            stream.merge(amount)
         elif stream.live:
             stream.trim(min(amount, len(stream.live)))
     stream.collapse()
@@ -514,7 +557,7 @@ def long_stream(*runs: int) -> Manifest:
         for _ in range(amount):
             row = dict.fromkeys((each.name for each in ENTRY.fields), size)
             row |= {"first_offset": at, "records": size, "attempt": bytes(16), "kind": kind}
-            rows.append(ENTRY.pack(**row | {"reserved": bytes(3)}))
+            rows.append(ENTRY.pack(**row | {"copied": 0, "reserved": bytes(2)}))
             at += size
     entries = np.frombuffer(b"".join(rows), ENTRY.dtype)
     attempt = Running(attempt=UUID(int=1), ledger_id=0, epoch=1, writer=UUID(int=2))

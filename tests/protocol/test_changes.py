@@ -21,6 +21,7 @@ from offload.formats.manifest import (
     Running,
     State,
     decode_entries,
+    encode_entries,
 )
 from offload.manifest.changes import (
     Abort,
@@ -35,6 +36,7 @@ from offload.manifest.changes import (
     Resolve,
     Trim,
     append_entries,
+    entries_before,
 )
 
 ME, OTHER, GUEST = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -102,12 +104,13 @@ def dropped(entries: Sequence[Entry], *, ledgers: int) -> Dropped:
 
 
 def trim(since: int, first_offset: int, entries: Sequence[Entry], *, ledgers: int = 0) -> Trim:
-    """The trim that drops exactly these entries."""
+    """The trim that drops exactly these entries, with which the stream begins."""
     return Trim(
         incarnation=CLAIM.incarnation,
         since=since,
         first_offset=first_offset,
         dropped=dropped(entries, ledgers=ledgers),
+        counted=encode_entries(entries).tobytes(),
     )
 
 
@@ -338,7 +341,7 @@ def test_a_job_is_told_of_its_append_only_where_its_own_fragment_is_named() -> N
 def test_nothing_tells_of_an_append_of_a_job_that_a_trim_has_passed(finished: frozenset[UUID]) -> None:
     """It may have been in; or the job was aborted, and another's fragments stood there."""
     change = replace(CONTRIBUTE, finished=finished)
-    appended = trim(10, 15, [entry(10)], ledgers=1).apply(change.apply(BASE))
+    appended = trim(10, 15, [entry(10, attempt=JOBS)], ledgers=1).apply(change.apply(BASE))
     aborted = Abort(attempts=frozenset({JOBS})).apply(BASE)
     by_another = trim(10, 15, [entry(10)], ledgers=1).apply(append_entries(aborted, [entry(10)]))
 
@@ -564,7 +567,8 @@ def made_for(base: Manifest, change: Change | int) -> Change:
         return change
     entries = decode_entries(base.entries)[:change]
     first_offset = entries[-1].next_offset if entries else base.first_offset
-    return trim(base.first_offset, first_offset, entries, ledgers=int(first_offset == base.next_offset))
+    change = trim(base.first_offset, first_offset, entries, ledgers=int(first_offset == base.next_offset))
+    return replace(change, counted=entries_before(base, first_offset))
 
 
 @given(st.lists(changes, max_size=12))

@@ -11,6 +11,7 @@ grace of readers (section 3), which have tests of their own. The sweep is the te
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -19,7 +20,7 @@ from protocol_sweep import Sweep
 from protocol_world import KEYS, STREAM, Process, ResendingClient, World
 
 from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, StreamDeleted
-from offload.formats.manifest import State
+from offload.formats.manifest import AttemptKind, State
 from offload.manifest.changes import Abort
 from offload.store.faults import Fault
 
@@ -602,6 +603,168 @@ def test_what_a_job_uploaded_is_not_adopted(world: World) -> None:
     assert error is None
 
 
+def compacting(world: World, *appended: tuple[int, int]) -> tuple[Process, Process]:
+    """A writer of [0, 8) in a kilo-group, and of more; and a process with fragments as large as any run."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    world.run(w0.offload(*(world.ledger(first, end) for first, end in ((0, 8), *appended))))
+    return w0, world.process("compactor", chunks_per_fragment=100)
+
+
+def prepared_copy(world: World, process: Process, first: int, end: int) -> tuple[Any, Any]:
+    """A run of fragments, and a copy of it that is uploaded and not committed."""
+    world.run(process.begin_job())
+    run = world.run(process.plan(first, end))
+    return run, world.run(process.copy_run(run))
+
+
+def test_of_two_copies_of_the_same_fragments_one_replaces_them(world: World) -> None:
+    """2.11. Two jobs copy [0, 4); one commits; the other counted its fragments on what is gone."""
+    _, first = compacting(world, (8, 12))
+    run, copy = prepared_copy(world, first, 0, 4)
+    world.run(world.process("other", chunks_per_fragment=100).compact(0, 4))
+
+    error = outcome(world, first.guest.replace(run.entries, [copy]))
+
+    world.check()
+    assert isinstance(error, Conflict)
+
+
+def test_a_copy_that_was_aborted_replaces_nothing(world: World) -> None:
+    """2.11. A copy is aborted; a sweep condemns it, and stalls; the job replaces; the sweep deletes."""
+    _, process = compacting(world, (8, 12))
+    run, copy = prepared_copy(world, process, 0, 4)
+    sweep = Sweep(world.process("sweeper"))
+    world.run(process.guest.abort())
+    for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
+        world.run(phase())
+    error = outcome(world, process.guest.replace(run.entries, [copy]))
+
+    world.run(sweep.delete())
+
+    world.check()
+    assert isinstance(error, Conflict)
+
+
+def test_what_was_trimmed_in_part_is_not_replaced(world: World) -> None:
+    """2.11. [0, 4) is copied; a trim takes [0, 2), of which the group still tells."""
+    _, process = compacting(world, (8, 12))
+    run, copy = prepared_copy(world, process, 0, 4)
+    world.run(world.process("guest").trim(2))
+
+    error = outcome(world, process.guest.replace(run.entries, [copy]))
+
+    world.check()
+    assert isinstance(error, Conflict)
+
+
+def test_the_newest_fragments_stay_as_they_are(world: World) -> None:
+    """2.11. The writer whose last append is in doubt looks for them."""
+    _, process = compacting(world)
+    run, copy = prepared_copy(world, process, 4, 8)
+
+    error = outcome(world, process.guest.replace(run.entries, [copy]))
+
+    world.check()
+    assert isinstance(error, Conflict)
+
+
+def test_a_copy_says_that_it_is_one(world: World) -> None:
+    """2.11. And of whom: else nobody whose append is in doubt could tell it from another's append."""
+    _, process = compacting(world, (8, 12))
+
+    world.run(process.compact(0, 4))
+
+    world.check()
+    assert len({row["attempt"][:8] for row in world.root.fragments[:3]}) == 1
+
+
+def test_a_copy_is_never_appended(world: World) -> None:
+    """2.11. It would fit: it was uploaded for the stream's end, though it was announced as a copy."""
+    _, process = compacting(world)
+    world.run(process.begin_job())
+    manifest, [attempt] = world.run(process.guest.prepare([8], copies=True))
+    seeming = replace(manifest, running=tuple(replace(r, kind=AttemptKind.JOB) for r in manifest.running))
+    offload = process.offloader.offload
+    receipt = world.run(offload(world.ledger(8, 12), attempt, manifest=seeming, extra_metadata={}))
+
+    error = outcome(world, process.guest.append([receipt]))
+
+    world.check()
+    assert isinstance(error, Conflict)
+
+
+def test_an_append_that_was_replaced_since_is_not_called_refused(world: World) -> None:
+    """2.11. A job's append lands unheard; a writer goes on; a copy takes the place of what was appended."""
+    w0, process = compacting(world)
+    job = world.process("job")
+    ledgers = world.ledger(8, 12), world.ledger(12, 16)
+    world.run(job.begin_job())
+    receipts = world.run(job.copy(ledgers[:1], world.run(job.announce(ledgers[0]))))
+    job.start(job.guest.append(receipts)).run_to("create", "*/root.*")
+    job.step(Fault.LOSE_REPLY)
+    world.run(w0.offload(ledgers[1]))
+    world.run(process.compact(8, 12))
+
+    error = end_of(job)
+
+    world.check()
+    world.check_what_was_told()
+    assert isinstance(error, OutcomeUnknown)
+
+
+def test_an_append_that_was_aborted_is_not_called_done_where_a_copy_stands(world: World) -> None:
+    """2.11. A writer's attempt is dropped before its append; a job appends there; a copy takes that place."""
+    w0, process = compacting(world)
+    job, other = world.process("job"), world.process("other")
+    attempt = world.run(w0.prepare(world.ledger(8, 12)))
+    receipt = world.run(w0.upload(world.ledger(8, 12), attempt))
+    w0.start(w0.append(receipt)).run_to("create", "*/root.*")
+    world.run(other.offloader.delete_offloaded(attempt))
+    world.run(job.do_job(world.ledger(8, 12), world.ledger(12, 16)))
+    world.run(process.compact(8, 12))
+
+    error = end_of(w0)
+
+    world.check()
+    world.check_what_was_told()
+    assert isinstance(error, Conflict)
+
+
+def test_of_two_tries_of_a_batch_the_one_that_was_dropped_is_not_called_done(world: World) -> None:
+    """2.11. A job is aborted; another try, whose attempts begin alike, is appended, and copied."""
+    w0, process = compacting(world)
+    job, again = world.process("job"), world.process("again")
+    ledger = world.ledger(8, 12)
+    world.run(job.begin_job())
+    receipts = world.run(job.copy([ledger], world.run(job.announce(ledger, token=b"a batch."))))
+    world.run(job.guest.abort())
+    world.run(again.begin_job())
+    others = world.run(again.copy([ledger], world.run(again.announce(ledger, token=b"a batch."))))
+    world.run(again.guest.append(others))
+    world.run(w0.offload(world.ledger(12, 16)))
+    world.run(process.compact(8, 12))
+
+    error = outcome(world, job.guest.append(receipts))
+
+    world.check()
+    world.check_what_was_told()
+    assert isinstance(error, OutcomeUnknown)
+
+
+def test_a_trim_that_a_replacement_overtook_counts_anew(world: World) -> None:
+    """2.11 with 2.10. A trim of [0, 6) is counted, and stalls; [0, 4) becomes one fragment."""
+    _, process = compacting(world, (8, 12))
+    guest = world.process("guest")
+    guest.start(guest.trim(6)).run_to("create", "*/root.*")
+    world.run(process.compact(0, 4))
+
+    guest.finish()
+
+    world.check()
+    assert world.root.first_offset == 6
+
+
 HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
     "unconfirmed load": (test_a_load_is_not_deceived_by_a_zombie, "which is absent"),
     "probing": (test_a_reader_finds_the_newest_root_across_a_gap, "assert 2 == 4"),
@@ -675,6 +838,32 @@ HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
         "a writer took away what a job had announced",
     ),
     "job: adopted": (test_what_a_job_uploaded_is_not_adopted, "appended what a job had announced"),
+    "replace: whatever is named": (
+        test_of_two_copies_of_the_same_fragments_one_replaces_them,
+        "as stored_size_bytes",
+    ),
+    "replace: without running": (test_a_copy_that_was_aborted_replaces_nothing, "not announced as a copy"),
+    "replace: what was trimmed": (test_what_was_trimmed_in_part_is_not_replaced, "a hole or an overlap"),
+    "replace: the newest": (test_the_newest_fragments_stay_as_they_are, "the newest fragment was replaced"),
+    "replace: a copy does not say so": (test_a_copy_says_that_it_is_one, "does not say that it is one"),
+    "replace: copies are appended": (test_a_copy_is_never_appended, "superseded writer changed"),
+    "replace: what is replaced never was": (
+        test_an_append_that_was_replaced_since_is_not_called_refused,
+        "told untruly",
+    ),
+    "replace: what is replaced was in": (
+        test_an_append_that_was_aborted_is_not_called_done_where_a_copy_stands,
+        "told of a commit that never was",
+    ),
+    "replace: of tries of a batch any is in": (
+        test_of_two_tries_of_a_batch_the_one_that_was_dropped_is_not_called_done,
+        "told of a commit that never was",
+    ),
+    "replace: copies of anybody's": (test_a_copy_says_that_it_is_one, "does not begin as those"),
+    "trim: counted before a replacement": (
+        test_a_trim_that_a_replacement_overtook_counts_anew,
+        "as stored_size_bytes",
+    ),
     "trim from anywhere": (test_a_trim_that_another_one_overtook_counts_anew, "claims 0 as messages"),
 }
 

@@ -33,6 +33,7 @@ async def _live(world: World) -> None:
         ("sweeper", weather.sweepers, people.clean),
         ("trimmer", weather.trimmers, people.retain),
         ("job", weather.jobs, people.work),
+        ("compactor", weather.compactors, people.compact),
         ("aborter", weather.aborters, people.abort),
         ("remover", weather.deletes, people.remove),
         ("scrubber", weather.scrubs, people.scrub),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,12 +20,23 @@ from protocol_mutants import MUTANTS, Mutant, check_no_totals, set_to
 from offload.errors import OffloadError, TryAgain
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import NO_ENTRIES, Entries, Manifest, State
-from offload.manifest.changes import Append, Claim, Delete, Dropped, Resolve, Trim, append_entries
+from offload.manifest import commit
+from offload.manifest.changes import (
+    Append,
+    Claim,
+    Delete,
+    Dropped,
+    Resolve,
+    Trim,
+    append_entries,
+    entries_before,
+)
 from offload.manifest.commit import RootLog
 from offload.manifest.groups import GroupCache
 from offload.manifest.tree import Tree
 from offload.offloader import Receipt
 from offload.tier import sweep_page
+from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.reader import StreamWindows
 from offload.tier.stream_writer import StreamWriter
@@ -38,6 +50,7 @@ _GROUPS_IN, _JUDGE_ROOT, _MARK = sweep_page._groups_in, sweep_page._judge_root, 
 _TRIM, _CLAIM, _DELETE = Trim.apply, Claim.apply, Delete.apply
 _LOAD_GROUP, _GO_ON = GroupCache.load, StreamWindows._go_on
 _COMMIT = ObjectStoreOffloader.commit_manifest
+_EDITED, _JOB_REPLACE = commit.edited, Job.replace
 _OTHER = UUID(int=7)
 
 
@@ -100,7 +113,9 @@ def _totals_stay(self: Trim, base: Manifest) -> Manifest:
 
 
 def _first_offset_may_fall(self: Trim, base: Manifest) -> Manifest:
-    return replace(_TRIM(replace(self, since=base.first_offset), base), first_offset=self.first_offset)
+    here = entries_before(base, self.first_offset)
+    anywhere = replace(self, since=base.first_offset, counted=here)
+    return replace(_TRIM(anywhere, base), first_offset=self.first_offset)
 
 
 async def _delete_before_the_commit(
@@ -147,6 +162,36 @@ async def _skip_silently(self: StreamWindows, absent: Any) -> None:
 
 async def _gone_is_the_end(self: StreamWindows, absent: Any) -> None:
     raise StopAsyncIteration
+
+
+async def _go_on_elsewhere(self: StreamWindows, *, behind: bool) -> None:
+    tree = self._tree_of(self._manifest)
+    entry = await tree.find(self._next_offset)
+    if entry is not None and entry.copied and entry.first_offset < self._next_offset:
+        self._next_offset = entry.next_offset if behind else entry.first_offset
+        open_entry = partial(self._reader.open_entry, manifest=self._manifest)
+        await self.begin_anew(tree, self._next_offset, open_entry=open_entry)
+
+
+async def _copies_are_read_anew(self: StreamWindows, absent: Any) -> None:
+    await _GO_ON(self, absent)
+    await _go_on_elsewhere(self, behind=False)
+
+
+async def _copies_are_left_out(self: StreamWindows, absent: Any) -> None:
+    await _GO_ON(self, absent)
+    await _go_on_elsewhere(self, behind=True)
+
+
+async def _sources_go_before_the_commit(self: Job, old: Any, receipts: Any) -> Manifest:
+    keys = StreamKeys(self.manifest.stream)
+    store = self.offloader.store  # type: ignore[attr-defined]
+    await store.delete([keys.fragment(entry.first_offset, entry.attempt) for entry in old])
+    return await _JOB_REPLACE(self, old, receipts)
+
+
+async def _edited_for_this_number(tree: Tree, offset: int, edit: Any, *, version: int, uuid: Any) -> Any:
+    return await _EDITED(tree, offset, edit, version=version - 1, uuid=uuid)
 
 
 async def _failed_upload_is_skipped(self: StreamWriter, handle: Any, attempt: Any, extra: Any) -> Receipt:
@@ -269,6 +314,26 @@ BUGS: Final[dict[str, Mutant]] = {
         "2.8",
         "a reader that finds an object gone loads the newest root",
         set_to((StreamWindows, "_go_on", _gone_is_the_end)),
+    ),
+    "reader: copies are read anew": Mutant(
+        "2.11",
+        "a reader goes on at its offset in what replaced the rest",
+        set_to((StreamWindows, "_go_on", _copies_are_read_anew)),
+    ),
+    "reader: copies are left out": Mutant(
+        "2.11",
+        "a reader goes on at its offset in what replaced the rest",
+        set_to((StreamWindows, "_go_on", _copies_are_left_out)),
+    ),
+    "replace: sources go before the commit": Mutant(
+        "2.11",
+        "what is replaced is the sweep's, after the commit",
+        set_to((Job, "replace", _sources_go_before_the_commit)),
+    ),
+    "replace: groups of this number": Mutant(
+        "2.11",
+        "groups on the way are made for the next number",
+        set_to((commit, "edited", _edited_for_this_number)),
     ),
     "writer: a failed upload is skipped": Mutant(
         "2.5",

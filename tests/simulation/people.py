@@ -16,6 +16,7 @@ from protocol_judge import DELETED
 from protocol_world import CHUNK_RECORDS, STREAM, Ledger, chunk, source
 
 from offload.errors import (
+    Absent,
     Conflict,
     Corrupt,
     Fenced,
@@ -25,15 +26,18 @@ from offload.errors import (
     TryAgain,
 )
 from offload.events import Event, Skipped
+from offload.formats.manifest import Manifest, decode_entries
+from offload.manifest.changes import token_of
 from offload.offloader import Attempt, Receipt
 from offload.position import AtOffset, AtTime, Place
+from offload.tier.compaction import FragmentRun, announce_copy, copy_run, plan_runs
 from offload.tier.guest import Job
 from offload.tier.reader import StreamReader
 from offload.tier.retention import Retention, delete_stream, trim
 from offload.tier.stream_writer import StreamWriter
 from offload.tier.sweep import Sweeper, sweep
 from offload.tier.verify import verify
-from simulation.world import EPOCH_MS, Cancelled, Process, after
+from simulation.world import COMPACTED_SIZE_BYTES, EPOCH_MS, Cancelled, Process, after
 
 T = TypeVar("T")
 Person = Callable[[Process], Coroutine[Any, Any, None]]
@@ -121,7 +125,7 @@ class Leader:
         """The next ledgers of the source, which is the same for every writer."""
         ledgers, first = [], writer.manifest.next_offset
         for _ in range(count):
-            ledgers.append(Ledger(first, after(first, self.random.choice((1, 1, 2, 3)))))
+            ledgers.append(Ledger(first, after(first, self.random.choice(self.process.world.ledger_chunks))))
             first = ledgers[-1].next_offset
         return ledgers
 
@@ -143,7 +147,8 @@ class Working:
 
     async def run(self) -> None:
         """Append behind the stream's end, or give up; sometimes as a job that another process left."""
-        job = await Job.begin(self.process.offloader, STREAM, uid=self._left_behind(), env=self.process.env)
+        uid = left_behind(self.process)
+        job = await Job.begin(self.process.offloader, STREAM, uid=uid, env=self.process.env)
         incarnation = job.manifest.incarnation
         if self.random.random() < 0.3:
             await job.abort()
@@ -188,16 +193,89 @@ class Working:
     def _ledgers(self, first: int) -> list[Ledger]:
         ledgers = []
         for _ in range(self.random.choice((1, 1, 2, 3))):
-            ledgers.append(Ledger(first, after(first, self.random.choice((1, 1, 2)))))
+            ledgers.append(Ledger(first, after(first, self.random.choice(self.process.world.ledger_chunks))))
             first = ledgers[-1].next_offset
         return ledgers
 
-    def _left_behind(self) -> UUID | None:
-        """Now and then a job of which attempts run; whoever began it may be alive."""
-        root = self.process.world.judge.root
-        rows = [] if root is None else root.announced.values()
-        jobs = sorted({row["writer"] for row in rows if row["kind"]})
-        return UUID(bytes=self.random.choice(jobs)) if jobs and self.random.random() < 0.3 else None
+
+def left_behind(process: Process) -> UUID | None:
+    """Now and then a job of which attempts run; whoever began it may be alive."""
+    root = process.world.judge.root
+    rows = [] if root is None else root.announced.values()
+    jobs = sorted({row["writer"] for row in rows if row["kind"]})
+    return UUID(bytes=process.random.choice(jobs)) if jobs and process.random.random() < 0.3 else None
+
+
+async def compact(process: Process) -> None:
+    """A job that puts larger fragments in the place of small ones, again and again."""
+    while await process.rest(2.0):
+        try:
+            await process.do(Compacting(process).run())
+        except (NotOffloaded, Conflict, *failures(process)):
+            continue
+
+
+class Compacting:
+    """One compaction, of some runs; sometimes of one that is none, and sometimes by mistake."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.random = process, process.random
+
+    async def run(self) -> None:
+        """Plan, copy, replace, or give up; sometimes as a job that another process left."""
+        uid = left_behind(self.process)
+        job = await Job.begin(self.process.offloader, STREAM, uid=uid, env=self.process.env)
+        if self.random.random() < 0.3:
+            await job.abort()
+        runs = await self._plan(job.manifest)
+        await self.process.rest(self.random.choice((0.0, 0.0, 0.0, 20.0)))
+        for run in self.random.sample(runs, min(len(runs), self.random.choice((1, 3)))):
+            try:
+                await self._replace(job, run)
+            except Conflict:
+                await job.abort()
+
+    async def _plan(self, manifest: Manifest) -> list[FragmentRun]:
+        """What a compaction would plan; now and then any fragments of a ledger that touch each other."""
+        tree = self.process.offloader.tree(manifest)
+        try:
+            if self.random.random() < 0.6:
+                return [run async for run in plan_runs(tree, fragment_size_bytes=COMPACTED_SIZE_BYTES)]
+            entries = [entry async for run in tree.walk() for entry in decode_entries(run)]
+        except Absent as absent:
+            await StreamReader(self.process.offloader, manifest).newer_than(manifest, absent)
+            return []
+        first = self.random.randrange(len(entries)) if entries else 0
+        some = entries[first : first + self.random.choice((1, 2, 3))]
+        alike = [e for e in some if (e.ledger_id, token_of(e)) == (some[0].ledger_id, token_of(some[0]))]
+        return [FragmentRun(tuple(alike))] if some else []
+
+    async def _replace(self, job: Job, run: FragmentRun) -> None:
+        manifest, attempt = await announce_copy(job, run)
+        receipt = await copy_run(job.offloader, run, attempt, manifest=manifest)
+        choice = self.random.random()
+        if choice < 0.1:
+            await job.abort()
+            return
+        if choice < 0.2:
+            await self._by_mistake(run, receipt)
+        try:
+            await job.replace(run.entries, [receipt])
+        except OutcomeUnknown:
+            await job.replace(run.entries, [receipt])
+        self.process.world.happened("compactions")
+
+    async def _by_mistake(self, run: FragmentRun, receipt: Receipt) -> None:
+        """Under another job's name, or as if it were to be appended."""
+        job = await Job.begin(self.process.offloader, STREAM, env=self.process.env)
+        try:
+            if self.random.random() < 0.5:
+                await job.replace(run.entries, [receipt])
+            else:
+                await job.append([receipt])
+        except (Conflict, OutcomeUnknown):
+            return
+        raise AssertionError("a job committed what another one had copied")
 
 
 async def abort(process: Process) -> None:

@@ -51,6 +51,7 @@ class Weather:
     tears: float
     loses_roots: bool
     jobs: int = 0
+    compactors: int = 0
 
     @classmethod
     def of(cls, random: Random) -> Weather:
@@ -109,6 +110,18 @@ class Weather:
             crash=0.0,
             page_keys=100,
             **calm,
+        )
+
+    def with_guests(self, random: Random) -> Self:
+        """The same with jobs, perhaps, and with compactions: these find more to do where trims are rare, and
+        groups larger.
+        """
+        jobs, compactors = random.choice((0, 0, 0, 1, 2)), random.choice((0, 0, 0, 1, 2))
+        if not compactors:
+            return replace(self, jobs=jobs)
+        rare = {"trimmers": random.choice((0, 1)), "writers": 1, "stall": self.stall / 3}
+        return replace(
+            self, steps=600, jobs=jobs, compactors=compactors, factor=random.choice((2, 3, 4)), **rare
         )
 
     def _of_sleepers(self) -> Self:

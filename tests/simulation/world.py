@@ -33,7 +33,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -54,6 +54,9 @@ from simulation.weather import GRACE_SECONDS, Weather
 T = TypeVar("T")
 
 EPOCH_MS: Final = 1_700_000_000_000
+
+COMPACTED_SIZE_BYTES: Final = 6 * len(chunk(0))
+"""How large a compaction makes fragments: larger than any run in a group of two or three small ones."""
 
 
 class Broken(AssertionError):
@@ -89,12 +92,13 @@ class Process:
         )
         self.store = SimulatedStore(self, world)
         resends = world.weather.resends and self.random.random() < 0.5
+        size_bytes = self.random.choice((1, 2 * len(chunk(0))))
+        if world.weather.compactors:
+            size_bytes = COMPACTED_SIZE_BYTES if name.startswith("compactor") else 1
         self.offloader = WitnessedOffloader(
             ResendingClient(self.store) if resends else self.store,
             env=self.env,
-            options=TierOptions(
-                fragment_size_bytes=self.random.choice((1, 2 * len(chunk(0)))), uploads_max=2
-            ),
+            options=TierOptions(fragment_size_bytes=size_bytes, uploads_max=2),
             emit=self._emit,
         )
 
@@ -155,8 +159,8 @@ class World:
     def __init__(self, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self.random = Random(seed)
-        jobs = Random(f"{seed}/jobs").choice((0, 0, 0, 1, 2))  # apart: the rest is as it would be without
-        self.weather = replace(Weather.of(self.random), jobs=jobs)
+        # Drawn apart: the rest is as it would be without them.
+        self.weather = Weather.of(self.random).with_guests(Random(f"{seed}/jobs"))
         self.tell = tell
         self.judge = Judge(source)
         self.objects = Objects(self.judge)
@@ -216,6 +220,11 @@ class World:
         if self._failure is not None:
             how, error = self._failure
             raise Broken(f"{self._where()}: {how}") from error
+
+    @property
+    def ledger_chunks(self) -> tuple[int, ...]:
+        """How many chunks ledgers may have. Where fragments are compacted, there are some to compact."""
+        return (4, 6) if self.weather.compactors else (1, 1, 2, 3)
 
     @property
     def page_keys(self) -> int:

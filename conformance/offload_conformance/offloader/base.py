@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from offload.manifest.changes import Append, Delete, Dropped, Trim
+from offload.manifest.changes import Append, Delete, Dropped, Trim, entries_before
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
 from offload.store.port import Body, ObjectStore
 from offload.tier.stream_writer import StreamWriter
@@ -66,6 +66,7 @@ def trim_of(writer: StreamWriter, receipt: Receipt) -> Trim:
             fragments=len(entries),
             ledgers=1,
         ),
+        counted=entries_before(writer.manifest, receipt.next_offset),
     )
 
 

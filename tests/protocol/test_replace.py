@@ -1,0 +1,560 @@
+"""Replacing: copies take the place of committed fragments, and nobody beside that is deceived or disturbed.
+
+Commit-protocol, step "replace". The writer has committed [0, 12) in fragments of two, of the ledgers 0 and 4.
+Groups take two entries, so what is replaced, [4, 8), stands in a group within a kilo-group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from protocol_sweep import Sweep
+from protocol_world import STREAM, Crash, Ledger, Process, World
+
+from offload.errors import Conflict, Misuse, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.events import Event
+from offload.formats.manifest import Kind
+from offload.offloader import Receipt
+from offload.store.faults import Call, Fault
+from offload.tier.compaction import FragmentRun
+from offload.tier.reader import StreamReader
+
+ADDED = Ledger(12, 16)
+
+
+def stream(world: World) -> Process:
+    """A writer that has committed [0, 12): a kilo-group and a group."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    world.run(w0.offload(Ledger(0, 4), Ledger(4, 12)))
+    assert world.newest().entries["kind"].tolist() == [Kind.KILO_GROUP, Kind.GROUP]
+    return w0
+
+
+def compactor(world: World, name: str = "compactor") -> Process:
+    """A process whose fragments are as large as any run here."""
+    return world.process(name, chunks_per_fragment=100)
+
+
+def calls(act: Callable[[World], tuple[Process, Coroutine[Any, Any, Any]]]) -> list[Call]:
+    with World() as world:
+        stream(world)
+        process, job = act(world)
+        before = len(process.store.calls)
+        world.run(job)
+        return list(process.store.calls)[before:]
+
+
+def _compaction(world: World) -> tuple[Process, Coroutine[Any, Any, Any]]:
+    process = compactor(world)
+    return process, process.compact(4, 8)
+
+
+def _run_of_the_writer(world: World) -> tuple[Process, Coroutine[Any, Any, Any]]:
+    return world.processes[0], world.processes[0].offload(ADDED)
+
+
+def _trim(world: World) -> tuple[Process, Coroutine[Any, Any, Any]]:
+    guest = world.process("guest")
+    return guest, guest.trim(6)
+
+
+CALLS = calls(_compaction)
+OPERATIONS = [call.operation for call in CALLS]
+REPLACED = len(OPERATIONS) - 1 - OPERATIONS[::-1].index("create")
+"""The request that replaces."""
+UPLOADED = next(
+    i for i, call in enumerate(CALLS) if call.key.endswith(".fragment") and call.operation == "put"
+)
+PLACES = [
+    pytest.param(number, fault, id=f"{fault.name}-{number}-{call.operation}")
+    for number, call in enumerate(CALLS)
+    for fault in (Fault.LOSE_REPLY, Fault.FAIL_BEFORE, Fault.DELAY, Fault.DENY, Fault.CUT)
+    if fault.fits(call.operation)
+]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World() as world:
+        yield world
+
+
+def error_of(process: Process) -> OffloadError | None:
+    """What a stalled process raised when it went on to its end."""
+    try:
+        process.finish()
+    except OffloadError as error:
+        return error
+    return None
+
+
+def stalled(world: World, request_number: int) -> Process:
+    """A compaction before its request of this number."""
+    process = compactor(world)
+    process.start(process.compact(4, 8))
+    for _ in range(request_number):
+        process.step()
+    return process
+
+
+def prepared(world: World, process: Process, first: int, end: int) -> tuple[FragmentRun, list[Receipt]]:
+    """A copy of a range that is uploaded, and not committed."""
+    world.run(process.begin_job())
+    run = world.run(process.plan(first, end))
+    return run, [world.run(process.copy_run(run))]
+
+
+def cut_of(world: World) -> list[int]:
+    """Where the live fragments begin."""
+    return [row["first_offset"] for row in world.root.fragments]
+
+
+def assert_whole(world: World, *, next_offset: int = 12) -> None:
+    """Every invariant held, nobody was told what is not so, and a sweep leaves what is named, and no more."""
+    world.check()
+    world.check_what_was_told()
+    world.run(Sweep(world.process("sweeper")).run())
+    world.check()
+    world.check_nothing_is_left()
+    assert (world.root.running, world.root.next_offset) == (frozenset(), next_offset)
+
+
+def clean_up(world: World, process: Process) -> None:
+    """What a compactor does in the end, whatever became of it."""
+    if process.job is not None:
+        other = compactor(world, "cleaner")
+        world.run(other.begin_job(uid=process.job.uid))
+        world.run(other.guest.abort())
+
+
+def test_fragments_in_a_group_become_one_and_nothing_else_changes(world: World) -> None:
+    stream(world)
+    before, process = world.root, compactor(world)
+
+    world.run(process.compact(4, 8))
+
+    assert cut_of(world) == [0, 2, 4, 8, 10]
+    assert world.newest().entries["kind"].tolist() == [Kind.KILO_GROUP, Kind.GROUP]
+    for name in ("first_offset", "next_offset", "writer", "epoch", "messages", "data_size_bytes", "ledgers"):
+        assert world.root.fields[name] == before.fields[name]
+    assert world.root.fields["stored_size_bytes"] < before.fields["stored_size_bytes"]
+    assert_whole(world)
+
+
+@pytest.mark.parametrize("factor", [4, 10])
+def test_fragments_in_the_root_become_one(factor: int) -> None:
+    with World(factor=factor) as world:
+        w0, process = world.process("w0"), compactor(world)
+        world.run(w0.claim())
+        world.run(w0.offload(Ledger(0, 4), Ledger(4, 14)))
+        [begin] = [cut for cut in (4, 8) if (factor == 10 and cut == 4) or (factor == 4 and cut == 8)]
+
+        world.run(process.compact(begin, begin + 4))
+
+        assert begin + 2 not in cut_of(world)
+        assert_whole(world, next_offset=14)
+
+
+def test_what_was_compacted_is_compacted_again_until_a_group_has_one_fragment(world: World) -> None:
+    stream(world)
+
+    world.run(compactor(world, "one").compact(0, 4))
+    world.run(compactor(world, "another").compact(4, 8))
+    world.run(world.processes[0].offload(ADDED))
+    world.run(compactor(world, "third").compact(8, 12))
+
+    assert cut_of(world) == [0, 4, 8, 12, 14]
+    assert_whole(world, next_offset=16)
+
+
+@pytest.mark.parametrize("request_number", range(len(calls(_run_of_the_writer))))
+def test_a_compaction_between_any_two_requests_of_a_writer(request_number: int, world: World) -> None:
+    w0 = stream(world)
+    w0.start(w0.offload(ADDED))
+    for _ in range(request_number):
+        w0.step()
+    world.run(compactor(world).compact(4, 8))
+    world.check()
+
+    assert error_of(w0) is None
+
+    assert_whole(world, next_offset=16)
+    assert 6 not in cut_of(world)
+
+
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_writer_between_any_two_requests_of_a_compaction(request_number: int, world: World) -> None:
+    w0 = stream(world)
+    process = stalled(world, request_number)
+    world.run(w0.offload(ADDED))
+
+    assert error_of(process) is None
+
+    assert_whole(world, next_offset=16)
+    assert 6 not in cut_of(world)
+
+
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_claim_between_any_two_requests_of_a_compaction_leaves_it_alone(
+    request_number: int, world: World
+) -> None:
+    stream(world)
+    process, w1 = stalled(world, request_number), world.process("w1")
+    world.run(w1.claim())
+
+    assert error_of(process) is None
+
+    world.run(w1.offload(ADDED))
+    assert_whole(world, next_offset=16)
+
+
+@pytest.mark.parametrize("rival", [(0, 4), (4, 8), (6, 8), (8, 12)], ids=str)
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_rival_compaction_between_any_two_requests(
+    request_number: int, rival: tuple[int, int], world: World
+) -> None:
+    """Of two that replace the same fragments one wins, and the other one is told; others do not touch."""
+    w0 = stream(world)
+    world.run(w0.offload(ADDED))
+    process, other = stalled(world, request_number), compactor(world, "other")
+    was_in = 6 not in cut_of(world)
+    if was_in and rival == (6, 8):
+        return
+    world.run(other.compact(*rival))
+
+    error = error_of(process)
+
+    if error is not None:
+        assert rival in ((4, 8), (6, 8))
+        assert isinstance(error, OutcomeUnknown if was_in else Conflict)
+    clean_up(world, process)
+    assert_whole(world, next_offset=16)
+
+
+@pytest.mark.parametrize("before", [2, 4, 6, 8, 12])
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_trim_between_any_two_requests_of_a_compaction(
+    request_number: int, before: int, world: World
+) -> None:
+    """What is trimmed is not replaced; what begins there still is, though its group is half dead."""
+    stream(world)
+    process, guest = stalled(world, request_number), world.process("guest")
+    was_in = 6 not in cut_of(world)
+    world.run(guest.trim(before))
+
+    error = error_of(process)
+
+    if before <= 4:
+        assert error is None
+        assert 6 not in cut_of(world)
+    elif not was_in:
+        assert isinstance(error, Conflict)
+    clean_up(world, process)
+    assert_whole(world)
+
+
+@pytest.mark.parametrize("request_number", range(len(calls(_trim))))
+def test_a_compaction_between_any_two_requests_of_a_trim(request_number: int, world: World) -> None:
+    """What was counted does not hold any more: it is counted anew, and the totals are right."""
+    stream(world)
+    guest = world.process("guest")
+    guest.start(guest.trim(6))
+    for _ in range(request_number):
+        guest.step()
+    was_trimmed = world.root.first_offset
+    if was_trimmed <= 4:
+        world.run(compactor(world).compact(4, 8))
+
+    assert error_of(guest) is None
+
+    assert world.root.first_offset == (was_trimmed or 4)
+    assert_whole(world)
+
+
+@pytest.mark.parametrize("is_reborn", [False, True])
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_deletion_ends_a_compaction_whatever_is_born_since(
+    request_number: int, is_reborn: bool, world: World
+) -> None:
+    stream(world)
+    process, other = stalled(world, request_number), world.process("other")
+    has_begun = process.job is not None
+    world.run(other.delete_stream())
+    if is_reborn:
+        world.run(other.claim())
+        world.run(other.offload(Ledger(0, 4), Ledger(4, 12)))
+    newest = world.root
+
+    error = error_of(process)
+
+    if has_begun or not is_reborn:
+        assert isinstance(error, StreamDeleted | Conflict)
+        assert world.root is newest
+    world.check()
+    world.check_what_was_told()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("request_number", range(1, len(CALLS) + 1))
+def test_what_a_crashed_compaction_left_goes_when_it_is_aborted(
+    request_number: int, when: str, world: World
+) -> None:
+    w0 = stream(world)
+    process = compactor(world)
+    setattr(process, f"crash_{when}", request_number)
+    with pytest.raises(Crash):
+        world.run(process.compact(4, 8))
+    world.check()
+
+    clean_up(world, process)
+
+    world.run(w0.offload(ADDED))
+    assert_whole(world, next_offset=16)
+
+
+@pytest.mark.parametrize(("number", "fault"), PLACES)
+def test_a_fault_anywhere_in_a_compaction_is_cured_by_doing_it_again(
+    number: int, fault: Fault, world: World
+) -> None:
+    stream(world)
+    process = stalled(world, number)
+    process.step(fault)
+    error = error_of(process)
+    world.check()
+    world.run(process.store.land())
+
+    clean_up(world, process)
+    if 6 in cut_of(world):
+        assert error is not None
+        world.run(compactor(world, "again").compact(4, 8))
+
+    assert cut_of(world) == [0, 2, 4, 8, 10]
+    assert_whole(world)
+
+
+def test_a_lost_reply_to_a_replacement_costs_nothing_but_a_look(world: World) -> None:
+    stream(world)
+    process = stalled(world, REPLACED)
+    before = world.judge.newest
+    process.step(Fault.LOSE_REPLY)
+
+    assert error_of(process) is None
+
+    assert world.judge.newest == before + 1
+    assert_whole(world)
+
+
+def test_a_replacement_that_is_in_stays_in_once(world: World) -> None:
+    w0, process = stream(world), compactor(world)
+    run, receipts = prepared(world, process, 4, 8)
+    world.run(process.guest.replace(run.entries, receipts))
+    world.run(w0.offload(ADDED))
+    before = world.judge.newest
+
+    world.run(process.guest.replace(run.entries, receipts))
+
+    assert world.judge.newest == before
+    assert_whole(world, next_offset=16)
+
+
+def test_a_replacement_that_was_replaced_since_is_in_doubt(world: World) -> None:
+    """Nothing tells it from one that was aborted before another's copy took that place."""
+    process, other = compactor(world), compactor(world, "other")
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    world.run(w0.offload(Ledger(0, 8), Ledger(8, 16)))
+    run, receipts = prepared(world, process, 0, 4)
+    world.run(process.guest.abort())
+    world.run(other.compact(0, 4))
+
+    with pytest.raises(OutcomeUnknown):
+        world.run(process.guest.replace(run.entries, receipts))
+
+    assert_whole(world, next_offset=16)
+
+
+def test_a_replacement_whose_copies_run_was_never_in(world: World) -> None:
+    stream(world)
+    process, other = compactor(world), compactor(world, "other")
+    run, receipts = prepared(world, process, 4, 8)
+    world.run(other.compact(4, 8))
+
+    with pytest.raises(Conflict):
+        world.run(process.guest.replace(run.entries, receipts))
+
+    world.run(process.guest.abort())
+    assert_whole(world)
+
+
+def test_a_jobs_append_that_was_in_and_replaced_since_is_in_doubt_and_never_refused(world: World) -> None:
+    """A job's append lands unheard; a writer goes on behind it, and a compaction takes what was appended."""
+    w0, job = stream(world), world.process("job")
+    world.run(job.begin_job())
+    receipts = world.run(job.copy([ADDED], world.run(job.announce(ADDED))))
+    job.start(job.guest.append(receipts)).run_to("create", "*/root.*")
+    job.step(Fault.LOSE_REPLY)
+    world.run(w0.offload(Ledger(16, 20)))
+    world.run(compactor(world).compact(12, 16))
+
+    error = error_of(job)
+
+    assert isinstance(error, OutcomeUnknown)
+    with pytest.raises(OutcomeUnknown):
+        world.run(job.guest.append(receipts))
+    assert_whole(world, next_offset=20)
+
+
+def test_an_append_that_runs_still_was_not_in_whatever_was_replaced_there(world: World) -> None:
+    w0, job = stream(world), world.process("job")
+    world.run(job.begin_job())
+    receipts = world.run(job.copy([ADDED], world.run(job.announce(ADDED))))
+    world.run(w0.offload(ADDED))
+    world.run(w0.offload(Ledger(16, 20)))
+    world.run(compactor(world).compact(12, 16))
+
+    with pytest.raises(Conflict):
+        world.run(job.guest.append(receipts))
+
+    world.run(job.guest.abort())
+    assert_whole(world, next_offset=20)
+
+
+def test_a_writer_finds_its_append_in_the_copy_that_took_its_place(world: World) -> None:
+    """It lands unheard; a job goes on behind it, and a compaction takes what was appended."""
+    w0, job = stream(world), world.process("job")
+    attempt = world.run(w0.prepare(ADDED))
+    receipt = world.run(w0.upload(ADDED, attempt))
+    w0.start(w0.append(receipt)).run_to("create", "*/root.*")
+    w0.step(Fault.LOSE_REPLY)
+    world.run(job.do_job(Ledger(16, 20)))
+    world.run(compactor(world).compact(12, 16))
+
+    assert error_of(w0) is None
+
+    world.run(w0.offload(Ledger(20, 24)))
+    assert_whole(world, next_offset=24)
+
+
+def test_the_newest_fragment_is_not_replaced(world: World) -> None:
+    stream(world)
+    process = compactor(world)
+
+    with pytest.raises(Conflict, match="newest"):
+        world.run(process.compact(8, 12))
+
+    world.run(process.guest.abort())
+    assert_whole(world)
+
+
+def test_what_stands_in_two_groups_is_not_replaced_at_once(world: World) -> None:
+    w0, process = stream(world), compactor(world)
+    world.run(w0.offload(ADDED))
+
+    with pytest.raises(Conflict, match="one group"):
+        world.run(process.compact(6, 10))
+
+    world.run(process.guest.abort())
+    assert_whole(world, next_offset=16)
+
+
+def test_a_copy_is_not_appended_and_what_is_to_be_appended_replaces_nothing(world: World) -> None:
+    stream(world)
+    process, job = compactor(world), world.process("job")
+    run, copies = prepared(world, process, 4, 8)
+    world.run(job.begin_job())
+    appended = world.run(job.copy([ADDED], world.run(job.announce(ADDED))))
+
+    with pytest.raises(Conflict):
+        world.run(process.guest.append(copies))
+    with pytest.raises(Misuse):
+        world.run(job.guest.replace(run.entries, appended))
+
+    for guest in (process.guest, job.guest):
+        world.run(guest.abort())
+    assert_whole(world)
+
+
+def test_what_is_copied_begins_and_ends_as_committed_fragments_do(world: World) -> None:
+    stream(world)
+    process = compactor(world)
+    world.run(process.begin_job())
+    manifest, [attempt] = world.run(process.guest.prepare([4], copies=True))
+
+    for ledger in (Ledger(4, 14), Ledger(12, 14)):
+        renamed = Ledger(ledger.first_offset, ledger.next_offset)
+        renamed.__class__ = _OfLedger4
+        with pytest.raises(Conflict, match="begin and end"):
+            world.run(process.offloader.offload(renamed, attempt, manifest=manifest, extra_metadata={}))
+
+
+class _OfLedger4(Ledger):
+    @property
+    def ledger_id(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("request_number", range(len(CALLS)))
+def test_a_sweep_beside_a_compaction_takes_nothing_that_it_needs(request_number: int, world: World) -> None:
+    """Also where the sweep stalls between its verdict and its deletes."""
+    stream(world)
+    process = stalled(world, request_number)
+    world.run(Sweep(world.process("swift")).run())
+    slow = Sweep(world.process("slow"))
+    for phase in (slow.list_objects, slow.load_root, slow.decide):
+        world.run(phase())
+
+    assert error_of(process) is None
+    world.run(slow.delete())
+
+    assert_whole(world)
+
+
+def test_a_compaction_whose_sources_are_swept_gives_up(world: World) -> None:
+    """Another one took their place; it reads in vain, and that is no damage."""
+    w0 = stream(world)
+    process, other = stalled(world, UPLOADED), compactor(world, "other")
+    world.run(other.compact(4, 8))
+    world.run(w0.offload(ADDED))
+    world.run(Sweep(world.process("swift")).run())
+
+    assert isinstance(error_of(process), Conflict)
+
+    world.run(process.guest.abort())
+    assert_whole(world, next_offset=16)
+
+
+@pytest.mark.parametrize("ranges", [[(0, 4)], [(4, 8)], [(0, 4), (4, 8)]], ids=str)
+@pytest.mark.parametrize("when", [2, 4, 6])
+def test_a_reader_goes_on_at_its_very_offset(
+    when: int, ranges: Sequence[tuple[int, int]], world: World
+) -> None:
+    """What it was about to fetch is replaced and swept; it is given each record once, and told of nothing."""
+    stream(world)
+    told: list[Event] = []
+    reader = world.run(
+        StreamReader.open(world.process("reader").offloader, STREAM, in_flight=1, emit=told.append)
+    )
+    others = [compactor(world, f"compactor of {bounds}") for bounds in ranges]
+    sweep = Sweep(world.process("swift"))
+
+    async def read() -> list[bytes]:
+        bodies: list[bytes] = []
+        async with aclosing(reader.messages(0)) as batches:
+            async for batch in batches:
+                assert batch.offset == len(bodies)
+                bodies += batch.bodies
+                if len(bodies) == when:
+                    for other, bounds in zip(others, ranges, strict=True):
+                        await other.compact(*bounds)
+                    await sweep.run()
+        return bodies
+
+    assert world.run(read()) == [b"record %d of orders" % offset for offset in range(12)]
+
+    assert told == []
+    assert cut_of(world) == [cut for cut in range(0, 12, 2) if cut - 2 not in dict(ranges)]
+    assert_whole(world)

@@ -1,0 +1,284 @@
+"""`Replace` as a pure function of the manifest that it meets: preconditions, effects, how one sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+
+from offload.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
+from offload.formats.manifest import (
+    AttemptKind,
+    Entry,
+    Manifest,
+    Running,
+    decode_entries,
+    encode_entries,
+)
+from offload.manifest.changes import (
+    Abort,
+    Append,
+    Claim,
+    Contribute,
+    Delete,
+    Dropped,
+    Resolve,
+    Trim,
+    append_entries,
+    entries_before,
+)
+from offload.manifest.replacing import Replace
+
+WRITER, JOB, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)
+MINE, COPIES, THEIRS = UUID(int=11), UUID(int=12), UUID(int=13)
+STRANGE = UUID(int=11 + 2**64)
+"""An attempt that does not begin as the others do."""
+
+CLAIM: Final = Claim(stream="orders", writer=WRITER, incarnation=UUID(int=21), first_offset=10)
+
+
+def running(attempt: UUID, writer: UUID, kind: AttemptKind) -> Running:
+    return Running(attempt=attempt, ledger_id=10, epoch=1, writer=writer, kind=kind)
+
+
+def entry(first_offset: int, records: int = 5, **changes: Any) -> Entry:
+    fields: dict[str, Any] = {
+        "messages": records,
+        "first_timestamp_ms": first_offset,
+        "last_timestamp_ms": first_offset + records,
+        "data_size_bytes": 10 * records,
+        "stored_size_bytes": 10 * records + 100,
+        "ledger_id": 10,
+        "attempt": MINE,
+        "checksum": 7,
+    }
+    return Entry(first_offset=first_offset, records=records, **fields | changes)
+
+
+def copy(first_offset: int, records: int, **changes: Any) -> Entry:
+    return entry(first_offset, records, **{"attempt": COPIES, "copied": 1} | changes)
+
+
+OLD: Final = (entry(15), entry(20))
+EMPTY: Final = replace(
+    CLAIM.apply(None),
+    version=7,
+    running=(running(COPIES, JOB, AttemptKind.COPY), running(THEIRS, OTHER, AttemptKind.JOB)),
+)
+BASE: Final = append_entries(EMPTY, [entry(10), *OLD, entry(25)])
+CHANGE: Final = Replace(job=JOB, incarnation=CLAIM.incarnation, old=OLD, new=[copy(15, 10)])
+
+
+def applied(change: Replace, base: Manifest) -> Manifest:
+    """What a commit makes of it; all fragments stand in the root."""
+    return replace(change.apply(base), entries=change.edit(base.entries))
+
+
+def shown(change: Any, manifest: Manifest) -> bool:
+    """What the manifest shows of the change."""
+    found = [e for e in decode_entries(manifest.entries) if e.first_offset <= change.mark < e.next_offset]
+    return bool(change.is_in(manifest, found[0] if found else None))
+
+
+def trimmed(base: Manifest, gone: Sequence[Entry]) -> Manifest:
+    dropped = Dropped(
+        messages=sum(e.messages for e in gone),
+        data_size_bytes=sum(e.data_size_bytes for e in gone),
+        stored_size_bytes=sum(e.stored_size_bytes for e in gone),
+        fragments=len(gone),
+        ledgers=0,
+    )
+    end = gone[-1].next_offset
+    change = Trim(
+        incarnation=base.incarnation,
+        since=base.first_offset,
+        first_offset=end,
+        dropped=dropped,
+        counted=entries_before(base, end),
+    )
+    return change.apply(base)
+
+
+def test_copies_stand_where_the_old_fragments_were_and_nothing_else_moves() -> None:
+    changed = applied(CHANGE, BASE)
+
+    assert decode_entries(changed.entries) == [entry(10), copy(15, 10), entry(25)]
+    assert (changed.fragments, changed.stored_size_bytes) == (3, BASE.stored_size_bytes - 100)
+    assert [each.attempt for each in changed.running] == [THEIRS]
+    moved = {"entries", "fragments", "stored_size_bytes", "running"}
+    for name in set(BASE.__dataclass_fields__) - moved:
+        assert getattr(changed, name) is getattr(BASE, name)
+    assert shown(CHANGE, changed)
+    assert not shown(CHANGE, BASE)
+    changed.check("here")
+
+
+@pytest.mark.parametrize("is_first_of_ledger", [True, False])
+def test_a_ledger_begins_with_the_copy_where_it_began_with_what_it_replaces(is_first_of_ledger: bool) -> None:
+    first = entry(10, ledger_id=9 if is_first_of_ledger else 10)
+    base = append_entries(EMPTY, [first, *OLD, entry(25)])
+
+    changed = applied(CHANGE, base)
+
+    assert changed.entries["ledgers"].tolist() == [1, int(is_first_of_ledger), 0]
+    assert changed.ledgers == base.ledgers
+    changed.check("here")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"new": [copy(15, 5)]},
+        {"new": [copy(15, 11)]},
+        {"new": [copy(20, 10)]},
+        {"new": [copy(15, 10, messages=9)]},
+        {"new": [copy(15, 10, data_size_bytes=99)]},
+        {"new": [copy(15, 10, first_timestamp_ms=16)]},
+        {"new": [copy(15, 10, last_timestamp_ms=24)]},
+        {"new": [copy(15, 10, ledger_id=11)]},
+        {"new": [copy(15, 10, copied=0)]},
+        {"new": [copy(15, 3), copy(18, 3), copy(21, 4)]},
+        {"new": [copy(15, 4), copy(20, 5)]},
+        {"new": []},
+        {"old": [], "new": []},
+        {"old": [entry(15), entry(25)]},
+        {"old": [entry(15), entry(20, ledger_id=11)]},
+        {"old": [entry(15), entry(20, attempt=STRANGE)]},
+        {"new": [copy(15, 10, attempt=STRANGE)]},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_the_same_records_is_misuse(changes: dict[str, Any]) -> None:
+    with pytest.raises(Misuse):
+        replace(CHANGE, **changes)
+
+
+@pytest.mark.parametrize(
+    "old",
+    [(entry(15, attempt=OTHER), entry(20)), (entry(15, checksum=8), entry(20)), (entry(15, 4), entry(19, 6))],
+    ids=["another's fragment", "another object", "another cut"],
+)
+def test_what_the_base_does_not_name_is_not_replaced(old: tuple[Entry, Entry]) -> None:
+    content = {name: getattr(CHANGE.new[0], name) for name in ("first_timestamp_ms", "last_timestamp_ms")}
+    change = replace(
+        CHANGE, old=[replace(old[0], first_timestamp_ms=15), old[1]], new=[copy(15, 10, **content)]
+    )
+
+    with pytest.raises(Conflict, match="other fragments"):
+        change.edit(BASE.entries)
+
+
+def test_what_does_not_stand_together_in_one_run_is_not_replaced() -> None:
+    with pytest.raises(Conflict, match="one group"):
+        CHANGE.edit(encode_entries([entry(10), entry(15)]))
+
+
+def test_the_newest_fragment_is_not_replaced() -> None:
+    with pytest.raises(Conflict, match="newest"):
+        CHANGE.apply(append_entries(EMPTY, [entry(10), *OLD]))
+
+
+@pytest.mark.parametrize(
+    "attempts",
+    [
+        (),
+        (running(COPIES, OTHER, AttemptKind.COPY),),
+        (running(COPIES, JOB, AttemptKind.JOB),),
+        (running(COPIES, JOB, AttemptKind.STREAM),),
+    ],
+    ids=["aborted", "another's", "to be appended", "a writer's"],
+)
+def test_only_what_runs_as_the_jobs_own_copy_replaces(attempts: tuple[Running, ...]) -> None:
+    with pytest.raises(Conflict, match="runs not as a copy"):
+        CHANGE.apply(replace(BASE, running=attempts))
+
+
+def test_what_was_trimmed_is_not_replaced() -> None:
+    """While the copies run, they were never named; once they are over, nothing tells."""
+    base = trimmed(BASE, [entry(10), entry(15)])
+
+    with pytest.raises(Conflict, match="trimmed"):
+        CHANGE.apply(base)
+    with pytest.raises(OutcomeUnknown):
+        CHANGE.apply(Abort(attempts=frozenset({COPIES})).apply(base))
+
+
+def test_what_begins_where_the_stream_does_is_replaced() -> None:
+    changed = applied(CHANGE, trimmed(BASE, [entry(10)]))
+
+    assert decode_entries(changed.entries) == [copy(15, 10), entry(25)]
+    changed.check("here")
+
+
+def test_a_job_replaces_in_the_incarnation_that_it_began_on() -> None:
+    deleted = Delete(incarnation=CLAIM.incarnation).apply(BASE)
+    reborn = replace(CLAIM, incarnation=UUID(int=99)).apply(deleted)
+
+    for base in (deleted, reborn):
+        with pytest.raises(StreamDeleted):
+            CHANGE.apply(base)
+        with pytest.raises(StreamDeleted):
+            CHANGE.check_author(base)
+    assert not shown(CHANGE, replace(applied(CHANGE, BASE), incarnation=UUID(int=99)))
+
+
+def test_a_copy_that_another_copy_may_have_replaced_is_in_doubt() -> None:
+    """Unless its attempt runs: then it never was in."""
+    by_another = replace(BASE, entries=encode_entries([entry(10), copy(15, 10, attempt=OTHER), entry(25)]))
+    over = Abort(attempts=frozenset({COPIES})).apply(by_another)
+
+    assert not shown(CHANGE, by_another)
+    with pytest.raises(OutcomeUnknown):
+        shown(CHANGE, over)
+
+
+OF_MINE: Final = (entry(15), entry(20))
+APPENDS: Final = {
+    "append": Append(writer=WRITER, entries=OF_MINE, finished=frozenset({MINE})),
+    "resolve": Resolve(writer=WRITER, adopted=OF_MINE),
+    "contribute": Contribute(
+        job=OTHER,
+        incarnation=CLAIM.incarnation,
+        entries=[replace(e, attempt=THEIRS) for e in OF_MINE],
+        finished=frozenset({THEIRS}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APPENDS)
+def test_a_copy_tells_of_what_it_took_the_place_of(name: str) -> None:
+    """By what its attempt begins with: so does a writer's own alone, but each try of a job's batch."""
+    change = APPENDS[name]
+    owner, kind = {"append": (WRITER, 0), "resolve": (OTHER, 0), "contribute": (OTHER, 1)}[name]
+    attempt = THEIRS if name == "contribute" else MINE
+    entries = encode_entries([entry(10), copy(15, 10, attempt=COPIES), entry(25)])
+    over = replace(BASE, running=(), entries=entries)
+    runs = replace(over, running=(running(attempt, owner, AttemptKind(kind)),))
+
+    assert not shown(change, runs)
+    if name == "contribute":
+        with pytest.raises(OutcomeUnknown):
+            shown(change, over)
+    else:
+        assert shown(change, over)
+    strange = encode_entries([entry(10), copy(15, 10, attempt=STRANGE), entry(25)])
+    assert not shown(change, replace(over, entries=strange))
+    others = replace(over, entries=encode_entries([entry(10), entry(15, 10, attempt=OTHER), entry(25)]))
+    assert not shown(change, others)
+
+
+def test_a_trim_that_was_counted_before_a_replacement_is_a_conflict() -> None:
+    change = Trim(
+        incarnation=CLAIM.incarnation,
+        since=10,
+        first_offset=25,
+        dropped=Dropped(messages=15, data_size_bytes=150, stored_size_bytes=450, fragments=3, ledgers=0),
+        counted=entries_before(BASE, 25),
+    )
+
+    with pytest.raises(Conflict, match="count anew"):
+        change.apply(applied(CHANGE, BASE))
+    change.apply(append_entries(BASE, [entry(30)])).check("here")
