@@ -45,9 +45,8 @@ from offload.manifest.replacing import Replace
 from offload.offloader import Attempt, Leftover, ReadHandle
 from offload.store.port import Body, Listed, ObjectStore
 from offload.store.wrap import StoreDecorator
-from offload.tier import adoption, compaction, object_store_offloader, retention
+from offload.tier import adoption, guest, object_store_offloader, retention
 from offload.tier.fragment_writer import entry_of
-from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.stream_writer import StreamWriter
 
@@ -352,11 +351,6 @@ def _no_token(entry: Entry) -> bytes:
     return b""
 
 
-async def _announce_any_copy(job: Job, run: compaction.FragmentRun) -> tuple[Manifest, Attempt]:
-    manifest, [attempt] = await job.prepare([run.ledger_id], copies=True)
-    return manifest, attempt
-
-
 def _trim_whatever_is_named(manifest: Manifest, offset: int) -> bytes:
     return b""
 
@@ -565,7 +559,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "replace: copies of anybody's": Mutant(
         "2.11",
         "a copy's attempt begins as those that it copies",
-        set_to((replacing, "token_of", _no_token), (compaction, "announce_copy", _announce_any_copy)),
+        set_to((replacing, "token_of", _no_token), (guest, "token_of", _no_token)),
     ),
     "trim: counted before a replacement": Mutant(
         "2.11",

@@ -45,7 +45,6 @@ from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 from offload.store.port import ObjectStore
 from offload.store.wrap import StoreDecorator
-from offload.tier import compaction
 from offload.tier.compaction import FragmentRun, copy_run
 from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
@@ -288,7 +287,7 @@ class Process:
 
     async def copy_run(self, run: FragmentRun) -> Receipt:
         """Announce a copy of a run, and upload it."""
-        manifest, attempt = await compaction.announce_copy(self.guest, run)
+        manifest, [attempt] = await self.guest.prepare_copies([run.entries])
         return await copy_run(self.offloader, run, attempt, manifest=manifest)
 
     async def compact(self, first_offset: int, next_offset: int) -> None:

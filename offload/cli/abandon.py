@@ -62,4 +62,4 @@ def abandon(
 
 def jobs_of(manifest: Manifest) -> Counter[UUID]:
     """The jobs that run, and how many attempts each has."""
-    return Counter(running.writer for running in manifest.running if running.kind is AttemptKind.JOB)
+    return Counter(running.writer for running in manifest.running if running.kind is not AttemptKind.STREAM)

@@ -139,7 +139,7 @@ def _tree(manifest: Manifest) -> Tree:
     root.add(f"incarnation {manifest.incarnation}")
     running = tree.add(f"running attempts: {len(manifest.running)}")
     for each in manifest.running:
-        whose = f"job {each.writer}" if each.kind is AttemptKind.JOB else each.kind.name.lower()
+        whose = f"job {each.writer}" if each.kind is not AttemptKind.STREAM else each.kind.name.lower()
         running.add(f"{each.attempt}  ledger {each.ledger_id}, epoch {each.epoch}, {whose}")
     fragments = tree.add(f"fragments: {manifest.fragments}, ledgers: {manifest.ledgers}")
     for row in _groups_of(manifest):

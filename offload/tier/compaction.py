@@ -37,11 +37,6 @@ class FragmentRun:
         return self.entries[0].ledger_id
 
     @property
-    def token(self) -> bytes:
-        """What their attempts begin with, and so does a copy's: whoever looks for them by it finds that."""
-        return token_of(self.entries[0])
-
-    @property
     def data_size_bytes(self) -> int:
         """Chunk bytes of all of them."""
         return sum(entry.data_size_bytes for entry in self.entries)
@@ -81,20 +76,14 @@ def _are_alike(one: Entry, other: Entry) -> bool:
     return (one.ledger_id, token_of(one)) == (other.ledger_id, token_of(other))
 
 
-async def announce_copy(job: Job, run: FragmentRun) -> tuple[Manifest, Attempt]:
-    """Announce one copy of the run. Raises as `Job.prepare` does."""
-    manifest, [attempt] = await job.prepare([run.ledger_id], token=run.token, copies=True)
-    return manifest, attempt
-
-
 async def compact_run(
     job: Job, run: FragmentRun, *, extra_metadata: Mapping[str, str] | None = None
 ) -> Manifest:
-    """Put one fragment in the place of this run. Raises as `announce_copy`, `copy_run` and `Job.replace` do.
+    """Put one fragment in its place. Raises as `Job.prepare_copies`, `copy_run` and `Job.replace` do.
 
     After an error the job may have attempts that run: `abort` it in the end.
     """
-    manifest, attempt = await announce_copy(job, run)
+    manifest, [attempt] = await job.prepare_copies([run.entries])
     receipt = await copy_run(job.offloader, run, attempt, manifest=manifest, extra_metadata=extra_metadata)
     return await job.replace(run.entries, [receipt])
 

@@ -26,7 +26,7 @@ from uuid import UUID
 from offload.env import Env
 from offload.errors import Misuse, StreamDeleted
 from offload.formats.manifest import AttemptKind, Entry, Manifest
-from offload.manifest.changes import TOKEN_SIZE_BYTES, Abort, Announce, Change, Contribute
+from offload.manifest.changes import TOKEN_SIZE_BYTES, Abort, Announce, Change, Contribute, token_of
 from offload.manifest.replacing import Replace
 from offload.offloader import Attempt, LedgerOffloader, Receipt
 
@@ -62,12 +62,9 @@ class Job:
         return cls(offloader=offloader, manifest=manifest, uid=uid or env.uuid(), env=env)
 
     async def prepare(
-        self, ledger_ids: Sequence[int], *, token: bytes = b"", copies: bool = False
+        self, ledger_ids: Sequence[int], *, token: bytes = b""
     ) -> tuple[Manifest, list[Attempt]]:
         """Announce one fresh attempt per ledger, in one commit. Hand both to whoever uploads.
-
-        With `copies` they are for `replace`, and what is uploaded under them copies committed fragments; else
-        they are for `append`. A copy's token is that of the attempts that it copies (`changes.token_of`).
 
         The attempts' UUIDs begin with `token`, of at most 8 bytes, so that who runs a batch again can tell by
         the tier's own entries that it is there. After an error some of them may run, unknown to anybody:
@@ -75,21 +72,14 @@ class Job:
         """
         if len(token) > TOKEN_SIZE_BYTES:
             raise Misuse(f"a token of {len(token)} bytes: it has at most {TOKEN_SIZE_BYTES}")
-        stream = self.manifest.stream
-        attempts = [
-            Attempt(stream=stream, ledger_id=i, uid=UUID(bytes=token + self.env.uuid().bytes[len(token) :]))
-            for i in ledger_ids
-        ]
-        announced = [(attempt.uid, attempt.ledger_id) for attempt in attempts]
-        await self._commit(
-            Announce(
-                job=self.uid,
-                incarnation=self.manifest.incarnation,
-                attempts=announced,
-                kind=AttemptKind.COPY if copies else AttemptKind.JOB,
-            )
-        )
-        return self.manifest, attempts
+        return await self._announce([(ledger_id, token) for ledger_id in ledger_ids], AttemptKind.JOB)
+
+    async def prepare_copies(self, runs: Sequence[Sequence[Entry]]) -> tuple[Manifest, list[Attempt]]:
+        """Announce one fresh attempt per run of fragments, in one commit, for a copy of it and for `replace`.
+
+        The attempts' UUIDs begin as those that they copy. For the rest, as `prepare`.
+        """
+        return await self._announce([(run[0].ledger_id, token_of(run[0])) for run in runs], AttemptKind.COPY)
 
     async def append(self, receipts: Sequence[Receipt]) -> Manifest:
         """Name what these attempts made durable, in order of offsets and in one commit; they end with it.
@@ -154,6 +144,20 @@ class Job:
                 await self.offloader.commit_manifest(
                     base.stream, Abort(attempts=own), base=base, committer=self.uid
                 )
+
+    async def _announce(
+        self, wanted: Sequence[tuple[int, bytes]], kind: AttemptKind
+    ) -> tuple[Manifest, list[Attempt]]:
+        """An attempt for each ledger, whose UUID begins with its token."""
+        stream = self.manifest.stream
+        attempts = [
+            Attempt(stream=stream, ledger_id=i, uid=UUID(bytes=token + self.env.uuid().bytes[len(token) :]))
+            for i, token in wanted
+        ]
+        announced = [(attempt.uid, attempt.ledger_id) for attempt in attempts]
+        incarnation = self.manifest.incarnation
+        await self._commit(Announce(job=self.uid, incarnation=incarnation, attempts=announced, kind=kind))
+        return self.manifest, attempts
 
     async def _commit(self, change: Change) -> None:
         """On the newest manifest: the one that is known may be old, for others commit meanwhile."""

@@ -43,6 +43,7 @@ class Why(StrEnum):
     NO_ROOT = "no root says whether it is named"
 
     DROPPED = "its attempt was dropped"
+    REPLACED = "replaced by a copy"
     TRIMMED = "trimmed"
     DELETED = "the stream was deleted"
     LOST = "a commit that lost made it"
@@ -168,18 +169,32 @@ async def _judge_fragments(tree: Tree, objects: Sequence[tuple[Listed, bytes]]) 
         return []
     root, rows = tree.manifest, rows_named([name for _, name in objects])
     starts, named = rows["first_offset"], np.zeros(len(rows), bool)
+    replaced = np.zeros(len(rows), bool)
     async with aclosing(tree.walk(int(starts[0]))) as runs:
         async for run in runs:
             if run["first_offset"][0] > starts[-1]:
                 break
             _mark(named, rows, run)
+            replaced |= _are_in_copies(starts, run)
             if run["first_offset"][-1] >= starts[-1]:
                 break
     attempts = {running.attempt.bytes for running in root.running}
-    return [
-        Verdict(row, _why_fragment(root, is_named, start, name[-16:] in attempts), name)
-        for (row, name), is_named, start in zip(objects, named.tolist(), starts.tolist(), strict=True)
-    ]
+    verdicts = []
+    for (row, name), is_named, start, is_in_copy in zip(
+        objects, named.tolist(), starts.tolist(), replaced.tolist(), strict=True
+    ):
+        why = _why_fragment(root, is_named, start, name[-16:] in attempts)
+        verdicts.append(Verdict(row, Why.REPLACED if is_in_copy and why is Why.DROPPED else why, name))
+    return verdicts
+
+
+def _are_in_copies(starts: npt.NDArray[np.uint64], entries: Entries) -> npt.NDArray[np.bool_]:
+    """Which of these offsets are in a fragment that took the place of others."""
+    row = np.searchsorted(entries["first_offset"], starts, side="right") - 1
+    one = entries[np.maximum(row, 0)]
+    inside = (row >= 0) & (starts < one["first_offset"] + one["records"])
+    in_copies: npt.NDArray[np.bool_] = inside & (one["copied"] == 1)
+    return in_copies
 
 
 def _why_fragment(root: Manifest, is_named: bool, first_offset: int, runs: bool) -> Why:

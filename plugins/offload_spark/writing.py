@@ -25,8 +25,9 @@ from offload.blocking import Blocking
 from offload.env import Env
 from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.manifest import Entry, Kind, Manifest, decode_entries
+from offload.manifest.changes import TOKEN_SIZE_BYTES
 from offload.offloader import Attempt, LedgerOffloader, Receipt
-from offload.tier.guest import TOKEN_SIZE_BYTES, Job
+from offload.tier.guest import Job
 from offload.tier.stream_writer import StreamWriter
 from offload_spark.framing import Framer
 from offload_spark.options import WriteOptions

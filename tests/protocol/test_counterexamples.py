@@ -683,7 +683,8 @@ def test_a_copy_is_never_appended(world: World) -> None:
     """2.11. It would fit: it was uploaded for the stream's end, though it was announced as a copy."""
     _, process = compacting(world)
     world.run(process.begin_job())
-    manifest, [attempt] = world.run(process.guest.prepare([8], copies=True))
+    entry = replace(world.run(process.plan(4, 8)).entries[0], ledger_id=8)
+    manifest, [attempt] = world.run(process.guest.prepare_copies([[entry]]))
     seeming = replace(manifest, running=tuple(replace(r, kind=AttemptKind.JOB) for r in manifest.running))
     offload = process.offloader.offload
     receipt = world.run(offload(world.ledger(8, 12), attempt, manifest=seeming, extra_metadata={}))

@@ -482,7 +482,8 @@ def test_what_is_copied_begins_and_ends_as_committed_fragments_do(world: World) 
     stream(world)
     process = compactor(world)
     world.run(process.begin_job())
-    manifest, [attempt] = world.run(process.guest.prepare([4], copies=True))
+    run = world.run(process.plan(4, 8))
+    manifest, [attempt] = world.run(process.guest.prepare_copies([run.entries]))
 
     for ledger in (Ledger(4, 14), Ledger(12, 14)):
         renamed = Ledger(ledger.first_offset, ledger.next_offset)

@@ -363,6 +363,10 @@ BY_REPLAY: Final[dict[str, str]] = {
     "job: any incarnation": "a job that begins, and a deletion and a rebirth before it announces",
     "job: doubt is not decided by content": "a job's append that lands unheard, and a commit on top of it",
     "job: what was trimmed was in": "an abort, a rival's append and a trim, all during one append of a job",
+    "replace: copies are appended": "a copy for the stream's end, which the offloader does not make",
+    "replace: what is replaced never was": "an append that lands unheard, one behind it, and a copy of it",
+    "replace: what is replaced was in": "an attempt that is dropped, a rival's append, and a copy of that",
+    "replace: of tries of a batch any is in": "jobs here name no batches",
 }
 """Bugs that CI's seeds need not find, and why. `tests/protocol/test_counterexamples.py` has them."""
 

@@ -30,7 +30,7 @@ from offload.formats.manifest import Manifest, decode_entries
 from offload.manifest.changes import token_of
 from offload.offloader import Attempt, Receipt
 from offload.position import AtOffset, AtTime, Place
-from offload.tier.compaction import FragmentRun, announce_copy, copy_run, plan_runs
+from offload.tier.compaction import FragmentRun, copy_run, plan_runs
 from offload.tier.guest import Job
 from offload.tier.reader import StreamReader
 from offload.tier.retention import Retention, delete_stream, trim
@@ -251,7 +251,7 @@ class Compacting:
         return [FragmentRun(tuple(alike))] if some else []
 
     async def _replace(self, job: Job, run: FragmentRun) -> None:
-        manifest, attempt = await announce_copy(job, run)
+        manifest, [attempt] = await job.prepare_copies([run.entries])
         receipt = await copy_run(job.offloader, run, attempt, manifest=manifest)
         choice = self.random.random()
         if choice < 0.1:

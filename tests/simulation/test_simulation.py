@@ -24,7 +24,8 @@ PARTS = 10
 EXPECTED = {
     *("refused", "throttled", "late requests", "lost replies", "landings", "stalls", "crashes", "cancels"),
     *("pauses", "clock jumps", "flipped bits", "torn objects", "zombies"),
-    *("roots", "reads", "trims", "deletions", "deleted attempts", "jobs", "sweeps", "scrubs", "rebuilds"),
+    *("roots", "reads", "trims", "deletions", "deleted attempts", "jobs", "compactions", "sweeps"),
+    *("scrubs", "rebuilds", "swept: replaced by a copy"),
     *("swept: trimmed", "swept: superseded root", "swept: its attempt was dropped"),
     *("swept: the stream was deleted", "swept: a commit that lost made it"),
     "swept: an upload that nobody will finish",

@@ -17,9 +17,11 @@ from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.manifest import Entry, decode_entries
 from offload.manifest.rebuilding import Found, choose
 from offload.store.memory import MemoryStore
-from offload.tier.compaction import FragmentRun, announce_copy, compact_run, open_run, plan_runs
+from offload.tier.compaction import FragmentRun, compact_run, open_run, plan_runs
 from offload.tier.fragments import load_tail
 from offload.tier.rebuild import rebuild
+from offload.tier.sweep import sweep
+from offload.tier.sweep_page import Why
 from offload.tier.verify import VerifyLevel, verify
 
 LARGE = 1 << 20
@@ -237,7 +239,7 @@ def test_copies_of_a_damaged_entry_are_refused_before_anything_is_asked() -> Non
         [each, *_] = await planned(offloader)
         large = compactor(offloader)
         job = await Job.begin(large, "orders")
-        manifest, attempt = await announce_copy(job, each)
+        manifest, [attempt] = await job.prepare_copies([each.entries])
         async with await open_run(large, each, manifest=manifest) as handle:
             receipt = await large.offload(handle, attempt, manifest=manifest, extra_metadata={})
         fewer = replace(receipt, entries=[replace(receipt.entries[0], messages=1)])
@@ -246,5 +248,19 @@ def test_copies_of_a_damaged_entry_are_refused_before_anything_is_asked() -> Non
             await job.replace(each.entries, [fewer])
 
         assert (await job.replace(each.entries, [receipt])).fragments == 3
+
+    run(main())
+
+
+def test_a_sweep_says_of_what_was_replaced_that_it_was() -> None:
+    async def main() -> None:
+        offloader, _ = await small_fragments(3, 2)
+        await compacted(offloader)
+
+        report = await sweep(offloader, grace_seconds=0)
+
+        [stream] = report.streams
+        assert dict(stream.deleted.objects)[Why.REPLACED] == 3
+        assert Why.DROPPED not in stream.deleted.objects
 
     run(main())

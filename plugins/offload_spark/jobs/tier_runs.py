@@ -96,8 +96,8 @@ class TierRun(ReadHandle):
         """What to say of an object that is gone. Raises `absent` where the newest manifest names it still."""
         newest = await StreamReader(self._offloader, self._manifest).newer_than(self._manifest, absent)
         return TryAgain(
-            f"{self._offloader.url}: stream {newest.stream!r} was trimmed up to offset {newest.first_offset} "
-            "while it was copied; run again"
+            f"{self._offloader.url}: stream {newest.stream!r} was trimmed or compacted while it was copied, "
+            f"and begins at offset {newest.first_offset} now; run again"
         )
 
 
