@@ -15,6 +15,7 @@ from offload.cli.state import State, Usage
 from offload.errors import OffloadError
 from offload.events import DamageFound
 from offload.tier.verify_report import VerifyReport
+from offload_spark.compacting import compact
 from offload_spark.copying import copy
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
@@ -22,6 +23,7 @@ from offload_spark.rebuilding import rebuild
 from offload_spark.running import Master, given, session_at
 
 app = typer.Typer(help="Jobs that Spark runs in parallel.", no_args_is_help=True)
+app.command()(compact)
 app.command()(copy)
 app.command()(rebuild)
 

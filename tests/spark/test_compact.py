@@ -1,0 +1,245 @@
+"""A compaction by Spark's tasks: the same records in larger fragments, also after a kill, beside others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import osiris_data
+import pytest
+from command_line import CAMPAIGN, offload
+from offload_spark.jobs.compact import Piece, _announced, _begun, compact, copied, give_up
+
+from offload import Blocking, Plugins
+from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Entry, Manifest, decode_entries
+from offload.tier.compaction import FragmentRun, plan_runs
+from offload.tier.object_store_offloader import TierOptions
+from offload.tier.opening import open_tier
+from offload.tier.retention import Retention, trim
+from offload.tier.sweep import sweep
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SMALL_SIZE_BYTES = 60_000
+LARGE_SIZE_BYTES = 1_000_000
+Record = tuple[int, int, bytes]
+
+
+@pytest.fixture(scope="session")
+def finely_cut(tmp_path_factory: pytest.TempPathFactory, sources: Path) -> str:
+    """A folder that holds the real streams in small fragments."""
+    url = str(tmp_path_factory.mktemp("to-compact"))
+    how = TierOptions(fragment_size_bytes=SMALL_SIZE_BYTES)
+    with Blocking.around(lambda: open_tier(url, options=how), plugins=Plugins.find()) as tier:
+        tier.run(tier.offloader.open(create=True))
+        assert {report.error for report in tier.sync(f"rabbitmq://{sources}")} == {None}
+    return url
+
+
+@pytest.fixture
+def url(finely_cut: str, tmp_path: Path) -> str:
+    return str(shutil.copytree(finely_cut, tmp_path / "tier"))
+
+
+def delivered(url: str) -> dict[str, list[Record]]:
+    """All that a tier's readers get, by stream: offset, time and body of every message. All of it holds."""
+    with Blocking(url) as tier:
+        assert not tier.verify().damages
+        return {
+            stream: [
+                (batch.offset + i, batch.timestamp_ms, body)
+                for batch in tier.read(stream)
+                for i, body in enumerate(batch.bodies)
+            ]
+            for stream in tier.streams()
+        }
+
+
+def manifest_of(url: str, stream: str) -> Manifest:
+    with Blocking(url) as tier:
+        return tier.load_manifest(stream)
+
+
+def entries_of(url: str, stream: str) -> list[Entry]:
+    """All stand in the root."""
+    return decode_entries(manifest_of(url, stream).entries)
+
+
+def fragments(url: str) -> set[str]:
+    return {str(path.relative_to(url)) for path in Path(url).glob("*/data/*.fragment")}
+
+
+def named(url: str) -> set[str]:
+    return {
+        StreamKeys(stream).fragment(entry.first_offset, entry.attempt)
+        for stream in osiris_data.STREAMS
+        for entry in entries_of(url, stream)
+    }
+
+
+def test_streams_are_the_same_from_fewer_fragments_and_a_sweep_takes_the_rest(
+    spark: SparkSession, finely_cut: str, url: str
+) -> None:
+    told = []
+
+    done = compact(spark, url, fragment_size_bytes=LARGE_SIZE_BYTES, progress=told.append)
+
+    assert [each.stream for each in done] == sorted(osiris_data.STREAMS)
+    assert {each.stream for each in told} >= {each.stream for each in done if each.runs}
+    assert sum(each.runs for each in done) > 1
+    for each in done:
+        before, after = manifest_of(finely_cut, each.stream), manifest_of(url, each.stream)
+        assert after.fragments == before.fragments - each.fragments + each.runs
+        assert sum(entry.copied for entry in entries_of(url, each.stream)) == each.runs
+        for name in ("first_offset", "next_offset", "messages", "data_size_bytes", "ledgers", "writer"):
+            assert getattr(after, name) == getattr(before, name)
+        assert (after.running, each.passed_over) == ((), 0)
+    with Blocking(url) as tier:
+        tier.run(sweep(tier.offloader, grace_seconds=0))
+    assert fragments(url) == named(url)
+    assert delivered(url) == delivered(finely_cut)
+
+
+def test_what_was_compacted_is_left_alone(spark: SparkSession, url: str) -> None:
+    compact(spark, url, streams=["batches"], fragment_size_bytes=LARGE_SIZE_BYTES)
+    before = {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")}
+
+    (again,) = compact(spark, url, streams=["batches"], fragment_size_bytes=LARGE_SIZE_BYTES)
+
+    assert again.runs == 0
+    assert {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")} == before
+
+
+def test_what_others_changed_meanwhile_is_passed_over(spark: SparkSession, finely_cut: str, url: str) -> None:
+    """After the plan and before the first wave the stream is trimmed, and swept."""
+    entries = entries_of(url, "batches")
+    cut = entries[len(entries) // 2].first_offset
+    with Blocking(url) as tier:
+        first = tier.run(_begun(tier.offloader, "batches"))
+        runs = tier.run(_planned(tier))
+        pieces = tier.run(_announced(first, runs))
+        tier.run(trim(tier.offloader, "batches", Retention(before_offset=cut)))
+        tier.run(sweep(tier.offloader, grace_seconds=0))
+
+        receipts = [tier.run(copied(tier.offloader, piece, is_first=True)) for piece in pieces]
+
+        kept = [piece.run.entries[0].first_offset >= cut for piece in pieces]
+        assert [receipt is not None for receipt in receipts] == kept
+        assert False in kept
+    give_up(url, "batches")
+    assert manifest_of(url, "batches").running == ()
+    assert delivered(url)["batches"] == [row for row in delivered(finely_cut)["batches"] if row[0] >= cut]
+
+
+async def _planned(tier: Blocking) -> list[FragmentRun]:
+    manifest = await tier.offloader.load_manifest("batches")
+    runs = plan_runs(tier.offloader.tree(manifest), fragment_size_bytes=LARGE_SIZE_BYTES)
+    return [run async for run in runs]
+
+
+def test_a_further_try_copies_under_an_attempt_of_its_own(url: str) -> None:
+    with Blocking(url) as tier:
+        job = tier.run(_begun(tier.offloader, "batches"))
+        [run, *_] = tier.run(_planned(tier))
+        [piece] = tier.run(_announced(job, [run]))
+        assert isinstance(piece, Piece)
+
+        first = tier.run(copied(tier.offloader, piece, is_first=True))
+        again = tier.run(copied(tier.offloader, piece, is_first=False))
+        assert first is not None
+        assert again is not None
+        tier.run(job.replace(run.entries, [again]))
+        tier.run(job.abort())
+
+        assert first.attempt != again.attempt
+        tier.run(sweep(tier.offloader, grace_seconds=0))
+    assert fragments(url) == named(url)
+
+
+RUN = """
+import os, signal, sys
+from offload_spark import session
+from offload_spark.jobs import compact
+from offload.tier.guest import Job
+
+url, when, size = sys.argv[1:]
+real, seen = Job.replace, []
+
+async def replace(job, old, receipts):
+    seen.append(old)
+    if len(seen) == 2 and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    await real(job, old, receipts)
+    if len(seen) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Job.replace = replace
+spark = session(master="local[2]", conf={"spark.driver.memory": "512m"})
+compact.compact(spark, url, streams=["batches"], fragment_size_bytes=int(size))
+"""
+
+
+def run_until_killed(url: str, when: str, size_bytes: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, url, when, str(size_bytes)],
+        env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert process.wait(300) == -signal.SIGKILL
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what else it started
+
+
+@pytest.mark.parametrize("when", ["before", "after"] if CAMPAIGN else ["before"])
+def test_a_driver_that_is_killed_is_gone_on_with(
+    spark: SparkSession, finely_cut: str, url: str, when: str
+) -> None:
+    """Before and after the second of its commits: what is in stays, the rest is copied anew."""
+    size = 4 * SMALL_SIZE_BYTES
+    run_until_killed(url, when, size)
+    left = manifest_of(url, "batches")
+    assert left.running
+    assert sum(entry.copied for entry in decode_entries(left.entries)) == (1 if when == "before" else 2)
+
+    (done,) = compact(spark, url, streams=["batches"], fragment_size_bytes=size)
+
+    assert done.runs
+    assert manifest_of(url, "batches").running == ()
+    assert delivered(url) == delivered(finely_cut)
+    with Blocking(url) as tier:
+        tier.run(sweep(tier.offloader, grace_seconds=0))
+    assert fragments(url) == named(url)
+
+
+def test_as_a_command(url: str) -> None:
+    ran = offload(
+        "spark",
+        "compact",
+        url,
+        "--stream",
+        "batches",
+        "--fragment-size",
+        "1MB",
+        "--json",
+        "--master",
+        "local[1]",
+    )
+
+    assert ran.code == 0, ran.stderr
+    (line,) = ran.stdout.splitlines()
+    done = json.loads(line)
+    assert (done["stream"], done["runs"] > 0, done["passed_over"]) == ("batches", True, 0)
+    given_up = offload("spark", "compact", url, "--give-up")
+    assert given_up.code == 2
+    assert "--give-up takes the streams by --stream" in given_up.error
