@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -48,6 +49,7 @@ from offload.store.wrap import StoreDecorator
 from offload.tier import adoption, guest, object_store_offloader, retention
 from offload.tier.fragment_writer import entry_of
 from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.reader import StreamWindows
 from offload.tier.stream_writer import StreamWriter
 
 
@@ -365,6 +367,25 @@ def _own_of_any_kind(self: Any, manifest: Manifest, kind: AttemptKind = AttemptK
     return {each.attempt for each in manifest.running if each.writer == self.job}
 
 
+async def _go_on_elsewhere(self: StreamWindows, *, behind: bool) -> None:
+    tree = self._tree_of(self._manifest)
+    entry = await tree.find(self._next_offset)
+    if entry is not None and entry.copied and entry.first_offset < self._next_offset:
+        self._next_offset = entry.next_offset if behind else entry.first_offset
+        open_entry = partial(self._reader.open_entry, manifest=self._manifest)
+        await self.begin_anew(tree, self._next_offset, open_entry=open_entry)
+
+
+async def _copies_are_read_anew(self: StreamWindows, absent: Any) -> None:
+    await _GO_ON(self, absent)
+    await _go_on_elsewhere(self, behind=False)
+
+
+async def _copies_are_left_out(self: StreamWindows, absent: Any) -> None:
+    await _GO_ON(self, absent)
+    await _go_on_elsewhere(self, behind=True)
+
+
 def _settles_jobs_too(self: Resolve, running: Running) -> bool:
     return running.writer != self.writer
 
@@ -379,6 +400,7 @@ _LOOK, _CLAIM, _OFFLOAD = RootLog._look, Claim.apply, StreamWriter.offload
 _PROPOSE, _SETTLE, _COLLAPSE = RootLog._propose, RootLog._settle, commit.collapse
 _ENTRY_OF, _TRIM = Group.entry, Trim.apply
 _REPLACE, _EDIT = Replace.apply, Replace.edit
+_GO_ON = StreamWindows._go_on
 
 
 def set_to(*changes_: tuple[Any, str, Any]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -560,6 +582,16 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "2.11",
         "a copy's attempt begins as those that it copies",
         set_to((replacing, "token_of", _no_token), (guest, "token_of", _no_token)),
+    ),
+    "reader: copies are read anew": Mutant(
+        "2.11",
+        "a reader goes on at its offset in what replaced the rest",
+        set_to((StreamWindows, "_go_on", _copies_are_read_anew)),
+    ),
+    "reader: copies are left out": Mutant(
+        "2.11",
+        "a reader goes on at its offset in what replaced the rest",
+        set_to((StreamWindows, "_go_on", _copies_are_left_out)),
     ),
     "trim: counted before a replacement": Mutant(
         "2.11",

@@ -143,12 +143,12 @@ class RootLog:
 
         Raises as `LedgerOffloader.commit_manifest` promises.
         """
-        if base is not None:
-            base, is_in = await self._shown(change, base)
+        if base is not None:  # the change may be in already, from an earlier call
+            base, is_in = await self._shown_after_all(change, base)
             if is_in:  # perhaps undone since
                 now = await self._newest_after_doubt(base.version)
                 change.check_author(now)
-                base, is_in = await self._shown(change, now)
+                base, is_in = await self._shown_after_all(change, now)
                 if is_in:
                     return base
         for attempt in range(REQUESTS_MAX):
@@ -183,7 +183,7 @@ class RootLog:
         raise TryAgain(f"stream {self.stream!r}: its manifest changes faster than it can be read; run again")
 
     async def _shown_after_all(self, change: Change, newest: Manifest) -> tuple[Manifest, bool]:
-        """As `_shown`, once the change was sent: a group that cannot be read now says neither yes nor no."""
+        """As `_shown`, for what may have been sent: a group that cannot be read says neither yes nor no."""
         try:
             return await self._shown(change, newest)
         except (Corrupt, Fenced, UnsupportedFormat, OutcomeUnknown):

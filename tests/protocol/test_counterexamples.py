@@ -11,6 +11,7 @@ grace of readers (section 3), which have tests of their own. The sweep is the te
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnkno
 from offload.formats.manifest import AttemptKind, State
 from offload.manifest.changes import Abort
 from offload.store.faults import Fault
+from offload.tier.reader import StreamReader
 
 
 @pytest.fixture
@@ -766,6 +768,27 @@ def test_a_trim_that_a_replacement_overtook_counts_anew(world: World) -> None:
     assert world.root.first_offset == 6
 
 
+def test_a_reader_goes_on_at_its_offset_within_a_copy(world: World) -> None:
+    """2.11. A reader was given a part; that and the rest become one fragment, and a sweep takes those."""
+    _, process = compacting(world, (8, 12))
+    sweep, offsets = Sweep(world.process("sweeper")), list[int]()
+    reader = world.run(StreamReader.open(world.process("reader").offloader, STREAM, in_flight=1))
+
+    async def read() -> None:
+        async with aclosing(reader.messages(0)) as batches:
+            async for batch in batches:
+                offsets.append(batch.offset)
+                if batch.offset == 0:
+                    await process.compact(0, 4)
+                    await process.compact(4, 8)
+                    await sweep.run()
+
+    world.run(read())
+
+    world.check()
+    assert offsets == [0, 2, 4, 6, 8, 10]
+
+
 HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
     "unconfirmed load": (test_a_load_is_not_deceived_by_a_zombie, "which is absent"),
     "probing": (test_a_reader_finds_the_newest_root_across_a_gap, "assert 2 == 4"),
@@ -861,6 +884,14 @@ HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
         "told of a commit that never was",
     ),
     "replace: copies of anybody's": (test_a_copy_says_that_it_is_one, "does not begin as those"),
+    "reader: copies are read anew": (
+        test_a_reader_goes_on_at_its_offset_within_a_copy,
+        r"assert \[0, .*0.* == \[0, 2, 4, 6, 8, 10\]",
+    ),
+    "reader: copies are left out": (
+        test_a_reader_goes_on_at_its_offset_within_a_copy,
+        r"assert \[0, .* == \[0, 2, 4, 6, 8, 10\]",
+    ),
     "trim: counted before a replacement": (
         test_a_trim_that_a_replacement_overtook_counts_anew,
         "as stored_size_bytes",

@@ -559,3 +559,20 @@ def test_a_reader_goes_on_at_its_very_offset(
     assert told == []
     assert cut_of(world) == [cut for cut in range(0, 12, 2) if cut - 2 not in dict(ranges)]
     assert_whole(world)
+
+
+def test_a_repeated_replacement_whose_group_cannot_be_read_is_not_called_refused(world: World) -> None:
+    """It is in, from the first call; the second one cannot ask. Found by the simulation."""
+    stream(world)
+    process = compactor(world)
+    run, receipts = prepared(world, process, 4, 8)
+    world.run(process.guest.replace(run.entries, receipts))
+    again = compactor(world, "again")
+    world.run(again.begin_job(uid=process.guest.uid))
+    again.start(again.guest.replace(run.entries, receipts)).run_to("get", "*group")
+    again.step(Fault.FAIL_BEFORE)
+
+    error = error_of(again)
+
+    assert isinstance(error, OutcomeUnknown)
+    assert_whole(world)
