@@ -12,8 +12,9 @@ from offload.cli.arguments import Options, Tier
 from offload.cli.output import live_line, one_line, print_json, print_note, size_text
 from offload.cli.quantities import parse_size
 from offload.cli.state import Usage
+from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
-from offload_spark.running import Master, given, plain_errors, session_at
+from offload_spark.running import Master, given, session_at
 
 if TYPE_CHECKING:
     from offload_spark.jobs.compact import Compacted
