@@ -65,18 +65,18 @@ class TierRun(ReadHandle):
         return of_fragments(self._manifest, self._entries)
 
     async def table(self) -> ChunkTable:
-        """The chunks of all fragments. Raises `TryAgain` where they were trimmed meanwhile."""
+        """The chunks of all fragments. Raises `TryAgain` where they were trimmed or replaced meanwhile."""
         try:
             return await (await self._handle()).table()
         except Absent as absent:
-            raise await self._trimmed(absent) from absent
+            raise await self._gone(absent) from absent
 
     async def read(self, rows: ChunkTable) -> bytes:
-        """These chunks, checked. Raises `TryAgain` where they were trimmed meanwhile."""
+        """These chunks, checked. Raises `TryAgain` where they were trimmed or replaced meanwhile."""
         try:
             return await (await self._handle()).read(rows)
         except Absent as absent:
-            raise await self._trimmed(absent) from absent
+            raise await self._gone(absent) from absent
 
     async def aclose(self) -> None:
         """Let go of the indexes. They are fetched again where the run is read again."""
@@ -92,7 +92,7 @@ class TierRun(ReadHandle):
             self._opened = await self._offloader.read_offloaded(attempt, manifest=self._manifest, only=only)
         return self._opened
 
-    async def _trimmed(self, absent: Absent) -> TryAgain:
+    async def _gone(self, absent: Absent) -> TryAgain:
         """What to say of an object that is gone. Raises `absent` where the newest manifest names it still."""
         newest = await StreamReader(self._offloader, self._manifest).newer_than(self._manifest, absent)
         return TryAgain(
