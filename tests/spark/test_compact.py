@@ -16,13 +16,16 @@ import osiris_data
 import pytest
 from command_line import CAMPAIGN, offload
 from offload_spark.jobs.compact import Piece, _announced, _begun, compact, copied, give_up
+from offload_spark.scan import _tables_of
 
 from offload import Blocking, Plugins
+from offload.events import Event
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entry, Manifest, decode_entries
-from offload.tier.compaction import FragmentRun, plan_runs
+from offload.tier.compaction import FragmentRun, compact_run, plan_runs
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.opening import open_tier
+from offload.tier.reader import StreamReader
 from offload.tier.retention import Retention, trim
 from offload.tier.sweep import sweep
 
@@ -243,3 +246,24 @@ def test_as_a_command(url: str) -> None:
     given_up = offload("spark", "compact", url, "--give-up")
     assert given_up.code == 2
     assert "--give-up takes the streams by --stream" in given_up.error
+
+
+def test_a_read_that_was_planned_before_finds_each_chunk_once(url: str) -> None:
+    """Without the chunks' bytes, by indexes alone: what was replaced, and swept, is cut out of the copy."""
+    entries, old, told = entries_of(url, "batches"), manifest_of(url, "batches"), list[Event]()
+    how = TierOptions(fragment_size_bytes=LARGE_SIZE_BYTES)
+    with Blocking.around(lambda: open_tier(url, options=how)) as tier:
+        job = tier.run(_begun(tier.offloader, "batches"))
+        for run in tier.run(_planned(tier)):
+            tier.run(compact_run(job, run))
+        tier.run(sweep(tier.offloader, grace_seconds=0))
+        reader = StreamReader(tier.offloader, old, emit=told.append)
+
+        tables = [tier.run(_tables_of(tier.offloader, reader, old, entry)) for entry in entries]
+
+    for entry, found in zip(entries, tables, strict=True):
+        rows = [(int(row["offset"]), int(row["records"])) for table in found for row in table]
+        nexts = [offset + records for offset, records in rows]
+        assert [entry.first_offset, *nexts[:-1]] == [offset for offset, _ in rows]
+        assert nexts[-1] == entry.next_offset
+    assert told == []
