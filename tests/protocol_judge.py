@@ -203,6 +203,11 @@ def _content_of(rows: Sequence[Row]) -> tuple[Any, ...]:
     return rows[0]["first_offset"], end_of(rows[-1]), *sums, *times, {row["ledger_id"] for row in rows}
 
 
+def _token_of(attempt: bytes) -> bytes:
+    """What an attempt of a batch that has a name begins with; nothing of one that was made at random."""
+    return attempt[:8] if UUID(bytes=attempt).version == 8 else b""
+
+
 def _appended(parent: Root, root: Root) -> list[Row]:
     return [row for row in root.fragments if row["first_offset"] >= parent.next_offset]
 
@@ -428,8 +433,8 @@ class Judge:
             self._broken(5, f"root {number}: replaced by what was not announced as a copy of the job's")
         if not all(row["copied"] for row in new):
             self._broken(5, f"root {number}: a replacement that does not say that it is one")
-        if len({row["attempt"][:8] for row in (*old, *new)}) > 1:
-            self._broken(5, f"root {number}: a copy whose attempt does not begin as those that it copies")
+        if len({_token_of(row["attempt"]) for row in (*old, *new)}) > 1:
+            self._broken(5, f"root {number}: a copy under another token than what it copies")
         if old[-1] is parent.fragments[-1]:
             self._broken(5, f"root {number}: the newest fragment was replaced")
         self._check_attempts(number, parent, root)

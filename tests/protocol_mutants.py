@@ -349,7 +349,7 @@ def _is_named_by_any_copy(marked: Entry | None, entry: Entry, *, over: bool) -> 
     return is_same(marked, entry) or (over and marked is not None and bool(marked.copied))
 
 
-def _no_token(entry: Entry) -> bytes:
+def _no_token(uid: UUID) -> bytes:
     return b""
 
 
@@ -565,22 +565,17 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "replace: what is replaced never was": Mutant(
         "2.11",
-        "where a copy of its own stands, nobody is told that an append was not in",
+        "where a copy stands, nobody is told that an append was not in",
         set_to((changes, "is_named", _is_named_for_sure)),
     ),
     "replace: what is replaced was in": Mutant(
         "2.11",
-        "a copy tells only of attempts that begin as its own",
+        "nor that it was",
         set_to((changes, "is_named", _is_named_by_any_copy)),
-    ),
-    "replace: of tries of a batch any is in": Mutant(
-        "2.11",
-        "a copy does not tell a job which of its tries was in",
-        set_to((changes, "is_known", changes.is_named)),
     ),
     "replace: copies of anybody's": Mutant(
         "2.11",
-        "a copy's attempt begins as those that it copies",
+        "a copy keeps the token of what it copies",
         set_to((replacing, "token_of", _no_token), (guest, "token_of", _no_token)),
     ),
     "reader: copies are read anew": Mutant(

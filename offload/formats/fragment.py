@@ -76,7 +76,11 @@ TRAILER: Final = layout(
     ("key_id", "16s", "the encryption key; zero: none"),
     ("stream_digest", "32s", "SHA-256 of the stream's name"),
     ("incarnation", "16s", "UUID of the stream's incarnation"),
-    ("attempt", "16s", "UUID of the attempt that wrote this object"),
+    (
+        "attempt",
+        "16s",
+        "UUID of the attempt that wrote this object; of version 8 where it begins with a batch's token",
+    ),
     ("ledger_id", "Q", "the ledger that was copied"),
     ("epoch", "Q", "epoch of the writer; of a copy, that of the first fragment that it copies"),
     ("base_version", "Q", "version of the newest root that the writer knew"),

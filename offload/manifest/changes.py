@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -36,9 +36,7 @@ from offload.formats.manifest import (
     exact_sum,
     joined,
 )
-
-TOKEN_SIZE_BYTES: Final = 8
-"""How much of an attempt's UUID a job may choose. The rest is random: an attempt is never run twice."""
+from offload.manifest.tokens import token_of
 
 
 class Change(ABC):
@@ -349,7 +347,7 @@ class Contribute(OfJob):
         if not self.entries:
             return not self.own(manifest) & self.finished
         over = not self.own(manifest) & self.finished
-        return manifest.incarnation == self.incarnation and is_known(marked, self.entries[-1], over=over)
+        return manifest.incarnation == self.incarnation and is_named(marked, self.entries[-1], over=over)
 
     @property
     def mark(self) -> int | None:
@@ -492,30 +490,17 @@ def entries_before(manifest: Manifest, offset: int) -> bytes:
 def is_named(marked: Entry | None, entry: Entry, *, over: bool) -> bool:
     """Whether the fragment found at an offset shows that this entry was committed.
 
-    So does a copy whose attempt begins as the entry's does, where the attempts are over that would have ended
-    with it.
+    Where a copy of the same token stands there, and the attempts are `over` that would have ended with the
+    entry, it may be of this entry or of what another named there: `OutcomeUnknown`.
     """
-    return is_same(marked, entry) or (
-        over and marked is not None and bool(marked.copied) and token_of(marked) == token_of(entry)
-    )
-
-
-def is_known(marked: Entry | None, entry: Entry, *, over: bool) -> bool:
-    """As `is_named`, for entries of a job, whose attempts may begin alike: each try of one batch does.
-
-    Where such a copy stands, it may be of this try or of another one: `OutcomeUnknown`.
-    """
-    if is_named(marked, entry, over=over) and not is_same(marked, entry):
+    if is_same(marked, entry):
+        return True
+    if over and marked is not None and marked.copied and token_of(marked.attempt) == token_of(entry.attempt):
         raise OutcomeUnknown(
-            f"offset {entry.first_offset} is in a copy of attempts that begin as {entry.attempt} does, "
-            "and nothing tells whether it was among them"
+            f"offset {entry.first_offset} is in a copy by now, and nothing tells whether it was "
+            f"attempt {entry.attempt} that had named it: look at what stands there"
         )
-    return is_same(marked, entry)
-
-
-def token_of(entry: Entry) -> bytes:
-    """What the entry's attempt begins with: that of a copy begins as those do that it copies."""
-    return entry.attempt.bytes[:TOKEN_SIZE_BYTES]
+    return False
 
 
 def is_same(marked: Entry | None, entry: Entry) -> bool:

@@ -35,7 +35,8 @@ from offload.formats.manifest import (
     encode_entries,
     joined,
 )
-from offload.manifest.changes import OfJob, is_known, token_of
+from offload.manifest.changes import OfJob, is_named
+from offload.manifest.tokens import token_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,8 @@ class Replace(OfJob):
             raise Misuse(f"{len(self.new)} fragments in the place of {len(self.old)}: a group could burst")
         if not all(entry.copied for entry in self.new):
             raise Misuse("only copies, uploaded under attempts of kind copy, take the place of fragments")
-        if len({token_of(entry) for entry in (*self.old, *self.new)}) > 1:
-            raise Misuse("copies whose attempts do not begin as those that they copy")
+        if len({token_of(entry.attempt) for entry in (*self.old, *self.new)}) > 1:
+            raise Misuse("copies under another token than what they copy")
         said, found = _content_of(self.old), _content_of(self.new)
         if said != found or len({entry.ledger_id for entry in (*self.old, *self.new)}) > 1:
             raise Misuse(f"copies of one ledger with {found} in the place of {said}")
@@ -111,7 +112,7 @@ class Replace(OfJob):
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`. All copies were committed at once, so the last one speaks for all."""
         over = not self.own(manifest, AttemptKind.COPY) & self.attempts
-        return manifest.incarnation == self.incarnation and is_known(marked, self.new[-1], over=over)
+        return manifest.incarnation == self.incarnation and is_named(marked, self.new[-1], over=over)
 
     @property
     def mark(self) -> int | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from offload.errors import Absent, Conflict, Misuse
 from offload.formats.manifest import Entry, Manifest, decode_entries
-from offload.manifest.changes import token_of
+from offload.manifest.tokens import token_of
 from offload.manifest.tree import Tree
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
 from offload.tier.fragments import LedgerHandle
@@ -73,7 +73,7 @@ def _runs_in(entries: Sequence[Entry], manifest: Manifest, size_bytes: int) -> I
 
 
 def _are_alike(one: Entry, other: Entry) -> bool:
-    return (one.ledger_id, token_of(one)) == (other.ledger_id, token_of(other))
+    return (one.ledger_id, token_of(one.attempt)) == (other.ledger_id, token_of(other.attempt))
 
 
 async def compact_run(

@@ -26,8 +26,9 @@ from uuid import UUID
 from offload.env import Env
 from offload.errors import Misuse, StreamDeleted
 from offload.formats.manifest import AttemptKind, Entry, Manifest
-from offload.manifest.changes import TOKEN_SIZE_BYTES, Abort, Announce, Change, Contribute, token_of
+from offload.manifest.changes import Abort, Announce, Change, Contribute
 from offload.manifest.replacing import Replace
+from offload.manifest.tokens import token_of, with_token
 from offload.offloader import Attempt, LedgerOffloader, Receipt
 
 
@@ -66,20 +67,20 @@ class Job:
     ) -> tuple[Manifest, list[Attempt]]:
         """Announce one fresh attempt per ledger, in one commit. Hand both to whoever uploads.
 
-        The attempts' UUIDs begin with `token`, of at most 8 bytes, so that who runs a batch again can tell by
-        the tier's own entries that it is there. After an error some of them may run, unknown to anybody:
+        The attempts' UUIDs begin with `token` (`tokens.token_for`), so that who runs a batch again can tell
+        by the tier's own entries that it is there. After an error some of them may run, unknown to anybody:
         prepare anew, and `abort` in the end. Raises `StreamDeleted` where the stream was deleted.
         """
-        if len(token) > TOKEN_SIZE_BYTES:
-            raise Misuse(f"a token of {len(token)} bytes: it has at most {TOKEN_SIZE_BYTES}")
         return await self._announce([(ledger_id, token) for ledger_id in ledger_ids], AttemptKind.JOB)
 
     async def prepare_copies(self, runs: Sequence[Sequence[Entry]]) -> tuple[Manifest, list[Attempt]]:
         """Announce one fresh attempt per run of fragments, in one commit, for a copy of it and for `replace`.
 
-        The attempts' UUIDs begin as those that they copy. For the rest, as `prepare`.
+        An attempt has the token of those that it copies. For the rest, as `prepare`.
         """
-        return await self._announce([(run[0].ledger_id, token_of(run[0])) for run in runs], AttemptKind.COPY)
+        return await self._announce(
+            [(run[0].ledger_id, token_of(run[0].attempt)) for run in runs], AttemptKind.COPY
+        )
 
     async def append(self, receipts: Sequence[Receipt]) -> Manifest:
         """Name what these attempts made durable, in order of offsets and in one commit; they end with it.
@@ -151,8 +152,8 @@ class Job:
         """An attempt for each ledger, whose UUID begins with its token."""
         stream = self.manifest.stream
         attempts = [
-            Attempt(stream=stream, ledger_id=i, uid=UUID(bytes=token + self.env.uuid().bytes[len(token) :]))
-            for i, token in wanted
+            Attempt(stream=stream, ledger_id=ledger_id, uid=with_token(token, self.env.uuid()))
+            for ledger_id, token in wanted
         ]
         announced = [(attempt.uid, attempt.ledger_id) for attempt in attempts]
         incarnation = self.manifest.incarnation

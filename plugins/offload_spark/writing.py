@@ -13,7 +13,6 @@ what is named is what one run of the write uploaded; the tasks of a run know it 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from offload.blocking import Blocking
 from offload.env import Env
 from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.manifest import Entry, Kind, Manifest, decode_entries
-from offload.manifest.changes import TOKEN_SIZE_BYTES
+from offload.manifest.tokens import token_for, token_of
 from offload.offloader import Attempt, LedgerOffloader, Receipt
 from offload.tier.guest import Job
 from offload.tier.stream_writer import StreamWriter
@@ -48,9 +47,8 @@ class Ticket:
     @classmethod
     def of(cls, incarnation: UUID, *, job: str = "", write: str = "") -> Ticket:
         """For a write of this name, as a job of that one; where a name is empty, it is like no other."""
-        token = hashlib.sha256(write.encode()).digest()[:TOKEN_SIZE_BYTES] if write else b""
         uid = uuid5(NAMESPACE_URL, f"write#{incarnation}#{job}") if job else uuid4()
-        return cls(job=uid, token=token)
+        return cls(job=uid, token=token_for(write))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +137,7 @@ async def find_write(offloader: LedgerOffloader, manifest: Manifest, token: byte
     found: list[Entry] = []
     async with aclosing(offloader.tree(manifest).walk(since)) as runs:
         async for run in runs:
-            found += [entry for entry in decode_entries(run) if entry.attempt.bytes.startswith(token)]
+            found += [entry for entry in decode_entries(run) if token_of(entry.attempt) == token]
     return range(found[0].first_offset, found[-1].next_offset) if found else None
 
 
@@ -151,7 +149,7 @@ async def _check_is_in(offloader: LedgerOffloader, manifest: Manifest, ticket: T
     tree = offloader.tree(manifest)
     for offset in (spool.first_offset, spool.next_offset - 1):
         found = await tree.find(offset)
-        if found is None or not ticket.token or not found.attempt.bytes.startswith(ticket.token):
+        if found is None or not ticket.token or token_of(found.attempt) != ticket.token:
             raise Conflict(f"{where} do not continue it: it ends at {manifest.next_offset}")
 
 

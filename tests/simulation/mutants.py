@@ -336,7 +336,7 @@ BY_REPLAY: Final[dict[str, str]] = {
     "replace: copies are appended": "a copy for the stream's end, which the offloader does not make",
     "replace: what is replaced never was": "an append that lands unheard, one behind it, and a copy of it",
     "replace: what is replaced was in": "an attempt that is dropped, a rival's append, and a copy of that",
-    "replace: of tries of a batch any is in": "jobs here name no batches",
+    "replace: copies of anybody's": "jobs here name no batches",
     "reader: copies are read anew": "a replacement and a sweep while a reader is within what is replaced",
     "reader: copies are left out": "a replacement and a sweep while a reader is within what is replaced",
 }

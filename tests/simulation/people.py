@@ -27,7 +27,7 @@ from offload.errors import (
 )
 from offload.events import Event, Skipped
 from offload.formats.manifest import Manifest, decode_entries
-from offload.manifest.changes import token_of
+from offload.manifest.tokens import token_of
 from offload.offloader import Attempt, Receipt
 from offload.position import AtOffset, AtTime, Place
 from offload.tier.compaction import FragmentRun, copy_run, plan_runs
@@ -247,7 +247,8 @@ class Compacting:
             return []
         first = self.random.randrange(len(entries)) if entries else 0
         some = entries[first : first + self.random.choice((1, 2, 3))]
-        alike = [e for e in some if (e.ledger_id, token_of(e)) == (some[0].ledger_id, token_of(some[0]))]
+        kinds = [(entry.ledger_id, token_of(entry.attempt)) for entry in some]
+        alike = [entry for entry, kind in zip(some, kinds, strict=True) if kind == kinds[0]]
         return [FragmentRun(tuple(alike))] if some else []
 
     async def _replace(self, job: Job, run: FragmentRun) -> None:

@@ -24,6 +24,7 @@ from offload import (
     TierOptions,
 )
 from offload.formats.manifest import AttemptKind
+from offload.manifest.tokens import token_for, token_of
 from offload.offloader import Attempt
 from offload.store.memory import MemoryStore
 from offload.tier.guest import attempts_of
@@ -125,14 +126,14 @@ def test_attempts_begin_with_their_batchs_token_and_are_fresh_each_time() -> Non
     async def main() -> None:
         job = await Job.begin(await tier(), "orders")
 
-        _, first = await job.prepare([1, 2], token=b"batch 17")
-        _, again = await job.prepare([1, 2], token=b"batch 17")
+        _, first = await job.prepare([1, 2], token=token_for("batch 17"))
+        _, again = await job.prepare([1, 2], token=token_for("batch 17"))
 
         uids = {attempt.uid for attempt in (*first, *again)}
         assert len(uids) == 4
-        assert {uid.bytes[:8] for uid in uids} == {b"batch 17"}
+        assert {token_of(uid) for uid in uids} == {token_for("batch 17")}
         with pytest.raises(Misuse):
-            await job.prepare([1], token=b"batch 170")
+            await job.prepare([1], token=b"batch 17")
 
     run(main())
 

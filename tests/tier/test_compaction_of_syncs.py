@@ -1,0 +1,81 @@
+"""Compaction as operators meet it: a ledger that grew was synced again and again, a little each time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from offload_conformance import ledger_of
+
+from offload import Job, ObjectStoreOffloader, StreamReader, StreamWriter
+from offload.formats.manifest import Entry, decode_entries
+from offload.manifest.tokens import token_for, token_of
+from offload.offloader import CutHandle
+from offload.store.memory import MemoryStore
+from offload.tier.compaction import compact_run, plan_runs
+
+GROWTH = [*range(0, 60, 10)]
+
+
+async def tier() -> ObjectStoreOffloader:
+    offloader = ObjectStoreOffloader(MemoryStore())
+    await offloader.open(create=True)
+    return offloader
+
+
+async def entries_of(offloader: ObjectStoreOffloader) -> list[Entry]:
+    tree = offloader.tree(await offloader.load_manifest("orders"))
+    return [entry async for leaf in tree.walk() for entry in decode_entries(leaf)]
+
+
+async def bodies_of(offloader: ObjectStoreOffloader) -> list[bytes]:
+    reader = await StreamReader.open(offloader, "orders")
+    return [body async for batch in reader.messages(0) for body in batch.bodies]
+
+
+async def compacted(offloader: ObjectStoreOffloader) -> list[int]:
+    """Compact all that is planned; how many fragments each run had."""
+    job = await Job.begin(offloader, "orders")
+    runs = [run async for run in plan_runs(offloader.tree(job.manifest), fragment_size_bytes=1 << 20)]
+    for run in runs:
+        await compact_run(job, run)
+    return [len(run.entries) for run in runs]
+
+
+def test_what_many_syncs_of_a_ledger_left_becomes_one_fragment() -> None:
+    async def main() -> None:
+        offloader, ledger = await tier(), ledger_of(60)
+        for first in GROWTH:  # each a process of its own: a claim, and an attempt
+            writer = await StreamWriter.claim(offloader, "orders")
+            await writer.offload([CutHandle(ledger, first_offset=first, next_offset=first + 10)])
+        before = await entries_of(offloader)
+        assert len({entry.attempt for entry in before}) == len(before) == len(GROWTH)
+        bodies = await bodies_of(offloader)
+
+        assert await compacted(offloader) == [5]  # the newest stays
+
+        assert [entry.records for entry in await entries_of(offloader)] == [50, 10]
+        assert await bodies_of(offloader) == bodies
+        assert await compacted(offloader) == []
+
+    asyncio.run(main())
+
+
+def test_batches_that_have_names_are_not_mixed_with_anything() -> None:
+    """They are found by their attempts when they come again."""
+
+    async def main() -> None:
+        offloader, ledger = await tier(), ledger_of(60)
+        await StreamWriter.claim(offloader, "orders")
+        for first, name in zip(GROWTH, ["", "", "a", "a", "b", ""], strict=True):
+            job = await Job.begin(offloader, "orders")
+            manifest, [attempt] = await job.prepare([ledger.ledger_id], token=token_for(name))
+            part = CutHandle(ledger, first_offset=first, next_offset=first + 10)
+            await job.append([await offloader.offload(part, attempt, manifest=manifest, extra_metadata={})])
+
+        assert await compacted(offloader) == [2, 2]
+
+        entries = await entries_of(offloader)
+        assert [entry.records for entry in entries] == [20, 20, 10, 10]
+        assert [token_of(entry.attempt) for entry in entries] == [*map(token_for, ["", "a", "b", ""])]
+
+    asyncio.run(main())
