@@ -6,12 +6,16 @@ The closing table tells of all servers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from servers import Running
 from servers.session import Session
 from servers.table import ClosingTable
+
+SPARK = Path(__file__).parent / "spark"
 
 # How long an example takes is a matter of the machine and what else it does, and no claim of any test here.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,6 +25,23 @@ settings.load_profile("any machine")
 def pytest_configure(config: pytest.Config) -> None:
     """Every run of pytest ends with the table."""
     config.pluginmanager.register(ClosingTable(), "servers-closing-table")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spark's tests come first: they are one long chain in one process, beside which all others have room."""
+    items.sort(key=lambda item: SPARK not in item.path.parents)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Spark's tests share one process, and so one session; any other test goes to whichever is free."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneChain(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.startswith("tests/spark/") else nodeid
+
+    return OneChain(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -23,16 +23,20 @@ Master = Annotated[
 
 @contextmanager
 def session_at(master: str | None) -> Iterator[SparkSession]:
-    """Spark, at this master, until the command ends."""
+    """Spark, at this master, until the command ends. One that runs in this process already goes on."""
     if find_spec("pyspark") is None:
         raise Misuse('this needs Spark: pip install "ledger-offload[spark]"')
+    from pyspark.sql import SparkSession
+
     from offload_spark.session import session
 
+    runs_already = SparkSession.getActiveSession() is not None
     spark = session(master=master, conf={"spark.log.level": "FATAL"})  # errors are told in one line
     try:
         yield spark
     finally:
-        spark.stop()
+        if not runs_already:
+            spark.stop()
 
 
 def given(state: State, option: list[str] | None) -> Mapping[str, Any]:

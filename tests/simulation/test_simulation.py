@@ -17,8 +17,8 @@ from simulation.mutants import BY_REPLAY, FOUND_AT, PLANTED
 from simulation.world import Broken, Figures
 
 CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
-SEEDS = 100_000 if CAMPAIGN else 2_000
-PARTS = 10
+SEEDS = 100_000 if CAMPAIGN else 1_000
+PARTS = 5
 """So that several processes share them."""
 
 EXPECTED = {

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """One process of tests, one session; and the closing table is told of servers here too."""
-    item.add_marker(pytest.mark.xdist_group("spark"))
+    """The closing table is told of servers here too."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     if name := params.get("elsewhere") or params.get("bucket"):
         item.user_properties.append((PROPERTY, name))
