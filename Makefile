@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)
 	$(BIN)/offload demo
 
-# In three processes, because tests wait as much as they work; those of one server stay in one process.
+# In three processes, because tests wait as much as they work; Spark's stay in one (tests/conftest.py).
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
 

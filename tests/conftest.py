@@ -37,7 +37,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Spark's tests share one process, and so one session; any other test goes to whichever is free."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneChain(LoadScopeScheduling):  # type: ignore[misc]
+    class OneChain(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return "spark" if nodeid.startswith("tests/spark/") else nodeid
 

@@ -116,7 +116,7 @@ class StreamingWriter(_Writes, DataSourceStreamArrowWriter):
         """All tasks of the batch succeeded."""
         self._commit(messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """Some did not, or the commit failed."""
         for job in {part.ticket.job for part in _parts(messages)}:
             self._give_up(job)

@@ -74,7 +74,7 @@ class OffloadDataSource(DataSource):
         """A writer of a frame with these columns."""
         return Writer(self._write_options(), schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's
         """A writer of the batches of a query with these columns."""
         return StreamingWriter(self._write_options(), schema, overwrite=overwrite)
 
