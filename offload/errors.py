@@ -5,7 +5,7 @@ OffloadError
 ├── TryAgain             nothing was committed; the same call may succeed
 │   └── Throttled        the store wants fewer requests: also ask more slowly from now on
 ├── Conflict             another writer moved the root: re-read it and decide anew
-├── Fenced               a newer epoch owns the stream: stop, for good
+├── Fenced               another writer holds the stream: this one stops, for good
 │   └── StreamDeleted    the stream was deleted: stop, or begin a new incarnation (is also NotOffloaded)
 ├── OutcomeUnknown       the store may or may not have applied it: read back before retrying
 ├── NotOffloaded         no such stream, ledger, attempt or tier (is also a LookupError)
@@ -62,7 +62,10 @@ class Conflict(OffloadError):
 
 
 class Fenced(OffloadError):
-    """A newer epoch owns the stream. Stop for good, and delete nothing."""
+    """Another writer holds the stream, under a newer epoch. This writer stops for good, and deletes nothing.
+
+    A new claim may take the stream back, as a command does that is run again.
+    """
 
     def __init__(self, message: str, *, epoch: int | None = None) -> None:
         super().__init__(message)

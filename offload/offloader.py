@@ -126,7 +126,8 @@ class LedgerOffloader(ABC):
     and removes nothing.
     **Commits are atomic.** A change is in the manifest entire or not at all.
     **History is linear.** Of two commits on one parent exactly one succeeds; the other is applied
-    to the newer manifest if it still fits, and raises `Conflict` otherwise.
+    to the newer manifest if it still fits, and raises `Conflict` otherwise. Fragments that begin beyond
+    the end of the stream are the caller's gap: `Misuse`.
     **Claims fence.** After a claim is accepted, commits of every earlier writer raise `Fenced`.
     **Commits are idempotent.** Committing a change that is in already returns the newest manifest.
 
@@ -192,7 +193,8 @@ class LedgerOffloader(ABC):
 
         `base` is the newest that the caller knows, None where the stream has none. Returning means
         that no later failure undoes the change. Raises `Fenced` where another writer holds the
-        stream, `Conflict` where the change no longer fits, `OutcomeUnknown` where the store did not
+        stream, `Conflict` where the change no longer fits, `Misuse` where it would leave a gap,
+        `OutcomeUnknown` where the store did not
         tell in time whether it is in: load the manifest, then decide.
         """
 

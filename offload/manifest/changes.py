@@ -48,8 +48,9 @@ class Change(ABC):
     def apply(self, base: Manifest | None) -> Manifest:
         """The manifest with the change in it; version and commit ids are still those of `base`.
 
-        Raises `Fenced`, `StreamDeleted` or `Conflict` where the precondition does not hold, and
-        `OutcomeUnknown` where `base` cannot show any more whether the change was in.
+        Raises `Fenced`, `StreamDeleted` or `Conflict` if the precondition does not hold, `Misuse` if nobody
+        but the caller can have caused that, and `OutcomeUnknown` if `base` cannot show any more whether the
+        change was in.
         """
 
     @abstractmethod
@@ -159,7 +160,8 @@ class _OfWriter(Change):
             raise StreamDeleted(f"stream {base.stream!r} was deleted in epoch {base.epoch}", epoch=base.epoch)
         if base.writer != self.writer:
             raise Fenced(
-                f"stream {base.stream!r}: another writer (epoch {base.epoch}) took over; run again",
+                f"stream {base.stream!r}: another writer took over (epoch {base.epoch}), so this one stops "
+                "for good. Let one writer run at a time; to write again, run again",
                 epoch=base.epoch,
             )
         return base
@@ -509,15 +511,21 @@ def is_same(marked: Entry | None, entry: Entry) -> bool:
 
 
 def append_entries(base: Manifest, entries: Sequence[Entry]) -> Manifest:
-    """`base` with these entries behind its own. Raises `Conflict` unless they begin exactly at its end."""
+    """`base` with these entries behind its own.
+
+    Raises `Conflict` if they begin below its end, for then another writer appended first; and `Misuse` if
+    they begin beyond it or do not touch each other, for no other writer can cause or fill such a gap.
+    """
     if not entries:
         return base
     expected = base.next_offset
+    if entries[0].first_offset < expected:
+        where = f"offset {entries[0].first_offset} does not continue {expected}"
+        raise Conflict(f"stream {base.stream!r}: {where}: another writer appended first")
     for entry in entries:
         if entry.first_offset != expected:
-            raise Conflict(
-                f"stream {base.stream!r}: offset {entry.first_offset} does not continue {expected}"
-            )
+            where = f"offset {entry.first_offset} does not continue {expected}"
+            raise Misuse(f"stream {base.stream!r}: {where}: the appended fragments must touch")
         expected = entry.next_offset
     rows = encode_entries(entries, after_ledger=base.last_ledger_id if base.fragments else None)
     return replace(

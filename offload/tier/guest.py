@@ -87,7 +87,8 @@ class Job:
 
         Repeatable: what is in already stays in, once. Raises
 
-        - `Misuse`, before anything is asked, where the receipts leave a hole or overlap;
+        - `Misuse` where the receipts leave a hole or overlap, before anything is asked; or where they begin
+          beyond the end of the stream;
         - `Conflict` where they do not continue the stream, since another appended there first, or where
           somebody aborted them. Nothing of them is in, nor will be. To go on, `abort`, and upload under new
           attempts from the stream's end;

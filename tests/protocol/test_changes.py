@@ -199,10 +199,30 @@ def test_an_append_names_its_entries_and_ends_its_attempts() -> None:
     changed.check("here")
 
 
-@pytest.mark.parametrize("first_offset", [9, 11])
-def test_an_append_that_does_not_begin_at_the_end_is_a_conflict(first_offset: int) -> None:
-    with pytest.raises(Conflict):
-        Append(writer=ME, entries=[entry(first_offset)]).apply(BASE)
+APPENDS: Final[list[Append | Contribute]] = [Append(writer=ME, entries=[]), CONTRIBUTE]
+
+
+@pytest.mark.parametrize("change", APPENDS, ids=["append", "contribute"])
+def test_entries_below_the_end_are_a_conflict_for_another_writer_came_first(
+    change: Append | Contribute,
+) -> None:
+    with pytest.raises(Conflict, match="9 does not continue 10: another writer appended first"):
+        replace(change, entries=[entry(9, attempt=own_attempt(change))]).apply(BASE)
+
+
+@pytest.mark.parametrize("change", APPENDS, ids=["append", "contribute"])
+@pytest.mark.parametrize("offsets", [(11,), (10, 16)], ids=["beyond the end", "a hole within"])
+def test_entries_that_leave_a_gap_are_the_callers_misuse(
+    change: Append | Contribute, offsets: tuple[int, ...]
+) -> None:
+    entries = [entry(offset, attempt=own_attempt(change)) for offset in offsets]
+
+    with pytest.raises(Misuse, match="does not continue"):
+        replace(change, entries=entries).apply(BASE)
+
+
+def own_attempt(change: Append | Contribute) -> UUID:
+    return JOBS if isinstance(change, Contribute) else MINE
 
 
 @pytest.mark.parametrize("change", [Append, Resolve])
@@ -308,12 +328,6 @@ def test_a_job_ends_no_attempts_but_its_own() -> None:
     change = replace(CONTRIBUTE, finished=frozenset({MINE, THEIRS, JOBS}))
 
     assert attempts_of(change.apply(BASE)) == {MINE, THEIRS}
-
-
-@pytest.mark.parametrize("first_offset", [9, 11])
-def test_a_job_that_does_not_continue_the_stream_is_a_conflict(first_offset: int) -> None:
-    with pytest.raises(Conflict, match="does not continue"):
-        replace(CONTRIBUTE, entries=[entry(first_offset, attempt=JOBS)]).apply(BASE)
 
 
 @pytest.mark.parametrize("attempt", [MINE, THEIRS, UUID(int=66)], ids=["writer's", "another's", "nobody's"])

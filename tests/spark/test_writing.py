@@ -121,8 +121,8 @@ def test_a_hole_between_tasks_is_refused_and_names_nothing(opened: Tier) -> None
     assert manifest(opened).next_offset == 0
 
 
-def test_a_write_that_begins_behind_the_end_is_refused(opened: Tier) -> None:
-    with pytest.raises(Conflict):
+def test_a_write_that_begins_beyond_the_end_is_a_misuse(opened: Tier) -> None:
+    with pytest.raises(Misuse, match="offset 5 does not continue 0"):
         finish(opened, task(opened, ticket(opened), 5, 20))
 
 
