@@ -8,7 +8,8 @@ crc32c 7a1b5c2e
 
 A first line of kind and version, one line of JSON with sorted keys and no spaces, and the CRC-32C
 of both lines. Invariant: an anchor has one spelling only. What decodes must encode to the very
-same bytes, so no bit of it can change unseen.
+same bytes, so no bit of it can change unseen. Every later version keeps the first line and the last, so
+that damage to the version is not taken for a newer one.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final, Self
 
 from offload.errors import Corrupt, Misuse
-from offload.formats.checksums import crc32c
-from offload.formats.fragment import check_version
+from offload.formats.checksums import check_version, crc32c
 from offload.formats.keys import escape
 
 VERSION: Final = 1
@@ -33,6 +33,7 @@ _HEAD: Final = re.compile(rb"ledger-offload (tier|stream) ([0-9]{1,9})\n")
 BRANCHING_FACTOR_MAX: Final = 1625
 """A mega-group holds its cube of fragments, and an entry counts them, and their ledgers, in 32 bits."""
 
+_SUM_SIZE_BYTES: Final = len(b"crc32c 00000000\n")
 _PASSWORD: Final = re.compile(r"//[^/]*:[^/]*@")
 
 TIER_FIELDS: Final = (
@@ -62,7 +63,7 @@ class _Anchor(ABC):
         self._check()
         text = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
         lines = f"ledger-offload {self.kind} {VERSION}\n{text}\n".encode()
-        return lines + b"crc32c %08x\n" % crc32c(lines)
+        return lines + _sum_of(lines)
 
     @classmethod
     def decode(cls, raw: bytes, *, where: str) -> Self:
@@ -70,6 +71,9 @@ class _Anchor(ABC):
         head = _HEAD.match(raw)
         if head is None or head[1].decode() != cls.kind:
             raise Corrupt("anchor", where, expected=f"ledger-offload {cls.kind}", found=raw[:40])
+        lines, last = raw[:-_SUM_SIZE_BYTES], raw[-_SUM_SIZE_BYTES:]
+        if _sum_of(lines) != last:
+            raise Corrupt("anchor checksum", where, expected=last, found=_sum_of(lines))
         check_version(f"{cls.kind} anchor", int(head[2]), VERSION, where)
         try:
             anchor = cls(**json.loads(raw.split(b"\n")[1]))
@@ -120,3 +124,8 @@ class StreamAnchor(_Anchor):
         if not isinstance(self.stream, str):
             raise Misuse(f"a stream named {self.stream!r}")
         escape(self.stream)
+
+
+def _sum_of(lines: bytes) -> bytes:
+    """The last line of an anchor that begins with these lines."""
+    return b"crc32c %08x\n" % crc32c(lines)

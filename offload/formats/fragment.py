@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.errors import Corrupt, UnsupportedFormat
-from offload.formats.checksums import crc32c
+from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.chunk import CHUNK_TABLE, ChunkTable, ChunkType
 from offload.formats.keys import escape
 from offload.formats.layout import layout
@@ -160,10 +160,7 @@ class FragmentTrailer:
             )
         fields = TRAILER.unpack(raw)
         _expect("trailer magic", where, position, expected=TRAILER_MAGIC, found=fields["magic"])
-        check_version("fragment", fields["version"], VERSION, where)
-        _expect(
-            "trailer checksum", where, position, expected=crc32c(bytes(raw[:-4])), found=fields["checksum"]
-        )
+        check_sealed("trailer", raw, version=fields["version"], known=VERSION, where=where, position=position)
         _expect("trailer copied", where, position, expected=min(fields["copied"], 1), found=fields["copied"])
         if fields["codec"] or fields["key_id"] != NO_KEY:
             raise UnsupportedFormat(f"{where}: its chunks are compressed or encrypted; upgrade to read them")
@@ -248,21 +245,16 @@ def stream_digest(stream: str) -> bytes:
 
 
 def check_header(raw: bytes, *, where: str) -> None:
-    """Refuse an object that does not begin as a fragment of this version does."""
+    """Refuse an object that does not begin as a fragment of this version does.
+
+    A fragment's version is that of its trailer, which is decoded first: another one here is damage.
+    """
     if len(raw) < HEADER.size_bytes:
         raise Corrupt("header size", where, expected=HEADER.size_bytes, found=len(raw))
     fields = HEADER.unpack(raw)
     _expect("header magic", where, 0, expected=HEADER_MAGIC, found=fields["magic"])
-    check_version("fragment", fields["version"], VERSION, where)
+    _expect("header version", where, 4, expected=VERSION, found=fields["version"])
     _expect("header reserved bytes", where, 6, expected=bytes(10), found=fields["reserved"])
-
-
-def check_version(what: str, found: int, known: int, where: str) -> None:
-    """Refuse a version that this program does not know, saying which way out there is."""
-    if found != known:
-        raise UnsupportedFormat(
-            f"{where}: {what} format version {found}; this program reads {known}: upgrade it"
-        )
 
 
 def check_index(index: FragmentIndex, trailer: FragmentTrailer, *, where: str) -> None:

@@ -18,8 +18,8 @@ from uuid import UUID
 import numpy as np
 
 from offload.errors import Corrupt
-from offload.formats.checksums import crc32c
-from offload.formats.fragment import check_version, stream_digest
+from offload.formats.checksums import check_sealed, crc32c
+from offload.formats.fragment import stream_digest
 from offload.formats.keys import StreamKeys
 from offload.formats.layout import layout
 from offload.formats.manifest import ENTRY, TOTALS, Entries, Kind, check_entries, exact_sum
@@ -132,10 +132,7 @@ def _header_of(raw: bytes, where: str) -> dict[str, Any]:
     fields = GROUP_HEADER.unpack(raw)
     if fields["magic"] != GROUP_MAGIC:
         raise Corrupt("group magic", where, expected=GROUP_MAGIC, found=fields["magic"])
-    check_version("group", fields["format_version"], VERSION, where)
-    checksum, stored = crc32c(raw[:-4]), int.from_bytes(raw[-4:], "big")
-    if checksum != stored:
-        raise Corrupt("group checksum", where, expected=stored, found=checksum, position=len(raw) - 4)
+    check_sealed("group", raw, version=fields["format_version"], known=VERSION, where=where)
     if fields["reserved"] or not Kind.GROUP <= fields["kind"] <= Kind.MEGA_GROUP:
         raise Corrupt("group kind", where, expected="1 to 3", found=fields["kind"])
     size = group_size_bytes(fields["entry_count"])

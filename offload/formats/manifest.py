@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.errors import Corrupt
-from offload.formats.checksums import crc32c
-from offload.formats.fragment import check_version
+from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.keys import escape
 from offload.formats.layout import layout
 
@@ -348,10 +347,7 @@ def _decode_header(raw: bytes, where: str) -> dict[str, Any]:
     fields = ROOT_HEADER.unpack(raw)
     if fields["magic"] != ROOT_MAGIC:
         raise Corrupt("root magic", where, expected=ROOT_MAGIC, found=fields["magic"])
-    check_version("manifest", fields["format_version"], VERSION, where)
-    checksum, stored = crc32c(raw[:-4]), int.from_bytes(raw[-4:], "big")
-    if checksum != stored:
-        raise Corrupt("root checksum", where, expected=stored, found=checksum, position=len(raw) - 4)
+    check_sealed("root", raw, version=fields["format_version"], known=VERSION, where=where)
     if fields["reserved"]:
         raise Corrupt("root reserved byte", where, expected=0, found=fields["reserved"], position=7)
     size = ROOT_HEADER.size_bytes + 4 + fields["stream_size_bytes"]

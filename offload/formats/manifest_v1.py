@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from offload.errors import Corrupt
-from offload.formats.checksums import crc32c
+from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.layout import Layout
 from offload.formats.manifest import ENTRY, ROOT_HEADER, RUNNING, VERSION
 
@@ -31,10 +31,8 @@ def upgraded(raw: bytes, *, where: str) -> bytes:
     """The same root as version 2 has it. Raises `Corrupt` where any bit of it is off."""
     if len(raw) < ROOT_HEADER_1.size_bytes + 4:
         raise Corrupt("root size", where, expected=f">= {ROOT_HEADER_1.size_bytes + 4}", found=len(raw))
-    checksum, stored = crc32c(raw[:-4]), int.from_bytes(raw[-4:], "big")
-    if checksum != stored:
-        raise Corrupt("root checksum", where, expected=stored, found=checksum, position=len(raw) - 4)
     fields = ROOT_HEADER_1.unpack(raw)
+    check_sealed("root", raw, version=fields["format_version"], known=1, where=where)
     start = (
         ROOT_HEADER_1.size_bytes + fields["stream_size_bytes"] + fields["running_count"] * RUNNING.size_bytes
     )

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.errors import Corrupt
-from offload.formats.checksums import crc32c
-from offload.formats.fragment import check_version, stream_digest
+from offload.formats.checksums import check_sealed, crc32c
+from offload.formats.fragment import stream_digest
 from offload.formats.layout import layout
 
 VERSION: Final = 1
@@ -123,13 +123,10 @@ def _header_of(raw: bytes, where: str) -> dict[str, Any]:
     fields = SIGHTING_HEADER.unpack(raw)
     if fields["magic"] != SIGHTING_MAGIC:
         raise Corrupt("sighting magic", where, expected=SIGHTING_MAGIC, found=fields["magic"])
-    check_version("sighting", fields["format_version"], VERSION, where)
+    check_sealed("sighting", raw, version=fields["format_version"], known=VERSION, where=where)
     size = least + fields["row_count"] * SIGHTING_ROW.size_bytes
     if fields["row_count"] > ROWS_MAX or size != len(raw):
         raise Corrupt("sighting size", where, expected=size, found=len(raw))
-    checksum, stored = crc32c(raw[:-4]), int.from_bytes(raw[-4:], "big")
-    if checksum != stored:
-        raise Corrupt("sighting checksum", where, expected=stored, found=checksum, position=len(raw) - 4)
     if fields["reserved"]:
         raise Corrupt("sighting reserved bytes", where, expected=0, found=fields["reserved"], position=6)
     return fields

@@ -159,7 +159,7 @@ def test_no_single_flipped_bit_of_a_trailer_goes_unnoticed(trailer: FragmentTrai
     raw = bytearray(trailer.encode())
     raw[bit // 8] ^= 1 << bit % 8
 
-    with pytest.raises((Corrupt, UnsupportedFormat)):
+    with pytest.raises(Corrupt):
         FragmentTrailer.decode(bytes(raw), where="here")
 
 
@@ -167,7 +167,7 @@ def test_no_single_flipped_bit_of_a_header_goes_unnoticed() -> None:
     for bit in range(len(FRAGMENT_HEADER) * 8):
         raw = bytearray(FRAGMENT_HEADER)
         raw[bit // 8] ^= 1 << bit % 8
-        with pytest.raises((Corrupt, UnsupportedFormat)):
+        with pytest.raises(Corrupt):
             check_header(bytes(raw), where="here")
 
 
@@ -178,7 +178,7 @@ def test_no_single_flipped_bit_behind_the_chunks_goes_unnoticed() -> None:
     for bit in range(start * 8, len(raw) * 8):
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises((Corrupt, UnsupportedFormat)):
+        with pytest.raises(Corrupt):
             tail_of(bytes(damaged))
 
 
@@ -223,13 +223,10 @@ def test_a_description_holds_any_name_and_any_metadata(stream: str, metadata: di
 def test_a_newer_version_asks_for_an_upgrade() -> None:
     raw = bytearray(SAMPLE.encode())
     raw[5] = 2
-    header = bytearray(FRAGMENT_HEADER)
-    header[5] = 2
+    raw[-4:] = crc32c(bytes(raw[:-4])).to_bytes(4, "big")
 
     with pytest.raises(UnsupportedFormat, match="upgrade"):
         FragmentTrailer.decode(bytes(raw), where="here")
-    with pytest.raises(UnsupportedFormat, match="upgrade"):
-        check_header(bytes(header), where="here")
 
 
 @pytest.mark.parametrize("name", ["codec", "key_id"])

@@ -266,7 +266,7 @@ def test_no_flipped_bit_of_a_root_of_version_1_goes_unnoticed() -> None:
     for bit in range(len(raw) * 8):
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises((Corrupt, UnsupportedFormat)):
+        with pytest.raises(Corrupt):
             Manifest.decode(bytes(damaged), where="here")
 
 
@@ -299,7 +299,7 @@ def test_no_single_flipped_bit_goes_unnoticed() -> None:
     for bit in range(len(raw) * 8):
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises((Corrupt, UnsupportedFormat)):
+        with pytest.raises(Corrupt):
             Manifest.decode(bytes(damaged), where="here")
 
 
@@ -309,7 +309,7 @@ def test_no_flipped_bit_of_any_root_goes_unnoticed(manifest: Manifest, data: st.
     bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
     damaged[bit // 8] ^= 1 << bit % 8
 
-    with pytest.raises((Corrupt, UnsupportedFormat)):
+    with pytest.raises(Corrupt):
         Manifest.decode(bytes(damaged), where="here")
 
 
@@ -331,12 +331,12 @@ def test_any_other_bytes_are_corrupt(raw: bytes) -> None:
 
 
 def test_a_newer_version_asks_for_an_upgrade() -> None:
-    """Before the checksum: version 3 may sum otherwise."""
+    """Every later version keeps the magic, the place of the version, and the checksum at the end."""
     raw = bytearray.fromhex(ROOT_HEX)
     raw[5] = 3
 
     with pytest.raises(UnsupportedFormat, match="upgrade"):
-        Manifest.decode(bytes(raw), where="here")
+        Manifest.decode(resealed(bytes(raw)), where="here")
 
 
 @pytest.mark.parametrize("name", ["entry_count", "running_count", "stream_size_bytes"])
