@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
@@ -105,12 +105,23 @@ class Blocking:
             if not self._closed:  # else closing the tier ended its readers too
                 self.run(batches.aclose())
 
-    def sync(self, source: str | Source) -> list[StreamReport]:
-        """Sync every stream of a source, given itself or by URL. Errors stand in the reports."""
+    def sync(
+        self,
+        source: str | Source,
+        *,
+        only: Sequence[str] = (),
+        continue_as: Mapping[str, str] | None = None,
+    ) -> list[StreamReport]:
+        """Sync every stream of a source, given itself or by URL. Errors stand in the reports.
+
+        As the asynchronous `sync`, whose arguments these are.
+        """
         opened = open_source(source, plugins=self._plugins) if isinstance(source, str) else source
 
         async def all_reports() -> list[StreamReport]:
-            return [report async for report in sync(opened, self._offloader)]
+            return [
+                report async for report in sync(opened, self._offloader, only=only, continue_as=continue_as)
+            ]
 
         return self.run(all_reports())
 

@@ -63,9 +63,9 @@ def print_json(document: object, *, indent: int | None = None) -> None:
     sys.stdout.buffer.flush()
 
 
-def print_error(error: OffloadError) -> None:
+def print_error(error: OffloadError, *, advice: str = "") -> None:
     """The error as one line on stderr: what, where, what to do."""
-    sys.stderr.write(f"offload: {error_line(error)}\n")
+    sys.stderr.write(f"offload: {error_line(error)}{one_line(advice)}\n")
 
 
 def print_note(text: str) -> None:

@@ -3,6 +3,11 @@
 Invariants: a stream with nothing new is not touched, not even claimed; nothing is appended to a
 history that the source does not continue; what stands before a damaged chunk is committed, and
 nothing behind it; one stream's trouble never stops another.
+
+A stream that the source does not continue stays as it is. The source may go on under another name, the
+stream's next part (`continue_as`), which begins where the source begins now: so the part holds everything
+that the source still has, even if the old stream holds some of it too. To leave out what both hold would need
+a comparison of every byte, and one wrong answer would lose data. Nothing on the tier records the link yet.
 """
 
 from __future__ import annotations
@@ -10,11 +15,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from offload.env import Env
-from offload.errors import Corrupt, Diverged, NotOffloaded, OffloadError
+from offload.errors import Corrupt, Diverged, Misuse, NotOffloaded, OffloadError
 from offload.formats.chunk import ChunkHeader
+from offload.formats.keys import escape
 from offload.formats.manifest import Manifest
 from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, ReadHandle
 from offload.source import Snapshot, Source, SourceStream
@@ -25,23 +32,34 @@ LEDGERS_AT_ONCE: Final = 16
 CHUNKS_AT_ONCE: Final = 500_000
 """How many ledgers are announced in one commit, and how many rows of their tables are held at once."""
 
+PAGE: Final = 'see "A sync stopped: what now" (docs/a-sync-stopped.md)'
+"""Where a person reads on whose stream the source does not continue."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamReport:
     """What a sync did for one stream, and what of it is committed now."""
 
     stream: str
+    """Its name on the tier."""
+
+    source_stream: str
+    """Its name in the source: another one if it goes on as `stream`."""
+
     manifest: Manifest | None
     """The newest committed; None where nothing is."""
 
     uploaded_bytes: int
     error: OffloadError | None = None
+    continue_as: str | None = None
+    """If the source does not continue the stream: a name under which `sync` can go on (`continue_as`)."""
 
     def as_json(self) -> dict[str, object]:
         """One line of `offload sync --json`. All but `uploaded_bytes` speaks of the whole stream."""
         committed = totals(self.stream, self.manifest)
         failed = {} if self.error is None else {"error": str(self.error)}
-        return {**committed, "uploaded_bytes": self.uploaded_bytes, **failed}
+        part = {} if self.continue_as is None else {"continue_as": self.continue_as}
+        return {**committed, "uploaded_bytes": self.uploaded_bytes, **failed, **part}
 
 
 def totals(stream: str, manifest: Manifest | None) -> dict[str, object]:
@@ -56,6 +74,7 @@ async def sync(
     offloader: LedgerOffloader,
     *,
     only: Sequence[str] = (),
+    continue_as: Mapping[str, str] | None = None,
     extra_metadata: Mapping[str, str] | None = None,
     env: Env | None = None,
 ) -> AsyncIterator[StreamReport]:
@@ -63,27 +82,110 @@ async def sync(
 
     A stream that fails is reported with its error, and the next one goes on. One that is named twice
     is synced once. Raises `NotOffloaded` where a named stream is not in the source.
+
+    `continue_as` names the next part of streams that stopped with `Diverged`, such as `{"orders":
+    "orders-part-2"}`. The source's stream is then synced to that part, which begins at the source's first
+    offset. What the tier has under the old name stays as it is. Pass it to every later sync too. Raises
+    `Misuse` if a part's name is invalid, or is that of a stream of the source. The report's error is `Misuse`
+    if the part does not exist yet and the stream has not stopped, and `Diverged` if the part exists and the
+    source does not continue it.
     """
+    parts = dict(continue_as or {})
     streams = [await source.stream(name) for name in dict.fromkeys(only)] or await source.streams()
+    if parts:
+        await _check_names(source, parts)
     for stream in streams:
-        yield await sync_stream(stream, offloader, extra_metadata=extra_metadata or {}, env=env or Env())
+        part = parts.get(stream.name)
+        yield await sync_stream(
+            stream, offloader, part=part, extra_metadata=extra_metadata or {}, env=env or Env()
+        )
+
+
+async def _check_names(source: Source, parts: Mapping[str, str]) -> None:
+    known = {stream.name for stream in await source.streams()}
+    for name, part in parts.items():
+        escape(part)  # raises for what is no name
+        await source.stream(name)
+        if part in known:
+            raise Misuse(f"stream {name!r} cannot go on as {part!r}: the source has a stream of that name")
+        if list(parts.values()).count(part) > 1:
+            raise Misuse(f"two streams cannot go on as {part!r}")
 
 
 async def sync_stream(
-    stream: SourceStream, offloader: LedgerOffloader, *, extra_metadata: Mapping[str, str], env: Env
+    stream: SourceStream,
+    offloader: LedgerOffloader,
+    *,
+    part: str | None = None,
+    extra_metadata: Mapping[str, str],
+    env: Env,
 ) -> StreamReport:
-    """Sync one stream. Errors of the framework are reported, not raised."""
+    """Sync one stream, under its own name or to its next `part`. Errors of the framework are reported."""
     before = offloader.put_size_bytes
-    error, manifest = None, None
+    name = part or stream.name
+    error, manifest, going_on = None, None, None
     try:
         async with await stream.snapshot() as snapshot:
-            manifest = await _Copy(stream.name, snapshot, offloader, extra_metadata, env).run()
+            try:
+                if part is not None:
+                    await check_part(offloader, stream.name, part, snapshot)
+                manifest = await _Copy(name, snapshot, offloader, extra_metadata, env).run()
+            except Diverged:
+                with suppress(OffloadError):
+                    going_on = await free_part(offloader, stream.name, snapshot)
+                raise
     except OffloadError as exc:
         error = exc
         with suppress(OffloadError):  # the first error is the one to report
-            manifest = await newest(offloader, stream.name)
+            manifest = await newest(offloader, name)
     uploaded = offloader.put_size_bytes - before
-    return StreamReport(stream=stream.name, manifest=manifest, uploaded_bytes=uploaded, error=error)
+    return StreamReport(
+        stream=name,
+        manifest=manifest,
+        uploaded_bytes=uploaded,
+        error=error,
+        continue_as=going_on,
+        source_stream=stream.name,
+    )
+
+
+async def check_part(offloader: LedgerOffloader, stream: str, part: str, snapshot: Snapshot) -> None:
+    """Raise unless the source may go on as `part`: it was begun so, or `stream` can go on no more.
+
+    That a part with data holds the source's is checked by whoever appends to it (`check_same_history`).
+    """
+    begun = await newest(offloader, part)
+    if begun is not None:
+        if not begun.fragments and begun.next_offset != snapshot.first_offset:
+            raise Diverged(
+                f"stream {part!r} holds nothing and goes on at offset {begun.next_offset}, "
+                f"but the source begins at {snapshot.first_offset}: take another name; {PAGE}"
+            )
+        return
+    stopped = await newest(offloader, stream)
+    if stopped is None:
+        raise Misuse(f"the tier has no stream {stream!r} yet: sync it without a new name")
+    try:
+        await check_same_history(offloader, stopped, snapshot)
+    except (Diverged, Corrupt):  # or what it would have to continue is damaged on the tier
+        return
+    raise Misuse(f"the source continues stream {stream!r}: sync it without a new name")
+
+
+async def free_part(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> str:
+    """A name for a stream's next part: the first that the tier lacks, or that the source continues."""
+    for number in count(2):
+        part = f"{stream}-part-{number}"
+        begun = await newest(offloader, part)
+        if begun is None:
+            break
+        try:
+            await check_part(offloader, stream, part, snapshot)
+            await check_same_history(offloader, begun, snapshot)
+        except Diverged:
+            continue
+        break
+    return part
 
 
 async def newest(offloader: LedgerOffloader, stream: str) -> Manifest | None:
@@ -204,20 +306,19 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
     stream, end = manifest.stream, manifest.next_offset
     if snapshot.first_offset > end:
         gap = f"{snapshot.first_offset}, but offset {end} is the next to be copied: there is a gap"
-        raise Diverged(f"stream {stream!r}: the source begins at offset {gap}")
+        raise Diverged(f"stream {stream!r}: the source begins at offset {gap}; {PAGE}")
     if snapshot.next_offset < end:
         raise Diverged(
             f"stream {stream!r}: the source ends at offset {snapshot.next_offset}, "
-            f"but the tier holds it up to {end}"
+            f"but the tier holds it up to {end}; {PAGE}"
         )
     if not manifest.fragments or snapshot.first_offset == end:
         return
     committed = await last_chunk(offloader, manifest)
     offset = committed.offset
     if offset < snapshot.first_offset:
-        raise Diverged(
-            f"stream {stream!r}: the source begins within the tier's last chunk, which is at offset {offset}"
-        )
+        within = f"within the tier's last chunk, which is at offset {offset}"
+        raise Diverged(f"stream {stream!r}: the source begins {within}; {PAGE}")
     raw = await snapshot.chunk_at(offset)
     found = None if raw is None else ChunkHeader.decode(raw, where=f"chunk at offset {offset}")
     if found is None or (found.epoch, found.crc) != (committed.epoch, committed.crc):
@@ -226,7 +327,7 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
         )
         raise Diverged(
             f"stream {stream!r}: source and tier part at or before offset {offset}: the tier's chunk has "
-            f"leader epoch {committed.epoch}, CRC {committed.crc:08x}; in the source: {theirs}"
+            f"leader epoch {committed.epoch}, CRC {committed.crc:08x}; in the source: {theirs}; {PAGE}"
         )
 
 
