@@ -65,6 +65,7 @@ from offload.formats.manifest import Manifest
 from offload.manifest.changes import Change
 from offload.manifest.groups import GroupCache
 from offload.manifest.tree import FACTOR, Tree, collapse, edited
+from offload.store.checked import checked
 from offload.store.port import Body, ObjectStore
 
 
@@ -308,7 +309,9 @@ class RootLog:
     async def _read(self, version: int) -> Manifest:
         """The root of this version, checked to be what its name says."""
         key = self.keys.root(version)
-        return decode_root(await self.store.get(key), self.stream, version, where=key)
+        return await checked(
+            self.store, key, partial(decode_root, stream=self.stream, version=version, where=key)
+        )
 
     def _lost(self, known: int, *, found: int | None = None) -> NoReturn:
         raise Corrupt(

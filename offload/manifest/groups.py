@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -19,6 +20,7 @@ from offload.formats.checksums import crc32c
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entries, Manifest
+from offload.store.checked import checked
 from offload.store.port import ObjectStore
 
 _Name = tuple[str, UUID, bytes]
@@ -65,22 +67,24 @@ async def fetch_group(store: ObjectStore, manifest: Manifest, entry: Entries) ->
     """The group that `entry`, one row of `manifest`'s tree, names. Raises as `GroupCache.load` does."""
     key = key_of(manifest.stream, entry)
     try:
-        raw = await store.get(key)
+        return await checked(store, key, partial(_decoded, manifest=manifest, entry=entry, key=key))
     except NotFound as exc:
         raise Absent(key, manifest.stream) from exc
-    try:
-        checksum = crc32c(raw)
-        if checksum != int(entry["checksum"][0]):
-            raise Corrupt("object checksum", key, expected=int(entry["checksum"][0]), found=checksum)
-        group = Group.decode(raw, stream=manifest.stream, where=key)
-        if group.incarnation != manifest.incarnation:
-            raise Corrupt("group incarnation", key, expected=manifest.incarnation, found=group.incarnation)
-        said = group.entry(raw)
-        if said.tobytes() != entry.tobytes():
-            wrong = next(name for name in entry.dtype.names or () if said[name][0] != entry[name][0])
-            raise Corrupt(f"group {wrong}", key, expected=entry[wrong][0], found=said[wrong][0])
     except Corrupt as exc:
         raise exc.within(key, stream=manifest.stream) from exc
+
+
+def _decoded(raw: bytes, *, manifest: Manifest, entry: Entries, key: str) -> Group:
+    checksum = crc32c(raw)
+    if checksum != int(entry["checksum"][0]):
+        raise Corrupt("object checksum", key, expected=int(entry["checksum"][0]), found=checksum)
+    group = Group.decode(raw, stream=manifest.stream, where=key)
+    if group.incarnation != manifest.incarnation:
+        raise Corrupt("group incarnation", key, expected=manifest.incarnation, found=group.incarnation)
+    said = group.entry(raw)
+    if said.tobytes() != entry.tobytes():
+        wrong = next(name for name in entry.dtype.names or () if said[name][0] != entry[name][0])
+        raise Corrupt(f"group {wrong}", key, expected=entry[wrong][0], found=said[wrong][0])
     return group
 
 

@@ -28,6 +28,9 @@ class StoreMetrics:
     bytes_got: int = 0
     """Every byte that `get` returned."""
 
+    replies_mended: int = 0
+    """Damaged replies to `get` for sound objects: a second reply held (`store.checked`)."""
+
 
 class MeteredStore(StoreDecorator):
     """Adds to `metrics`, which several stores may share within one event loop."""
@@ -61,6 +64,10 @@ class MeteredStore(StoreDecorator):
         data = await self.inner.get(key, span)
         self.metrics.bytes_got += len(data)
         return data
+
+    def note_mended(self) -> None:
+        """Count the reply."""
+        self.metrics.replies_mended += 1
 
     async def stored_crc32c(self, key: str) -> int | None:
         """Count the request."""

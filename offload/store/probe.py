@@ -8,10 +8,12 @@ is created twice under a name of its own, and the second must lose.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from offload.env import Env
-from offload.errors import AlreadyExists, Denied, OutcomeUnknown, TryAgain
+from offload.errors import AlreadyExists, Corrupt, Denied, OutcomeUnknown, TryAgain
+from offload.store.checked import checked
 from offload.store.port import ObjectStore
 
 PROBE: Final = "tier.probe."
@@ -61,7 +63,15 @@ async def _try_once(store: ObjectStore, key: str) -> bool:
         try:
             await store.create(key, SECOND)
         except AlreadyExists:
-            return await store.get(key) == FIRST
+            await checked(store, key, partial(_make_sure_it_is_first, key=key))
+            return True
+        return False
+    except Corrupt:
         return False
     finally:
         await store.delete([key])
+
+
+def _make_sure_it_is_first(raw: bytes, *, key: str) -> None:
+    if raw != FIRST:
+        raise Corrupt("probe", key, expected=FIRST, found=raw)

@@ -70,6 +70,11 @@ class StoreDecorator(ObjectStore):
         """Pass on."""
         await self.inner.abort_upload(upload)
 
+    def note_mended(self) -> None:
+        """Pass on that a reply was damaged and a second one was sound (`store.checked`)."""
+        if isinstance(self.inner, StoreDecorator):
+            self.inner.note_mended()
+
     async def aclose(self) -> None:
         """Close the store behind."""
         await self.inner.aclose()

@@ -22,7 +22,7 @@ from offload.errors import AlreadyExists, NotFound, OffloadError
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix
-from offload.tier.place import get_anchor
+from offload.tier.place import read_anchor
 
 SMALL: Final = b"0123456789"
 LATENCY_ROUNDS: Final = 10
@@ -162,13 +162,12 @@ class _Checking:
 
     async def _read_anchor(self) -> str:
         try:
-            raw = await get_anchor(self.store, TIER_ANCHOR)
+            raw, anchor = await read_anchor(self.store, TIER_ANCHOR, _with_bytes)
         except NotFound:
             first = await self._first("")
             if first is None:
                 return "no tier yet; `offload sync` makes one"
             return "no tier; this place is not empty, so `offload sync` will not make one here"
-        anchor = TierAnchor.decode(raw, where=TIER_ANCHOR)
         part = await self.store.get(TIER_ANCHOR, Span(5, 9))
         _same(part, raw[5:14], "a part of an object is not that part")
         self.report.commit_store = anchor.commit_store
@@ -283,6 +282,10 @@ class _Broken(Exception):
 def _same(found: bytes, expected: bytes, otherwise: str) -> None:
     if found != expected:
         raise _Broken(otherwise)
+
+
+def _with_bytes(raw: bytes) -> tuple[bytes, TierAnchor]:
+    return raw, TierAnchor.decode(raw, where=TIER_ANCHOR)
 
 
 def _spread(seconds: list[float]) -> str:

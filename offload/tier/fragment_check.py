@@ -6,8 +6,8 @@ Memory is one window, or one larger chunk; the object itself says where its chun
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from offload.formats.checksums import crc32c
 from offload.formats.chunk import ChunkTable, check_chunks, check_stored
 from offload.formats.fragment import HEADER, TRAILER, FragmentTail, FragmentTrailer, check_header, table_of
 from offload.formats.keys import StreamKeys
+from offload.store.checked import checked
 from offload.store.port import ObjectStore, Span, Suffix
 from offload.tier.fragment_writer import windows_of
 
@@ -39,20 +40,29 @@ async def check_fragment(store: ObjectStore, key: str, *, size_bytes: int) -> Ch
     Raises `Corrupt` at the first byte or part that does not hold, `NotFound` where it is gone.
     """
     tail, raw_tail = await load_own_tail(store, key, size_bytes=size_bytes)
-    header = await store.get(key, Span(0, HEADER.size_bytes))
-    check_header(header, where=key)
-    checksum, row = crc32c(header), 0
+    checksum, row = (
+        await checked(store, key, partial(_header_sum, key=key), span=Span(0, HEADER.size_bytes)),
+        0,
+    )
     for rows in windows_of(table_of(tail.index), size_bytes=WINDOW_SIZE_BYTES):
-        raw = await store.get(key, Span(int(rows["position"][0]), int(rows["size_bytes"].sum())))
+        span = Span(int(rows["position"][0]), int(rows["size_bytes"].sum()))
         sums = tail.index["checksum"][row : row + len(rows)].astype(np.uint32)
-        checksum = await asyncio.to_thread(_check_window, raw, rows, sums, key, checksum)
+        check = partial(_check_window, rows=rows, sums=sums, key=key, before=checksum)
+        checksum = await checked(store, key, check, span=span, inline_size_bytes_max=0)
         row += len(rows)
     if checksum != tail.trailer.data_checksum:
         raise Corrupt("data checksum", key, expected=tail.trailer.data_checksum, found=checksum)
     return CheckedFragment(tail=tail, checksum=crc32c(raw_tail, checksum))
 
 
-def _check_window(raw: bytes, rows: ChunkTable, sums: npt.NDArray[np.uint32], key: str, before: int) -> int:
+def _header_sum(raw: bytes, *, key: str) -> int:
+    check_header(raw, where=key)
+    return crc32c(raw)
+
+
+def _check_window(
+    raw: bytes, *, rows: ChunkTable, sums: npt.NDArray[np.uint32], key: str, before: int
+) -> int:
     """Hold chunks against the index and against themselves; the object's checksum up to their end."""
     start, size = int(rows["position"][0]), int(rows["size_bytes"].sum())
     if len(raw) != size:
@@ -78,11 +88,17 @@ async def load_own_tail(store: ObjectStore, key: str, *, size_bytes: int) -> tup
         raise Corrupt(
             "object size", key, expected=f">= {HEADER.size_bytes + TRAILER.size_bytes}", found=size_bytes
         )
-    raw = await store.get(key, Suffix(TRAILER.size_bytes))
-    trailer = FragmentTrailer.decode(raw, where=key, position=size_bytes - TRAILER.size_bytes)
-    if trailer.size_bytes != size_bytes:
-        raise Corrupt("object size", key, expected=trailer.size_bytes, found=size_bytes)
-    raw = await store.get(key, Span(trailer.index_start, trailer.tail_size_bytes))
-    tail = FragmentTail.decode(raw, where=key, size_bytes=size_bytes)
-    check_key_of(tail, key)
-    return tail, raw
+
+    def decode_trailer(raw: bytes) -> FragmentTrailer:
+        trailer = FragmentTrailer.decode(raw, where=key, position=size_bytes - TRAILER.size_bytes)
+        if trailer.size_bytes != size_bytes:
+            raise Corrupt("object size", key, expected=trailer.size_bytes, found=size_bytes)
+        return trailer
+
+    def decode(raw: bytes) -> tuple[FragmentTail, bytes]:
+        tail = FragmentTail.decode(raw, where=key, size_bytes=size_bytes)
+        check_key_of(tail, key)
+        return tail, raw
+
+    trailer = await checked(store, key, decode_trailer, span=Suffix(TRAILER.size_bytes))
+    return await checked(store, key, decode, span=Span(trailer.index_start, trailer.tail_size_bytes))

@@ -6,10 +6,9 @@ what the manifest's entry named, so two objects swapped under each other's keys 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Final
+from functools import partial
 from uuid import UUID
 
 import numpy as np
@@ -23,10 +22,8 @@ from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entry, Manifest, decode_entries
 from offload.manifest.tree import Tree
 from offload.offloader import ReadHandle
+from offload.store.checked import checked
 from offload.store.port import ObjectStore, Span
-
-INLINE_SIZE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Up to here a window is checked on the event loop: about 0.1 ms per MiB, and a thread's turn costs more."""
 
 
 async def load_tail(store: ObjectStore, manifest: Manifest, entry: Entry) -> FragmentTail:
@@ -37,17 +34,20 @@ async def load_tail(store: ObjectStore, manifest: Manifest, entry: Entry) -> Fra
     """
     key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
     start = HEADER.size_bytes + entry.data_size_bytes
-    try:
-        raw = await store.get(key, Span(start, entry.stored_size_bytes - start))
+
+    def decode(raw: bytes) -> FragmentTail:
         if len(raw) != entry.stored_size_bytes - start:
             raise Corrupt("object size", key, expected=entry.stored_size_bytes, found=start + len(raw))
         tail = FragmentTail.decode(raw, where=key, size_bytes=entry.stored_size_bytes)
         check_entry(tail.trailer, manifest, entry, where=key)
+        return tail
+
+    try:
+        return await checked(store, key, decode, span=Span(start, entry.stored_size_bytes - start))
     except NotFound as exc:
         raise Absent(key, manifest.stream) from exc
     except Corrupt as exc:
         raise exc.within(key, stream=manifest.stream) from exc
-    return tail
 
 
 def check_entry(trailer: FragmentTrailer, manifest: Manifest, entry: Entry, *, where: str) -> None:
@@ -141,23 +141,20 @@ class FragmentHandle(ReadHandle):
 
     async def _read(self, rows: ChunkTable) -> bytes:
         start, size = int(rows["position"][0]), int(rows["size_bytes"].sum())
+        check = partial(self._check, rows=rows, start=start)
         try:
-            raw = await self._store.get(self._key, Span(start, size))
+            return await checked(self._store, self._key, check, span=Span(start, size))
         except NotFound as exc:
             raise Absent(self._key, self._stream) from exc
-        if len(raw) <= INLINE_SIZE_BYTES_MAX:
-            self._check(raw, rows, start)
-        else:
-            await asyncio.to_thread(self._check, raw, rows, start)
-        return raw
 
-    def _check(self, raw: bytes, rows: ChunkTable, start: int) -> None:
+    def _check(self, raw: bytes, *, rows: ChunkTable, start: int) -> bytes:
         first = int(np.searchsorted(self._table["offset"], rows["offset"][0]))
         checksums: npt.NDArray[np.uint32] = self._checksums[first : first + len(rows)]
         try:
             check_stored(raw, rows, checksums, window_position=start, where=self._key)
         except Corrupt as exc:
             raise exc.within(self._key, stream=self._stream) from exc
+        return raw
 
 
 class LedgerHandle(ReadHandle):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -24,14 +25,14 @@ from offload.manifest.commit import RootLog, Step, nobody
 from offload.manifest.groups import GroupCache
 from offload.manifest.tree import FACTOR
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
-from offload.store.metrics import MeteredStore
+from offload.store.metrics import MeteredStore, StoreMetrics
 from offload.store.port import ObjectStore
 from offload.store.probe import make_sure_of_create
 from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
 from offload.tier.fragments import FragmentHandle, LedgerHandle, load_tail, only_entries
-from offload.tier.place import Place, TierPlan, get_anchor, no_other_store
+from offload.tier.place import Place, TierPlan, no_other_store, read_anchor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,11 @@ class ObjectStoreOffloader(LedgerOffloader):
         return self._store
 
     @property
+    def metrics(self) -> StoreMetrics:
+        """What was asked of the tier's stores so far, and how many damaged replies a second one mended."""
+        return self._metrics
+
+    @property
     def put_size_bytes(self) -> int:
         """See `LedgerOffloader.put_size_bytes`."""
         return self._metrics.bytes_put
@@ -130,10 +136,9 @@ class ObjectStoreOffloader(LedgerOffloader):
         if manifest.state is State.REBUILDING:
             raise NotOffloaded(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
         try:
-            raw = await get_anchor(self._store, keys.anchor)
+            await read_anchor(self._store, keys.anchor, partial(check_stream_anchor, keys=keys))
         except NotFound as exc:
             raise Corrupt("anchor", keys.anchor, stream=stream, expected="present", found="absent") from exc
-        check_stream_anchor(raw, keys)
         return manifest
 
     async def load_group(self, manifest: Manifest, entry: Entries) -> Entries:
@@ -289,19 +294,14 @@ class ObjectStoreOffloader(LedgerOffloader):
         try:
             await self._store.create(keys.anchor, StreamAnchor(stream=keys.stream).encode())
         except AlreadyExists:
-            check_stream_anchor(await get_anchor(self._store, keys.anchor), keys)
+            await read_anchor(self._store, keys.anchor, partial(check_stream_anchor, keys=keys))
 
     async def _name_of(self, part: str) -> str | None:
         """The true name of the stream under this part, or None where no stream was begun there."""
         try:
-            raw = await get_anchor(self._store, f"{part}/stream.anchor")
+            return (await read_stream_anchor(self._store, f"{part}/stream.anchor")).stream
         except NotFound:
             return None
-        where = f"{part}/stream.anchor"
-        keys = StreamKeys(StreamAnchor.decode(raw, where=where).stream)
-        if keys.anchor != where:
-            raise Corrupt("anchor", where, stream=keys.stream, expected=keys.anchor, found=where)
-        return keys.stream
 
     async def _keys_of(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[str]:
         async for listed in self._store.list(keys.data):
@@ -314,6 +314,19 @@ def _refuse_while_rebuilding(manifest: Manifest | None) -> None:
     """A root that is being rebuilt names nothing yet, so it condemns nothing."""
     if manifest is not None and manifest.state is State.REBUILDING:
         raise Conflict(f"stream {manifest.stream!r} is being rebuilt; wait until the rebuild is done")
+
+
+async def read_stream_anchor(store: ObjectStore, where: str) -> StreamKeys:
+    """Read the anchor at `where`, and return the keys of its stream. Raises as `keys_in_anchor` does."""
+    return await read_anchor(store, where, partial(keys_in_anchor, where=where))
+
+
+def keys_in_anchor(raw: bytes, *, where: str) -> StreamKeys:
+    """The keys of the stream that this anchor names. Raises `Corrupt` unless `where` is its own key."""
+    keys = StreamKeys(StreamAnchor.decode(raw, where=where).stream)
+    if keys.anchor != where:
+        raise Corrupt("anchor", where, stream=keys.stream, expected=keys.anchor, found=where)
+    return keys
 
 
 def check_stream_anchor(raw: bytes, keys: StreamKeys) -> None:

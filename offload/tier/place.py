@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from offload.env import Env
 from offload.errors import AlreadyExists, Denied, Misuse, NotFound, NotOffloaded
 from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, is_decisive, sides_of
+from offload.store.checked import checked
 from offload.store.hashed import HashedStore
 from offload.store.port import Body, ObjectStore, Span
 from offload.store.probe import make_sure_of_create
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from offload.store.port import Listed
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Place:
 
     async def find(self) -> tuple[TierAnchor, ObjectStore]:
         """The anchor and the store. Raises `NotFound` without an anchor, `Misuse` if it is not as planned."""
-        anchor = await self._load()
+        anchor = await read_tier_anchor(self.data)
         await self._check_plan(anchor)
         return anchor, await self._arranged(anchor)
 
@@ -109,15 +113,12 @@ class Place:
             try:
                 await commits.create(TIER_ANCHOR, anchor.encode())
             except AlreadyExists:
-                anchor = TierAnchor.decode(await get_anchor(commits, TIER_ANCHOR), where=TIER_ANCHOR)
+                anchor = await read_tier_anchor(commits)
                 if anchor.data_store != self.data.url:
                     theirs = anchor.data_store or "itself"
                     message = f"{commits.url} belongs to another tier, that of {theirs}; name an empty place"
                     raise Misuse(message) from None
         await self.data.put(TIER_ANCHOR, Body.of(anchor.encode()))  # always the same bytes, so any order does
-
-    async def _load(self) -> TierAnchor:
-        return TierAnchor.decode(await get_anchor(self.data, TIER_ANCHOR), where=TIER_ANCHOR)
 
     async def _check_plan(self, anchor: TierAnchor) -> None:
         if self.plan.hashed_keys and not anchor.hashed_keys:
@@ -148,13 +149,18 @@ class Place:
     async def _check_commits(self, commits: ObjectStore, anchor: TierAnchor) -> None:
         said = f"the roots of the tier at {self.data.url} are at {anchor.commit_store}"
         try:
-            theirs = await get_anchor(commits, TIER_ANCHOR)
+            theirs = await read_tier_anchor(commits)
         except NotFound as exc:
             raise Misuse(f"{said}, and there is no {TIER_ANCHOR} there") from exc
-        if theirs != anchor.encode():
+        if theirs != anchor:
             raise Misuse(f"{said}, but what is there belongs to another tier")
 
 
-async def get_anchor(store: ObjectStore, key: str) -> bytes:
-    """The bytes of an anchor, and of anything larger only so much that it cannot be one."""
-    return await store.get(key, Span(0, ANCHOR_SIZE_BYTES_MAX + 1))
+async def read_anchor(store: ObjectStore, key: str, decode: Callable[[bytes], T]) -> T:
+    """Read an anchor. Of a larger object, `decode` gets only so many bytes that it cannot be one."""
+    return await checked(store, key, decode, span=Span(0, ANCHOR_SIZE_BYTES_MAX + 1))
+
+
+async def read_tier_anchor(store: ObjectStore) -> TierAnchor:
+    """Read the anchor of a tier. Raises `NotFound`, `Corrupt` or `UnsupportedFormat`."""
+    return await read_anchor(store, TIER_ANCHOR, partial(TierAnchor.decode, where=TIER_ANCHOR))

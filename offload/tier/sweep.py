@@ -41,7 +41,6 @@ import numpy as np
 
 from offload.env import Env
 from offload.errors import Corrupt, Denied, Misuse, NotFound, NotOffloaded, OffloadError, TryAgain
-from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
 from offload.formats.manifest import Manifest, State
 from offload.formats.sighting import Rows
@@ -49,8 +48,7 @@ from offload.manifest.commit import RootLog
 from offload.manifest.groups import GroupCache
 from offload.offloader import LedgerOffloader
 from offload.store.port import Listed, ObjectStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
-from offload.tier.place import get_anchor
+from offload.tier.object_store_offloader import ObjectStoreOffloader, read_stream_anchor
 from offload.tier.sweep_notes import InMemory, InTier, Seen, SweepNotes, Times, joined_rows
 from offload.tier.sweep_page import ROOTS_KEPT, STAYS, Page, Verdict, Why, rows_named
 from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport
@@ -230,16 +228,11 @@ class _Run:
         """The stream by its anchor; None where nothing says that there is one."""
         where = f"{part}/stream.anchor"
         try:
-            raw = await get_anchor(self.store, where)
+            return await read_stream_anchor(self.store, where)
         except NotFound as exc:
             if looks_escaped(part) and await self._any(f"{part}/metadata/root."):
                 raise Corrupt("anchor", where, expected="present", found="absent") from exc
             return None
-        keys = StreamKeys(StreamAnchor.decode(raw, where=where).stream)
-        if keys.anchor != where:
-            raise Corrupt("anchor", where, stream=keys.stream, expected=keys.anchor, found=where)
-        check_stream_anchor(raw, keys)
-        return keys
 
     async def _any(self, prefix: str) -> bool:
         async with aclosing(cast("AsyncGenerator[Listed, None]", self.store.list(prefix))) as rows:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -32,6 +33,7 @@ from offload.formats.sighting import (
     as_bytes,
 )
 from offload.manifest.rebuilding import JUMP
+from offload.store.checked import checked
 from offload.store.port import Body, Listed, ObjectStore
 
 SIGHTINGS_MAX: Final = 16
@@ -193,7 +195,8 @@ class InTier(SweepNotes):
         if listed.size_bytes > SIZE_BYTES_MAX:
             limit = f"at most {SIZE_BYTES_MAX}"
             raise Corrupt("sighting size", listed.key, expected=limit, found=listed.size_bytes)
-        sighting = Sighting.decode(await self.store.get(listed.key), stream=keys.stream, where=listed.key)
+        decode = partial(Sighting.decode, stream=keys.stream, where=listed.key)
+        sighting = await checked(self.store, listed.key, decode)
         expected = keys.parse_sighting(listed.key)
         if expected != (sighting.time_ms, sighting.uid):
             raise Corrupt("sighting name", listed.key, expected=expected, found=sighting.time_ms)

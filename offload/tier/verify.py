@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 from uuid import UUID
 
 from offload.env import Env
@@ -29,7 +29,7 @@ from offload.errors import (
     OffloadError,
     UnsupportedFormat,
 )
-from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.anchor import TierAnchor
 from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
 from offload.formats.manifest import Entries, Entry, Manifest, State
@@ -37,16 +37,19 @@ from offload.manifest.commit import RootLog, decode_root
 from offload.manifest.groups import fetch_group
 from offload.manifest.tree import LoadGroup
 from offload.offloader import LedgerOffloader
+from offload.store.checked import checked
 from offload.store.limit import LimitedStore, Limits
 from offload.store.port import Listed, ObjectStore
 from offload.tasks import in_order
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
-from offload.tier.object_store_offloader import ObjectStoreOffloader, check_stream_anchor
-from offload.tier.place import get_anchor
+from offload.tier.object_store_offloader import ObjectStoreOffloader, keys_in_anchor
+from offload.tier.place import read_anchor
 from offload.tier.verify_groups import ReadGroups
 from offload.tier.verify_page import PAGE_ROWS, NamedHere, Page, named_in, pages
 from offload.tier.verify_report import Unreferenced, VerifyLevel, VerifyReport
+
+T = TypeVar("T")
 
 OBJECTS_AT_ONCE: Final = 4
 
@@ -147,17 +150,20 @@ class _Verifier:
         return report
 
     async def _check_tier_anchor(self, stream: str | None, *, is_first: bool) -> None:
-        """It is needed first, so it is judged first, and not again by who goes on."""
+        """It is needed first, so it is judged first, and not reported again by a run that was resumed."""
+        found = await self._judged(_Object(key=TIER_ANCHOR, stream=None, judge=self._judge_tier_anchor))
+        if is_first:
+            self.report.add(found)
+            self.progress(self.report)
+
+    async def _judge_tier_anchor(self, report: VerifyReport) -> None:
+        decode = partial(TierAnchor.decode, where=TIER_ANCHOR)
         try:
-            raw = await get_anchor(self.store, TIER_ANCHOR)
+            await read_anchor(self.store, TIER_ANCHOR, _counting(report, decode))
         except NotFound as exc:
             if not await self._holds_a_stream():
                 raise NotOffloaded(f"{self.store.url} is no tier: it has no {TIER_ANCHOR}") from exc
-            raw = None
-        if is_first:
-            judge = partial(_judge_tier_anchor, raw)
-            self.report.add(await self._judged(_Object(key=TIER_ANCHOR, stream=None, judge=judge)))
-            self.progress(self.report)
+            raise Corrupt("anchor", TIER_ANCHOR, expected="present", found="absent") from exc
 
     async def _holds_a_stream(self) -> bool:
         async for listed in self.store.list(""):
@@ -193,23 +199,19 @@ class _Verifier:
             return self._part(part, None)
         anchor, found = f"{part}stream.anchor", VerifyReport()
         try:
-            raw = await get_anchor(self.store, anchor)
+            keys = await read_anchor(
+                self.store, anchor, _counting(found, partial(keys_in_anchor, where=anchor))
+            )
         except NotFound:
             roots = await self._roots(part) if looks_escaped(part[:-1]) else []
             if not roots:
                 return self._part(part, None)
             found.damages.append(Corrupt("anchor", anchor, expected="present", found="absent"))
             return self._part(part, await self._name_in(roots, part), found)
-        _count(found, len(raw))
-        try:
-            stream = StreamAnchor.decode(raw, where=anchor).stream
-            check_stream_anchor(raw, StreamKeys(stream))
-            if StreamKeys(stream).anchor != anchor:
-                raise Corrupt("anchor", anchor, expected=f"the name behind {part[:-1]}", found=stream)
         except (Corrupt, UnsupportedFormat) as exc:
             found.damages.append(_as_damage(exc, anchor, None))
             return self._part(part, await self._name_in(await self._roots(part), part), found)
-        return self._part(part, stream, found)
+        return self._part(part, keys.stream, found)
 
     def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _Part:
         if anchor is not None:
@@ -223,7 +225,7 @@ class _Verifier:
         """The stream's name as its newest readable root says it."""
         for key in reversed(roots):
             try:
-                manifest = Manifest.decode(await self.store.get(key), where=key)
+                manifest = await checked(self.store, key, partial(Manifest.decode, where=key))
             except (Corrupt, NotFound, UnsupportedFormat):
                 continue
             if StreamKeys(manifest.stream).prefix == part:
@@ -293,12 +295,9 @@ class _StreamJudge:
         """Below the level of bytes, a root that was superseded is not read: nothing rests on it."""
         if self.level is not VerifyLevel.BYTES and self.newest is not None and version < self.newest.version:
             return
-        try:
-            raw = await self.store.get(key)
-        except NotFound:
-            return  # superseded, and swept since it was listed
-        _count(report, len(raw))
-        decode_root(raw, self.keys.stream, version, where=key)
+        decode = partial(decode_root, stream=self.keys.stream, version=version, where=key)
+        with suppress(NotFound):  # superseded, and swept since it was listed
+            await checked(self.store, key, _counting(report, decode))
 
     async def _group(self, key: str, listed: Listed | None, entry: Entries, report: VerifyReport) -> None:
         """What is not listed was committed since, or is gone though it was read: it is asked for now."""
@@ -372,10 +371,9 @@ class _StreamJudge:
         _explain(report, key, reason=self._why_group(first_offset=first_offset, version=version))
         if self.level is not VerifyLevel.BYTES:
             return
+        decode = partial(Group.decode, stream=self.keys.stream, where=key)
         with suppress(NotFound):  # swept since it was listed
-            raw = await self.store.get(key)
-            _count(report, len(raw))
-            group = Group.decode(raw, stream=self.keys.stream, where=key)
+            group = await checked(self.store, key, _counting(report, decode))
             if group.key != key:
                 raise Corrupt("key", key, expected=key, found=group.key)
 
@@ -405,13 +403,6 @@ async def _load_group(store: ObjectStore, manifest: Manifest, entry: Entries) ->
     return (await fetch_group(store, manifest, entry)).entries
 
 
-async def _judge_tier_anchor(raw: bytes | None, report: VerifyReport) -> None:
-    if raw is None:
-        raise Corrupt("anchor", TIER_ANCHOR, expected="present", found="absent")
-    _count(report, len(raw))
-    TierAnchor.decode(raw, where=TIER_ANCHOR)
-
-
 async def _repeat(found: VerifyReport, report: VerifyReport) -> None:
     """Say in an object's turn what was found of it before."""
     report.add(found)
@@ -420,6 +411,16 @@ async def _repeat(found: VerifyReport, report: VerifyReport) -> None:
 def _count(report: VerifyReport, size_bytes: int) -> None:
     report.objects += 1
     report.bytes += size_bytes
+
+
+def _counting(report: VerifyReport, decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """`decode`, which then also counts the one object of `report`: of two replies, the last one."""
+
+    def counted(raw: bytes) -> T:
+        report.objects, report.bytes = 1, len(raw)
+        return decode(raw)
+
+    return counted
 
 
 async def _explain_strange(key: str, report: VerifyReport) -> None:

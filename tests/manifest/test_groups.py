@@ -269,18 +269,24 @@ def test_one_who_gives_up_does_not_disturb_the_next() -> None:
     assert len(kept.requests) == 2
 
 
-@pytest.mark.parametrize(("fault", "error"), [(Fault.FAIL_BEFORE, TryAgain), (Fault.FLIP, Corrupt)])
-def test_a_load_that_failed_is_made_anew_by_the_next(fault: Fault, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("fault", "requests", "error"), [(Fault.FAIL_BEFORE, 1, TryAgain), (Fault.FLIP, 2, Corrupt)]
+)
+def test_a_load_that_failed_is_made_anew_by_the_next(
+    fault: Fault, requests: int, error: type[Exception]
+) -> None:
+    """A damaged reply is fetched once more, so a load fails by damage after two requests."""
+
     async def main() -> None:
         first, second = await asyncio.gather(kept.load(0), kept.load(0), return_exceptions=True)
         assert isinstance(first, error)
         assert not isinstance(second, BaseException)
 
     kept = Kept(1)
-    kept.store.rules = [Rule(fault, "get", nth=1)]
+    kept.store.rules = [Rule(fault, "get", nth=nth + 1) for nth in range(requests)]
     asyncio.run(main())
 
-    assert len(kept.requests) == 2
+    assert len(kept.requests) == requests + 1
 
 
 def test_what_is_kept_answers_only_for_the_very_entry_it_was_checked_against() -> None:

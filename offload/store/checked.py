@@ -1,0 +1,68 @@
+"""Reads that a checksum protects: a damaged reply is fetched once more before anybody calls it damage.
+
+A bit may flip on the way (in a proxy, a network card, the memory of a server) although the stored object is
+sound. Only a second reply can tell the two apart.
+
+Invariants: the second reply comes from the store, like the first; nothing here or beneath keeps replies.
+While nothing is damaged, a read costs one request and holds one reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from offload.errors import Corrupt, UnsupportedFormat
+from offload.store.port import ObjectStore, Span, Suffix
+from offload.store.wrap import StoreDecorator
+
+T = TypeVar("T")
+
+INLINE_SIZE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Up to here a reply is checked on the event loop: about 0.1 ms per MiB, and a thread's turn costs more."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+async def checked(
+    store: ObjectStore,
+    key: str,
+    check: Callable[[bytes], T],
+    *,
+    span: Span | Suffix | None = None,
+    inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX,
+) -> T:
+    """Read an object, or `span` of it, and return what `check` returns for the bytes.
+
+    `check` raises `Corrupt` or `UnsupportedFormat` if the bytes do not hold; one flipped bit causes either.
+    The bytes are then fetched and checked a second time, and the second error is raised as it is. Errors of
+    the store are raised too: if the second read fails, nobody knows whether the object is damaged.
+    Replies larger than `inline_size_bytes_max` are checked in a thread.
+
+    If the second reply holds, it is returned, and `StoreMetrics.replies_mended` counts one more.
+    """
+    try:
+        return await _checked_once(store, key, check, span, inline_size_bytes_max)
+    except (Corrupt, UnsupportedFormat) as error:
+        damage = str(error)
+    # Only here, behind the handler, is the first reply free: the error's traceback held it.
+    value = await _checked_once(store, key, check, span, inline_size_bytes_max)
+    _log.warning("a reply was damaged on the way, and a second one is sound: %s", damage)
+    if isinstance(store, StoreDecorator):
+        store.note_mended()
+    return value
+
+
+async def _checked_once(
+    store: ObjectStore,
+    key: str,
+    check: Callable[[bytes], T],
+    span: Span | Suffix | None,
+    inline_size_bytes_max: int,
+) -> T:
+    raw = await store.get(key, span)
+    if len(raw) <= inline_size_bytes_max:
+        return check(raw)
+    return await asyncio.to_thread(check, raw)
