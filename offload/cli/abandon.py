@@ -13,7 +13,7 @@ from uuid import UUID
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import one_line, print_json
+from offload.cli.output import counted, one_line, print_json
 from offload.cli.state import State, run_async
 from offload.errors import NotOffloaded
 from offload.formats.manifest import AttemptKind, Manifest
@@ -51,11 +51,11 @@ def abandon(
         rows = [{"job": str(each), "attempts": count} for each, count in running.items()]
         print_json({"stream": stream, "jobs": rows, **gone})
     elif job is not None:
-        given_up = f"job {job} given up, {running[job]} attempts"
+        given_up = f"job {job} given up, {counted(running[job], 'attempt')}"
         print(f"{one_line(stream)}: {given_up}; `offload sweep` frees their space")
     else:
         for each, count in running.items():
-            print(f"{each}  {count} attempts")
+            print(f"{each}  {counted(count, 'attempt')}")
         if not running:
             print(f"{one_line(stream)}: no job runs")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import one_line, print_json, size_text
+from offload.cli.output import counted, one_line, print_json, size_text
 from offload.cli.state import State, Usage, run_async
 from offload.errors import OffloadError
 from offload.formats.manifest import Manifest
@@ -65,5 +65,5 @@ def _ask(found: Manifest) -> None:
 
 
 def _counts(manifest: Manifest) -> str:
-    held = f"{manifest.messages} messages, {size_text(manifest.stored_size_bytes)}"
+    held = f"{counted(manifest.messages, 'message')}, {size_text(manifest.stored_size_bytes)}"
     return f"{one_line(manifest.stream)}: {held}, offsets [{manifest.first_offset}, {manifest.next_offset})"

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.output import error_line, size_text
+from offload.cli.output import counted, error_line, size_text
 from offload.cli.state import State, run_async
 from offload.errors import Corrupt, NotOffloaded
 from offload.formats.manifest import Manifest
@@ -84,7 +84,7 @@ class _Demo:
         manifest = await offloader.load_manifest(stream)
         covered = f"[{manifest.first_offset}, {manifest.next_offset})"
         size = size_text(manifest.stored_size_bytes)
-        print(f"   {stream}: {manifest.messages} messages in offsets {covered}, {size}")
+        print(f"   {stream}: {counted(manifest.messages, 'message')} in offsets {covered}, {size}")
         return manifest
 
     async def _read(self, offloader: LedgerOffloader, stream: str, manifest: Manifest) -> None:
@@ -106,7 +106,7 @@ class _Demo:
     async def _verify(self, offloader: LedgerOffloader) -> None:
         self._say("Every object is held against its checksums and the manifest:")
         report = await verify(offloader)
-        print(f"   {report.objects} objects, {report.bytes} bytes, {len(report.damages)} damaged")
+        print(f"   {counted(report.objects, 'object')}, {report.bytes} bytes, {len(report.damages)} damaged")
 
     async def _damage(self, offloader: LedgerOffloader) -> None:
         self._say("One bit of a fragment flips, as disks do:")

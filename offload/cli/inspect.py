@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import one_line, print_json, size_text
+from offload.cli.output import counted, one_line, print_json, size_text
 from offload.cli.state import State, run_async
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import AttemptKind, Entries, Entry, Kind, Manifest, Running, decode_entries
@@ -130,7 +130,7 @@ def _tree(manifest: Manifest) -> Tree:
     covered = f"[{manifest.first_offset}, {manifest.next_offset})"
     tree = Tree(
         escape(
-            f"{one_line(manifest.stream)}  {manifest.messages} messages in offsets {covered}, "
+            f"{one_line(manifest.stream)}  {counted(manifest.messages, 'message')} in offsets {covered}, "
             f"{size_text(manifest.stored_size_bytes)}"
         )
     )
@@ -147,7 +147,8 @@ def _tree(manifest: Manifest) -> Tree:
         fragments.add(
             escape(
                 f"[{group['first_offset']}, {group['next_offset']})  {group['kind']} of "
-                f"{group['fragments']} fragments, {size_text(int(row['stored_size_bytes'][0]))}"
+                f"{counted(int(row['fragments'][0]), 'fragment')}, "
+                f"{size_text(int(row['stored_size_bytes'][0]))}"
             )
         )
     for entry in decode_entries(_fragments_of(manifest)):

@@ -86,6 +86,11 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: "1 stream", "2 streams"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def size_text(size_bytes: int) -> str:
     """A size for people."""
     size = float(size_bytes)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import error_line, live_line, one_line, print_json, size_text
+from offload.cli.output import counted, error_line, live_line, one_line, print_json, size_text
 from offload.cli.state import State, Usage, run_async
 from offload.formats.keys import StreamKeys
 from offload.tier.object_store_offloader import ObjectStoreOffloader
@@ -68,7 +68,7 @@ def rebuild(
                     begin=begin,
                     end=end,
                     dry_run=dry_run,
-                    progress=lambda read, listed: show(f"{read} of {listed} fragments"),
+                    progress=lambda read, listed: show(f"{read} of {counted(listed, 'fragment')}"),
                 )
 
     return tell(run_async(main), dry_run=dry_run, json=json)
@@ -104,7 +104,7 @@ def _show(report: RebuildReport, *, dry_run: bool) -> None:
         print(f"HOLE no fragment holds offsets [{begin}, {end})")
     first, last = choice.chosen[0].entry, choice.chosen[-1].entry
     size = size_text(sum(each.entry.stored_size_bytes for each in choice.chosen))
-    what = f"[{first.first_offset}, {last.next_offset}), {len(choice.chosen)} fragments, {size}"
+    what = f"[{first.first_offset}, {last.next_offset}), {counted(len(choice.chosen), 'fragment')}, {size}"
     if report.manifest is not None:
         print(f"{one_line(report.stream)}: rebuilt {what}, as version {report.manifest.version}")
         print("run `offload verify` to read every byte of it, then start the writers")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import live_line, one_line, print_error, print_json, print_note, size_text
+from offload.cli.output import counted, live_line, one_line, print_error, print_json, print_note, size_text
 from offload.cli.quantities import parse_duration
 from offload.cli.state import State, run_async
 from offload.tier.sweep import sweep as sweep_tier
@@ -102,7 +102,7 @@ def _show(report: SweepReport) -> None:
 
 def _show_stream(row: StreamSweep, *, dry_run: bool) -> None:
     goes, waits = row.deleted.objects.total(), row.waits.objects.total()
-    listed = f"{one_line(row.stream)}: {_counted(row.listed)}, {size_text(row.listed_bytes)}"
+    listed = f"{one_line(row.stream)}: {counted(row.listed, 'object')}, {size_text(row.listed_bytes)}"
     if row.state == "no root" and not row.errors:
         print(f"{listed}; no root, so nothing is deleted; if there was one, see `offload rebuild`")
     elif row.state == "rebuilding":
@@ -119,7 +119,7 @@ def _show_stream(row: StreamSweep, *, dry_run: bool) -> None:
 
 def _show_tally(what: str, tally: Tally) -> None:
     for why, objects in sorted(tally.objects.items()):
-        print(f"  {what} {_counted(objects)}, {size_text(tally.bytes[why])}: {why}")
+        print(f"  {what} {counted(objects, 'object')}, {size_text(tally.bytes[why])}: {why}")
 
 
 def duration_text(seconds: float) -> str:
@@ -130,11 +130,7 @@ def duration_text(seconds: float) -> str:
     return f"{ceil(seconds / 86_400)}d"
 
 
-def _counted(objects: int) -> str:
-    return "1 object" if objects == 1 else f"{objects} objects"
-
-
 def _progress(report: SweepReport) -> str:
     listed = sum(row.listed for row in report.streams)
     deleted = sum(row.deleted.objects.total() for row in report.streams)
-    return f"{len(report.streams)} streams, {listed} objects, {deleted} deleted"
+    return f"{counted(len(report.streams), 'stream')}, {counted(listed, 'object')}, {deleted} deleted"

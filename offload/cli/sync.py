@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import one_line, print_error, print_json, print_note, size_text, stderr
+from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text, stderr
 from offload.cli.state import State, Usage, run_async
 from offload.events import Event, FragmentUploaded
 from offload.tier.object_store_offloader import TierOptions
@@ -120,7 +120,7 @@ def _show(report: StreamReport, command: list[str], *, json: bool) -> None:
     elif report.error is None and report.manifest is not None:
         committed = report.manifest
         print(
-            f"{one_line(report.stream)}: {committed.messages} messages in offsets "
+            f"{one_line(report.stream)}: {counted(committed.messages, 'message')} in offsets "
             f"[{committed.first_offset}, {committed.next_offset}), version {committed.version}; "
             + (f"uploaded {size_text(report.uploaded_bytes)}" if report.uploaded_bytes else "nothing new")
         )

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import one_line, print_json, size_text
+from offload.cli.output import counted, one_line, print_json, size_text
 from offload.cli.quantities import parse_duration, parse_size
 from offload.cli.state import State, Usage, run_async
 from offload.tier.retention import Retention, TrimReport
@@ -91,17 +91,13 @@ def _show(report: TrimReport, *, dry_run: bool) -> None:
     if report.trim is None:
         print(f"{name}: nothing to drop")
     else:
-        gone = f"{_counted(dropped.fragments)}, {size_text(dropped.stored_size_bytes)}"
+        gone = f"{counted(dropped.fragments, 'fragment')}, {size_text(dropped.stored_size_bytes)}"
         drop = "would drop" if dry_run else "dropped"
         print(f"{name}: {drop} {gone}, offsets [{report.since}, {report.trim.first_offset})")
     if kept.fragments:
-        stays = f"{_counted(kept.fragments)}, {size_text(kept.stored_size_bytes)}"
+        stays = f"{counted(kept.fragments, 'fragment')}, {size_text(kept.stored_size_bytes)}"
         print(f"{name}: {stays}, offsets [{kept.first_offset}, {kept.next_offset}) {would}stay")
     else:
         print(
             f"{name}: nothing {'would stay' if dry_run else 'stays'}; offset {kept.next_offset} is the next"
         )
-
-
-def _counted(fragments: int) -> str:
-    return "1 fragment" if fragments == 1 else f"{fragments} fragments"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import error_line, live_line, one_line, print_json, print_note, size_text
+from offload.cli.output import counted, error_line, live_line, one_line, print_json, print_note, size_text
 from offload.cli.quantities import parse_size
 from offload.cli.state import State, Usage, run_async
 from offload.errors import OffloadError
@@ -91,10 +91,13 @@ def _show(report: VerifyReport) -> None:
     for row in report.unreferenced:
         print(f"unreferenced {one_line(row.key)}: {row.reason}")
     if report.not_compared:
-        were, them = ("objects were", "them") if report.not_compared > 1 else ("object was", "it")
-        print(f"{report.not_compared} {were} not compared: the store keeps no CRC-32C of {them}")
+        what = counted(report.not_compared, "object was", "objects were")
+        print(f"{what} not compared: the store keeps no CRC-32C")
     verdict = f"{len(report.damages)} damaged" if report.damages else SOUND[report.level]
-    print(f"{report.streams} streams, {report.objects} objects, {size_text(report.bytes)}: {verdict}")
+    print(
+        f"{counted(report.streams, 'stream')}, {counted(report.objects, 'object')}, "
+        f"{size_text(report.bytes)}: {verdict}"
+    )
 
 
 SOUND = {
@@ -106,6 +109,6 @@ SOUND = {
 
 def _progress(report: VerifyReport) -> str:
     return (
-        f"{report.level.value}: {report.objects} objects, {size_text(report.bytes)}, "
+        f"{report.level.value}: {counted(report.objects, 'object')}, {size_text(report.bytes)}, "
         f"{len(report.damages)} damaged"
     )

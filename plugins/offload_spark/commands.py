@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import error_line, live_line, print_json, print_note, size_text
+from offload.cli.output import counted, error_line, live_line, print_json, print_note, size_text
 from offload.cli.state import State, Usage
 from offload.errors import OffloadError
 from offload.events import DamageFound
@@ -102,14 +102,18 @@ def backfill(
             absolute(tier),
             streams=stream or [],
             storage_options=options,
-            progress=lambda one: show(f"{one.stream}: {one.ledgers} ledgers, up to {one.next_offset}"),
+            progress=lambda one: show(
+                f"{one.stream}: {counted(one.ledgers, 'ledger')}, up to {one.next_offset}"
+            ),
         )
     for one in done:
         if json:
             print_json(asdict(one))
         else:
-            taken = f", {one.taken_over} fragments taken over from an earlier run" if one.taken_over else ""
-            print(f"{one.stream}: {one.ledgers} ledgers uploaded{taken}; the tier ends at {one.next_offset}")
+            earlier = counted(one.taken_over, "fragment")
+            taken = f", {earlier} taken over from an earlier run" if one.taken_over else ""
+            ledgers = counted(one.ledgers, "ledger")
+            print(f"{one.stream}: {ledgers} uploaded{taken}; the tier ends at {one.next_offset}")
     return 0
 
 
@@ -148,15 +152,18 @@ def export(
                 absolute(tier),
                 absolute(target),
                 options=options,
-                progress=lambda seen: show(f"{seen.rows} records, {seen.batches} batches"),
+                progress=lambda seen: show(
+                    f"{counted(seen.rows, 'record')}, {counted(seen.batches, 'batch', 'batches')}"
+                ),
             )
     if json:
         print_json(asdict(exported), indent=2)
     else:
-        print(f"{exported.rows} records added in {exported.batches} batches")
+        print(f"{counted(exported.rows, 'record')} added in {counted(exported.batches, 'batch', 'batches')}")
     return 0
 
 
 def _verified(report: VerifyReport) -> str:
     verdict = f"{len(report.damages)} damaged" if report.damages else "all of them sound"
-    return f"{report.streams} streams, {report.objects} objects, {size_text(report.bytes)} read: {verdict}"
+    what = f"{counted(report.streams, 'stream')}, {counted(report.objects, 'object')}"
+    return f"{what}, {size_text(report.bytes)} read: {verdict}"

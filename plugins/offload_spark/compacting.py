@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import live_line, one_line, print_json, print_note, size_text
+from offload.cli.output import counted, live_line, one_line, print_json, print_note, size_text
 from offload.cli.quantities import parse_size
 from offload.cli.state import Usage
 from offload_spark.jobs.plain_errors import plain_errors
@@ -78,6 +78,7 @@ def _give_up(url: str, streams: list[str], options: Mapping[str, Any]) -> int:
 
 
 def _told(done: Compacted) -> str:
-    passed = f", {done.passed_over} runs changed meanwhile" if done.passed_over else ""
+    passed = f", {counted(done.passed_over, 'run')} changed meanwhile" if done.passed_over else ""
     size = size_text(done.bytes)
-    return f"{one_line(done.stream)}: {done.fragments} fragments are {done.runs} now, {size} copied{passed}"
+    became = f"{counted(done.fragments, 'fragment')} became {done.runs}"
+    return f"{one_line(done.stream)}: {became}, {size} copied{passed}"

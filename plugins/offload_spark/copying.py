@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offload.cli.output import live_line, one_line, print_error, print_json, print_note, size_text
+from offload.cli.output import counted, live_line, one_line, print_error, print_json, print_note, size_text
 from offload.cli.state import Usage
 from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at
@@ -79,8 +79,8 @@ def _give_up(ends: tuple[str, str], options: tuple[Options, Options], streams: l
 
 def _so_far(seen: Progress) -> str:
     if not seen.pieces:
-        return f"{one_line(seen.stream)}: {seen.taken_over} fragments of an earlier run hold"
-    pieces = f"{seen.pieces_done} of {seen.pieces} pieces"
+        return f"{one_line(seen.stream)}: {counted(seen.taken_over, 'fragment')} of an earlier run checked"
+    pieces = f"{seen.pieces_done} of {counted(seen.pieces, 'piece')}"
     return f"{one_line(seen.stream)}: {pieces}, {size_text(seen.bytes)}"
 
 
@@ -92,8 +92,9 @@ def _show(copied: Copied, *, json: bool) -> None:
     elif copied.error is None:
         taken = copied.taken_over
         print(
-            f"{one_line(copied.stream)}: {size_text(copied.bytes)} uploaded in {copied.fragments} fragments"
-            + (f", {taken} fragments taken over from an earlier run" if taken else "")
+            f"{one_line(copied.stream)}: {size_text(copied.bytes)} uploaded "
+            f"in {counted(copied.fragments, 'fragment')}"
+            + (f", {counted(taken, 'fragment')} taken over from an earlier run" if taken else "")
             + f"; the target ends at {copied.next_offset}"
         )
     if copied.error is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import live_line
+from offload.cli.output import counted, live_line
 from offload.cli.rebuild import Begin, DryRun, End, Yes, make_sure, tell
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
@@ -40,6 +40,6 @@ def rebuild(
             end=end,
             dry_run=dry_run,
             storage_options=options,
-            progress=lambda read, listed: show(f"{read} of {listed} fragments"),
+            progress=lambda read, listed: show(f"{read} of {counted(listed, 'fragment')}"),
         )
     return tell(report, dry_run=dry_run, json=json)

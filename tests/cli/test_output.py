@@ -18,7 +18,7 @@ from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 from rich.console import Console
 
-from offload.cli.output import one_line, print_json
+from offload.cli.output import counted, one_line, print_json
 from offload.cli.sync import _progress
 from offload.position import Position
 from offload.tier.reader import Messages, StreamReader
@@ -161,6 +161,11 @@ class TestAnyText:
         assert "\\udcff-" in refused.error
         assert (demo.code, demo.stderr) == (0, "")
         assert "\\udcff-" in demo.text
+
+
+def test_a_count_agrees_with_its_noun() -> None:
+    assert [counted(number, "stream") for number in (0, 1, 2)] == ["0 streams", "1 stream", "2 streams"]
+    assert counted(2, "batch", "batches") == "2 batches"
 
 
 def test_the_demo_closes_what_it_reads_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_what_was_not_compared_is_said(tier: Path) -> None:
     code, document = verify(tier, "--level", "checksum")
 
     assert (ran.code, code) == (0, 0)
-    assert ran.lines[0] == "1 object was not compared: the store keeps no CRC-32C of it"
+    assert ran.lines[0] == "1 object was not compared: the store keeps no CRC-32C"
     assert ran.lines[1].endswith(
         "all there, with the right sizes and with those checksums that the store keeps"
     )
