@@ -1,6 +1,7 @@
 """What happens inside, told to whoever listens: plugins by the `offload_event` hook, progress bars.
 
-Events are told after the fact, on the event loop; a listener must return at once.
+Events are told after the fact, on the event loop; a listener must return at once. Each has a short `repr`,
+fit for a line of a log: whatever is long is in its attributes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ class FragmentUploaded(Event):
     stream: str
     entry: Entry
 
+    def __repr__(self) -> str:
+        """Which fragment it is, without the rest of the entry."""
+        offsets = f"[{self.entry.first_offset}, {self.entry.next_offset})"
+        size = self.entry.stored_size_bytes
+        return f"FragmentUploaded(stream={self.stream!r}, offsets={offsets}, stored_size_bytes={size})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestCommitted(Event):
@@ -30,6 +37,11 @@ class ManifestCommitted(Event):
 
     manifest: Manifest
     change: str
+
+    def __repr__(self) -> str:
+        """What was committed to which stream, without the manifest's entries."""
+        at = f"version={self.manifest.version}, next_offset={self.manifest.next_offset}"
+        return f"ManifestCommitted(stream={self.manifest.stream!r}, change={self.change!r}, {at})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,3 +107,20 @@ def test_a_crash_between_two_commits_of_a_ledger_loses_nothing(behind: int) -> N
         assert objects == {key for key in store.objects if key.endswith(".fragment")}
 
     asyncio.run(main())
+
+
+def test_events_have_short_reprs() -> None:
+    """A listener that prints them prints lines, not manifests."""
+    events: list[Event] = []
+
+    async def main() -> None:
+        offloader = ObjectStoreOffloader(MemoryStore(), emit=events.append)
+        writer = await StreamWriter.claim(offloader, "orders")
+        await writer.offload([ledger_of(3)])
+
+    asyncio.run(main())
+
+    shown = [repr(event) for event in events]
+    assert shown[0] == "ManifestCommitted(stream='orders', change='claim', version=1, next_offset=0)"
+    assert any(text.startswith("FragmentUploaded(stream='orders', offsets=[0, 3), stored") for text in shown)
+    assert max(map(len, shown)) < 100
