@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import unquote
 
 import typer
 
@@ -52,10 +56,31 @@ async def _checked(
     store = state.bare_store(url, given.data, given.limits)
     if not json:
         print(one_line(store.url))
+    with _no_new_folders(store.url):
+        try:
+            tell = (lambda finding: None) if json else _show
+            return await check_store(store, writing=not read_only, tell=tell)
+        finally:
+            await store.aclose()
+
+
+@contextmanager
+def _no_new_folders(url: str) -> Iterator[None]:
+    """Remove the folders that a check makes in a place that does not exist yet. Other stores have none.
+
+    One that holds anything stays: somebody began to use it meanwhile.
+    """
+    if scheme_of(url) != "file":
+        yield
+        return
+    root = Path(unquote(url.removeprefix("file://")))
+    made = [each for each in (root / ".staging", root, *root.parents) if not each.exists()]
     try:
-        return await check_store(store, writing=not read_only, tell=(lambda finding: None) if json else _show)
+        yield
     finally:
-        await store.aclose()
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
 
 
 def _show(finding: Finding) -> None:

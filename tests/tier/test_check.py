@@ -39,6 +39,15 @@ def test_on_a_sound_store_everything_works_and_nothing_is_left() -> None:
     assert objects == {"a stranger": b""}
 
 
+@pytest.mark.parametrize("place", ["nowhere", "nowhere/at/all", "empty"])
+def test_a_place_that_was_not_there_is_not_there_afterwards(tmp_path: Path, place: str) -> None:
+    (tmp_path / "empty").mkdir()
+
+    assert offload("check", tmp_path / place).code == 0
+
+    assert [*tmp_path.rglob("*")] == [tmp_path / "empty"]
+
+
 def test_reading_only_changes_nothing_and_claims_nothing() -> None:
     class Guarded(MemoryStore):
         async def put(self, key: str, body: Body) -> None:
