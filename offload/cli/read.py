@@ -18,7 +18,7 @@ from offload.cli.output import print_note
 from offload.cli.state import State, position_of, run_async
 from offload.decoder import Decoded, Decoder
 from offload.events import Event, Skipped
-from offload.position import AtOffset, Position, iso_of
+from offload.position import AtOffset, AtTime, Position, iso_of
 from offload.tier.reader import IN_FLIGHT, Messages, StreamReader
 
 OUTPUT_SIZE_BYTES: Final = 256 * 1024
@@ -87,6 +87,8 @@ async def _read(
     offset = await reader.offset_of(position)
     if isinstance(position, AtOffset) and position.offset < offset:
         print_note(f"offset {position.offset} is below the first; reading starts at offset {offset}")
+    if isinstance(position, AtTime) and offset == reader.manifest.next_offset:
+        print_note(await _beyond(reader, position))
     if limit == 0:
         return
     output, left = _Output(), limit
@@ -100,6 +102,13 @@ async def _read(
                 left = None if left is None else left - len(batch.bodies)
     finally:
         output.flush()  # what stands before a damaged chunk is sound, and is printed
+
+
+async def _beyond(reader: StreamReader, position: AtTime) -> str:
+    """Why nothing is printed, where the time is beyond the end."""
+    newest_ms = await reader.last_timestamp_ms()
+    has = "holds no messages" if newest_ms is None else f"has none later than {iso_of(newest_ms)}"
+    return f"nothing to read from {iso_of(position.timestamp_ms)}: stream {reader.manifest.stream!r} {has}"
 
 
 class _Output:

@@ -126,6 +126,15 @@ class StreamReader:
                     )
                 return max(offset, manifest.first_offset)
 
+    async def last_timestamp_ms(self) -> int | None:
+        """The greatest timestamp of any chunk; None where the stream is empty. Mostly without a request."""
+        while True:
+            manifest = self.manifest
+            try:
+                return await self._offloader.tree(manifest).last_timestamp_ms()
+            except Absent as absent:
+                await self.newer_than(manifest, absent)
+
     def windows(self, offset: int, *, until: int = OFFSET_MAX, keep: Keep | None = None) -> StreamWindows:
         """The chunks from the one that holds `offset` to the end, a window at a time. Close it when done.
 

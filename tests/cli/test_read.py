@@ -163,10 +163,12 @@ class TestTimes:
         assert ran.stderr == ""
 
     @pytest.mark.parametrize("text", ["9999-12-31T23:59:59.999Z", "@999999999999999999", "2099-01-01"])
-    def test_later_than_all_is_nothing_and_that_is_fine(self, tier: Path, text: str) -> None:
+    def test_a_time_later_than_all_prints_nothing_and_says_why(self, tier: Path, text: str) -> None:
         ran = offload("read", tier, "tiny", "--from", text)
 
-        assert (ran.code, ran.stdout, ran.stderr) == (0, b"", "")
+        assert (ran.code, ran.stdout) == (0, b"")
+        assert ran.error.startswith("note: nothing to read from ")
+        assert ran.error.endswith("stream 'tiny' has none later than 2026-11-21T05:29:59.115Z")
 
     def test_of_equal_times_across_two_segments_the_earlier_chunk_is_found(self, tmp_path: Path) -> None:
         times = [1000, 2000, 3000, 3000, 3000, 4000]
