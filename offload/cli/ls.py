@@ -33,7 +33,7 @@ def ls(
         async with state.tier(tier, option) as offloader:
             for stream in await offloader.streams():
                 try:
-                    rows.append(await _look(offloader, stream, with_newest=not json))
+                    rows.append(await _look(offloader, stream))
                 except NotOffloaded:
                     continue  # begun, and never committed; or deleted
                 except (Corrupt, UnsupportedFormat) as error:  # one stream's trouble hides no other
@@ -42,8 +42,8 @@ def ls(
 
     rows, errors = run_async(main)
     if json:
-        for manifest, _ in rows:
-            print_json(totals(manifest.stream, manifest))
+        for row in rows:
+            print_json(as_json(*row))
     else:
         print_table(HEADS, [_row(*row) for row in rows])
     for error in errors:
@@ -52,19 +52,27 @@ def ls(
 
 
 _Listed = tuple[Manifest, int | None]
-"""A stream, and the greatest timestamp of what lives of it, where that was asked for."""
+"""A stream, and the greatest timestamp of what lives of it; None if nothing does."""
 
 
-async def _look(offloader: LedgerOffloader, stream: str, *, with_newest: bool) -> _Listed:
+async def _look(offloader: LedgerOffloader, stream: str) -> _Listed:
     manifest = await offloader.load_manifest(stream)
-    while with_newest:
+    while True:
         try:
             return manifest, await offloader.tree(manifest).last_timestamp_ms()
         except Absent:
             seen, manifest = manifest, await offloader.load_manifest(stream)
             if manifest.version == seen.version:
                 raise  # else a trim came between, and a sweep
-    return manifest, None
+
+
+def as_json(manifest: Manifest, last_ms: int | None) -> dict[str, object]:
+    """One line of `offload ls --json`: every column of the table, and what `sync` prints of the stream."""
+    return {
+        **totals(manifest.stream, manifest),
+        "stored_bytes": manifest.stored_size_bytes,
+        "newest": None if last_ms is None else iso_of(last_ms),
+    }
 
 
 def _row(manifest: Manifest, last_ms: int | None) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import (
     SEED,
+    STREAM_TOTALS,
     Ran,
     calls_of,
     contents,
@@ -132,7 +133,8 @@ def test_anything_else_deletes_nothing(tier: Path, typed: str) -> None:
 
 
 def test_one_json_object(tier: Path) -> None:
-    [totals] = offload("ls", tier, "--json").objects
+    [row] = offload("ls", tier, "--json").objects
+    totals = {key: row[key] for key in STREAM_TOTALS}
 
     [said] = offload("delete", tier, "orders", "--dry-run", "--json").objects
     [done] = offload("delete", tier, "orders", "--yes", "--json").objects
@@ -156,7 +158,8 @@ class TestBornAgain:
         [report] = sync(source, tier).objects
 
         assert report["uploaded_bytes"] > report["bytes"]
-        assert {**report, "version": 0, "uploaded_bytes": 0} == {**before, "version": 0, "uploaded_bytes": 0}
+        for key in STREAM_TOTALS - {"version"}:
+            assert report[key] == before[key]
         fragments = offload("inspect", tier, "orders", "--json").document["fragments"]
         assert len(fragments) == 3
         assert not ancestors & {fragment["object"] for fragment in fragments}

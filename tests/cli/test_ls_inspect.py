@@ -11,6 +11,7 @@ from command_line import STREAM_TOTALS, expected_totals, keys, offload, sync
 from osiris_data import DATA, MANIFEST, STREAMS
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
+from offload.cli.output import size_text
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
 
@@ -53,15 +54,23 @@ class TestLs:
         assert (ran.code, ran.stderr) == (0, "")
         assert [row["stream"] for row in ran.objects] == sorted(STREAMS)
         for row in ran.objects:
-            assert set(row) == STREAM_TOTALS
+            assert set(row) == STREAM_TOTALS | {"stored_bytes", "newest"}
             assert row | expected_totals(row["stream"]) == row
+
+    def test_json_carries_every_column_of_the_table(self, tier: Path) -> None:
+        table = [line.split("\t") for line in offload("ls", tier).lines]
+
+        columns = [name.replace(" ", "_") for name in table[0]]
+        for row, shown in zip(offload("ls", tier, "--json").objects, table[1:], strict=True):
+            row["size"] = size_text(row["stored_bytes"])
+            assert [str(row[column]) for column in columns] == shown
 
     def test_it_says_what_sync_said(self, tmp_path: Path) -> None:
         [report] = sync(DATA / "tiny", tmp_path / "tier").objects
 
         [row] = offload("ls", tmp_path / "tier", "--json").objects
 
-        assert row | {"uploaded_bytes": report["uploaded_bytes"]} == report
+        assert {key: row[key] for key in STREAM_TOTALS} == {key: report[key] for key in STREAM_TOTALS}
 
     def test_for_people_a_head_and_a_line_per_stream(self, tier: Path) -> None:
         head, *rows = offload("ls", tier).lines
@@ -78,16 +87,15 @@ class TestLs:
         assert offload("ls", tier).lines[1].split("	")[-1] == "1970-01-01T00:00:02.000Z"
 
     def test_a_group_that_is_asked_for_that_and_damaged_is_one_streams_trouble(self, tmp_path: Path) -> None:
-        """Where it need not be asked, it troubles nobody: the JSON says nothing of times."""
         tier = make_trimmed_tier(tmp_path, timestamps_ms=[9000, 1000, 2000])
         [group] = tier.rglob("*.group")
         group.unlink()
 
-        ran = offload("ls", tier)
+        table, json = offload("ls", tier), offload("ls", tier, "--json")
 
-        assert (ran.code, len(ran.lines)) == (1, 1)
-        assert group.name in ran.error
-        assert offload("ls", tier, "--json").code == 0
+        assert (table.code, len(table.lines)) == (1, 1)
+        assert (json.code, json.lines) == (1, [])
+        assert group.name in table.error == json.error
 
     def test_a_tier_may_hold_nothing_yet(self, tmp_path: Path) -> None:
         sync(DATA / "tiny", tmp_path / "tier")
