@@ -13,6 +13,7 @@ OffloadError
 ├── AlreadyExists        create-if-absent met an object; a store's answer, never a commit's verdict
 ├── Diverged             source and tier tell different histories: a person must decide
 ├── Denied               a person must grant something; trying again will not help
+│   └── StoreDenied      the store refuses every request: also stop asking it about other streams
 ├── NoSpace              a person must make room; trying again will not help
 ├── Misuse               the call itself is wrong: an unknown scheme, a key that is no key
 ├── UnsupportedFormat    written by a newer version: upgrade
@@ -110,6 +111,13 @@ class Diverged(OffloadError):
 
 class Denied(OffloadError):
     """Permission is missing, or the place is read-only. A person must change something."""
+
+
+class StoreDenied(Denied):
+    """The store refuses whatever it is asked: the credentials, bucket, endpoint or machine's clock is wrong.
+
+    As `Denied`. A job over several streams stops too, because every other stream would fail in the same way.
+    """
 
 
 class NoSpace(OffloadError):

@@ -25,6 +25,7 @@ from offload.errors import (
     NotFound,
     OffloadError,
     OutcomeUnknown,
+    StoreDenied,
     Throttled,
     TryAgain,
 )
@@ -49,9 +50,7 @@ LACKING: Final = {
 }
 ENCRYPTED: Final = "it was written with another encryption key; give that one as `cpk_key`"
 VAULT: Final = "the key vault does not give its key out; ask the owner of the encryption scope"
-DENIED: Final = {
-    "AuthorizationFailure": "it is not allowed: the account's network rules keep this machine out, or the "
-    "credentials are wrong or lack the permission",
+STORE_DENIED: Final = {
     "AuthorizationProtocolMismatch": "the SAS token is for https:// only; change `endpoint_url`",
     "AuthorizationSourceIPMismatch": "the SAS token is for other addresses than this machine's",
     "InvalidAuthenticationInfo": "the credentials are malformed, or the sign-in is for another tenant",
@@ -62,6 +61,13 @@ DENIED: Final = {
     "ContainerNotFound": "the container does not exist; create it, or check its name and the account",
     "ContainerDisabled": "the container is disabled; ask its owner",
     "ContainerBeingDeleted": "the container is being deleted; wait, and create it anew",
+    "407": "the proxy wants a login; put it into the option `proxy`",
+}
+"""What is wrong with every request: credentials, account, container."""
+
+DENIED: Final = {
+    "AuthorizationFailure": "it is not allowed: the account's network rules keep this machine out, or the "
+    "credentials are wrong or lack the permission",
     "InvalidResourceName": "the container's name, or the key, breaks the rules of names",
     "BlobArchived": "the blob is archived; set its tier to Hot or Cool, and wait until that is done",
     "BlobBeingRehydrated": "the blob is on its way out of the archive; that takes hours, wait for it",
@@ -76,8 +82,8 @@ DENIED: Final = {
     "BlobAccessTierNotSupportedForAccountType": "the account has no tiers; leave `access_tier` out",
     "InvalidBlobTier": "the account has no such tier; check `access_tier`",
     "InvalidBlobType": "another program's blob of another type has this name; delete it",
-    "407": "the proxy wants a login; put it into the option `proxy`",
 }
+"""What may be wrong with one blob, or one kind of request."""
 THROTTLED: Final = {"ServerBusy", "TooManyRequests", "429", "503"}
 DAMAGED: Final = {"Md5Mismatch", "Crc64Mismatch", "InvalidMd5"}
 """The bytes that arrived were not the bytes that were sent: nothing was stored, sending again helps."""
@@ -100,7 +106,7 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
     if isinstance(exc, HttpResponseError) and exc.response is not None and not isinstance(exc, DecodeError):
         return _of_reply(exc, said, what, key, lost)
     if isinstance(exc, ClientAuthenticationError):
-        return Denied(f"{said}: {_of_sign_in(exc)}")
+        return StoreDenied(f"{said}: {_of_sign_in(exc)}")
     if isinstance(exc, ValueError) and not isinstance(exc, OSError | aiohttp.ClientError):
         return Misuse(f"{said}: {one_line(exc)}")
     return _of_connection(exc, said, lost)
@@ -132,12 +138,14 @@ def _of_reply(
         return AlreadyExists(key)
     if code == "BlobNotFound" or (code == "ResourceNotFound" and what.startswith("read")):
         return NotFound(key, store=said.partition(": cannot ")[0])
+    if code in STORE_DENIED:
+        return StoreDenied(f"{said}: {STORE_DENIED[code]} ({code})")
     if code in DENIED:
         return Denied(f"{said}: {DENIED[code]} ({code})")
     if code == "ResourceNotFound":
-        return Denied(f"{said}: {DENIED['ContainerNotFound']} ({code})")
+        return StoreDenied(f"{said}: {STORE_DENIED['ContainerNotFound']} ({code})")
     if code == "AuthenticationFailed":
-        return Denied(f"{said}: {_of_authentication(exc)} ({code})")
+        return StoreDenied(f"{said}: {_of_authentication(exc)} ({code})")
     if code in LACKING:
         letter = PERMISSIONS.get(what.partition(" ")[0], "")
         return Denied(
@@ -162,8 +170,8 @@ def _of_reply(
         return Misuse(text)
     if not _speaks_azure(exc):
         if status == 401:
-            return Denied(f"{said}: {_of_sign_in(exc)}")
-        return Denied(
+            return StoreDenied(f"{said}: {_of_sign_in(exc)}")
+        return StoreDenied(
             f"{said}: what answers there is no blob service (HTTP {status}); check `endpoint_url`, "
             "`account_host` and `proxy`"
         )
@@ -226,11 +234,11 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
     beneath = getattr(exc, "inner_exception", None) or exc
     match beneath:
         case ProxyRefused(status=403 | 407):
-            return Denied(f"{said}: the proxy refuses ({beneath}); check `proxy` and the login in it")
+            return StoreDenied(f"{said}: the proxy refuses ({beneath}); check `proxy` and the login in it")
         case ProxyRefused() | aiohttp.ClientProxyConnectionError():
             return TryAgain(f"{said}: the proxy does not answer, or does not reach the server; check `proxy`")
         case aiohttp.ClientSSLError():
-            return Denied(f"{said}: {_of_tls(beneath)}")
+            return StoreDenied(f"{said}: {_of_tls(beneath)}")
         case aiohttp.ClientConnectorDNSError():
             return TryAgain(
                 f"{said}: the name {beneath.host} does not resolve; check `account_name`, `account_host` and "

@@ -29,6 +29,7 @@ from offload.errors import (
     NotFound,
     OffloadError,
     OutcomeUnknown,
+    StoreDenied,
     Throttled,
     TryAgain,
 )
@@ -49,25 +50,33 @@ LOGIN: Final = (
     "GOOGLE_APPLICATION_CREDENTIALS or in the option `token`, or set anonymous=true for a public bucket"
 )
 
-DENIED: Final = {
+STORE_DENIED: Final = {
     "accountDisabled": "the account of the bucket's project is disabled; its owner must look after billing",
     "billingNotEnabled": "billing is not enabled for the project; its owner must enable it",
     "userProjectAccountProblem": "the project that pays has no good billing account; check `user_project`",
     "userProjectInvalid": "there is no such project to pay; check the option `user_project`",
     "userProjectMissing": "the bucket lets the requester pay; set the option `user_project`",
-    "insufficientPermissions": "the credentials' scope does not cover storage; use other credentials",
-    "ACCESS_TOKEN_SCOPE_INSUFFICIENT": "the credentials' scope does not cover storage; use other credentials",
-    "retentionPolicyNotMet": "the bucket's retention policy protects this object; ask the bucket's owner",
-    "objectUnderActiveHold": "a hold protects this object; ask the bucket's owner to release it",
-    "orgPolicyConstraintFailed": "a policy of the organisation forbids this; ask its administrator",
     "countryBlocked": "the service is not offered from here",
     "sslRequired": "the service wants https:// in the option `endpoint_url`",
     "SERVICE_DISABLED": "the storage API is disabled in the project; its owner must enable it",
     "accessNotConfigured": "the storage API is disabled in the project; its owner must enable it",
 }
-"""Reasons that a person must mend, and how."""
+"""Reasons that stand against every request, and what a person does about each."""
 
-_MENDS: Final = {reason.lower(): mends for reason, mends in DENIED.items()}  # XML's codes differ in case
+DENIED: Final = {
+    "insufficientPermissions": "the credentials' scope does not cover storage; use other credentials",
+    "ACCESS_TOKEN_SCOPE_INSUFFICIENT": "the credentials' scope does not cover storage; use other credentials",
+    "retentionPolicyNotMet": "the bucket's retention policy protects this object; ask the bucket's owner",
+    "objectUnderActiveHold": "a hold protects this object; ask the bucket's owner to release it",
+    "orgPolicyConstraintFailed": "a policy of the organisation forbids this; ask its administrator",
+}
+"""Reasons that stand against one object, or one kind of request."""
+
+_MENDS: Final = {
+    reason.lower(): (kind, mends)  # XML's codes differ in case
+    for kind, table in ((StoreDenied, STORE_DENIED), (Denied, DENIED))
+    for reason, mends in table.items()
+}
 
 FULL: Final = {"quotaExceeded", "storageQuotaExceeded", "insufficientStorage", "dailyLimitExceeded"}
 THROTTLED: Final = {"rateLimitExceeded", "userRateLimitExceeded"}
@@ -126,12 +135,12 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
             return _of_credentials(exc, said)
         case aiohttp.ClientConnectorCertificateError():
             reason = without_secrets(exc.certificate_error)
-            return Denied(
+            return StoreDenied(
                 f"{said}: the server's certificate is not trusted ({reason}); "
                 "name the file of its authorities in the option `verify`"
             )
         case aiohttp.ClientHttpProxyError(status=407):
-            return Denied(f"{said}: the proxy wants a login; put it into the option `proxy`")
+            return StoreDenied(f"{said}: the proxy wants a login; put it into the option `proxy`")
         case aiohttp.ClientHttpProxyError():
             return TryAgain(f"{said}: the proxy answers {exc.status}; check the option `proxy`")
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
@@ -148,8 +157,9 @@ def _of_reply(
     exc: Refused, asked: Asked, said: str, lost: Callable[[str], OffloadError], where: str
 ) -> OffloadError:
     reason = f"{said}: {exc}"
-    if mends := _MENDS.get(exc.reason.lower()):
-        return Denied(f"{said}: {mends} ({exc})")
+    if known := _MENDS.get(exc.reason.lower()):
+        kind, mends = known
+        return kind(f"{said}: {mends} ({exc})")
     if exc.reason in FULL or exc.status == 507:
         return NoSpace(f"{said}: the store is full or over its quota ({exc})")
     if exc.status == 429 or exc.reason in THROTTLED or (exc.status == 503 and exc.pause_seconds is not None):
@@ -162,21 +172,21 @@ def _of_reply(
         case 404 if asked.of_object and not _NO_BUCKET.match(exc.message):
             return NotFound(asked.key, store=where)
         case 404:
-            return Denied(f"{said}: the bucket does not exist; create it, or check its name ({exc})")
+            return StoreDenied(f"{said}: the bucket does not exist; create it, or check its name ({exc})")
         case 400:
             return _of_bad_request(exc, said)
         case 401:
-            return Denied(f"{said}: the credentials are not valid, or there are none ({exc}); {LOGIN}")
+            return StoreDenied(f"{said}: the credentials are not valid, or there are none ({exc}); {LOGIN}")
         case 403:
             return _forbidden(exc, asked, said)
         case 407:
-            return Denied(f"{said}: the proxy wants a login; put it into the option `proxy`")
+            return StoreDenied(f"{said}: the proxy wants a login; put it into the option `proxy`")
         case 409:
             return TryAgain(reason)
         case 413:
             return Misuse(f"{said}: the object is too large for the service ({exc})")
         case 301 | 302 | 303 | 307 | 308:
-            return Denied(f"{said}: the server sends us elsewhere ({exc.status}); check `endpoint_url`")
+            return StoreDenied(f"{said}: the server sends us elsewhere ({exc.status}); check `endpoint_url`")
     return OffloadError(reason)
 
 
@@ -185,7 +195,7 @@ def _of_bad_request(exc: Refused, said: str) -> OffloadError:
     if "crc32c" in message and "match" in message:
         return TryAgain(f"{said}: the bytes were damaged on the way, and not stored ({exc})")
     if "requester pays" in message:
-        return Denied(f"{said}: {DENIED['userProjectMissing']} ({exc})")
+        return StoreDenied(f"{said}: {STORE_DENIED['userProjectMissing']} ({exc})")
     if exc.reason.startswith("cloudKms") or "cloudkms" in message or "kms key" in message:
         return Denied(f"{said}: the key cannot be used; check the option `kms_key_name` ({exc})")
     if "storage class" in message or "storageclass" in message:
@@ -203,15 +213,15 @@ def _of_credentials(exc: BaseException, said: str) -> OffloadError:
     reason = without_secrets(exc.args[0] if exc.args else type(exc).__name__)
     if isinstance(exc, DefaultCredentialsError):
         reason = reason.partition(" To set up Application Default")[0]  # we say it in our own words
-        return Denied(f"{said}: no credentials found ({reason}); {LOGIN}")
+        return StoreDenied(f"{said}: no credentials found ({reason}); {LOGIN}")
     if isinstance(exc, TransportError) or getattr(exc, "retryable", False):
         return TryAgain(
             f"{said}: the server of tokens cannot be reached ({reason}); check the network and proxies, or "
             "set anonymous=true for a public bucket"
         )
     if isinstance(exc, RefreshError):
-        return Denied(f"{said}: the credentials could not be renewed ({reason}); {LOGIN}")
-    return Denied(f"{said}: the credentials cannot be used: {reason}; {LOGIN}")
+        return StoreDenied(f"{said}: the credentials could not be renewed ({reason}); {LOGIN}")
+    return StoreDenied(f"{said}: the credentials cannot be used: {reason}; {LOGIN}")
 
 
 def _understood(body: bytes) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from offload.errors import (
     NotFound,
     OffloadError,
     OutcomeUnknown,
+    StoreDenied,
     Throttled,
     TryAgain,
 )
@@ -77,7 +78,7 @@ ELSEWHERE: Final = {
 }
 """The bucket lives in another region, which the reply may name."""
 
-DENIED: Final = {
+STORE_DENIED: Final = {
     "InvalidAccessKeyId": KEYS,
     "InvalidClientTokenId": KEYS,
     "SignatureDoesNotMatch": "the secret key does not fit the access key, or a proxy changed the request",
@@ -85,12 +86,18 @@ DENIED: Final = {
     "ExpiredTokenException": LAPSED,
     "TokenRefreshRequired": LAPSED,
     "InvalidToken": "the session token is not valid, or belongs to another access key",
+    "InvalidTokenId": "the session token is not valid there, or belongs to another access key",
     "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off; set it",
     "RequestExpired": "this machine's clock is off, or the request took too long; set the clock",
     "AccountProblem": "the account has a problem; ask its owner",
     "NotSignedUp": "the account has not signed up for S3; ask its owner",
     "NoSuchBucket": "the bucket does not exist; create it, or check its name and `endpoint_url`",
     "InvalidBucketName": "the bucket's name breaks the rules of names",
+    "407": "the proxy wants a login; put it into the option `proxy`",
+}
+"""What is wrong with every request: credentials, clock, account, bucket."""
+
+DENIED: Final = {
     "InvalidObjectState": "the object is archived; restore it first, and wait until that is done",
     "MethodNotAllowed": "the server does not allow this; is `endpoint_url` that of an S3 server?",
     "NotImplemented": "the server does not implement this; an option may ask more than it can do",
@@ -102,9 +109,15 @@ DENIED: Final = {
     "KMS.KMSInvalidStateException": "the KMS key is in no state to be used; ask its owner",
     "KMS.InvalidKeyUsageException": "the KMS key does not encrypt; name another by `sse_kms_key_id`",
     "KMS.AccessDeniedException": "the credentials lack kms:GenerateDataKey or kms:Decrypt on the KMS key",
-    "407": "the proxy wants a login; put it into the option `proxy`",
 }
-FULL: Final = {"QuotaExceeded", "InsufficientStorage", "507", "XMinioStorageFull"}
+"""What may be wrong with one object, or one kind of request."""
+FULL: Final = {
+    "QuotaExceeded",
+    "InsufficientStorage",
+    "507",
+    "XMinioStorageFull",
+    "XMinioAdminBucketQuotaExceeded",
+}
 THROTTLED: Final = {
     "SlowDown",
     "503",
@@ -157,16 +170,18 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
         case ClientError():
             return _of_code(exc, said, key, lost)
         case ResponseParserError():
-            return Denied(
+            return StoreDenied(
                 f"{said}: what answers there is no S3 server, or speaks through a page of a proxy; "
                 "check `endpoint_url`"
             )
         case sdk.NoCredentialsError():
-            return Denied(f"{said}: no credentials found; set them in the environment, a profile, or options")
+            return StoreDenied(
+                f"{said}: no credentials found; set them in the environment, a profile, or options"
+            )
         case sdk.PartialCredentialsError():
-            return Denied(f"{said}: only a part of the credentials was found: {one_line(exc)}")
+            return StoreDenied(f"{said}: only a part of the credentials was found: {one_line(exc)}")
         case _ if isinstance(exc, SIGN_IN):
-            return Denied(f"{said}: the sign-in has lapsed: {one_line(exc)}")
+            return StoreDenied(f"{said}: the sign-in has lapsed: {one_line(exc)}")
         case _ if isinstance(exc, MACHINE):
             return TryAgain(f"{said}: the credentials could not be fetched: {one_line(exc)}")
         case sdk.FlexibleChecksumError():
@@ -209,12 +224,14 @@ def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], Offloa
         return Throttled(f"{said}: {code}: {message}", pause_seconds=_pause_of(exc))
     if code in FULL:
         return NoSpace(f"{said}: the store is full or over its quota ({code})")
+    if code in STORE_DENIED:
+        return StoreDenied(f"{said}: {STORE_DENIED[code]} ({code})")
     if code in DENIED:
         return Denied(f"{said}: {DENIED[code]} ({code})")
     if code in ELSEWHERE:
-        return Denied(f"{said}: the bucket is in another region; {_right_region(exc)} ({code})")
+        return StoreDenied(f"{said}: the bucket is in another region; {_right_region(exc)} ({code})")
     if code.isdigit() and 400 <= status < 500 and code not in TRANSIENT and not _speaks_s3(exc):
-        return Denied(
+        return StoreDenied(
             f"{said}: what answers there is no S3 server (HTTP {code}); check `endpoint_url`, "
             "also whether it wants https://, and `proxy`"
         )
@@ -266,11 +283,13 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
     if isinstance(exc, sdk.ProxyConnectionError | aiohttp.ClientHttpProxyError):
         status = getattr(beneath or exc, "status", None)
         if status in {403, 407}:
-            return Denied(f"{said}: the proxy refuses (HTTP {status}); check `proxy` and the login in it")
+            return StoreDenied(
+                f"{said}: the proxy refuses (HTTP {status}); check `proxy` and the login in it"
+            )
         return TryAgain(f"{said}: the proxy does not answer, or does not reach the server; check `proxy`")
     place = _place_of(exc)
     if isinstance(exc, sdk.SSLError) or isinstance(beneath, aiohttp.ClientSSLError):
-        return Denied(f"{said}: {_of_tls(beneath, place)}")
+        return StoreDenied(f"{said}: {_of_tls(beneath, place)}")
     if isinstance(beneath, aiohttp.ClientConnectorDNSError):
         return TryAgain(f"{said}: the name of {place} does not resolve; check `endpoint_url` and `region`")
     if isinstance(exc, sdk.ConnectTimeoutError):

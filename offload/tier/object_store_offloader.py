@@ -15,7 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from offload.env import Env
-from offload.errors import AlreadyExists, Conflict, Corrupt, Misuse, NotFound, NotOffloaded, StreamDeleted
+from offload.errors import Conflict, Corrupt, Misuse, NotFound, NotOffloaded, StreamDeleted
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
@@ -32,7 +32,7 @@ from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
 from offload.tier.fragments import FragmentHandle, LedgerHandle, load_tail, only_entries
-from offload.tier.place import Place, TierPlan, no_other_store, read_anchor
+from offload.tier.place import Place, TierPlan, create_anchor, no_other_store, read_anchor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,9 +291,8 @@ class ObjectStoreOffloader(LedgerOffloader):
             self._place.is_probed = True
 
     async def _create_stream_anchor(self, keys: StreamKeys) -> None:
-        try:
-            await self._store.create(keys.anchor, StreamAnchor(stream=keys.stream).encode())
-        except AlreadyExists:
+        anchor = StreamAnchor(stream=keys.stream)
+        if not await create_anchor(self._store, keys.anchor, anchor.encode(), self._env):
             await read_anchor(self._store, keys.anchor, partial(check_stream_anchor, keys=keys))
 
     async def _name_of(self, part: str) -> str | None:

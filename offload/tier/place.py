@@ -12,13 +12,13 @@ written to, and one commit store serves one tier. The anchor names no credential
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from offload.env import Env
-from offload.errors import AlreadyExists, Denied, Misuse, NotFound, NotOffloaded
+from offload.errors import AlreadyExists, Denied, Misuse, NotFound, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, is_decisive, sides_of
 from offload.store.checked import checked
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from offload.store.port import Listed
 
 T = TypeVar("T")
+
+CREATES_MAX: Final = 8
+"""How often an anchor is sent while the store does not say what came of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +97,7 @@ class Place:
         await make_sure_of_create(self.data, self.env)
         self.is_probed = True
         anchor = TierAnchor(hashed_keys=self.plan.hashed_keys)
-        with suppress(AlreadyExists):  # a rival's, or our own whose reply was lost
-            await self.data.create(TIER_ANCHOR, anchor.encode())
+        await create_anchor(self.data, TIER_ANCHOR, anchor.encode(), self.env)  # `find` reads which it is
 
     async def _make_split(self) -> None:
         if not self.data.capabilities.strong_listing:
@@ -110,14 +112,12 @@ class Place:
                 data_store=self.data.url,
                 uid=str(self.env.uuid()),
             )
-            try:
-                await commits.create(TIER_ANCHOR, anchor.encode())
-            except AlreadyExists:
+            if not await create_anchor(commits, TIER_ANCHOR, anchor.encode(), self.env):
                 anchor = await read_tier_anchor(commits)
                 if anchor.data_store != self.data.url:
                     theirs = anchor.data_store or "itself"
                     message = f"{commits.url} belongs to another tier, that of {theirs}; name an empty place"
-                    raise Misuse(message) from None
+                    raise Misuse(message)
         await self.data.put(TIER_ANCHOR, Body.of(anchor.encode()))  # always the same bytes, so any order does
 
     async def _check_plan(self, anchor: TierAnchor) -> None:
@@ -154,6 +154,29 @@ class Place:
             raise Misuse(f"{said}, and there is no {TIER_ANCHOR} there") from exc
         if theirs != anchor:
             raise Misuse(f"{said}, but what is there belongs to another tier")
+
+
+async def create_anchor(store: ObjectStore, key: str, raw: bytes, env: Env) -> bool:
+    """Create an anchor, and return whether it was absent. If not, it may be a rival's, or our own: read it.
+
+    A lost reply is no failure. The same bytes are sent again, and a store that has them answers that the
+    anchor exists. This is sound because nobody deletes or replaces an anchor. Raises the store's error if
+    `CREATES_MAX` requests bring no answer.
+    """
+    for attempt in range(CREATES_MAX - 1):
+        try:
+            return await _created(store, key, raw)
+        except (TryAgain, OutcomeUnknown):
+            await env.sleep(env.backoff_seconds(attempt))
+    return await _created(store, key, raw)
+
+
+async def _created(store: ObjectStore, key: str, raw: bytes) -> bool:
+    try:
+        await store.create(key, raw)
+    except AlreadyExists:
+        return False
+    return True
 
 
 async def read_anchor(store: ObjectStore, key: str, decode: Callable[[bytes], T]) -> T:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from offload.env import Env
-from offload.errors import AlreadyExists, Conflict, Corrupt, Misuse, NotFound, NotOffloaded, UnsupportedFormat
+from offload.errors import Conflict, Corrupt, Misuse, NotFound, NotOffloaded, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor
 from offload.formats.checksums import crc32c
 from offload.formats.keys import StreamKeys
@@ -35,6 +35,7 @@ from offload.tasks import run_each
 from offload.tier.fragment_check import load_own_tail
 from offload.tier.fragment_writer import entry_of
 from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.place import create_anchor
 
 TAILS_AT_ONCE: Final = 16
 
@@ -164,7 +165,7 @@ async def rebuild(
 
     # 3. The one commit.
     entries = [each.entry for each in choice.chosen]
-    await _make_sure_of_anchor(offloader.store, StreamKeys(stream))
+    await create_anchor(offloader.store, log.keys.anchor, StreamAnchor(stream=stream).encode(), env)
     manifest = await log.commit(
         Rebuilt(writer=fence.writer, entries=entries), base=fenced, committer=fence.writer
     )
@@ -209,13 +210,6 @@ def _chosen(survey: _Survey, begin: int | None, end: int | None) -> Choice:
     if end is not None and choice.chosen[-1].entry.next_offset != end and not choice.holes:
         raise Misuse(f"stream {survey.keys.stream!r}: no fragment in line ends at offset {end}")
     return choice
-
-
-async def _make_sure_of_anchor(store: ObjectStore, keys: StreamKeys) -> None:
-    try:
-        await store.create(keys.anchor, StreamAnchor(stream=keys.stream).encode())
-    except AlreadyExists:
-        return
 
 
 @dataclass(slots=True, kw_only=True)

@@ -33,14 +33,23 @@ object (counterexamples in docs/commit-protocol.md); removing a prefix; deleting
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final, cast
 
 import numpy as np
 
 from offload.env import Env
-from offload.errors import Corrupt, Denied, Misuse, NotFound, NotOffloaded, OffloadError, TryAgain
+from offload.errors import (
+    Corrupt,
+    Denied,
+    Misuse,
+    NotFound,
+    NotOffloaded,
+    OffloadError,
+    StoreDenied,
+    TryAgain,
+)
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
 from offload.formats.manifest import Manifest, State
 from offload.formats.sighting import Rows
@@ -146,7 +155,7 @@ async def sweep(
 
     Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader that
     keeps no objects, `Denied` where the store's listings may be late: an older root condemns what a newer one
-    names. What goes wrong in a stream is in the report.
+    names. What goes wrong in a stream is in the report; `StoreDenied` also ends the sweep.
     """
     env, store = env or Env(), await _store_of(tier)
     run = _Run(
@@ -195,6 +204,10 @@ class _Run:
     tell: Tell
 
     async def run(self, stream: str | None) -> None:
+        with suppress(_Stopped):
+            await self._run(stream)
+
+    async def _run(self, stream: str | None) -> None:
         if stream is not None:
             return await self._run_one(stream)
         for name in [name async for name in self.store.level("")]:
@@ -215,6 +228,7 @@ class _Run:
             keys = await self._stream_of(part)
         except OffloadError as error:
             self.report.streams.append(StreamSweep(stream=part, state="unknown", errors=[error]))
+            _stop_if_every_stream_would_fail(error)
             return True
         if keys is None:
             self.report.stranger(f"{part}/", _strange(part))
@@ -370,6 +384,8 @@ class _StreamRun:
         store, keys = self.sweep.store, self.keys
         try:
             uploads = await store.unfinished_uploads(keys.data)
+        except StoreDenied:
+            raise
         except Denied as error:
             self.row.notes.append(f"unfinished uploads are left to the bucket's own rules: {error}")
             return
@@ -402,6 +418,16 @@ class _StreamRun:
     def _failed(self, error: OffloadError) -> None:
         self.sound = False
         self.row.errors.append(error)
+        _stop_if_every_stream_would_fail(error)
+
+
+class _Stopped(Exception):
+    """The report has an error that every other stream would have too."""
+
+
+def _stop_if_every_stream_would_fail(error: OffloadError) -> None:
+    if isinstance(error, StoreDenied):
+        raise _Stopped from error
 
 
 def _strange(key: str) -> str:

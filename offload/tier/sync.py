@@ -19,7 +19,7 @@ from itertools import count
 from typing import Final
 
 from offload.env import Env
-from offload.errors import Corrupt, Diverged, Misuse, NotOffloaded, OffloadError
+from offload.errors import Corrupt, Diverged, Misuse, NotOffloaded, OffloadError, StoreDenied
 from offload.formats.chunk import ChunkHeader
 from offload.formats.keys import escape
 from offload.formats.manifest import Manifest
@@ -81,7 +81,8 @@ async def sync(
     """Sync every stream of `source`, or those named in `only`, one report each.
 
     A stream that fails is reported with its error, and the next one goes on. One that is named twice
-    is synced once. Raises `NotOffloaded` where a named stream is not in the source.
+    is synced once. Raises `NotOffloaded` if a named stream is not in the source, and any error of opening
+    the tier. A report with `StoreDenied` is the last one: the other streams would fail alike.
 
     `continue_as` names the next part of streams that stopped with `Diverged`, such as `{"orders":
     "orders-part-2"}`. The source's stream is then synced to that part, which begins at the source's first
@@ -94,11 +95,16 @@ async def sync(
     streams = [await source.stream(name) for name in dict.fromkeys(only)] or await source.streams()
     if parts:
         await _check_names(source, parts)
+    with suppress(NotOffloaded):  # there is no tier yet, and the first stream makes one
+        await offloader.open()
     for stream in streams:
         part = parts.get(stream.name)
-        yield await sync_stream(
+        report = await sync_stream(
             stream, offloader, part=part, extra_metadata=extra_metadata or {}, env=env or Env()
         )
+        yield report
+        if isinstance(report.error, StoreDenied):
+            return
 
 
 async def _check_names(source: Source, parts: Mapping[str, str]) -> None:

@@ -46,6 +46,7 @@ from offload import (
     OffloadError,
     OutcomeUnknown,
     Plugins,
+    StoreDenied,
     Suffix,
     Throttled,
     TryAgain,
@@ -381,16 +382,16 @@ def test_a_connection_string_leads_to_its_endpoint(azure: Wire) -> None:
     ("code", "status", "kind", "said"),
     [
         ("BlobNotFound", 404, NotFound, "no object"),
-        ("ContainerNotFound", 404, Denied, "the container does not exist"),
-        ("ContainerBeingDeleted", 409, Denied, "being deleted"),
-        ("AuthenticationFailed", 403, Denied, "not valid for this account"),
+        ("ContainerNotFound", 404, StoreDenied, "the container does not exist"),
+        ("ContainerBeingDeleted", 409, StoreDenied, "being deleted"),
+        ("AuthenticationFailed", 403, StoreDenied, "not valid for this account"),
         ("AuthorizationFailure", 403, Denied, "network rules"),
         ("AuthorizationPermissionMismatch", 403, Denied, "Storage Blob Data Contributor.*'r'"),
         ("InsufficientAccountPermissions", 403, Denied, "lack the permission"),
-        ("InvalidAuthenticationInfo", 401, Denied, "tenant"),
-        ("NoAuthenticationInformation", 401, Denied, "not public"),
-        ("KeyBasedAuthenticationNotPermitted", 403, Denied, "takes no keys"),
-        ("AccountIsDisabled", 403, Denied, "disabled"),
+        ("InvalidAuthenticationInfo", 401, StoreDenied, "tenant"),
+        ("NoAuthenticationInformation", 401, StoreDenied, "not public"),
+        ("KeyBasedAuthenticationNotPermitted", 403, StoreDenied, "takes no keys"),
+        ("AccountIsDisabled", 403, StoreDenied, "disabled"),
         ("BlobArchived", 409, Denied, "archived"),
         ("BlobUsesCustomerSpecifiedEncryption", 409, Denied, "`cpk_key`"),
         ("LeaseIdMissing", 412, Denied, "lease"),
@@ -456,7 +457,7 @@ def test_why_credentials_are_not_believed_is_said(detail: str, said: str) -> Non
     with wire(lambda heard: refusal("AuthenticationFailed", 403, inside=inside)) as server:
         error = error_of(server.url, put)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert said in str(error)
 
 
@@ -465,7 +466,7 @@ def test_credentials_that_are_not_there_are_a_persons_to_set() -> None:
 
     error = explained(CredentialUnavailableError(message=text), what="read", where="az://c", mutation=False)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "az login" in str(error)
     assert "`account_key`" in str(error)
 
@@ -475,7 +476,7 @@ def test_a_sign_in_that_is_refused_says_by_which_number() -> None:
 
     error = explained(refused, what="read", where="az://c", mutation=True)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "AADSTS7000215" in str(error)
     assert "`client_secret`" in str(error)
 
@@ -501,7 +502,7 @@ def test_an_account_that_is_not_there_is_named() -> None:
 def test_a_server_that_speaks_no_tls_is_named(azure: Wire) -> None:
     error = error_of(azure.url.replace("http:", "https:"), put)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "http:// in `endpoint_url`" in str(error)
 
 
@@ -511,7 +512,7 @@ def test_a_proxy_that_refuses_is_named(status: int) -> None:
         proxy = server.url.replace("://", "://user:HUSH@")
         error = error_of("https://acct.blob.invalid", put, proxy=proxy)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "`proxy`" in str(error)
 
 
@@ -520,7 +521,7 @@ def test_what_answers_and_is_no_blob_service_is_named() -> None:
     with wire(lambda heard: Answer(404, b"<html>not here</html>", {"Content-Type": "text/html"})) as server:
         error = error_of(server.url, get)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "no blob service" in str(error)
 
 

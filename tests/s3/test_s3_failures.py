@@ -28,6 +28,7 @@ from offload import (
     NotFound,
     OffloadError,
     OutcomeUnknown,
+    StoreDenied,
     Throttled,
     TryAgain,
 )
@@ -59,14 +60,15 @@ def refused(
         ("412", AlreadyExists, "exists"),
         ("ConditionalRequestConflict", AlreadyExists, "exists"),
         ("NoSuchKey", NotFound, "no object"),
-        ("InvalidAccessKeyId", Denied, "access key is not known"),
-        ("SignatureDoesNotMatch", Denied, "secret key does not fit"),
-        ("ExpiredToken", Denied, "token has expired"),
-        ("InvalidToken", Denied, "token is not valid"),
-        ("RequestTimeTooSkewed", Denied, "clock"),
-        ("NoSuchBucket", Denied, "bucket does not exist"),
-        ("PermanentRedirect", Denied, "another region"),
-        ("AuthorizationHeaderMalformed", Denied, "`region`"),
+        ("InvalidAccessKeyId", StoreDenied, "access key is not known"),
+        ("SignatureDoesNotMatch", StoreDenied, "secret key does not fit"),
+        ("ExpiredToken", StoreDenied, "token has expired"),
+        ("InvalidToken", StoreDenied, "token is not valid"),
+        ("InvalidTokenId", StoreDenied, "token is not valid there"),
+        ("RequestTimeTooSkewed", StoreDenied, "clock"),
+        ("NoSuchBucket", StoreDenied, "bucket does not exist"),
+        ("PermanentRedirect", StoreDenied, "another region"),
+        ("AuthorizationHeaderMalformed", StoreDenied, "`region`"),
         ("InvalidObjectState", Denied, "archived; restore it first"),
         ("InvalidStorageClass", Denied, "`storage_class`"),
         ("InvalidTag", Denied, "`tags`"),
@@ -75,8 +77,9 @@ def refused(
         ("KMS.NotFoundException", Denied, "`sse_kms_key_id`"),
         ("KMS.AccessDeniedException", Denied, "kms:GenerateDataKey"),
         ("KMS.SomethingNewException", Denied, "KMS refuses the key"),
-        ("407", Denied, "`proxy`"),
+        ("407", StoreDenied, "`proxy`"),
         ("QuotaExceeded", NoSpace, "full"),
+        ("XMinioAdminBucketQuotaExceeded", NoSpace, "quota"),
         ("SlowDown", Throttled, "SlowDown"),
         ("BadDigest", TryAgain, "BadDigest"),
         ("InternalError", OutcomeUnknown, "InternalError"),
@@ -149,7 +152,7 @@ def test_an_error_without_a_code_is_no_s3_servers_unless_it_bears_its_marks(code
     bare = refused(code, status=int(code))
     marked = refused("404", status=404, headers={"x-amz-request-id": "r"})
 
-    assert type(bare) is Denied
+    assert type(bare) is StoreDenied
     assert "no S3 server" in str(bare)
     assert type(marked) is NotFound
 
@@ -157,10 +160,10 @@ def test_an_error_without_a_code_is_no_s3_servers_unless_it_bears_its_marks(code
 @pytest.mark.parametrize(
     ("cause", "kind", "said"),
     [
-        (UnauthorizedSSOTokenError(), Denied, "sign-in has lapsed"),
+        (UnauthorizedSSOTokenError(), StoreDenied, "sign-in has lapsed"),
         (CredentialRetrievalError(provider="p", error_msg="e"), TryAgain, "credentials could not be fetched"),
         (FlexibleChecksumError(error_msg="e"), TryAgain, "damaged on the way"),
-        (ResponseParserError("page"), Denied, "no S3 server"),
+        (ResponseParserError("page"), StoreDenied, "no S3 server"),
         (ValueError("Invalid endpoint: x"), Misuse, "Invalid endpoint"),
         (FileNotFoundError(2, "no file", "ca.pem"), Misuse, "ca.pem"),
         (ReadTimeoutError(endpoint_url="http://u:HUSH@h:1/b?sig=HUSH"), OutcomeUnknown, "http://h:1 did not"),
@@ -217,7 +220,7 @@ def test_a_certificate_that_does_not_hold_is_a_persons_to_mend(
     with wire(answers, tls=served(made)) as server:
         error = error_of(server.url, create, verify=str(made.path))
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert said in str(error)
 
 
@@ -225,7 +228,7 @@ def test_tls_where_there_is_none() -> None:
     with wire(answers) as server:
         error = error_of(server.url.replace("http:", "https:"), create)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "is it http:// in `endpoint_url`?" in str(error)
 
 
@@ -248,7 +251,9 @@ def test_a_web_server_is_no_s3_server(call: Call, status: int) -> None:
     with wire(lambda heard: page(status)) as server:
         error = error_of(server.url, call)
 
-    assert type(error) is (Denied if 400 <= status < 500 else OutcomeUnknown if call is create else TryAgain)
+    assert type(error) is (
+        StoreDenied if 400 <= status < 500 else OutcomeUnknown if call is create else TryAgain
+    )
     assert "S3 server" in str(error)
     assert "`endpoint_url`" in str(error)
 
@@ -262,15 +267,15 @@ def test_a_server_that_does_not_answer_in_time() -> None:
 @pytest.mark.parametrize(
     ("settings", "options", "kind", "said"),
     [
-        ({}, {}, Denied, "no credentials found"),
-        ({"AWS_ACCESS_KEY_ID": "AKEY"}, {}, Denied, "missing: AWS_SECRET_ACCESS_KEY"),
+        ({}, {}, StoreDenied, "no credentials found"),
+        ({"AWS_ACCESS_KEY_ID": "AKEY"}, {}, StoreDenied, "missing: AWS_SECRET_ACCESS_KEY"),
         ({}, {"profile": "nobody"}, Misuse, "(nobody) could not be found"),
         ({"AWS_CONFIG_FILE": "no-such-file", "AWS_PROFILE": "p"}, {}, Misuse, "(p) could not be found"),
         ({}, {"profile": "broken"}, Misuse, "does not exist"),
         ({}, {"profile": "program"}, Misuse, "no-such-program"),
-        ({}, {"profile": "sso"}, Denied, "sign-in has lapsed"),
+        ({}, {"profile": "sso"}, StoreDenied, "sign-in has lapsed"),
         ({"AWS_ENDPOINT_URL_S3": "junk"}, {"endpoint_url": None}, Misuse, "Invalid endpoint: junk"),
-        ({"AWS_CA_BUNDLE": "no.pem"}, {"endpoint_url": "https://127.0.0.1:1"}, Denied, "no credentials"),
+        ({"AWS_CA_BUNDLE": "no.pem"}, {"endpoint_url": "https://127.0.0.1:1"}, StoreDenied, "no credentials"),
         ({}, {"region": "no region"}, Misuse, "'no region'"),
     ],
 )

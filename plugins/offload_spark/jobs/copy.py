@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from offload.blocking import Blocking
-from offload.errors import NotOffloaded, OffloadError
+from offload.errors import NotOffloaded, OffloadError, StoreDenied
 from offload.formats.manifest import Manifest
 from offload.offloader import LedgerOffloader, ReadHandle
 from offload.source import Snapshot
@@ -86,6 +86,7 @@ def copy(
     What stops one stream is reported, and the next one goes on: `Diverged` where the histories differ, also
     where the source is trimmed beyond the target's end; `Conflict` where another appended to the target
     first: run again; an `OffloadError` with the words of what a task raised, such as damage in the source.
+    After `StoreDenied` no other stream is tried: each would fail in the same way.
     Raises `NotOffloaded` where the source is no tier, or lacks a stream that is named. Needs a session that
     is no Connect session.
     """
@@ -107,6 +108,8 @@ def copy(
                 transfer = Transfer(spark=spark, tier=tier, origin=origin, ends=ends, progress=progress)
                 found.append(_copied(transfer, origin))
             done(found[-1])
+            if isinstance(found[-1].error, StoreDenied):  # as every other stream would be
+                break
     return found
 
 

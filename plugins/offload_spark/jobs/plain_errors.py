@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from offload.errors import OffloadError
+from offload.errors import OffloadError, StoreDenied
+
+MODULE: Final = "offload.errors."
+"""What stands before the name of an error's class in the trace of a worker."""
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """An error that a worker raised comes wrapped; the last line of its trace is what a person needs."""
+    """Unwrap an error that a worker raised: the last line of its trace has its class and its text.
+
+    It becomes an `OffloadError`, or `StoreDenied` if it was that: then other streams need not be tried.
+    """
     from pyspark.errors import PySparkException
 
     try:
         yield
     except PySparkException as exc:
-        lines = [line for line in str(exc).splitlines() if "offload.errors." in line]
-        said = lines[-1].partition("offload.errors.")[2].partition(": ")[2] if lines else str(exc)
-        raise OffloadError(said) from exc
+        lines = [line for line in str(exc).splitlines() if MODULE in line]
+        name, _, said = lines[-1].partition(MODULE)[2].partition(": ") if lines else ("", "", str(exc))
+        kind = StoreDenied if name == StoreDenied.__name__ else OffloadError
+        raise kind(said) from exc
