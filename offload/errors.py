@@ -18,7 +18,8 @@ OffloadError
 ├── Misuse               the call itself is wrong: an unknown scheme, a key that is no key
 ├── UnsupportedFormat    written by a newer version: upgrade
 └── Corrupt              stored bytes break the format; carries what, where, expected, found
-    └── Absent           a manifest names an object that is gone: damage, unless a newer one lets go of it
+    ├── Absent           a manifest names an object that is gone: damage, unless a newer one lets go of it
+    └── RootsLost        roots of a stream are gone, and its data proves it: stop, and rebuild the manifest
 ```
 
 A class is added only where some caller would act differently on it. `Fenced` is no kind of
@@ -28,6 +29,7 @@ place and always chains them (`raise ... from exc`).
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 
@@ -179,6 +181,31 @@ class Absent(Corrupt):
 
     def __init__(self, where: str, stream: str | None = None) -> None:
         super().__init__("object", where, expected="present", found="absent", stream=stream)
+
+
+class RootsLost(Corrupt):
+    """Roots of a stream's manifest are gone, all of them or the newest. An object proves that they existed.
+
+    Whoever meets this commits nothing to the stream and deletes nothing of it: the lost roots may name what
+    the remaining ones do not. `offload rebuild` makes the manifest again from the data.
+    """
+
+    def __init__(
+        self, evidence: str, where: str, *, stream: str, tier: str, expected: int, found: int | None
+    ) -> None:
+        """`evidence` is a sentence that shows that root `expected` existed. `found` is the newest root."""
+        at_least = f"root {expected} or newer"
+        super().__init__("root sequence", where, expected=at_least, found=found, stream=stream)
+        lost = "all roots" if found is None else "the newest roots"
+        newest = "no root is there" if found is None else f"the newest root is {found}"
+        what_to_do = "Stop every writer and sweep of the stream, then run: "
+        command = shlex.join(("offload", "rebuild", tier, stream))
+        text = f"{lost} of the manifest are lost: {evidence}, but {newest}. Nothing was deleted. "
+        self.args = (text + what_to_do + command,)
+
+    def within(self, where: str, *, offset: int = 0, stream: str | None = None) -> Corrupt:
+        """The same error: it names its object and its stream already."""
+        return self
 
 
 def _remade(kind: type[OffloadError], args: tuple[Any, ...]) -> OffloadError:

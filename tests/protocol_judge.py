@@ -523,8 +523,8 @@ class Objects(dict[str, bytes]):
             self.judge.removed(key)
         return data
 
-    def lose_roots(self) -> None:
-        """An accident outside the protocol: every root is gone."""
-        for key in [key for key in self if ROOT.fullmatch(key)]:
+    def lose_roots(self, *, above: int = 0) -> None:
+        """An accident outside the protocol: every root is gone, or every one above this number."""
+        for key in [key for key in self if (match := ROOT.fullmatch(key)) and int(match[1]) > above]:
             super().pop(key)
         self.judge.forget_roots()

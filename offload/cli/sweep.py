@@ -103,8 +103,10 @@ def _show(report: SweepReport) -> None:
 def _show_stream(row: StreamSweep, *, dry_run: bool) -> None:
     goes, waits = row.deleted.objects.total(), row.waits.objects.total()
     listed = f"{one_line(row.stream)}: {counted(row.listed, 'object')}, {size_text(row.listed_bytes)}"
-    if row.state == "no root" and not row.errors:
-        print(f"{listed}; no root, so nothing is deleted; if there was one, see `offload rebuild`")
+    if row.errors and not goes:
+        print(f"{listed}; nothing was deleted")
+    elif row.state == "no root" and not row.errors:
+        print(f"{listed}; nothing was ever committed, so nothing is deleted")
     elif row.state == "rebuilding":
         print(f"{listed}; the stream is being rebuilt, so nothing is deleted")
     elif not goes and not waits:

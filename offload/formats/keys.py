@@ -24,6 +24,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+from urllib.parse import unquote
 from uuid import UUID
 
 from offload.errors import Misuse
@@ -63,6 +64,15 @@ def escape(stream: str) -> str:
     if len(text) <= ESCAPED_SIZE_BYTES_MAX:
         return text
     return f"{text[:134]}%s{hashlib.sha256(raw).hexdigest()}"
+
+
+def unescape(part: str) -> str | None:
+    """The stream whose escaped name this is; None if it is no such name, or one that was cut."""
+    try:
+        stream = unquote(part, errors="strict")
+        return stream if escape(stream) == part else None
+    except (UnicodeDecodeError, Misuse):
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,12 @@ class StreamKeys:
 def looks_escaped(part: str) -> bool:
     """Whether the first part of a key could be a stream's escaped name."""
     return bool(_ESCAPED.fullmatch(part))
+
+
+def is_of_a_stream(key: str) -> bool:
+    """Whether this is the key of a root, a fragment or a group of some stream."""
+    part, _, rest = key.partition("/")
+    return looks_escaped(part) and any(each.fullmatch(rest) for each in (_ROOT, _FRAGMENT, _GROUP))
 
 
 def is_decisive(key: str) -> bool:

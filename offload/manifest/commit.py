@@ -35,11 +35,12 @@ remembered from before (docs/adr/0002-numbered-roots.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
-from typing import Final, NoReturn
+from typing import Final, cast
 from uuid import UUID
 
 from offload.env import Env
@@ -55,18 +56,19 @@ from offload.errors import (
     NotFound,
     OffloadError,
     OutcomeUnknown,
+    RootsLost,
     TryAgain,
     UnsupportedFormat,
 )
 from offload.formats.anchor import BRANCHING_FACTOR_MAX
 from offload.formats.group import Group
-from offload.formats.keys import StreamKeys
+from offload.formats.keys import StreamKeys, is_of_a_stream
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Change
 from offload.manifest.groups import GroupCache
 from offload.manifest.tree import FACTOR, Tree, collapse, edited
 from offload.store.checked import checked
-from offload.store.port import Body, ObjectStore
+from offload.store.port import Body, Listed, ObjectStore
 
 
 class Step(Enum):
@@ -124,12 +126,21 @@ class RootLog:
 
         `known` is a version that the caller has seen; the listing begins there. What was read is
         confirmed to be still the newest by a second listing, so no zombie is ever believed.
-        Raises `TryAgain` where roots move on faster than they can be read.
+        Raises `TryAgain` where roots move on faster than they can be read, and `RootsLost` if no root exists
+        though one did: the caller knows one, or fragments or groups exist.
         """
         for attempt in range(REQUESTS_MAX):
             highest = await self._highest(after=max(known - 1, 0))
             if highest is None:
-                return self._lost(known) if known else None
+                if known:
+                    raise self.lost(known, found=await self._highest(after=0))
+                data = await first_object(self.store, self.keys.data, self.keys.groups)
+                if data is None:
+                    return None
+                # Roots come before data, so a stream that was born after the listing shows its root now.
+                if await self._highest(after=0) is None:
+                    raise self.lost(1, found=None, evidence=f"{data} exists", where=data)
+                continue
             try:
                 manifest = await self._read(highest)
             except NotFound:  # swept between listing and reading: a newer one stands
@@ -276,7 +287,7 @@ class RootLog:
         else:
             highest = await self._highest(after=max(version - 2, 0)) or 0
         if highest < version - 1:
-            self._lost(version - 1, found=highest or None)
+            raise self.lost(version - 1, found=await self._highest(after=0))
         if highest == version - 1:
             return _NOT_LANDED
         if highest == version and (reply is _Reply.CREATED or await self._is_ours(proposal)):
@@ -313,14 +324,26 @@ class RootLog:
             self.store, key, partial(decode_root, stream=self.stream, version=version, where=key)
         )
 
-    def _lost(self, known: int, *, found: int | None = None) -> NoReturn:
-        raise Corrupt(
-            "root sequence",
-            self.keys.roots,
+    def lost(self, version: int, *, found: int | None, evidence: str = "", where: str = "") -> RootsLost:
+        """The error that says: root `version` existed, and the newest one is `found`."""
+        return RootsLost(
+            evidence or f"root {version} was committed",
+            where or self.keys.root(version),
             stream=self.stream,
-            expected=f"version {known} or newer",
+            tier=self.store.url,
+            expected=version,
             found=found,
         )
+
+
+async def first_object(store: ObjectStore, *prefixes: str) -> str | None:
+    """The key of a root, fragment or group that begins with one of these; None if there is none."""
+    for prefix in prefixes:
+        async with aclosing(cast("AsyncGenerator[Listed, None]", store.list(prefix))) as listing:
+            async for listed in listing:
+                if is_of_a_stream(listed.key):
+                    return listed.key
+    return None
 
 
 async def shows(tree: Tree, change: Change) -> bool:

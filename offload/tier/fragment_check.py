@@ -84,21 +84,27 @@ async def load_own_tail(store: ObjectStore, key: str, *, size_bytes: int) -> tup
 
     Two requests. Raises `Corrupt` where it does not hold, `NotFound` where the object is gone.
     """
-    if size_bytes < HEADER.size_bytes + TRAILER.size_bytes:
-        raise Corrupt(
-            "object size", key, expected=f">= {HEADER.size_bytes + TRAILER.size_bytes}", found=size_bytes
-        )
-
-    def decode_trailer(raw: bytes) -> FragmentTrailer:
-        trailer = FragmentTrailer.decode(raw, where=key, position=size_bytes - TRAILER.size_bytes)
-        if trailer.size_bytes != size_bytes:
-            raise Corrupt("object size", key, expected=trailer.size_bytes, found=size_bytes)
-        return trailer
 
     def decode(raw: bytes) -> tuple[FragmentTail, bytes]:
         tail = FragmentTail.decode(raw, where=key, size_bytes=size_bytes)
         check_key_of(tail, key)
         return tail, raw
 
-    trailer = await checked(store, key, decode_trailer, span=Suffix(TRAILER.size_bytes))
+    trailer = await load_trailer(store, key, size_bytes=size_bytes)
     return await checked(store, key, decode, span=Span(trailer.index_start, trailer.tail_size_bytes))
+
+
+async def load_trailer(store: ObjectStore, key: str, *, size_bytes: int) -> FragmentTrailer:
+    """The trailer of an object of this size. One request. Raises as `load_own_tail` does."""
+    if size_bytes < HEADER.size_bytes + TRAILER.size_bytes:
+        raise Corrupt(
+            "object size", key, expected=f">= {HEADER.size_bytes + TRAILER.size_bytes}", found=size_bytes
+        )
+
+    def decode(raw: bytes) -> FragmentTrailer:
+        trailer = FragmentTrailer.decode(raw, where=key, position=size_bytes - TRAILER.size_bytes)
+        if trailer.size_bytes != size_bytes:
+            raise Corrupt("object size", key, expected=trailer.size_bytes, found=size_bytes)
+        return trailer
+
+    return await checked(store, key, decode, span=Suffix(TRAILER.size_bytes))

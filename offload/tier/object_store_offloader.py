@@ -20,7 +20,7 @@ from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitt
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
 from offload.formats.manifest import AttemptKind, Entries, Manifest, State
-from offload.manifest.changes import Abort, Change, Claim
+from offload.manifest.changes import Abort, Announce, Change, Claim, Delete, Trim
 from offload.manifest.commit import RootLog, Step, nobody
 from offload.manifest.groups import GroupCache
 from offload.manifest.tree import FACTOR
@@ -32,7 +32,11 @@ from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
 from offload.tier.fragments import FragmentHandle, LedgerHandle, load_tail, only_entries
+from offload.tier.lost_roots import has_stream, name_without_anchor, refuse_to_overtake
 from offload.tier.place import Place, TierPlan, create_anchor, no_other_store, read_anchor
+
+FIRST_CHANGES: Final = (Abort, Announce, Claim, Delete, Trim)
+"""What a writer or a guest commits first, on a manifest that it has just loaded. Others follow on these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +156,13 @@ class ObjectStoreOffloader(LedgerOffloader):
         """See `LedgerOffloader.commit_manifest`."""
         await self.open(create=isinstance(change, Claim))
         await self._make_sure_of_create()
+        log = self.log(stream)
         if base is None and isinstance(change, Claim):
+            base = await log.load_newest()  # refuses to begin a stream whose roots are lost
             await self._create_stream_anchor(StreamKeys(stream))
-        manifest = await self.log(stream).commit(change, base=base, committer=committer)
+        if base is not None and isinstance(change, FIRST_CHANGES):
+            await refuse_to_overtake(log, base)
+        manifest = await log.commit(change, base=base, committer=committer)
         self._emit(ManifestCommitted(manifest=manifest, change=type(change).__name__.lower()))
         return manifest
 
@@ -230,8 +238,6 @@ class ObjectStoreOffloader(LedgerOffloader):
         condemned = [key async for key in self._keys_of(keys, attempt.uid)]
         manifest = await log.load_newest()
         _refuse_while_rebuilding(manifest)
-        if manifest is None and condemned:  # a rebuild would name them
-            raise Corrupt("root sequence", keys.roots, stream=keys.stream, expected="present", found="absent")
         if manifest is not None and (
             manifest.runs(attempt.uid) or await self._names_any(manifest, keys, condemned)
         ):
@@ -300,7 +306,8 @@ class ObjectStoreOffloader(LedgerOffloader):
         try:
             return (await read_stream_anchor(self._store, f"{part}/stream.anchor")).stream
         except NotFound:
-            return None
+            is_lost = await has_stream(self._store, part)
+            return await name_without_anchor(self._store, part) if is_lost else None
 
     async def _keys_of(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[str]:
         async for listed in self._store.list(keys.data):

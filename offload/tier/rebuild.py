@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from offload.env import Env
-from offload.errors import Conflict, Corrupt, Misuse, NotFound, NotOffloaded, UnsupportedFormat
+from offload.errors import Conflict, Corrupt, Misuse, NotFound, NotOffloaded, RootsLost, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor
 from offload.formats.checksums import crc32c
 from offload.formats.keys import StreamKeys
@@ -182,6 +182,8 @@ async def _standing(log: RootLog) -> Manifest | None:
     """The fence of an earlier rebuild, or None. Raises `Conflict` where a root stands that decides."""
     try:
         newest = await log.load_newest()
+    except RootsLost:
+        return None
     except (Corrupt, UnsupportedFormat) as damage:
         raise Conflict(
             f"stream {log.stream!r}: its newest root is there, but does not hold ({damage}); "

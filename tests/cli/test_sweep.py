@@ -206,9 +206,12 @@ def test_where_roots_were_lost_nothing_goes_and_it_says_so(tier: Path) -> None:
 
     ran = offload("sweep", tier, "tiny", "--grace", "0")
 
+    assert ran.code == 1
     assert names <= keys(tier)
     assert contents(tier) == before
-    assert "offload rebuild" in ran.text
+    assert "tiny: 3 objects, 3.9 KiB; nothing was deleted" in ran.text
+    assert "all roots of the manifest are lost" in ran.error
+    assert f"offload rebuild file://{tier} tiny" in ran.error
 
 
 def test_a_damaged_root_is_an_error_and_nothing_of_its_stream_goes(tier: Path) -> None:

@@ -20,7 +20,7 @@ from protocol_mutants import MUTANTS
 from protocol_sweep import Sweep
 from protocol_world import KEYS, STREAM, Process, ResendingClient, World
 
-from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, RootsLost, StreamDeleted
 from offload.formats.manifest import AttemptKind, State
 from offload.manifest.changes import Abort
 from offload.manifest.tokens import token_for
@@ -388,7 +388,7 @@ def test_a_sweep_spares_what_a_new_epoch_may_still_adopt(world: World) -> None:
     """2.8. w1 has claimed and not resolved yet; a sweep decides by that root and stalls; w1 adopts F."""
     holder_with_upload(world)
     w1, sweep = world.process("w1"), Sweep(world.process("sweeper"))
-    w1.start(w1.claim()).run_to("list", "*/data/")
+    w1.start(w1.claim()).run_to("list", "*/data/", times=2)  # the first was before the claim
     for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
         world.run(phase())
     w1.finish()
@@ -405,11 +405,12 @@ def test_nothing_is_deleted_where_roots_were_lost(world: World) -> None:
     world.run(w0.append(receipt))
     world.objects.lose_roots()
 
-    error = outcome(world, w0.offloader.delete_offloaded(receipt.attempt))
-    world.run(Sweep(world.process("sweeper")).run())
+    deletion = outcome(world, w0.offloader.delete_offloaded(receipt.attempt))
+    swept = outcome(world, Sweep(world.process("sweeper")).run())
 
     assert len(world.fragments) == 1
-    assert isinstance(error, Corrupt)
+    assert isinstance(deletion, RootsLost)
+    assert isinstance(swept, RootsLost)
 
 
 def stalled_with_a_group(world: World) -> tuple[Process, Any]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter
-from offload.errors import Conflict, Fenced, Misuse, NotOffloaded, OffloadError
+from offload.errors import Conflict, Fenced, Misuse, NotOffloaded, OffloadError, RootsLost
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entry, Manifest, State, decode_entries
 from offload.manifest.commit import Step
@@ -154,7 +154,7 @@ async def rebuilt(store: MemoryStore, **how: Any) -> RebuildReport:
 async def is_live(store: MemoryStore) -> bool:
     try:
         await ObjectStoreOffloader(store).load_manifest("orders")
-    except NotOffloaded:
+    except (NotOffloaded, RootsLost):
         return False
     return True
 

@@ -77,8 +77,8 @@ def _tasks(tier: Blocking, streams: Sequence[str], after: str, size_bytes: int) 
             continue
         try:
             manifest = tier.load_manifest(stream)
-        except NotOffloaded:
-            continue  # deleted, or never committed: the look at the manifests has said what there is to say
+        except (Corrupt, NotOffloaded):
+            continue  # the look at the manifests has said what there is to say
         found = _of_stream(tier, manifest, after, size_bytes)
         try:
             while (task := tier.run(_next(found))) is not None:

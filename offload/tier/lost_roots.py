@@ -1,0 +1,134 @@
+"""Streams that lost roots or their anchor: how their objects prove it, and who has to stop.
+
+The protocol never deletes the newest root. A restore, a lagging replica, a lifecycle rule or a person may. An
+older root then passes for the newest: what the lost ones named looks unused, and the sweep would delete it.
+
+    an object that exists                      proves that this root existed
+    a fragment or a group, and no root         any (`RootLog.load_newest` looks for it)
+    a fragment with `base_version` n           n: its writer knew it as accepted before it uploaded
+    a group made for version n                 n - 1: groups are stored for an accepted base
+
+A group of newest + 1 is ordinary: the writer that lost this number leaves it. Every fragment that a lost
+root named, and that no remaining root names or runs, is such proof itself: a lost root announced its attempt,
+and nothing is uploaded before that root is accepted. The proof lasts until numbers have overtaken it.
+
+Invariant: the objects were listed before the newest root was loaded. So a writer or a job that is at work
+gives no false alarm: whatever base it uploaded on, the root that was loaded later is at least as new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import cast
+from uuid import UUID
+
+from offload.errors import Corrupt, NotFound, RootsLost, UnsupportedFormat
+from offload.formats.fragment import stream_digest
+from offload.formats.keys import StreamKeys, looks_escaped, unescape
+from offload.formats.manifest import Kind, Manifest, State
+from offload.manifest.commit import RootLog, first_object
+from offload.store.port import Listed, ObjectStore
+from offload.tasks import run_each
+from offload.tier.fragment_check import load_own_tail, load_trailer
+
+
+def loss_shown_by_group(log: RootLog, key: str, newest: Manifest) -> RootsLost | None:
+    """The loss that the name of this group proves, if it proves one."""
+    group = log.keys.parse_group(key)
+    if group is None or group[1] <= newest.version + 1:
+        return None
+    base = group[1] - 1
+    return log.lost(base, found=newest.version, evidence=f"{key} was made on root {base}", where=key)
+
+
+def loss_shown_by_base(log: RootLog, key: str, base_version: int, newest: Manifest) -> RootsLost | None:
+    """The loss that this fragment's `base_version` proves, if it proves one."""
+    if base_version <= newest.version:
+        return None
+    evidence = f"{key} was uploaded on root {base_version}"
+    return log.lost(base_version, found=newest.version, evidence=evidence, where=key)
+
+
+async def newest_base(log: RootLog, fragments: Iterable[Listed], *, at_once: int) -> tuple[int, str]:
+    """The highest `base_version` of these fragments, and the key of the one that has it; 0 if none has one.
+
+    One request for each fragment. One that is gone or damaged proves nothing.
+    """
+    found = [(0, "")]
+
+    async def read(listed: Listed) -> None:
+        found.append((await _base_version(log, listed), listed.key))
+
+    await run_each(read, fragments, at_once=at_once)
+    return max(found)
+
+
+async def refuse_to_overtake(log: RootLog, base: Manifest) -> None:
+    """Raise `RootsLost` if a fragment behind the end of `base` proves a root that is newer than the newest.
+
+    Asked before a writer or a guest begins to commit: every commit takes one more number, and a few of them
+    overtake the proof. One listing, which is empty for a sound stream. Only what a crash left there is read.
+    """
+    if base.state is not State.LIVE:
+        return
+    version, key = await newest_base(log, [listed async for listed in _behind(log, base)], at_once=1)
+    if version <= base.version:
+        return
+    newest = await log.load_newest(known=base.version)  # a rival may have come between
+    if newest is not None and (loss := loss_shown_by_base(log, key, version, newest)) is not None:
+        raise loss
+
+
+async def _behind(log: RootLog, base: Manifest) -> AsyncGenerator[Listed, None]:
+    """The fragments from the end of `base` on, of attempts that it does not run."""
+    keys, last = log.keys, base.entries[-1:]
+    after = keys.before_fragments_of(base.next_offset)
+    if len(last) and last["kind"][0] == Kind.FRAGMENT:
+        # Azure begins a listing without reading what is before it only if the key is an object's.
+        after = keys.fragment(int(last["first_offset"][0]), UUID(bytes=bytes(last["attempt"][0])))
+    async for listed in log.store.list(keys.data, after=after):
+        fragment = keys.parse_fragment(listed.key)
+        if fragment is not None and fragment[0] >= base.next_offset and not base.runs(fragment[1]):
+            yield listed
+
+
+async def has_stream(store: ObjectStore, part: str) -> bool:
+    """Whether there is a root, a fragment or a group under this first part of keys."""
+    prefixes = (f"{part}/metadata/root.", f"{part}/data/", f"{part}/groups/")
+    return looks_escaped(part) and await first_object(store, *prefixes) is not None
+
+
+async def name_without_anchor(store: ObjectStore, part: str) -> str | None:
+    """The name of the stream under this part, whose anchor is lost; None if nothing there tells it.
+
+    A long name is cut in keys: then a root or a fragment has to tell it.
+    """
+    if (stream := unescape(part)) is not None:
+        return stream
+    for prefix in (f"{part}/metadata/root.", f"{part}/data/"):
+        async with aclosing(cast("AsyncGenerator[Listed, None]", store.list(prefix))) as rows:
+            async for listed in rows:
+                name = await _name_in(store, listed)
+                if name is not None and StreamKeys(name).prefix == f"{part}/":
+                    return name
+    return None
+
+
+async def _name_in(store: ObjectStore, listed: Listed) -> str | None:
+    try:
+        if listed.key.endswith(".manifest"):
+            return Manifest.decode(await store.get(listed.key), where=listed.key).stream
+        return (await load_own_tail(store, listed.key, size_bytes=listed.size_bytes))[0].stream
+    except (Corrupt, NotFound, UnsupportedFormat):
+        return None
+
+
+async def _base_version(log: RootLog, listed: Listed) -> int:
+    """What the fragment says of the newest root that its writer knew; 0 if it cannot be believed."""
+    try:
+        trailer = await load_trailer(log.store, listed.key, size_bytes=listed.size_bytes)
+    except (Corrupt, NotFound):
+        return 0
+    same = (trailer.first_offset, trailer.attempt) == log.keys.parse_fragment(listed.key)
+    return trailer.base_version if same and trailer.stream_digest == stream_digest(log.stream) else 0

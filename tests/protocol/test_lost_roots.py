@@ -1,0 +1,208 @@
+"""Lost roots: an accident took all roots of a stream, or the newest. Nobody may make that worse.
+
+Commit-protocol, steps 0, 2, 6 and 8. `rebuild` has tests of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from protocol_world import KEYS, STREAM, Ledger, Process, World
+
+from offload.errors import RootsLost
+from offload.formats.keys import StreamKeys
+from offload.manifest.changes import Claim
+from offload.store.faults import Call
+from offload.store.memory import MemoryStore
+from offload.store.port import Body
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.stream_writer import StreamWriter
+
+COMMAND = f"offload rebuild memory://p {STREAM}"
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World() as world:
+        yield world
+
+
+def committed(world: World, *ledgers: Ledger) -> Process:
+    """A writer that has committed these ledgers; without any, [0, 8): more than the root itself names."""
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    world.run(w0.offload(*ledgers or [Ledger(0, 8)]))
+    return w0
+
+
+def lose_newest(world: World) -> int:
+    """The newest roots are gone: those of a writer that claimed and committed [8, 12). The remaining one."""
+    committed(world)
+    before = world.roots[-1]
+    w1 = world.process("w1")
+    world.run(w1.claim())
+    world.run(w1.offload(Ledger(8, 12)))
+    world.objects.lose_roots(above=before)
+    return before
+
+
+def refused(world: World, job: Coroutine[Any, Any, Any]) -> RootsLost:
+    """The error of a job that may neither commit nor delete anything."""
+    before = dict(world.objects)
+
+    with pytest.raises(RootsLost) as caught:
+        world.run(job)
+
+    assert dict(world.objects) == before
+    return caught.value
+
+
+ACTS: dict[str, Callable[[Process], Coroutine[Any, Any, Any]]] = {
+    "claim": lambda process: process.claim(first_offset=8),
+    "job": lambda process: process.do_job(Ledger(8, 10)),
+    "compaction": lambda process: process.compact(2, 6),
+    "trim": lambda process: process.trim(4),
+    "delete": lambda process: process.delete_stream(),
+}
+
+
+@pytest.mark.parametrize("act", [*ACTS, "read"])
+def test_a_stream_without_roots_is_neither_begun_again_nor_taken_for_absent(act: str, world: World) -> None:
+    """Step 0: data proves that there was a root. The error names the way out."""
+    committed(world)
+    world.objects.lose_roots()
+    acts = ACTS | {"read": lambda process: process.offloader.load_manifest(STREAM)}
+
+    error = refused(world, acts[act](world.process("p")))
+
+    assert COMMAND in str(error)
+    assert "all roots" in str(error)
+    assert error.stream == STREAM
+
+
+@pytest.mark.parametrize("kept", ["fragment", "group"])
+def test_one_object_is_enough_to_refuse_a_birth(kept: str, world: World) -> None:
+    committed(world)
+    world.objects.lose_roots()
+    left = next(key for key in sorted(world.objects) if key.endswith(kept))
+    for key in world.fragments | world.groups - {left}:
+        if key != left:
+            dict.pop(world.objects, key)
+
+    error = refused(world, world.process("p").claim())
+
+    assert error.where == left
+
+
+def test_a_claim_without_a_base_is_refused_as_well(world: World) -> None:
+    """Step 2: whoever commits a birth without having looked is looked after."""
+    committed(world)
+    world.objects.lose_roots()
+    uid = world.process("p").env.uuid()
+    change = Claim(stream=STREAM, writer=uid, incarnation=uid, first_offset=0)
+
+    refused(world, world.process("q").offloader.commit_manifest(STREAM, change, base=None, committer=uid))
+
+
+def test_a_stream_that_lost_roots_and_had_no_data_is_begun_again(world: World) -> None:
+    """Nothing was lost with them, and nothing tells it from a stream that was never begun."""
+    world.run(world.process("w0").claim())
+    world.objects.lose_roots()
+
+    world.run(world.process("p").claim())
+
+    assert world.roots == [1]
+
+
+def test_a_birth_between_two_listings_is_no_loss(world: World) -> None:
+    """Step 0: data that is seen without a root may be a rival's, which has a root by now."""
+    reader, rival = world.process("reader"), world.process("rival")
+    reader.start(reader.offloader.load_manifest(STREAM)).run_to("list", KEYS.data)
+    world.run(rival.claim())
+    world.run(rival.offload(Ledger(0, 4)))
+
+    manifest = reader.finish()
+
+    assert manifest.version == world.roots[-1]
+
+
+@pytest.mark.parametrize("stream", [STREAM, "%s and a/slash", "long " * 60])
+def test_a_stream_that_lost_its_anchor_with_its_roots_is_still_found(stream: str) -> None:
+    """By its key, or by a fragment if the name is too long for a key. Other folders are no streams."""
+    store = MemoryStore()
+    offloader = ObjectStoreOffloader(store)
+
+    async def act() -> list[str]:
+        await (await StreamWriter.claim(offloader, stream)).offload([Ledger(0, 2)])
+        await store.put("else/data/x", Body.of(b""))
+        await store.delete([key for key in store.objects if StreamKeys(stream).parse_root(key)])
+        await store.delete([StreamKeys(stream).anchor])
+        return await offloader.streams()
+
+    assert asyncio.run(act()) == [stream]
+    with pytest.raises(RootsLost):
+        asyncio.run(offloader.load_manifest(stream))
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_nobody_overtakes_the_proof_that_the_newest_roots_are_lost(act: str, world: World) -> None:
+    """Step 6: each commit takes a number, and a proof counts only while it is above the newest."""
+    before = lose_newest(world)
+
+    error = refused(world, ACTS[act](world.process("p")))
+
+    assert world.roots[-1] == before
+    assert COMMAND in str(error)
+    assert f"the newest root is {before}" in str(error)
+
+
+def test_a_writer_goes_on_if_the_lost_roots_only_named_what_can_be_adopted(world: World) -> None:
+    """The attempts run in the root that remains: the loss heals."""
+    w0 = committed(world)
+    w0.start(w0.offload(Ledger(8, 12))).run_to("create", "*/root.*", times=2)
+    remaining = world.roots[-1]
+    w0.finish()
+    world.objects.lose_roots(above=remaining)
+
+    w1 = world.process("w1")
+    world.run(w1.claim())
+
+    assert w1.holder.manifest.next_offset == 12
+
+
+def test_a_rival_that_commits_and_uploads_meanwhile_proves_no_loss(world: World) -> None:
+    """Listed after the base was loaded, its fragment is newer than the base, and no newer than the newest."""
+    committed(world)
+    w1, rival = world.process("w1"), world.process("rival")
+    w1.start(w1.claim()).run_to("list", "*/data/")
+    world.run(rival.claim())
+    rival.start(rival.offload(Ledger(8, 10))).run_to("create", "*/root.*", times=2)
+
+    w1.finish()
+
+    world.check()
+    assert w1.holder.manifest.next_offset == 10, "adopted"
+
+
+def test_what_a_dropped_attempt_left_behind_the_end_proves_no_loss(world: World) -> None:
+    w0 = committed(world)
+    attempt = world.run(w0.prepare(Ledger(8, 10)))
+    world.run(w0.upload(Ledger(8, 10), attempt))
+    world.run(w0.holder.abort([attempt]))
+
+    world.run(world.process("w1").claim())
+
+    world.check()
+
+
+def test_a_claim_of_a_sound_stream_costs_one_listing_and_reads_no_fragment(world: World) -> None:
+    committed(world)
+    w1 = world.process("w1")
+
+    world.run(w1.claim())
+
+    asked = [call for call in w1.store.calls if "/data/" in call.key]
+    assert asked == [Call("list", KEYS.data)]
