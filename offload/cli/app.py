@@ -26,7 +26,7 @@ from offload.cli import (
     trim,
     verify,
 )
-from offload.cli.output import escape_what_cannot_be_printed, print_error, print_note
+from offload.cli.output import escape_what_cannot_be_printed, one_line, print_error, print_note
 from offload.cli.state import ClosedPipe, Interrupted, State, Usage, guarded
 from offload.errors import OffloadError
 from offload.plugins import Command, Plugins, conflict_text
@@ -90,11 +90,21 @@ def build(state: State, named: str | None) -> typer.Typer:
 
 def _log(found: Plugins, *, debug: bool) -> None:
     """Log errors, or all that is ours: SDKs write tokens and signatures into their debug logs."""
-    logging.basicConfig(level=logging.INFO if debug else logging.ERROR, stream=sys.stderr)
-    if debug:
-        ours = {each.declaration.target.partition(":")[0].partition(".")[0] for each in found.declared}
-        for name in {"offload", *ours}:
-            logging.getLogger(name).setLevel(logging.DEBUG)
+    logging.basicConfig(level=logging.INFO if debug else logging.ERROR, handlers=[_Stderr()])
+    ours = {each.declaration.target.partition(":")[0].partition(".")[0] for each in found.declared}
+    for name in {"offload", *ours}:
+        logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.NOTSET)
+
+
+class _Stderr(logging.Handler):
+    """One line for each message: when, who, what. Names from outside may hold any character."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        form = self.formatter or logging.Formatter()
+        head = f"{form.formatTime(record)} {record.levelname} {record.name}"
+        sys.stderr.write(f"{head}: {one_line(record.getMessage())}\n")
+        if record.exc_info:
+            sys.stderr.write(f"{form.formatException(record.exc_info)}\n")
 
 
 def _version(wanted: bool) -> None:

@@ -5,6 +5,7 @@ A path without a scheme is a folder. Whatever else a URL says is the plugin's to
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from offload.offloader import LedgerOffloader
 from offload.plugins import Backend, Plugins
 from offload.source import Source
 from offload.store.limit import LimitedStore, Limits
+from offload.store.logged import logged
 from offload.store.port import ObjectStore
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
@@ -26,6 +28,7 @@ FILE_SCHEME: Final = "file"
 COMMIT_OPTION: Final = "commit."
 """What the names of options for the commit store begin with."""
 
+_log: Final = logging.getLogger(__name__)
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -64,12 +67,20 @@ def open_tier(
         guarded(opened, env, given.limits),
         env=env,
         options=options,
-        emit=emit or plugins.emit,
+        emit=_logging(emit or plugins.emit),
         plan=plan,
         open_store=lambda url: guarded(
             open_store(url, plugins=plugins, storage_options=given.commits), env, given.limits
         ),
     )
+
+
+def _logging(emit: Callable[[Event], None]) -> Callable[[Event], None]:
+    def tell(event: Event) -> None:
+        _log.debug("%r", event)
+        emit(event)
+
+    return tell
 
 
 def open_store(
@@ -97,8 +108,8 @@ def open_source(url: str, *, plugins: Plugins | None = None) -> Source:
 def guarded(
     store: ObjectStore, env: Env, limits: Limits | None = None, policy: RetryPolicy | None = None
 ) -> ObjectStore:
-    """A store with deadlines, bounds on what is asked of it, and bounded retries, in this order."""
-    limited = LimitedStore(store, limits, clock=env.monotonic, sleep=env.sleep)
+    """A store with a log, deadlines, bounds on what is asked of it, and bounded retries, in this order."""
+    limited = LimitedStore(logged(store, env.monotonic), limits, clock=env.monotonic, sleep=env.sleep)
     return RetryingStore(limited, policy=policy, clock=env.monotonic, sleep=env.sleep, random=env.random)
 
 

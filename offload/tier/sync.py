@@ -12,6 +12,7 @@ a comparison of every byte, and one wrong answer would lose data. Nothing on the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from offload.tier.stream_writer import StreamWriter
 LEDGERS_AT_ONCE: Final = 16
 CHUNKS_AT_ONCE: Final = 500_000
 """How many ledgers are announced in one commit, and how many rows of their tables are held at once."""
+
+_log: Final = logging.getLogger(__name__)
 
 PAGE: Final = 'see "A sync stopped: what now" (docs/a-sync-stopped.md)'
 """Where a person reads on whose stream the source does not continue."""
@@ -218,6 +221,8 @@ class _Copy:
         if manifest is not None:
             await check_same_history(self.offloader, manifest, self.snapshot)
         start = self.snapshot.first_offset if manifest is None else manifest.next_offset
+        has = f"[{self.snapshot.first_offset}, {self.snapshot.next_offset})"
+        _log.debug("stream %r: the source has offsets %s, to copy from %d", self.stream, has, start)
         if start < self.snapshot.next_offset:
             await self._check_first_chunk(start)
             manifest = await self._append(await self._claim(manifest))

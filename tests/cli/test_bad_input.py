@@ -7,6 +7,7 @@ where there are no such namespaces these tests fail.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -623,6 +624,18 @@ class TestDebug:
         assert ran.code == 1
         assert "Traceback (most recent call last)" in ran.stderr
         assert "offload.errors.NotOffloaded" in ran.stderr
+
+    def test_it_shows_each_request_and_each_decision(self, tmp_path: Path) -> None:
+        ran = finish(start("--debug", "sync", f"rabbitmq://{DATA / 'tiny'}", tmp_path / "tier", "--json"))
+
+        assert len(ran.objects) == 1
+        for line in (
+            r"offload\.store\.logged: get tier\.anchor .*: [0-9.]+ s, NotFound",
+            r"offload\.store\.logged: put tiny/data/\S+\.fragment, \d+ bytes: [0-9.]+ s",
+            r"offload\.tier\.opening: ManifestCommitted\(stream='tiny', change='append', version=3, .*",
+            r"offload\.tier\.sync: stream 'tiny': the source has offsets \[0, 10\), to copy from 0",
+        ):
+            assert re.search(rf"^[-0-9]+ [:,0-9]+ DEBUG {line}$", ran.stderr, re.MULTILINE), line
 
     def test_without_it_there_is_none(self, tmp_path: Path) -> None:
         assert "Traceback" not in finish(start("ls", tmp_path)).error

@@ -16,6 +16,7 @@ from offload.formats.keys import is_decisive, sides_of
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.hashed import HashedStore, folder_of
 from offload.store.limit import LimitedStore, Limits
+from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore, StoreMetrics
 from offload.store.port import Body, ObjectStore
@@ -34,6 +35,7 @@ from offload.store.wrap import StoreDecorator
         lambda store: RetryingStore(store),
         lambda store: LimitedStore(store),
         lambda store: MeteredStore(store),
+        lambda store: LoggedStore(store),
         lambda store: FaultyStore(store),
     ],
 )

@@ -10,6 +10,7 @@ from offload_conformance.store import level
 from offload.store.faults import FaultyStore
 from offload.store.hashed import HashedStore, folder_of
 from offload.store.limit import LimitedStore, Limits
+from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
 from offload.store.port import ObjectStore
@@ -68,6 +69,11 @@ class TestLimitedStore(TestMemoryStore):
 class TestMeteredStore(TestMemoryStore):
     def open_store(self) -> ObjectStore:
         return MeteredStore(super().open_store())
+
+
+class TestLoggedStore(TestMemoryStore):
+    def open_store(self) -> ObjectStore:
+        return LoggedStore(super().open_store())
 
 
 class TestFaultyStoreWithoutFaults(TestMemoryStore):
