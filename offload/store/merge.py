@@ -5,13 +5,13 @@ A key that stands in more than one comes more than once: the caller's listings d
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import cast
 
 from offload.store.port import Listed
+from offload.tasks import run_each
 
 
 async def merged(listings: Sequence[AsyncIterator[Listed]]) -> AsyncGenerator[Listed, None]:
@@ -19,8 +19,14 @@ async def merged(listings: Sequence[AsyncIterator[Listed]]) -> AsyncGenerator[Li
     async with AsyncExitStack() as stack:
         for listing in listings:
             await stack.enter_async_context(aclosing(cast("AsyncGenerator[Listed, None]", listing)))
-        firsts = await asyncio.gather(*(_next(listing) for listing in listings))
-        heads = [(_order(row), place, row) for place, row in enumerate(firsts) if row is not None]
+        firsts: dict[int, Listed | None] = {}
+
+        async def begin(place: int) -> None:
+            firsts[place] = await _next(listings[place])
+
+        # The first error ends the others before they are closed: a listing that still runs cannot be closed.
+        await run_each(begin, range(len(listings)), at_once=max(len(listings), 1))
+        heads = [(_order(row), place, row) for place, row in firsts.items() if row is not None]
         heapq.heapify(heads)
         while heads:
             _, place, row = heads[0]

@@ -19,7 +19,7 @@ from offload.store.limit import LimitedStore, Limits
 from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore, StoreMetrics
-from offload.store.port import Body, ObjectStore
+from offload.store.port import Body, Listed, ObjectStore
 from offload.store.prefix import PrefixStore
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.split import SplitStore
@@ -59,6 +59,33 @@ def test_unfinished_uploads_are_found_and_aborted_behind_each(
         assert sorted(upload.key for upload in found) == ["orders/data/1", "orders/data/2"]
         left = [upload.key for upload in await store.unfinished_uploads("")]
         assert sorted(left) == sorted([found[1].key, "other/data/1"])
+
+    asyncio.run(main())
+
+
+class Refusing(MemoryStore):
+    """Refuses every listing, or answers it late."""
+
+    def __init__(self, *, late: bool) -> None:
+        super().__init__()
+        self.late = late
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """Waits for ever, or raises `TryAgain`."""
+        if not self.late:
+            raise TryAgain("not now")
+        await asyncio.Event().wait()
+        yield Listed("never", 0)
+
+
+def test_a_listing_of_two_stores_raises_the_error_of_one_while_the_other_is_still_asked() -> None:
+    """Found by the simulation: closing the listing that still ran raised a bare RuntimeError."""
+
+    async def main() -> None:
+        data, commits = Refusing(late=True), Refusing(late=False)
+        store = SplitStore(data, commits, decisive=is_decisive, sides_of=sides_of)
+        with pytest.raises(TryAgain, match="not now"):
+            [row async for row in store.list("")]
 
     asyncio.run(main())
 
