@@ -228,6 +228,8 @@ class Judge:
         self._sender: dict[str, str] = {}
         self._sound: dict[str, bytes] = {}
         self._told: dict[bytes, int] = {}
+        self._lived: set[bytes] = set()
+        """The incarnations that there were."""
         self._data = self._groups = ""
 
     @property
@@ -242,6 +244,10 @@ class Judge:
         """
         roots = (self.history[number] for number in sorted(self.history))
         return next((bytes(root.committer) for root in roots if name in root.named), None)
+
+    def is_sources(self, first_offset: int, next_offset: int, data: bytes) -> bool:
+        """Whether a committed fragment of these offsets may hold these chunks."""
+        return data == self.source(first_offset, next_offset)
 
     def stored(self, key: str, before: bytes | None) -> None:
         """An object appeared, or was put again."""
@@ -308,6 +314,7 @@ class Judge:
         self._check_new_groups(number, root, parent)
         self.newest = number
         self.history[number] = root
+        self._lived.add(root.incarnation)
         for key in self.objects:
             self._condemn(key)
         self._check_told()
@@ -393,8 +400,8 @@ class Judge:
                 self._broken(6, f"root {number}: a tombstone that names something")
             return
         if parent.state == DELETED:
-            if root.incarnation == parent.incarnation or root.entries:
-                self._broken(4, f"root {number}: born again with something of its ancestor's")
+            if root.incarnation in self._lived or root.entries:
+                self._broken(4, f"root {number}: born again with something of an ancestor's")
             return
         if root.incarnation != parent.incarnation:
             self._broken(4, f"root {number}: another incarnation without a deletion")
@@ -488,7 +495,7 @@ class Judge:
         first, next_offset = entry["first_offset"], end_of(entry)
         if (len(data), google_crc32c.value(data)) != (entry["stored_size_bytes"], entry["checksum"]):
             self._broken(2, f"{name} is not the object that root {self.newest} names")
-        elif data[16 : 16 + entry["data_size_bytes"]] != self.source(first, next_offset):
+        elif not self.is_sources(first, next_offset, data[16 : 16 + entry["data_size_bytes"]]):
             self._broken(8, f"{name} does not hold the source's bytes of [{first}, {next_offset})")
         else:
             self._sound[name] = data

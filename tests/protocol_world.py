@@ -73,11 +73,23 @@ class Crash(BaseException):
     """The process is gone. No program catches this."""
 
 
+def records_of(offset: int, leader: int = 1) -> list[bytes]:
+    """The records of the chunk that this leader of the broker wrote at this offset."""
+    by = b"" if leader == 1 else b", by leader %d" % leader
+    return [b"record %d of orders%s" % (offset + i, by) for i in range(CHUNK_RECORDS)]
+
+
+def timestamp_ms_of(offset: int) -> int:
+    """When the record at this offset was written. Times rise with offsets, for a million of them."""
+    return 1_700_000_000_000 + (offset if offset < 2**19 else (offset + 2**19) % 2**20)
+
+
 @cache
-def chunk(offset: int) -> bytes:
-    """The source's chunk that begins at this offset: the same for every writer."""
-    records = [b"record %d of orders" % (offset + i) for i in range(CHUNK_RECORDS)]
-    return build_chunk(records, offset=offset, timestamp_ms=1_700_000_000_000 + offset, epoch=1)
+def chunk(offset: int, leader: int = 1) -> bytes:
+    """The source's chunk that begins at this offset: the same for every writer under one leader."""
+    return build_chunk(
+        records_of(offset, leader), offset=offset, timestamp_ms=timestamp_ms_of(offset), epoch=leader
+    )
 
 
 def source(first_offset: int, next_offset: int) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from protocol_judge import DATA, GROUP, LIVE, ROOT, end_of, group_name, read_group
-from protocol_world import STREAM, Ledger, check_told
+from protocol_world import STREAM, check_told
 
 from offload.tier.guest import Job
 from offload.tier.reader import StreamReader
@@ -79,11 +79,15 @@ async def _lose_all_roots(world: World) -> None:
 async def _finish(world: World) -> None:
     """A last writer goes on where the tier ends, a last reader reads it all, a last sweep takes the rest."""
     last = world.process("last")
-    writer = await StreamWriter.claim(last.offloader, STREAM, env=last.env)
+    world.restore_the_broker()
+    log, begin = world.broker.log, world.broker.first_offset
+    writer = await StreamWriter.claim(
+        last.offloader, STREAM, first_offset=begin, agree=people.agreeing(log), env=last.env
+    )
     for job in sorted({running.writer for running in writer.manifest.running}):  # no claim ends them
         await (await Job.begin(last.offloader, STREAM, uid=job, env=last.env)).abort()
     first = writer.manifest.next_offset
-    await writer.offload([Ledger(first, after(first, 1))])
+    await writer.offload([log.ledger(first, after(first, 1))])
     world.check()
 
     reader = await StreamReader.open(last.offloader, STREAM)
@@ -91,7 +95,7 @@ async def _finish(world: World) -> None:
     async with aclosing(reader.messages(at)) as batches:
         async for batch in batches:
             assert batch.offset == at
-            assert batch.bodies == [b"record %d of orders" % (at + i) for i in range(len(batch.bodies))]
+            assert batch.bodies == world.broker.records(reader.manifest.incarnation.bytes, at)
             at += len(batch.bodies)
     assert at == after(first, 1)
 

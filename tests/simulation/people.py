@@ -7,19 +7,21 @@ to what its docstrings promise them. An error that no docstring names ends the h
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from math import inf
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from protocol_judge import DELETED
-from protocol_world import CHUNK_RECORDS, STREAM, Ledger, chunk, source
+from protocol_world import CHUNK_RECORDS, KEYS, STREAM, Ledger, chunk, timestamp_ms_of
 
 from offload.errors import (
     Absent,
     Conflict,
     Corrupt,
+    Diverged,
     Fenced,
+    Misuse,
     NotOffloaded,
     OutcomeUnknown,
     StreamDeleted,
@@ -28,16 +30,18 @@ from offload.errors import (
 from offload.events import Event, Skipped
 from offload.formats.manifest import Manifest, decode_entries
 from offload.manifest.tokens import token_of
-from offload.offloader import Attempt, Receipt
+from offload.offloader import Attempt, Leftover, Receipt
 from offload.position import AtOffset, AtTime, Place
 from offload.tier.compaction import FragmentRun, copy_run, plan_runs
 from offload.tier.guest import Job
 from offload.tier.reader import StreamReader
 from offload.tier.retention import Retention, delete_stream, trim
-from offload.tier.stream_writer import StreamWriter
+from offload.tier.stream_writer import Agree, StreamWriter
 from offload.tier.sweep import Sweeper, sweep
+from offload.tier.sync import check_same_history, checksum_at, newest
 from offload.tier.verify import verify
-from simulation.world import COMPACTED_SIZE_BYTES, EPOCH_MS, Cancelled, Process, after
+from simulation.broker import Log
+from simulation.world import COMPACTED_SIZE_BYTES, Cancelled, Process, after
 
 T = TypeVar("T")
 Person = Callable[[Process], Coroutine[Any, Any, None]]
@@ -64,9 +68,13 @@ class Leader:
     """See `lead`."""
 
     def __init__(self, process: Process) -> None:
-        self.process, self.random = process, process.random
+        self.process, self.world, self.random = process, process.world, process.random
         self.pace_seconds = process.random.choice((0.5, 2.0, 8.0))
         self.writer: StreamWriter | None = None
+        self.log = self.world.broker.log
+        """The broker's, as it was when the stream was claimed."""
+        self.reached = 0
+        """Where the stream ended when it was claimed, or when this leader last appended."""
         self.announced: list[tuple[Ledger, Attempt]] = []
         self.copied: list[Receipt] = []
 
@@ -78,7 +86,10 @@ class Leader:
             except Fenced:
                 self._forget()
                 if self.random.random() < 0.8:  # else rivals would do nothing but fence each other
-                    await self.process.rest(60.0)
+                    await self.process.rest(5.0 if self.world.weather.mayflies else 60.0)
+            except Diverged:  # the broker cut what the tier holds: somebody restores its log from the tier
+                self._forget()
+                self.world.restore_the_broker()
             except (Conflict, *failures(self.process)):
                 if self.random.random() < 0.2:  # it goes on with what it knows, or begins anew
                     self._forget()
@@ -90,16 +101,15 @@ class Leader:
 
     async def _work(self) -> None:
         writer, choice = self.writer, self.random.random()
-        if writer is None or choice < 0.02:
+        if writer is None or choice < 0.02 or self._is_overtaken(writer):
             self._forget()
-            source_epoch = self._source_epoch()
-            self.writer = await StreamWriter.claim(
-                self.process.offloader, STREAM, source_epoch=source_epoch, env=self.process.env
-            )
-            recorded = self.writer.manifest.source_epoch
-            assert source_epoch in (0, recorded), f"{source_epoch} was let in behind {recorded}"
+            await self._claim()
+        elif self.world.receipts and choice < 0.04:
+            await self._append_by_mistake(writer)
         elif self.copied and choice < 0.5:
-            await writer.append([self.copied.pop(0)])
+            receipt = self.copied.pop(0)
+            await writer.append([receipt])
+            self.reached = receipt.next_offset
         elif self.announced and choice < 0.8:
             ledger, attempt = self.announced.pop(0)
             if self.random.random() < 0.2:
@@ -113,21 +123,81 @@ class Leader:
             [attempt] = await writer.prepare([ledger.ledger_id])
             self.announced.append((ledger, attempt))
         else:
-            await writer.offload(self._ledgers(writer, self.random.choice((1, 1, 2, 3))))
+            ledgers = self._ledgers(writer, self.random.choice((1, 1, 2, 3)))
+            await writer.offload(ledgers)
+            self.reached = ledgers[-1].next_offset
+
+    def _is_overtaken(self, writer: StreamWriter) -> bool:
+        """Whether a job appended meanwhile. If the broker cuts its log, that may be from another one."""
+        return bool(self.world.weather.truncates) and writer.manifest.next_offset != self.reached
+
+    async def _claim(self) -> None:
+        """Claim the stream as a sync does: histories are compared before it, and after it again."""
+        offloader, self.log = self.process.offloader, self.world.broker.log
+        base = await newest(offloader, STREAM)
+        if base is not None:
+            await compare(self.process, base, self.log)
+        source_epoch = self._source_epoch()
+        writer = await StreamWriter.claim(
+            offloader,
+            STREAM,
+            base=base,
+            first_offset=self.world.broker.first_offset,
+            source_epoch=source_epoch,
+            agree=agreeing(self.log),
+            env=self.process.env,
+        )
+        recorded = writer.manifest.source_epoch
+        assert source_epoch in (0, recorded), f"{source_epoch} was let in behind {recorded}"
+        await compare(self.process, writer.manifest, self.log)
+        self.writer, self.reached = writer, writer.manifest.next_offset
+
+    async def _append_by_mistake(self, writer: StreamWriter) -> None:
+        """What a job announced, and uploaded."""
+        with suppress(Conflict, Misuse):
+            await writer.append([self.random.choice(self.world.receipts)])
 
     def _source_epoch(self) -> int:
         """The broker's, which tells none, its newest, or one that it had before."""
-        root = self.process.world.judge.root
-        newest = 0 if root is None else int(root.source_epoch)
-        return self.random.choice((0, 0, newest, newest + 1, max(newest - 1, 0)))
+        if self.world.weather.truncates:
+            return self.log.leader
+        root = self.world.judge.root
+        recorded = 0 if root is None else int(root.source_epoch)
+        return self.random.choice((0, 0, recorded, recorded + 1, max(recorded - 1, 0)))
 
     def _ledgers(self, writer: StreamWriter, count: int) -> list[Ledger]:
-        """The next ledgers of the source, which is the same for every writer."""
-        ledgers, first = [], writer.manifest.next_offset
-        for _ in range(count):
-            ledgers.append(Ledger(first, after(first, self.random.choice(self.process.world.ledger_chunks))))
-            first = ledgers[-1].next_offset
-        return ledgers
+        """The next ledgers of the log."""
+        return next_ledgers(self.process, self.log, writer.manifest.next_offset, count)
+
+
+def next_ledgers(process: Process, log: Log, first: int, count: int) -> list[Ledger]:
+    """So many ledgers of a log, from an offset on."""
+    ledgers = []
+    for _ in range(count):
+        ledgers.append(log.ledger(first, after(first, process.random.choice(process.world.ledger_chunks))))
+        first = ledgers[-1].next_offset
+    return ledgers
+
+
+def agreeing(log: Log) -> Agree:
+    """Asks a log about leftovers, as a sync asks its source."""
+
+    async def agrees(leftover: Leftover) -> bool:
+        offset = leftover.last_chunk_offset
+        return await checksum_at(log.snapshot(offset), offset) == leftover.last_chunk_checksum
+
+    return agrees
+
+
+async def compare(process: Process, manifest: Manifest, log: Log) -> None:
+    """Raise `Diverged` unless the log continues what is committed. Brokers that cut nothing need not ask."""
+    if not process.world.weather.truncates:
+        return
+    try:
+        await check_same_history(process.offloader, manifest, log.snapshot(manifest.next_offset))
+    except Absent as absent:
+        await StreamReader(process.offloader, manifest).newer_than(manifest, absent)  # raises if it is damage
+        raise Conflict("what was compared was trimmed and swept meanwhile") from absent
 
 
 async def work(process: Process) -> None:
@@ -135,7 +205,7 @@ async def work(process: Process) -> None:
     while await process.rest(4.0):
         try:
             await process.do(Working(process).run())
-        except (NotOffloaded, Conflict, *failures(process)):
+        except (NotOffloaded, Conflict, Diverged, *failures(process)):
             continue
 
 
@@ -144,6 +214,7 @@ class Working:
 
     def __init__(self, process: Process) -> None:
         self.process, self.random = process, process.random
+        self.log = process.world.broker.log
 
     async def run(self) -> None:
         """Append behind the stream's end, or give up; sometimes as a job that another process left."""
@@ -162,13 +233,17 @@ class Working:
         assert job.manifest.incarnation == incarnation, "a job went on in a stream that was born since"
 
     async def _add(self, job: Job) -> None:
-        ledgers = self._ledgers(job.manifest.next_offset)
+        await compare(self.process, job.manifest, self.log)
+        first, count = job.manifest.next_offset, self.random.choice((1, 1, 2, 3))
+        ledgers = next_ledgers(self.process, self.log, first, count)
         manifest, attempts = await job.prepare([ledger.ledger_id for ledger in ledgers])
         offload = self.process.offloader.offload
         receipts = [
             await offload(ledger, attempt, manifest=manifest, extra_metadata={})
             for ledger, attempt in zip(ledgers, attempts, strict=True)
         ]
+        self.process.world.receipts[:0] = receipts
+        del self.process.world.receipts[5:]
         choice = self.random.random()
         if choice < 0.1:
             await job.abort()
@@ -189,13 +264,6 @@ class Working:
         except (Conflict, OutcomeUnknown):
             return
         raise AssertionError("a job appended what another one had announced")
-
-    def _ledgers(self, first: int) -> list[Ledger]:
-        ledgers = []
-        for _ in range(self.random.choice((1, 1, 2, 3))):
-            ledgers.append(Ledger(first, after(first, self.random.choice(self.process.world.ledger_chunks))))
-            first = ledgers[-1].next_offset
-        return ledgers
 
 
 def left_behind(process: Process) -> UUID | None:
@@ -280,18 +348,54 @@ class Compacting:
 
 
 async def abort(process: Process) -> None:
-    """Somebody deletes an attempt that runs, whoever's it is; its writer finds out, and nothing breaks."""
+    """Somebody deletes an attempt that runs or left something, whoever's it is; its writer finds out."""
     while await process.rest(20.0):
         try:
             manifest = await process.do(process.offloader.load_manifest(STREAM))
-            if not manifest.running:
+            uids = [running.attempt for running in manifest.running]
+            uids += await process.do(uploaded(process))
+            if not uids:
                 continue
-            running = process.random.choice(manifest.running)
-            attempt = Attempt(stream=STREAM, ledger_id=running.ledger_id, uid=running.attempt)
+            attempt = Attempt(stream=STREAM, ledger_id=0, uid=process.random.choice(uids))
             await process.do(process.offloader.delete_offloaded(attempt))
         except (NotOffloaded, Fenced, Conflict, *failures(process)):
             continue
         process.world.happened("deleted attempts")
+
+
+async def uploaded(process: Process) -> list[UUID]:
+    """The attempts of which there are fragments, by listing."""
+    found = [KEYS.parse_fragment(row.key) async for row in process.offloader.store.list(KEYS.data)]
+    return [each[1] for each in found if each is not None]
+
+
+async def fetch(process: Process) -> None:
+    """Reads whole attempts, as copies between tiers do: each is given whole, or refused."""
+    while await process.rest(10.0):
+        try:
+            await process.do(_fetch_one(process))
+        except (NotOffloaded, Conflict, *failures(process)):
+            continue
+        process.world.happened("attempts read")
+
+
+async def _fetch_one(process: Process) -> None:
+    offloader, manifest = process.offloader, await process.offloader.load_manifest(STREAM)
+    try:
+        entries = [entry async for run in offloader.tree(manifest).walk() for entry in decode_entries(run)]
+        if not entries:
+            return
+        entry = process.random.choice(entries)
+        attempt = Attempt(stream=STREAM, ledger_id=entry.ledger_id, uid=entry.attempt)
+        async with await offloader.read_offloaded(attempt) as handle:
+            table = await handle.table()
+            data = await handle.read(table)
+    except Absent as absent:
+        await StreamReader(offloader, manifest).newer_than(manifest, absent)  # raises if it is damage
+        return
+    begin, end = handle.first_offset, handle.next_offset
+    incarnation = manifest.incarnation.bytes
+    assert data == process.world.broker.chunks(incarnation, begin, end), f"not all of [{begin}, {end})"
 
 
 async def retain(process: Process) -> None:
@@ -322,7 +426,7 @@ def _retention(process: Process) -> Retention:
 
 async def remove(process: Process) -> None:
     """Deletes the whole stream, now and then."""
-    while await process.rest(200.0):
+    while await process.rest(5.0 if process.world.weather.mayflies else 200.0):
         try:
             if await process.do(delete_stream(process.offloader, STREAM, env=process.env)) is not None:
                 process.world.happened("deletions")
@@ -356,7 +460,7 @@ async def clean(process: Process) -> None:
     while await process.rest(rest_seconds):
         try:
             await process.do(once())
-        except failures(process):
+        except (NotOffloaded, *failures(process)):
             continue
         process.world.happened("sweeps")
 
@@ -366,7 +470,7 @@ async def scrub(process: Process) -> None:
     while await process.rest(20.0):
         try:
             report = await process.do(verify(process.offloader, env=process.env))
-        except failures(process):
+        except (NotOffloaded, *failures(process)):
             continue
         process.world.happened("scrubs")
         if not process.world.weather.flips:
@@ -427,7 +531,7 @@ class Reading:
         if choice < 0.4:
             return await reader.offset_of(Place.FIRST)
         if choice < 0.6:
-            offset = random.randint(0, manifest.next_offset)
+            offset = random.randint(max(manifest.first_offset - 4, 0), manifest.next_offset)
             found = await reader.offset_of(AtOffset(offset))
             assert found == max(offset, reader.manifest.first_offset)
             return found
@@ -435,8 +539,8 @@ class Reading:
             last = await reader.offset_of(Place.LAST)
             assert last == reader.manifest.next_offset - CHUNK_RECORDS * (reader.manifest.messages > 0)
             return last
-        offset = random.randint(0, manifest.next_offset + 1)
-        found = await reader.offset_of(AtTime(EPOCH_MS + offset))
+        offset = random.randint(max(manifest.first_offset - 4, 0), manifest.next_offset + 1)
+        found = await reader.offset_of(AtTime(timestamp_ms_of(offset)))
         manifest = reader.manifest
         whole = -(-offset // CHUNK_RECORDS) * CHUNK_RECORDS  # times are those of chunks
         assert found == min(max(whole, manifest.first_offset), manifest.next_offset), (
@@ -448,9 +552,14 @@ class Reading:
         async with aclosing(reader.messages(self.offset)) as batches:
             async for batch in batches:
                 assert batch.offset == self.offset, f"{batch.offset} came after {self.offset}"
+                assert batch.bodies
                 for offset, body in enumerate(batch.bodies, batch.offset):
-                    assert body == b"record %d of orders" % offset
+                    assert body == self._record(reader, offset)
                 self.offset += len(batch.bodies)
+
+    def _record(self, reader: StreamReader, offset: int) -> bytes:
+        within = offset % CHUNK_RECORDS
+        return self.world.broker.records(reader.manifest.incarnation.bytes, offset - within)[within]
 
     async def _read_windows(self, reader: StreamReader) -> None:
         """Whole chunks, byte for byte, a window at a time; the first holds the offset that was asked for."""
@@ -459,7 +568,8 @@ class Reading:
                 first, last = window.rows[0], window.rows[-1]
                 begin, end = int(first["offset"]), int(last["offset"]) + int(last["records"])
                 assert begin <= self.offset < end, f"[{begin}, {end}) came at {self.offset}"
-                assert window.data == source(begin, end)
+                incarnation = reader.manifest.incarnation.bytes
+                assert window.data == self.world.broker.chunks(incarnation, begin, end)
                 self.offset = end
                 await self.process.rest(self._patience_seconds)
 

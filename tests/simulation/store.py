@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from protocol_world import KEYS
 
 from offload.errors import AlreadyExists, Misuse, NotFound, OutcomeUnknown, Throttled, TryAgain
+from offload.formats.keys import TIER_ANCHOR, is_decisive
 from offload.store.capabilities import Capabilities
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.spans import clip
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from simulation.world import Process, World
 
 T = TypeVar("T")
+
+
+def is_data(key: str) -> bool:
+    """Whether the data store of a tier with a commit store may hold this key. Both have the tier's anchor."""
+    return key == TIER_ANCHOR or not is_decisive(key)
 
 
 class Crash(BaseException):
@@ -47,8 +53,9 @@ class Turn:
 class SimulatedStore(ObjectStore):
     """See the module's head."""
 
-    def __init__(self, process: Process, world: World) -> None:
-        self._process, self._world = process, world
+    def __init__(self, process: Process, world: World, *, holds: Callable[[str], bool] | None = None) -> None:
+        """`holds` says which keys may be in this store, if there are others beside it."""
+        self._process, self._world, self._holds = process, world, holds
         self._objects = world.objects
 
     @property
@@ -58,7 +65,7 @@ class SimulatedStore(ObjectStore):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            atomic_create=True,
+            atomic_create=self._holds is not is_data,
             strong_listing=True,
             multipart=True,
             durable=True,
@@ -67,7 +74,7 @@ class SimulatedStore(ObjectStore):
         )
 
     async def put(self, key: str, body: Body) -> None:
-        check_key(key)
+        self._check(key)
         self._world.judge.sent(key, self._process.name)
         data = b"".join([window async for window in body.windows()])
         if len(data) != body.size_bytes:
@@ -86,7 +93,7 @@ class SimulatedStore(ObjectStore):
         await self._ask("complete", key, complete)
 
     async def create(self, key: str, data: bytes) -> None:
-        check_key(key)
+        self._check(key)
 
         def create() -> None:
             if key in self._objects:
@@ -96,7 +103,7 @@ class SimulatedStore(ObjectStore):
         await self._ask("create", key, create)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        check_key(key)
+        self._check(key)
 
         def get() -> bytes:
             if key not in self._objects:
@@ -111,13 +118,13 @@ class SimulatedStore(ObjectStore):
         return await self._ask("get", key, get, changes=False)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        page_keys = self._world.page_keys
         while True:
-            begin = after
+            begin, page_keys = after, self._world.page_keys
 
-            def page(begin: str = begin) -> list[Listed]:
-                keys = sorted(key for key in self._objects if key.startswith(prefix) and key > begin)
-                return [Listed(key, len(self._objects[key])) for key in keys[: page_keys + 1]]
+            def page(begin: str = begin, page_keys: int = page_keys) -> list[Listed]:
+                keys = (key for key in self._objects if key.startswith(prefix) and key > begin)
+                mine = sorted(key for key in keys if self._holds is None or self._holds(key))
+                return [Listed(key, len(self._objects[key])) for key in mine[: page_keys + 1]]
 
             rows = await self._ask("list", prefix, page, changes=False)
             for row in rows[:page_keys]:
@@ -128,7 +135,7 @@ class SimulatedStore(ObjectStore):
 
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            check_key(key)
+            self._check(key)
 
         def delete() -> None:
             for key in keys:
@@ -148,8 +155,14 @@ class SimulatedStore(ObjectStore):
     async def abort_upload(self, upload: Unfinished) -> None:
         await self._ask("abort", upload.key, lambda: self._aborted(upload))
 
+    def _check(self, key: str) -> None:
+        check_key(key)
+        if self._holds is not None and not self._holds(key):
+            self._world.fail(f"{key} was asked of a store that never holds it")
+
     def _store(self, key: str, data: bytes) -> None:
-        self._objects[key] = bytes(data)
+        if key not in self._world.torn:  # what a crash tore stays torn
+            self._objects[key] = bytes(data)
 
     def _flipped(self, data: bytes) -> bytes:
         """With one bit flipped somewhere."""

@@ -32,6 +32,8 @@ class Weather:
     trimmers: int
     aborters: int
     deletes: bool
+    mayflies: bool
+    """The stream is deleted every few seconds."""
     scrubs: bool
     grace_seconds: float
     clocks_jump: bool
@@ -52,6 +54,19 @@ class Weather:
     loses_roots: bool
     jobs: int = 0
     compactors: int = 0
+    fetchers: int = 0
+    commit_entries: int = 256
+    """Appends of more fragments take several commits."""
+    truncates: float = 0.0
+    births: bool = False
+    """Nothing is there at first, not even the tier."""
+    split: bool = False
+    """Roots and anchors are in a store of their own."""
+    guarded: bool = False
+    """Stores are behind retries and limits, as users have them."""
+    first_version: int = 0
+    first_offset: int = 0
+    """Where the numbers begin: some wrap 32 bits soon, some are close to the end of 64 bits."""
 
     @classmethod
     def of(cls, random: Random) -> Weather:
@@ -74,6 +89,7 @@ class Weather:
             trimmers=random.choice((0, 0, 1, 2)),
             aborters=random.choice((0, 0, 1)),
             deletes=maybe(0.25),
+            mayflies=False,
             scrubs=maybe(0.1),
             grace_seconds=GRACE_SECONDS if readers else random.choice((0.0, 0.5, GRACE_SECONDS)),
             clocks_jump=maybe(0.3),
@@ -93,7 +109,8 @@ class Weather:
             tears=sometimes(1.0, 0.3),
             loses_roots=maybe(0.15),
         )
-        return random.choice((drawn, drawn, drawn._of_readers(random), drawn._of_sleepers()))
+        kinds = (drawn, drawn, drawn, drawn._of_readers(random), drawn._of_sleepers(), drawn._of_mayflies())
+        return random.choice(kinds)
 
     def _of_readers(self, random: Random) -> Self:
         """Slow readers, whose fragments are trimmed and swept meanwhile; little else goes wrong."""
@@ -117,14 +134,39 @@ class Weather:
         groups larger.
         """
         jobs, compactors = random.choice((0, 0, 0, 1, 2)), random.choice((0, 0, 0, 1, 2))
+        fetchers = random.choice((0, 0, 1))
         if not compactors:
-            return replace(self, jobs=jobs)
-        rare = {"trimmers": random.choice((0, 1)), "writers": 1, "stall": self.stall / 3}
+            return replace(self, jobs=jobs, fetchers=fetchers)
+        rare = {
+            "trimmers": random.choice((0, 1)), "writers": random.choice((1, 1, 2)), "stall": self.stall / 3,
+            "fetchers": fetchers,
+        }  # fmt: skip
         return replace(
             self, steps=600, jobs=jobs, compactors=compactors, factor=random.choice((2, 3, 4)), **rare
+        )
+
+    def on_a_tier(self, random: Random) -> Self:
+        """The same on a tier of any kind, beside a broker of any kind."""
+
+        def maybe(often: float) -> bool:
+            return random.random() < often
+
+        return replace(
+            self,
+            commit_entries=random.choice((1, 2, 256, 256)),
+            truncates=random.random() * 0.03 if maybe(0.2) else 0.0,
+            **random.choice((*({},) * 6, {"births": True}, {"split": True})),
+            guarded=maybe(0.2),
+            first_version=random.choice((0, 0, 0, 2**32 - 10, 2**64 - 2**34)),
+            first_offset=random.choice((0, 0, 0, 2**32 - 20, 2**64 - 2**16)),
         )
 
     def _of_sleepers(self) -> Self:
         """Rival writers that stall before their creates, while sweeps take every old root at once."""
         people = replace(self, writers=3, readers=0, sweepers=2, trimmers=2, scrubs=False)
         return replace(people, grace_seconds=0.0, steps=400, stall=0.1, crash=0.002, page_keys=100)
+
+    def _of_mayflies(self) -> Self:
+        """A stream that is deleted and born again all the time, by writers that stall."""
+        people = replace(self, writers=3, sweepers=1, trimmers=0, aborters=0, deletes=True, mayflies=True)
+        return replace(people, steps=300, stall=0.1, crash=0.002, page_keys=100)

@@ -33,22 +33,29 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from protocol_judge import Judge, Objects
+import pytest
+from protocol_judge import LIVE, Judge, Objects
 from protocol_world import CHUNK_RECORDS, KEYS, STREAM, ResendingClient, WitnessedOffloader, chunk, source
 
 from offload.env import Env
 from offload.events import Event, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
-from offload.formats.keys import TIER_ANCHOR
-from offload.store.port import Unfinished
+from offload.formats.keys import TIER_ANCHOR, is_decisive
+from offload.formats.manifest import NOBODY, Manifest, State
+from offload.offloader import Receipt
+from offload.store.limit import Limits
+from offload.store.port import ObjectStore, Unfinished
+from offload.tier import stream_writer
 from offload.tier.object_store_offloader import TierOptions
+from offload.tier.opening import guarded
+from simulation.broker import Broker
 from simulation.loop import DirectedLoop
-from simulation.store import Crash, SimulatedStore, Turn
+from simulation.store import Crash, SimulatedStore, Turn, is_data
 from simulation.weather import GRACE_SECONDS, Weather
 
 T = TypeVar("T")
@@ -90,17 +97,27 @@ class Process:
             sleep=asyncio.sleep,
             random=self.random.random,
         )
-        self.store = SimulatedStore(self, world)
-        resends = world.weather.resends and self.random.random() < 0.5
         size_bytes = self.random.choice((1, 2 * len(chunk(0))))
         if world.weather.compactors:
             size_bytes = COMPACTED_SIZE_BYTES if name.startswith("compactor") else 1
+        self.resends = world.weather.resends and self.random.random() < 0.5
+        deadline_seconds = self.random.choice((600.0, 20.0, 4.0))
+        self.limits = Limits(deadline_seconds=deadline_seconds) if world.weather.guarded else None
         self.offloader = WitnessedOffloader(
-            ResendingClient(self.store) if resends else self.store,
+            self._store(is_data if world.weather.split else None),
             env=self.env,
             options=TierOptions(fragment_size_bytes=size_bytes, uploads_max=2),
             emit=self._emit,
+            open_store=lambda url: self._store(is_decisive),
+            factor=world.weather.factor,
         )
+
+    def _store(self, holds: Callable[[str], bool] | None) -> ObjectStore:
+        """A store as this process has it, which holds all keys or some."""
+        store: ObjectStore = SimulatedStore(self, self.world, holds=holds)
+        if self.resends:
+            store = ResendingClient(store)
+        return store if self.limits is None else guarded(store, self.env, self.limits)
 
     async def do(self, job: Coroutine[Any, Any, T]) -> T:
         """Run a job that the director may cancel, as a caller's deadline does. Then `Cancelled` is raised."""
@@ -134,6 +151,19 @@ class Process:
             self.world.judge.told(event.manifest, self.name)
 
 
+class SimulationJudge(Judge):
+    """A judge who knows what a broker wrote that truncates its log."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(source)
+        self._broker = broker
+
+    def is_sources(self, first_offset: int, next_offset: int, data: bytes) -> bool:
+        """See `Broker.wrote`."""
+        assert self.root is not None
+        return self._broker.wrote(self.root, first_offset, next_offset, data)
+
+
 class Cancelled(Exception):
     """The director took the place of a caller who gave up."""
 
@@ -160,9 +190,11 @@ class World:
         self.seed = seed
         self.random = Random(seed)
         # Drawn apart: the rest is as it would be without them.
-        self.weather = Weather.of(self.random).with_guests(Random(f"{seed}/jobs"))
+        weather = Weather.of(self.random).with_guests(Random(f"{seed}/jobs"))
+        self.weather = weather.on_a_tier(Random(f"{seed}/tier"))
         self.tell = tell
-        self.judge = Judge(source)
+        self.broker = Broker(self.weather.first_offset)
+        self.judge = SimulationJudge(self.broker)
         self.objects = Objects(self.judge)
         self.unfinished: dict[str, Unfinished] = {}
         self.loop = DirectedLoop(self._direct)
@@ -171,6 +203,8 @@ class World:
         self.late: list[Callable[[], None]] = []
         self.torn: set[str] = set()
         """The keys of torn objects."""
+        self.receipts: list[Receipt] = []
+        """What jobs uploaded lately."""
 
         self.figures = Figures(seeds=1)
         self.is_calm = self.is_over = False
@@ -178,8 +212,39 @@ class World:
         self.roles: dict[str, Callable[[Process], Coroutine[Any, Any, None]]] = {}
         self._failure: tuple[str, BaseException | None] | None = None
         self._time_is_up: asyncio.Future[None] = self.loop.create_future()
-        self.objects[TIER_ANCHOR] = TierAnchor(branching_factor=self.weather.factor).encode()
+        self._begin_tier()
+
+    def _begin_tier(self) -> None:
+        """What is there before anybody lives: nothing, or anchors, or what is left of a stream of old."""
+        if self.weather.births:
+            return
+        anchor = TierAnchor(branching_factor=self.weather.factor)
+        if self.weather.split:
+            stores = {"commit_store": "simulated://roots", "data_store": "simulated://data"}
+            anchor = replace(anchor, uid=str(UUID(int=9)), **stores)
+        self.objects[TIER_ANCHOR] = anchor.encode()
         self.objects[KEYS.anchor] = StreamAnchor(stream=STREAM).encode()
+        if self.weather.first_version:
+            tombstone = Manifest(
+                stream=STREAM,
+                version=self.weather.first_version,
+                incarnation=UUID(int=8),
+                writer=NOBODY,
+                epoch=self.weather.first_version,
+                source_epoch=0,
+                committer=NOBODY,
+                commit_id=UUID(int=8),
+                state=State.DELETED,
+                first_offset=0,
+                next_offset=0,
+            )
+            self.objects[KEYS.root(tombstone.version)] = tombstone.encode()
+
+    def restore_the_broker(self) -> None:
+        """The broker's log goes on from what the tier holds."""
+        if self.judge.root is not None and self.judge.root.state == LIVE:
+            self.broker.restore(self.judge.root)
+            self.happened("restorations")
 
     # Who there is.
 
@@ -228,8 +293,8 @@ class World:
 
     @property
     def page_keys(self) -> int:
-        """How many keys a page of a listing has."""
-        return 1000 if self.is_calm else self.weather.page_keys
+        """How many keys the next page of a listing has."""
+        return 1000 if self.is_calm else self.random.randint(1, self.weather.page_keys)
 
     def happened(self, what: str) -> None:
         """Count it."""
@@ -260,6 +325,7 @@ class World:
             self._give(self.random.choice(turns))
             self.loop.now += self.random.random() * 0.2
         elif wait is not None:
+            self.figures.steps += bool(self.turns) and not turns  # so that stalls end where all stall
             self.loop.now += wait
         elif self.late:
             self._land()
@@ -311,6 +377,17 @@ class World:
             self.say("time passes")
         if weather.clocks_jump and self.chance(0.02):
             self._jump(self._anybody().clock)
+        if self.chance(weather.truncates):
+            self._truncate()
+
+    def _truncate(self) -> None:
+        """A new leader of the broker goes on near the end of what the tier holds."""
+        root = self.judge.root
+        end = self.broker.first_offset if root is None or root.state != LIVE else root.next_offset
+        offset = after(end, self.random.choice((-1, 0, 0, 0, 1, 1, 2, 3)))
+        self.broker.cut(offset)
+        self.happened("truncations")
+        self.say(f"the broker's log is cut at {offset}")
 
     def _somebody(self) -> Process:
         """One that is about to change something, where a stall hurts most, or anybody."""
@@ -334,10 +411,10 @@ class World:
         self.say(f"{process.name} crashes")
         for turn in [turn for turn in self.turns if turn.process is process]:
             self.turns.remove(turn)
-            if turn.torn is not None and self.chance(self.weather.tears):
+            if turn.torn is not None and turn.key not in self.objects and self.chance(self.weather.tears):
                 self.happened("torn objects")
-                self.torn.add(turn.key)
                 turn.torn()
+                self.torn.add(turn.key)
             elif turn.act is not None and self.random.random() < 0.4:
                 self.late.append(turn.act)
         role = process.name.partition(".")[0]
@@ -355,7 +432,9 @@ class World:
     def run(self, life: Callable[[World], Coroutine[Any, Any, None]]) -> Figures:
         """Live it to its end. Raises `Broken`."""
         try:
-            self.loop.run_until_complete(life(self))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(stream_writer, "COMMIT_ENTRIES", self.weather.commit_entries)
+                self.loop.run_until_complete(life(self))
             self.check()
             self.figures.counts.update(zombies=self.judge.zombies, roots=len(self.judge.history))
             return self.figures

@@ -1,0 +1,118 @@
+"""The broker of a simulated world: one log, which each new leader may cut before it goes on.
+
+A log says which leader wrote the chunk at each offset. A new leader keeps the log of the one before it up to
+an offset, and writes other chunks from there on. Writers copy from the log that they saw, which may be an
+older one. The tier may hold what was cut since; then somebody restores the broker's log from the tier.
+
+The broker also keeps what the tier committed. Invariants: the chunk at an offset stays the same for as long
+as the stream's incarnation lives, and each chunk follows one that stood before it in a leader's log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from protocol_judge import Root
+from protocol_world import CHUNK_RECORDS, Ledger, chunk, records_of
+
+from offload.source import Snapshot
+
+SEEN_CHUNKS: Final = 8
+"""How many chunks around an offset a snapshot shows: enough to compare histories there."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log of one leader: from which offset on which leader wrote it, in order."""
+
+    reigns: tuple[tuple[int, int], ...]
+
+    @property
+    def leader(self) -> int:
+        """The newest leader, which is also the broker's leader epoch."""
+        return self.reigns[-1][1]
+
+    def leader_at(self, offset: int) -> int:
+        """Who wrote the chunk at this offset."""
+        return next(leader for begin, leader in reversed(self.reigns) if begin <= offset)
+
+    def ledger(self, first_offset: int, next_offset: int) -> Ledger:
+        """A range of the log."""
+        return _ledger(self, first_offset, next_offset)
+
+    def snapshot(self, offset: int) -> Snapshot:
+        """The log around an offset, as a sync compares it with the tier."""
+        span = SEEN_CHUNKS * CHUNK_RECORDS
+        first = max(self.reigns[0][0], offset - span)
+        ledger = self.ledger(first, offset + span)
+        return Snapshot(
+            ledgers=[ledger], first_offset=first, next_offset=ledger.next_offset, epoch=self.leader
+        )
+
+
+@lru_cache(4096)
+def _ledger(log: Log, first_offset: int, next_offset: int) -> Ledger:
+    offsets = range(first_offset, next_offset, CHUNK_RECORDS)
+    raw = b"".join(chunk(offset, log.leader_at(offset)) for offset in offsets)
+    return Ledger(first_offset, next_offset, raw=raw)
+
+
+@dataclass
+class Broker:
+    """See the module's head."""
+
+    first_offset: int
+    log: Log = field(init=False)
+    logs: dict[int, Log] = field(default_factory=dict)
+    """Each leader's, as it was when that one began."""
+    committed: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    """By incarnation and offset, whose chunk it is."""
+
+    def __post_init__(self) -> None:
+        self._reign(((self.first_offset, 1),))
+
+    def cut(self, offset: int) -> None:
+        """A new leader goes on from this offset, whatever stood there."""
+        kept = tuple(reign for reign in self.log.reigns if reign[0] < offset)
+        self._reign((*kept, (max(offset, self.first_offset), self.log.leader + 1)))
+
+    def restore(self, root: Root) -> None:
+        """A new leader goes on where the tier ends, from what the tier holds."""
+        reigns: list[tuple[int, int]] = []
+        for offset in range(self.first_offset, root.next_offset, CHUNK_RECORDS):
+            leader = self.committed.get((root.incarnation, offset), 1)
+            if not reigns or reigns[-1][1] != leader:
+                reigns.append((offset, leader))
+        self._reign((*reigns, (root.next_offset, self.log.leader + 1)))
+
+    def _reign(self, reigns: tuple[tuple[int, int], ...]) -> None:
+        self.log = Log(reigns)
+        self.logs[self.log.leader] = self.log
+
+    def wrote(self, root: Root, first_offset: int, next_offset: int, data: bytes) -> bool:
+        """Whether the stream may hold this: a part of a leader's log, which continues what is committed."""
+        at = 0
+        for offset in range(first_offset, next_offset, CHUNK_RECORDS):
+            leader = self._leader_of(data, at, offset)
+            if leader is None or self.committed.setdefault((root.incarnation, offset), leader) != leader:
+                return False
+            if offset > root.first_offset:  # else nothing is left that a sync could compare
+                before = self.committed[root.incarnation, offset - CHUNK_RECORDS]
+                if self.logs[leader].leader_at(offset - CHUNK_RECORDS) != before:
+                    return False
+            at += len(chunk(offset, leader))
+        return at == len(data)
+
+    def _leader_of(self, data: bytes, at: int, offset: int) -> int | None:
+        return next((leader for leader in self.logs if data.startswith(chunk(offset, leader), at)), None)
+
+    def records(self, incarnation: bytes, offset: int) -> list[bytes]:
+        """What a reader of this incarnation must be given for the chunk at this offset."""
+        return records_of(offset, self.committed[incarnation, offset])
+
+    def chunks(self, incarnation: bytes, first_offset: int, next_offset: int) -> bytes:
+        """The same for a range, as stored."""
+        offsets = range(first_offset, next_offset, CHUNK_RECORDS)
+        return b"".join(chunk(offset, self.committed[incarnation, offset]) for offset in offsets)
