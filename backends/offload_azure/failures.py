@@ -165,7 +165,7 @@ def _of_reply(
     if code in TRANSIENT or status >= 500:
         return lost(text)
     if _names_the_version(exc):
-        return Denied(f"{said}: the server does not know this version; set `api_version` ({code})")
+        return StoreDenied(f"{said}: the server does not know this version; set `api_version` ({code})")
     if code in WRONG:
         return Misuse(text)
     if not _speaks_azure(exc):

@@ -130,6 +130,7 @@ THROTTLED: Final = {
 }
 DAMAGED: Final = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 """The bytes that arrived were not the bytes that were sent: nothing was stored, sending again helps."""
+WITHOUT_CHECKSUM: Final = {"InvalidRequest", "MissingUploadObjectWithObjectLockHeaders"}
 TRANSIENT: Final = {"InternalError", "ServiceUnavailable", "RequestTimeout", "408", "OperationAborted"}
 WRONG: Final = {"EntityTooSmall", "EntityTooLarge", "InvalidPart", "InvalidPartOrder", "KeyTooLongError"}
 
@@ -195,6 +196,15 @@ def code_of(exc: ClientError) -> str:
     """The code of an error reply; the HTTP status where the body had none (HEAD has no body)."""
     response: Any = exc.response
     return str(response.get("Error", {}).get("Code") or status_of(exc))
+
+
+def wants_a_checksum(exc: ClientError) -> bool:
+    """Whether a put was refused because it had no checksum, as buckets with an object lock refuse it.
+
+    S3 answers `InvalidRequest` to much else too, so its text decides; moto has a code for this.
+    """
+    message = str(exc.response.get("Error", {}).get("Message", ""))
+    return "Content-MD5" in message and code_of(exc) in WITHOUT_CHECKSUM
 
 
 def status_of(exc: ClientError) -> int:

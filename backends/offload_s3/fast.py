@@ -2,7 +2,8 @@
 
 Where requests go is asked of that client, so that addressing, partitions and settings mean the same; its
 session finds and renews the credentials. Over TLS the payload is not signed, because TLS protects it; over
-plain HTTP it is. The CRC-32C of S3 is not sent: obstore has none.
+plain HTTP it is. The CRC-32C of S3 is not sent: obstore has none. A bucket with an object lock refuses puts
+without one, and the client behind then sends them.
 
 `why_not_fast` speaks without obstore being installed; the rest imports it.
 """
@@ -25,7 +26,7 @@ from offload_cloud.choice import TRUSTS_MORE, is_the_systems
 from offload_cloud.options import shown
 
 from offload.errors import Misuse, OffloadError
-from offload_s3.failures import ELSEWHERE, code_of, explained
+from offload_s3.failures import ELSEWHERE, code_of, explained, wants_a_checksum
 from offload_s3.options import S3Options
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def fast_store(store: S3Store) -> FastStore:
         cause = _reply(status, body, operation="PutObject" if mutation else "GetObject")
         if code_of(cause) in ELSEWHERE:
             return None  # the client behind goes to the region that the reply names
+        if wants_a_checksum(cause):
+            return None  # the client behind sends one
         return explained(cause, what=what, where=store.url, key=key, mutation=mutation)
 
     return FastStore(

@@ -255,6 +255,7 @@ class S3Store(ObjectStore):
             Bucket=self.bucket,
             Key=key,
             Body=sliced(windows),
+            ChecksumAlgorithm="CRC32C",  # a bucket with an object lock may look for this header alone
             ChecksumCRC32C=checksum_of(*windows),
             **conditions,
             **self._encrypted,

@@ -45,6 +45,7 @@ from offload import (
     NotFound,
     OutcomeUnknown,
     Span,
+    StoreDenied,
     Suffix,
     Throttled,
     TryAgain,
@@ -555,7 +556,7 @@ def test_a_version_that_the_server_does_not_know_is_a_persons_to_change() -> Non
     with wire(lambda heard: refusal("InvalidHeaderValue", 400, inside=inside)) as server:
         error = error_of(server.url, get)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "`api_version`" in str(error)
 
 
@@ -590,7 +591,7 @@ def test_a_certificate_that_has_expired_is_its_owners_to_renew(tmp_path: Path) -
     with wire(answers, tls=served(made)) as server:
         error = error_of(server.url, get, verify=str(made.path))
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "expired" in str(error)
 
 

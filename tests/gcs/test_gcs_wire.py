@@ -20,7 +20,7 @@ from offload_gcs import GcsOptions, GcsStore
 from offload_gcs.reading import written
 from wire import ANSWER_SECONDS_MAX, Answer, Heard, Wire, silent, wire
 
-from offload import Body, Denied, OffloadError, OutcomeUnknown, Span, Suffix, TryAgain
+from offload import Body, Denied, OffloadError, OutcomeUnknown, Span, StoreDenied, Suffix, TryAgain
 from offload.formats.checksums import crc32c
 
 T = TypeVar("T")
@@ -301,7 +301,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> Non
         of_store(server.url, create, verify=str(made.path))
         of_store(server.url, create, verify="false")
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "`verify`" in str(error)
     assert len(server.heard) == 2
 
@@ -312,7 +312,7 @@ def test_a_certificate_that_has_expired_is_refused(tmp_path: Path) -> None:
     with wire(answers, tls=served(made)) as server:
         error = error_of(server.url, get, verify=str(made.path))
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert server.heard == []
 
 

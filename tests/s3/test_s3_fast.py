@@ -43,12 +43,12 @@ from wire import ANSWER_SECONDS_MAX, Answer, Heard, Wire, silent, wire
 
 from offload import (
     Body,
-    Denied,
     Misuse,
     ObjectStore,
     OffloadError,
     OutcomeUnknown,
     Span,
+    StoreDenied,
     Suffix,
     Throttled,
     TryAgain,
@@ -337,7 +337,7 @@ def test_no_credentials_are_a_persons_to_set(tmp_path: Path, monkeypatch: pytest
 
     error = error_of("http://127.0.0.1:1", get, **FAST, key=None, secret=None, token=None)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "no credentials found" in str(error)
 
 
@@ -398,6 +398,21 @@ def test_a_refusal_is_the_same_error_by_either_client(call: Call, code: str, sta
     assert [by_obstore(heard) for heard in server.heard] == [True, False]
 
 
+def test_a_put_that_wants_a_checksum_goes_to_the_client_behind() -> None:
+    """S3 says this of buckets with an object lock, and answers the same code to much else."""
+    wanted = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests"
+
+    def locked(heard: Heard) -> Answer:
+        if "x-amz-checksum-crc32c" in heard.headers:
+            return answers(heard)
+        return refusal("InvalidRequest", 400, f"<Message>{wanted}</Message>")
+
+    with wire(locked) as server:
+        of_store(server.url, put, **FAST)
+
+    assert [by_obstore(heard) for heard in server.heard] == [True, False]
+
+
 @pytest.mark.parametrize("status", [500, 502, 503, 429])
 def test_an_error_without_a_body_is_not_asked_again(status: int) -> None:
     with wire(lambda heard: Answer(status)) as server:
@@ -419,7 +434,7 @@ def test_a_certificate_that_is_not_trusted_is_told_by_the_client_behind(tmp_path
     with wire(answers, tls=served(certificate(tmp_path))) as server:
         error = error_of(server.url, put, **FAST)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert "not trusted" in str(error)
 
 

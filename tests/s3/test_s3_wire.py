@@ -29,7 +29,7 @@ from s3_calls import (
 )
 from wire import Answer, Heard, Wire, wire
 
-from offload import Body, Denied, OffloadError, OutcomeUnknown, Span, Suffix, TryAgain
+from offload import Body, Denied, OffloadError, OutcomeUnknown, Span, StoreDenied, Suffix, TryAgain
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_no_redirect_is_followed(s3: Wire, status: int, call: Call) -> None:
     with wire(lambda heard: Answer(status, headers={"Location": f"{s3.url}/bucket/a/key"})) as server:
         error = error_of(server.url, call)
 
-    assert type(error) is Denied
+    assert type(error) is StoreDenied
     assert len(server.heard) == 1
     assert s3.heard == []
 
