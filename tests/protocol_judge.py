@@ -285,14 +285,14 @@ class Judge:
         self._told[incarnation] = max(self._told.get(incarnation, 0), manifest.next_offset)
         self._check_told()
 
-    def forget_roots(self) -> None:
-        """Roots were lost, which nothing in the protocol does: begin anew, without a history.
+    def forget_roots(self, *, above: int = 0) -> None:
+        """Roots were lost, which nothing in the protocol does: go on from those that are left.
 
         A rebuild may name again what was condemned: nobody sweeps then.
         """
-        self.history.clear()
+        self.history = {number: root for number, root in self.history.items() if number <= above}
         self._condemned.clear()
-        self.newest = 0
+        self.newest = max(self.history, default=0)
 
     def _root_stored(self, number: int, root: Root) -> None:
         if number <= self.newest:
@@ -300,7 +300,9 @@ class Judge:
             return
         root = self._followed(number, root)
         parent = self.root
-        if number != self.newest + 1 and self.history:
+        if root.state == REBUILDING:  # the operator sees to it that nobody sweeps
+            self._condemned.clear()
+        elif number != self.newest + 1 and self.history:
             self._broken(4, f"root {number} follows root {self.newest}")
         if root.version != number:
             self._broken(4, f"root {number} calls itself {root.version}")
@@ -391,8 +393,12 @@ class Judge:
             self._broken(5, f"root {number}: the epoch rose without a claim")
         if root.writer != parent.writer and root.epoch <= parent.epoch:
             self._broken(5, f"root {number}: the writer changed without a higher epoch")
+        if root.state == REBUILDING:  # the fence of a rebuild: all waits, and nothing that was named is lost
+            if root.running or root.writer == parent.writer or root.named.keys() != parent.named.keys():
+                self._broken(5, f"root {number}: a fence that lost what was named, or lets somebody go on")
+            return
         if parent.state == REBUILDING:  # the one commit of a rebuild, on its own fence
-            if (root.writer, root.incarnation) != (parent.writer, parent.incarnation):
+            if root.writer != parent.writer or root.state != LIVE:
                 self._broken(5, f"root {number}: a rebuild that another writer ended")
             return
         if root.state == DELETED:
@@ -531,7 +537,9 @@ class Objects(dict[str, bytes]):
         return data
 
     def lose_roots(self, *, above: int = 0) -> None:
-        """An accident outside the protocol: every root is gone, or every one above this number."""
-        for key in [key for key in self if (match := ROOT.fullmatch(key)) and int(match[1]) > above]:
-            super().pop(key)
-        self.judge.forget_roots()
+        """An accident outside the protocol: every root above this number is gone."""
+        for key in list(self):
+            match = ROOT.fullmatch(key)
+            if match and int(match[1]) > above:
+                super().pop(key)
+        self.judge.forget_roots(above=above)

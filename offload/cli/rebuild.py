@@ -1,9 +1,11 @@
-"""`offload rebuild`: a stream's manifest from its data, where all of its roots are lost."""
+"""`offload rebuild`: a stream's manifest from its data, if roots of it are lost."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated
+from uuid import UUID
 
 import typer
 
@@ -11,8 +13,11 @@ from offload.cli.arguments import Options, Tier
 from offload.cli.output import counted, error_line, live_line, one_line, print_json, size_text
 from offload.cli.state import State, Usage, run_async
 from offload.formats.keys import StreamKeys
+from offload.formats.manifest import Manifest
+from offload.formats.manifest import State as ManifestState
+from offload.position import iso_of
 from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.rebuild import RebuildReport
+from offload.tier.rebuild import RebuildReport, names
 from offload.tier.rebuild import rebuild as rebuild_stream
 
 WARNING = (
@@ -20,13 +25,22 @@ WARNING = (
     "that was never committed, may come back."
 )
 
+Incarnation = Annotated[
+    UUID | None,
+    typer.Option(
+        "--incarnation",
+        metavar="UUID",
+        help="Bring back this history, if several are found. Without it they are listed.",
+    ),
+]
+
 Begin = Annotated[
     int | None,
     typer.Option(
         "--accept-holes-before",
         metavar="OFFSET",
         min=0,
-        help="Begin at this offset; what stands before it is given up.",
+        help="Begin at this offset. Data before it is given up.",
     ),
 ]
 End = Annotated[
@@ -35,11 +49,11 @@ End = Annotated[
         "--end-before",
         metavar="OFFSET",
         min=0,
-        help="End before this offset; what stands behind it is left to the next sync.",
+        help="End before this offset. The next sync copies what follows.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be committed.")]
-Yes = Annotated[bool, typer.Option("--yes", help="All writers and sweeps are stopped.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be committed, and change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Confirm that all writers and sweeps are stopped.")]
 
 
 def rebuild(
@@ -47,13 +61,14 @@ def rebuild(
     tier: Tier,
     stream: Annotated[str, typer.Argument(help="The stream whose roots are lost.")],
     option: Options = None,
+    incarnation: Incarnation = None,
     begin: Begin = None,
     end: End = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Make the manifest of STREAM anew from its data objects. Stop all writers and sweeps of it first."""
+    """Rebuild the manifest of STREAM from its data objects. Stop all writers and sweeps of it first."""
     state: State = context.obj
     make_sure(dry_run=dry_run, yes=yes)
 
@@ -65,13 +80,15 @@ def rebuild(
                 return await rebuild_stream(
                     offloader,
                     stream,
+                    incarnation=incarnation,
                     begin=begin,
                     end=end,
                     dry_run=dry_run,
                     progress=lambda read, listed: show(f"{read} of {counted(listed, 'fragment')}"),
                 )
 
-    return tell(run_async(main), dry_run=dry_run, json=json)
+    command = f"offload rebuild {shlex.quote(tier)} {shlex.quote(stream)}"
+    return tell(run_async(main), command=command, dry_run=dry_run, json=json)
 
 
 def make_sure(*, dry_run: bool, yes: bool) -> None:
@@ -85,41 +102,83 @@ def make_sure(*, dry_run: bool, yes: bool) -> None:
         raise typer.Exit(1)
 
 
-def tell(report: RebuildReport, *, dry_run: bool, json: bool) -> int:
-    """Print the report, and return the exit code that goes with it."""
+def tell(report: RebuildReport, *, command: str, dry_run: bool, json: bool) -> int:
+    """Print the report, and return the exit code that goes with it. `command` is what to run again."""
     if json:
         print_json(report.as_json(), indent=2)
     else:
-        _show(report, dry_run=dry_run)
-    return 0 if report.manifest is not None or (dry_run and not report.choice.holes) else 1
+        _show(report, command, dry_run=dry_run)
+    return 0 if report.is_complete else 1
 
 
-def _show(report: RebuildReport, *, dry_run: bool) -> None:
-    choice, keys = report.choice, StreamKeys(report.stream)
+def _show(report: RebuildReport, command: str, *, dry_run: bool) -> None:
+    stream = one_line(report.stream)
     for damage in report.damages:
         print(f"DAMAGE {error_line(damage)}")
+    if report.anchor_restored:
+        print(f"{stream}: its anchor was lost{', and would be restored' if dry_run else ' and is restored'}")
+    if report.histories:
+        _show_histories(report, command)
+    elif report.incarnation is not None:
+        _show_plan(report, command, dry_run=dry_run)
+
+
+def _show_plan(report: RebuildReport, command: str, *, dry_run: bool) -> None:
+    choice, stream = report.choice, one_line(report.stream)
+    keys = StreamKeys(report.stream)
     for each, reason in choice.left_out:
         print(f"left out {one_line(keys.fragment(each.entry.first_offset, each.entry.attempt))}: {reason}")
     for begin, end in choice.holes:
         print(f"HOLE no fragment holds offsets [{begin}, {end})")
-    first, last = choice.chosen[0].entry, choice.chosen[-1].entry
+    first, last = report.range
     size = size_text(sum(each.entry.stored_size_bytes for each in choice.chosen))
-    what = f"[{first.first_offset}, {last.next_offset}), {counted(len(choice.chosen), 'fragment')}, {size}"
+    what = f"[{first}, {last}), {counted(len(choice.chosen), 'fragment')}, {size}"
+    for part in (*report.before, *report.behind):
+        what += f", and a copy of [{part.first_offset}, {part.next_offset})"
     if report.manifest is not None:
-        print(f"{one_line(report.stream)}: rebuilt {what}, as version {report.manifest.version}")
+        print(f"{stream}: rebuilt {what}, as version {report.manifest.version}")
         print("run `offload verify` to read every byte of it, then start the writers")
     elif choice.holes:
-        print(f"{one_line(report.stream)}: nothing was committed. Without a hole there is {what}")
+        print(f"{stream}: nothing was committed. Before the first hole there is {what}")
         _advise(report)
     elif dry_run:
-        print(f"{one_line(report.stream)}: would rebuild {what}")
+        print(f"{stream}: would rebuild {what}")
 
 
 def _advise(report: RebuildReport) -> None:
-    last = report.choice.chosen[-1].entry
+    last = report.choice.next_offset
     print(
-        f"where the source still has what is behind offset {last.next_offset}: "
-        f"--end-before {last.next_offset}, and the next sync copies it again"
+        f"if the source still has what follows offset {last}: --end-before {last}, "
+        "and the next sync copies it again"
     )
     begin = report.choice.holes[-1][1]
-    print(f"where it is gone for good: --accept-holes-before {begin} gives up all before {begin}")
+    print(f"if it is gone for good: --accept-holes-before {begin} gives up all before {begin}")
+
+
+def _show_histories(report: RebuildReport, command: str) -> None:
+    stream, standing = one_line(report.stream), report.standing
+    found = counted(len(report.histories), "history", "histories")
+    print(f"{stream}: {_state(standing)}, and data of {found} was found. Nothing was committed")
+    for row in report.histories:
+        choice, is_named = row.choice, names(standing, row)
+        times = f"{iso_of(row.first_timestamp_ms)} to {iso_of(row.last_timestamp_ms)}"
+        print(
+            f"incarnation {row.incarnation}{', which the manifest names' if is_named else ''}: "
+            f"{choice.messages} messages in offsets [{choice.first_offset}, {choice.next_offset})"
+            f"{' and behind holes' if choice.holes else ''}, {times}, writers' epochs "
+            f"{row.epochs[0]} to {row.epochs[1]}"
+        )
+        if not is_named:
+            print(f"  to bring it back: {command} --incarnation {row.incarnation}")
+    if standing is not None and standing.state is ManifestState.LIVE:
+        print("what the manifest names now is joined to it, if the two touch and agree")
+
+
+def _state(standing: Manifest | None) -> str:
+    if standing is None:
+        return "all roots are lost"
+    return {
+        ManifestState.LIVE: f"the manifest, version {standing.version}, is sound",
+        ManifestState.DELETED: "the stream was deleted",
+        ManifestState.REBUILDING: "a rebuild was interrupted",
+    }[standing.state]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -41,6 +42,8 @@ VERSION: Final = 1
 HEADER_MAGIC: Final = b"OLFH"
 TRAILER_MAGIC: Final = b"OLFT"
 NO_KEY: Final = bytes(16)
+SOURCE_EPOCH: Final = "offload.source_epoch"
+"""The one text of the description that is read back: by a rebuild, if all roots are lost."""
 
 HEADER: Final = layout(
     "Fragment header",
@@ -189,6 +192,12 @@ class FragmentTail:
     def table(self) -> ChunkTable:
         """The index as a chunk table, its positions within this object."""
         return table_of(self.index)
+
+    @property
+    def source_epoch(self) -> int:
+        """The broker's leader epoch that the writer knew; 0 if the fragment does not record it."""
+        text = self.metadata.get(SOURCE_EPOCH, "")
+        return int(text) if re.fullmatch("[0-9]{1,20}", text) and int(text) < 2**64 else 0
 
     @classmethod
     def decode(cls, raw: bytes, *, where: str, size_bytes: int) -> FragmentTail:

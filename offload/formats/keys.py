@@ -138,25 +138,32 @@ class StreamKeys:
 
     def parse_fragment(self, key: str) -> tuple[int, UUID] | None:
         """First offset and attempt, or None where the key is no fragment's of this stream."""
-        match = _FRAGMENT.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        match = self._parsed(_FRAGMENT, key)
         return (int(match[1]), UUID(match[2])) if match else None
 
     def parse_group(self, key: str) -> tuple[int, int, UUID, int] | None:
         """First offset, version, uid and kind, or None where the key is no group's of this stream."""
-        match = _GROUP.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        match = self._parsed(_GROUP, key)
         if match is None:
             return None
         return int(match[1]), int(match[2]), UUID(match[3]), _GROUP_KINDS.index(match[4]) + 1
 
     def parse_sighting(self, key: str) -> tuple[int, UUID] | None:
         """Time in milliseconds and uid, or None where the key is no sighting's of this stream."""
-        match = _SIGHTING.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        match = self._parsed(_SIGHTING, key)
         return (int(match[1]), UUID(match[2])) if match else None
 
     def parse_root(self, key: str) -> int | None:
         """The version, or None where the key is no root's of this stream."""
-        match = _ROOT.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        match = self._parsed(_ROOT, key)
         return int(match[1]) if match else None
+
+    def _parsed(self, pattern: re.Pattern[str], key: str) -> re.Match[str] | None:
+        """The parts of a key of this stream; None also if a number in it needs more than 64 bits."""
+        match = pattern.fullmatch(key, len(self.prefix)) if key.startswith(self.prefix) else None
+        if match is None or any(len(part) == 20 and int(part) >= 2**64 for part in match.groups()):
+            return None
+        return match
 
 
 def looks_escaped(part: str) -> bool:

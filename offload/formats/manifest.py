@@ -253,6 +253,7 @@ class Manifest:
 
         Called before a root is written and after it was read.
         """
+        self.check_numbers(where)
         first = self.entries[0] if len(self.entries) else None
         begin = self.first_offset
         if first is not None and first["kind"] and int(first["first_offset"]) < begin:
@@ -263,6 +264,17 @@ class Manifest:
         if (self.entries["kind"][1:] > self.entries["kind"][:-1]).any():
             raise Corrupt("entry kind", where, expected="larger kinds first", found="another order")
         self._check_totals(where, trimmed=begin < self.first_offset)
+
+    def check_numbers(self, where: str) -> None:
+        """Raise `Corrupt` if a number does not fit its field: epochs and versions can come to their end."""
+        numbers = [(name, getattr(self, name)) for name in _ROOT_NUMBERS]
+        for running in self.running:
+            numbers += [("running ledger", running.ledger_id), ("running epoch", running.epoch)]
+        for name, number in numbers:
+            if not 0 <= number < 2**64:
+                raise Corrupt(
+                    f"root {name}", where, stream=self.stream, expected="0 or more, below 2**64", found=number
+                )
 
     def _check_totals(self, where: str, *, trimmed: bool) -> None:
         for total in TOTALS:

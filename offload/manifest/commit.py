@@ -63,7 +63,7 @@ from offload.errors import (
 from offload.formats.anchor import BRANCHING_FACTOR_MAX
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys, is_of_a_stream
-from offload.formats.manifest import Manifest
+from offload.formats.manifest import Manifest, State
 from offload.manifest.changes import Change
 from offload.manifest.groups import GroupCache
 from offload.manifest.tree import FACTOR, Tree, collapse, edited
@@ -208,6 +208,7 @@ class RootLog:
         """The root that would follow, after the groups that it names were stored."""
         changed = change.apply(base)
         version = changed.version + 1
+        replace(changed, version=version).check_numbers(self.keys.root(version))  # groups carry them too
         changed, path = await self._edited(change, base, changed)
         changed, groups = collapse(changed, factor=self.factor, version=version, uuid=self.env.uuid)
         proposal = replace(
@@ -286,9 +287,9 @@ class RootLog:
             highest = await self._highest(after=version) or version
         else:
             highest = await self._highest(after=max(version - 2, 0)) or 0
-        if highest < version - 1:
+        if highest < version - 1 and proposal.state is not State.REBUILDING:  # a rebuild leaves out numbers
             raise self.lost(version - 1, found=await self._highest(after=0))
-        if highest == version - 1:
+        if highest < version:
             return _NOT_LANDED
         if highest == version and (reply is _Reply.CREATED or await self._is_ours(proposal)):
             return None

@@ -1,77 +1,117 @@
-"""A stream's history from what its fragments say of themselves, where all roots are lost.
+"""A stream's history from what its fragments say of themselves, if roots are lost.
 
 The two commits of a rebuild, and the choice between fragments that cannot both be true
 (docs/commit-protocol.md, step "rebuild"). Pure functions: `tier.rebuild` reads and commits.
 
-The choice. Only fragments of one incarnation count, that with the highest epoch. From where the stream
-begins, fragment follows fragment without a hole. Where several begin at one offset:
+The choice. Only fragments of one incarnation count. From the beginning of the stream, fragment follows
+fragment without a hole. If several begin at one offset:
 
 1. the highest epoch wins: its writer began there, so nothing longer was committed by those before it;
 2. among those of one epoch, the one from which the chain reaches furthest;
 3. then the longer one; then the lesser attempt, so that every rebuild chooses alike.
 
 Invariant: what is chosen has no hole and no overlap; nothing is invented. A hole is never stepped over: it
-is reported, and whoever knows better says where the stream begins or ends.
+is reported, and the operator says where the stream begins or ends.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from offload.errors import Conflict, Fenced
-from offload.formats.manifest import Entry, Manifest, State
+from offload.formats.manifest import NO_ENTRIES, TOTALS, Entry, Manifest, State
 from offload.manifest.changes import Change, append_entries
 
 JUMP: Final = 2**32
-"""How far above any number ever used the fence stands: no sleeper's create comes near it."""
+"""How far above every number ever used the fence is: no sleeper's create comes near it."""
+
+NUMBER_MAX: Final = 2**63
+"""No writer counts so far. Below it there is room for a fence's number and its epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A fragment that holds, as far as its own tail can say."""
+    """A fragment that is sound, as far as its own tail can say."""
 
     entry: Entry
     incarnation: UUID
     epoch: int
     base_version: int
+    source_epoch: int = 0
+    """The broker's leader epoch that the fragment records; 0 if it records none."""
+
+    @property
+    def name(self) -> tuple[int, UUID]:
+        """What tells the fragment from all others of its stream."""
+        return self.entry.first_offset, self.entry.attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence(Change):
-    """Put a root that names nothing far above all others: readers wait, and no sleeper comes after it."""
+    """Create a root far above all others, so that no sleeper comes after it. Readers and writers wait.
+
+    It goes on naming what the root before it named. So a rebuild that is killed loses nothing of that, and
+    the next one finds it.
+    """
 
     stream: str
     writer: UUID
     incarnation: UUID
+    """Of the stream, if there is no root that says it."""
+
     epoch: int
     above: int
     """The highest number that any object mentions."""
 
+    jump: int = JUMP
+    """How far above it the fence is, unless the newest root is higher still."""
+
+    instead_of: UUID | None = None
+    """The commit id of the sound root, or the tombstone, that the operator replaces."""
+
     def apply(self, base: Manifest | None) -> Manifest:
-        """See `Change.apply`. Refused where a root stands that needs no rebuild."""
-        if base is not None and base.state is not State.REBUILDING:
-            raise Conflict(f"stream {base.stream!r} has a manifest again, version {base.version}")
-        return Manifest(
-            stream=self.stream,
-            version=max(self.above + JUMP - 1, 0 if base is None else base.version),
-            incarnation=self.incarnation,
-            writer=self.writer,
-            epoch=max(self.epoch, 0 if base is None else base.epoch + 1),
-            source_epoch=0,
-            committer=self.writer,
-            commit_id=UUID(int=0) if base is None else base.commit_id,
-            state=State.REBUILDING,
-            first_offset=0,
-            next_offset=0,
+        """See `Change.apply`. Raises `Conflict` if the newest root is not the one to be replaced."""
+        if base is None or base.state is State.DELETED:
+            fence = self._naming_nothing()
+        else:
+            fence = replace(base, writer=self.writer, running=(), state=State.REBUILDING)
+        if base is None:
+            return replace(fence, version=self.above + self.jump - 1, epoch=self.epoch)
+        if base.state is not State.REBUILDING and base.commit_id != self.instead_of:
+            raise Conflict(
+                f"stream {base.stream!r} has a manifest that is newer than the rebuild, version "
+                f"{base.version}: stop every writer of the stream, and run again"
+            )
+        return replace(
+            fence,
+            version=max(self.above + self.jump - 1, base.version),
+            epoch=max(self.epoch, base.epoch + 1),
+            source_epoch=base.source_epoch,
+            commit_id=base.commit_id,
         )
 
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
         """See `Change.is_in`."""
         return manifest.writer == self.writer
+
+    def _naming_nothing(self) -> Manifest:
+        return Manifest(
+            stream=self.stream,
+            version=0,
+            incarnation=self.incarnation,
+            writer=self.writer,
+            epoch=0,
+            source_epoch=0,
+            committer=self.writer,
+            commit_id=UUID(int=0),
+            state=State.REBUILDING,
+            first_offset=0,
+            next_offset=0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +119,13 @@ class Rebuilt(Change):
     """Name the chosen fragments, on the fence of the same rebuild, and let the stream live again."""
 
     writer: UUID
+    incarnation: UUID
     entries: Sequence[Entry]
+    source_epoch: int = 0
+    """The highest leader epoch of the broker that any of the data mentions."""
 
     def check_author(self, base: Manifest | None) -> None:
-        """See `Change.check_author`: another rebuild, or a claim behind it, ends this one."""
+        """See `Change.check_author`: another rebuild, or a claim after it, ends this one."""
         if base is None or base.writer != self.writer:
             raise Fenced("another rebuild of the stream, or a writer, took over; run again")
 
@@ -92,8 +135,19 @@ class Rebuilt(Change):
         assert base is not None
         if base.state is not State.REBUILDING:
             raise Conflict(f"stream {base.stream!r} is not being rebuilt any more")
+        nothing: dict[str, Any] = dict.fromkeys((*TOTALS, "ledgers", "last_ledger_id"), 0)
         begin = self.entries[0].first_offset
-        empty = replace(base, state=State.LIVE, first_offset=begin, next_offset=begin)
+        empty = replace(
+            base,
+            incarnation=self.incarnation,
+            source_epoch=max(base.source_epoch, self.source_epoch),
+            state=State.LIVE,
+            first_offset=begin,
+            next_offset=begin,
+            running=(),
+            entries=NO_ENTRIES,
+            **nothing,
+        )
         return append_entries(empty, self.entries)
 
     def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
@@ -105,21 +159,86 @@ class Rebuilt(Change):
 class Choice:
     """What a rebuild would commit, and what it would not."""
 
-    chosen: Sequence[Found]
-    left_out: Sequence[tuple[Found, str]]
+    chosen: Sequence[Found] = ()
+    left_out: Sequence[tuple[Found, str]] = ()
     """Each with the reason."""
 
-    holes: Sequence[tuple[int, int]]
+    holes: Sequence[tuple[int, int]] = ()
     """Offsets that no fragment holds between what is chosen and what lies beyond it."""
 
+    beyond: Sequence[Found] = ()
+    """What lies beyond a hole."""
 
-def choose(found: Sequence[Found], *, begin: int | None = None, end: int | None = None) -> Choice:
-    """Choose the one history. `begin` and `end` are where it begins and ends, by the word of an operator.
+    @property
+    def first_offset(self) -> int | None:
+        """Where what is chosen begins; None if nothing is."""
+        return self.chosen[0].entry.first_offset if self.chosen else None
 
-    Without them it begins with the least offset, and every fragment beyond its end stands behind a hole.
+    @property
+    def next_offset(self) -> int | None:
+        """Where what is chosen ends; None if nothing is."""
+        return self.chosen[-1].entry.next_offset if self.chosen else None
+
+    @property
+    def messages(self) -> int:
+        """How many messages are in what is chosen."""
+        return sum(each.entry.messages for each in self.chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What was found of one incarnation, for an operator who chooses between several."""
+
+    incarnation: UUID
+    choice: Choice
+    epochs: tuple[int, int]
+    """The lowest and the highest epoch of its writers."""
+
+    first_timestamp_ms: int
+    last_timestamp_ms: int
+
+
+def histories(found: Iterable[Found]) -> list[History]:
+    """What was found, by incarnation: the one with the newest message last."""
+    by_incarnation: dict[UUID, list[Found]] = defaultdict(list)
+    for each in found:
+        by_incarnation[each.incarnation].append(each)
+    rows = [_history(incarnation, own) for incarnation, own in by_incarnation.items()]
+    return sorted(rows, key=lambda row: (row.last_timestamp_ms, row.incarnation.bytes))
+
+
+def _history(incarnation: UUID, found: Sequence[Found]) -> History:
+    epochs = [each.epoch for each in found]
+    return History(
+        incarnation=incarnation,
+        choice=choose(found, incarnation=incarnation),
+        epochs=(min(epochs), max(epochs)),
+        first_timestamp_ms=min(each.entry.first_timestamp_ms for each in found),
+        last_timestamp_ms=max(each.entry.last_timestamp_ms for each in found),
+    )
+
+
+def continuing(found: Sequence[Found], base: Manifest, named: Sequence[Entry]) -> list[Found]:
+    """Those fragments that can be committed, if `base` is not the newest root that there was, but was once.
+
+    `named` are its fragments. They were committed, so nothing else was where they are, unless some of them
+    are gone: then others took their place.
     """
-    incarnation = max(found, key=lambda each: (each.epoch, each.incarnation.bytes)).incarnation
-    left_out = [(each, "of an earlier incarnation") for each in found if each.incarnation != incarnation]
+    names = {(entry.first_offset, entry.attempt) for entry in named}
+    if names <= {each.name for each in found}:
+        return [each for each in found if each.name in names or each.entry.first_offset >= base.next_offset]
+    return [each for each in found if each.entry.first_offset >= base.first_offset]
+
+
+def choose(
+    found: Sequence[Found], *, incarnation: UUID, begin: int | None = None, end: int | None = None
+) -> Choice:
+    """Choose the one history of an incarnation.
+
+    `begin` and `end` are the operator's word on where it begins and ends. Without them it begins with the
+    least offset, and every fragment beyond its end is behind a hole.
+    """
+    left_out = [(each, "of another incarnation") for each in found if each.incarnation != incarnation]
     own = [each for each in found if each.incarnation == incarnation]
     if begin is not None:
         left_out += [(e, "before the offset that was given") for e in own if e.entry.first_offset < begin]
@@ -128,8 +247,8 @@ def choose(found: Sequence[Found], *, begin: int | None = None, end: int | None 
         left_out += [(e, "behind the end that was given") for e in own if e.entry.next_offset > end]
         own = [each for each in own if each.entry.next_offset <= end]
     chosen = _chain(own, begin)
-    names = {(each.entry.first_offset, each.entry.attempt) for each in chosen}
-    others = [each for each in own if (each.entry.first_offset, each.entry.attempt) not in names]
+    names = {each.name for each in chosen}
+    others = [each for each in own if each.name not in names]
     reached = chosen[-1].entry.next_offset if chosen else begin or 0
     beyond = [each for each in others if each.entry.first_offset >= reached]
     left_out += [
@@ -137,7 +256,7 @@ def choose(found: Sequence[Found], *, begin: int | None = None, end: int | None 
         for each in others
         if each.entry.first_offset < reached
     ]
-    return Choice(chosen=chosen, left_out=left_out, holes=_holes(reached, beyond))
+    return Choice(chosen=chosen, left_out=left_out, holes=_holes(reached, beyond), beyond=beyond)
 
 
 def _chain(found: Sequence[Found], begin: int | None) -> list[Found]:

@@ -25,6 +25,7 @@ from offload.formats.chunk import ChunkTable, ChunkType, check_chunks
 from offload.formats.fragment import (
     FRAGMENT_HEADER,
     INDEX_RECORD,
+    SOURCE_EPOCH,
     TRAILER,
     FragmentTrailer,
     check_index,
@@ -96,7 +97,10 @@ class FragmentWriter:
     """What a manifest says of the fragment. Set when the whole body has passed."""
 
     def __post_init__(self) -> None:
-        self._description = encode_description(self.attempt.stream, self.metadata)
+        texts = {name: text for name, text in self.metadata.items() if name != SOURCE_EPOCH}
+        if self.manifest.source_epoch:  # a rebuild without roots finds it nowhere else
+            texts[SOURCE_EPOCH] = str(self.manifest.source_epoch)
+        self._description = encode_description(self.attempt.stream, texts)
         self._data_size_bytes = int(self.rows["size_bytes"].sum())
 
     @property

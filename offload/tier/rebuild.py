@@ -1,15 +1,17 @@
-"""Rebuilding a stream's manifest from its data objects alone, when all of its roots are lost.
+"""Rebuilding a stream's manifest from its data objects, if its roots are lost.
 
 The steps (docs/commit-protocol.md, step "rebuild"), each in this order for a reason:
 
     look       list everything, read what each fragment says of itself
-    fence      create a root far above every number that any object mentions; it names nothing
-    look again what a writer may have stored since; from here on no commit of anybody else's counts
+    fence      create a root far above every number that any object mentions
+    look again what a writer may have stored since; from here on no other commit counts
+    copy       only if a second history is joined (`tier.joining`)
     commit     one root that names the chosen fragments
 
 The operator asserts that no writer and no sweep of the stream is alive: a sweep in between could delete what
-the rebuild names. Invariants: nothing is deleted; nothing is committed where a hole is, unless the
-operator says where the stream begins or ends; a rebuild that was interrupted is begun again by the same
+the rebuild names. Invariants: nothing is deleted; a sound manifest is replaced only if objects prove that
+newer roots are lost, or if the operator names another incarnation; nothing is committed over a hole, unless
+the operator says where the stream begins or ends; a rebuild that was interrupted is begun again by the same
 command, above its own fence.
 
 What comes back may be more than was committed: fragments that were trimmed, or whose attempt was dropped,
@@ -18,68 +20,30 @@ say nothing of that. Groups are not needed. Only the tails of fragments are read
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID
 
 from offload.env import Env
-from offload.errors import Conflict, Corrupt, Misuse, NotFound, NotOffloaded, RootsLost, UnsupportedFormat
-from offload.formats.anchor import StreamAnchor
-from offload.formats.checksums import crc32c
+from offload.errors import Conflict, Corrupt, Misuse, NotOffloaded, RootsLost, UnsupportedFormat
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Manifest, State
+from offload.formats.manifest import Entry, Manifest, State
 from offload.manifest.commit import RootLog
-from offload.manifest.rebuilding import Choice, Fence, Found, Rebuilt, choose
-from offload.store.port import Listed, ObjectStore
-from offload.tasks import run_each
-from offload.tier.fragment_check import load_own_tail
-from offload.tier.fragment_writer import entry_of
+from offload.manifest.rebuilding import (
+    JUMP,
+    Choice,
+    Fence,
+    Found,
+    History,
+    Rebuilt,
+    choose,
+    continuing,
+    histories,
+)
+from offload.tier.anchors import restore_stream_anchor
+from offload.tier.joining import Part, Side, copied, fragments_of, last_leader_epoch, parts_to_copy
 from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.place import create_anchor
-
-TAILS_AT_ONCE: Final = 16
-
-Tail = Found | Corrupt
-"""What a fragment says of itself, or why it cannot be believed."""
-
-Tell = Callable[[int], None]
-"""Told that so many more were read."""
-
-ReadTails = Callable[[ObjectStore, StreamKeys, Sequence[Listed], Tell], Awaitable[Mapping[str, Tail]]]
-"""Reads the tails of all these fragments: by key what each says. `read_tails` is one."""
-
-
-async def read_tails(
-    store: ObjectStore, keys: StreamKeys, rows: Sequence[Listed], tell: Tell
-) -> Mapping[str, Tail]:
-    """Read the tails of these fragments, some at once. Raises `Conflict` where one is deleted meanwhile."""
-    found: dict[str, Tail] = {}
-
-    async def read(row: Listed) -> None:
-        found[row.key] = await _tail(store, keys, row)
-        tell(1)
-
-    await run_each(read, rows, at_once=TAILS_AT_ONCE)
-    return found
-
-
-async def _tail(store: ObjectStore, keys: StreamKeys, row: Listed) -> Tail:
-    try:
-        tail, raw = await load_own_tail(store, row.key, size_bytes=row.size_bytes)
-    except NotFound as exc:
-        raise Conflict(f"{row.key} was deleted meanwhile: stop every sweep, and run again") from exc
-    except Corrupt as damage:
-        return damage.within(row.key, stream=keys.stream)
-    except UnsupportedFormat as newer:
-        known = "one that this program knows"
-        return Corrupt("format version", row.key, expected=known, found=str(newer))
-    trailer = tail.trailer
-    return Found(
-        entry=entry_of(trailer, crc32c(raw, trailer.data_checksum)),  # of header, chunks, and the tail
-        incarnation=trailer.incarnation,
-        epoch=trailer.epoch,
-        base_version=trailer.base_version,
-    )
+from offload.tier.survey import ReadTails, Survey, read_tails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,22 +51,47 @@ class RebuildReport:
     """What was found, and what was or would be committed."""
 
     stream: str
-    choice: Choice
-    damages: list[Corrupt]
-    manifest: Manifest | None
-    """As committed; None where nothing was."""
+    choice: Choice = field(default_factory=Choice)
+    damages: Sequence[Corrupt] = ()
+    manifest: Manifest | None = None
+    """As committed; None if nothing was."""
+
+    incarnation: UUID | None = None
+    """Of the history that was chosen; None if the operator must name one."""
+
+    before: Sequence[Part] = ()
+    behind: Sequence[Part] = ()
+    """What is copied from the history that the manifest named, to join the two."""
+
+    histories: Sequence[History] = ()
+    """What can be chosen from. Filled if nothing was chosen."""
+
+    standing: Manifest | None = None
+    """The newest root that was found."""
+
+    anchor_restored: bool = False
+    """Whether the stream's anchor was lost, and is there again."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was to be done is done, or would be without `dry_run`."""
+        if self.histories:
+            return False
+        return self.manifest is not None or (self.incarnation is not None and not self.choice.holes)
 
     def as_json(self) -> dict[str, object]:
         """The document of `offload rebuild --json`."""
-        keys, chosen = StreamKeys(self.stream), self.choice.chosen
+        keys = StreamKeys(self.stream)
+        first, last = self.range
         return {
             "stream": self.stream,
-            "committed": self.manifest is not None,
+            "committed": self.manifest is not None and not self.anchor_restored_alone,
             "version": None if self.manifest is None else self.manifest.version,
-            "first_offset": chosen[0].entry.first_offset if chosen else None,
-            "next_offset": chosen[-1].entry.next_offset if chosen else None,
-            "fragments": len(chosen),
-            "messages": sum(each.entry.messages for each in chosen),
+            "incarnation": None if self.incarnation is None else str(self.incarnation),
+            "first_offset": first,
+            "next_offset": last,
+            "fragments": len(self.choice.chosen),
+            "messages": self.choice.messages,
             "holes": [{"first_offset": begin, "next_offset": end} for begin, end in self.choice.holes],
             "left_out": [
                 {
@@ -113,14 +102,55 @@ class RebuildReport:
                 }
                 for each, reason in self.choice.left_out
             ],
+            "copied": [
+                {"first_offset": part.first_offset, "next_offset": part.next_offset}
+                for part in (*self.before, *self.behind)
+            ],
+            "incarnations": [_history_json(row, self.standing) for row in self.histories],
+            "anchor_restored": self.anchor_restored,
             "damages": [str(damage) for damage in self.damages],
         }
+
+    @property
+    def anchor_restored_alone(self) -> bool:
+        """Whether the manifest was sound, and only the anchor was lost."""
+        return self.manifest is not None and self.manifest is self.standing
+
+    @property
+    def range(self) -> tuple[int | None, int | None]:
+        """The offsets of the stream, as it is or would be."""
+        if self.manifest is not None:
+            return self.manifest.first_offset, self.manifest.next_offset
+        begin, end = self.choice.first_offset, self.choice.next_offset
+        begin = self.before[0].first_offset if self.before else begin
+        return begin, self.behind[-1].next_offset if self.behind else end
+
+
+def _history_json(row: History, standing: Manifest | None) -> dict[str, object]:
+    return {
+        "incarnation": str(row.incarnation),
+        "first_offset": row.choice.first_offset,
+        "next_offset": row.choice.next_offset,
+        "messages": row.choice.messages,
+        "holes": len(row.choice.holes),
+        "first_timestamp_ms": row.first_timestamp_ms,
+        "last_timestamp_ms": row.last_timestamp_ms,
+        "first_epoch": row.epochs[0],
+        "last_epoch": row.epochs[1],
+        "in_manifest": names(standing, row),
+    }
+
+
+def names(standing: Manifest | None, row: History) -> bool:
+    """Whether the newest root is of this history, and names what it holds."""
+    return standing is not None and standing.state is State.LIVE and standing.incarnation == row.incarnation
 
 
 async def rebuild(
     offloader: ObjectStoreOffloader,
     stream: str,
     *,
+    incarnation: UUID | None = None,
     begin: int | None = None,
     end: int | None = None,
     dry_run: bool = False,
@@ -128,138 +158,243 @@ async def rebuild(
     read_tails: ReadTails = read_tails,
     progress: Callable[[int, int], None] = lambda read, listed: None,
 ) -> RebuildReport:
-    """Make a stream's manifest anew. `begin` and `end` are the operator's word on where it begins and ends.
+    """Rebuild a stream's manifest.
 
-    With holes, and no word on them, nothing is committed: the report has no manifest. Raises `Conflict`
-    where a sound newest root stands or the stream was deleted, `NotOffloaded` where no fragment is left,
-    `Misuse` where no fragment begins at `begin` or ends at `end`. `read_tails` may have other machines read
-    the tails; all that is decided is decided here. `progress` is told how many fragments were read, and how
-    many are known.
+    `begin` and `end` are the operator's word on where its history begins and ends. `incarnation` names the
+    history to bring back. It is needed if several are found, if the stream was deleted, or if it was begun
+    again after its roots were lost: then what the manifest names now is joined to it. Without it nothing is
+    committed in these cases, and the report says what can be chosen.
+
+    With holes, and no word on them, nothing is committed: the report has no manifest. If the manifest is
+    sound and only the stream's anchor is lost, the anchor is restored.
+
+    Raises `Conflict` if nothing is lost, if two histories cannot be joined, or if another process commits
+    meanwhile; `NotOffloaded` if no fragment is left; `Misuse` if no fragment begins at `begin` or ends at
+    `end`, or is of `incarnation`; `Corrupt` if an object mentions a root number that no writer reaches.
+    `read_tails` may have other machines read the tails; all that is decided is decided here. `progress` is
+    told how many fragments were read, and how many are known.
     """
-    env = env or Env()
     await offloader.open()
-    log = offloader.log(stream)
-    standing = await _standing(log)
-    survey = _Survey(store=offloader.store, keys=StreamKeys(stream), read_tails=read_tails, progress=progress)
-    await survey.look()
-    choice = _chosen(survey, begin, end)
-    if dry_run or choice.holes:
-        return _report(stream, choice, survey, None)
-
-    # 1. The fence. From here on no root of anybody else's can be the newest.
-    newest = choice.chosen[-1]
-    fence = Fence(
-        stream=stream,
-        writer=env.uuid(),
-        incarnation=newest.incarnation,
-        epoch=survey.epoch + 1,
-        above=survey.number,
-    )
-    fenced = await log.commit(fence, base=standing, committer=fence.writer)
-
-    # 2. What came about before the fence stood.
-    await survey.look()
-    choice = _chosen(survey, begin, end)
-    if choice.holes or choice.chosen[-1].incarnation != fence.incarnation:
-        return _report(stream, choice, survey, None)
-
-    # 3. The one commit.
-    entries = [each.entry for each in choice.chosen]
-    await create_anchor(offloader.store, log.keys.anchor, StreamAnchor(stream=stream).encode(), env)
-    manifest = await log.commit(
-        Rebuilt(writer=fence.writer, entries=entries), base=fenced, committer=fence.writer
-    )
-    return _report(stream, choice, survey, manifest)
+    survey = Survey(store=offloader.store, keys=StreamKeys(stream), read_tails=read_tails, progress=progress)
+    work = _Rebuild(offloader, stream, env or Env(), survey, begin=begin, end=end, dry_run=dry_run)
+    return await work.run(incarnation)
 
 
-def _report(stream: str, choice: Choice, survey: _Survey, manifest: Manifest | None) -> RebuildReport:
-    return RebuildReport(
-        stream=stream, choice=choice, damages=list(survey.damages.values()), manifest=manifest
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """One history, and what is copied to it from that of the manifest."""
+
+    choice: Choice
+    other: Side | None = None
+    before: Sequence[Part] = ()
+    behind: Sequence[Part] = ()
 
 
-async def _standing(log: RootLog) -> Manifest | None:
-    """The fence of an earlier rebuild, or None. Raises `Conflict` where a root stands that decides."""
+@dataclass(slots=True)
+class _Rebuild:
+    """One rebuild."""
+
+    offloader: ObjectStoreOffloader
+    stream: str
+    env: Env
+    survey: Survey
+    begin: int | None
+    end: int | None
+    dry_run: bool
+
+    async def run(self, asked: UUID | None) -> RebuildReport:
+        log = self.offloader.log(self.stream)
+        await self.survey.look()
+        standing = await _newest(log)
+        found = list(self.survey.found.values())
+        target = self._target(log, standing, asked, found)
+        report = RebuildReport(
+            stream=self.stream,
+            standing=standing,
+            incarnation=target,
+            damages=list(self.survey.damages.values()),
+        )
+        if target is None:
+            return await self._without_target(report, histories(found))
+        plan = await self._plan(standing, target)
+        if self.dry_run or plan.choice.holes:
+            return _with(report, plan)
+
+        # 1. The fence. From here on no root of anybody else's can be the newest.
+        fence = Fence(
+            stream=self.stream,
+            writer=self.env.uuid(),
+            incarnation=target,
+            epoch=self.survey.epoch + 1,
+            above=self.survey.number,
+            instead_of=None if standing is None else standing.commit_id,
+        )
+        if standing is not None and standing.state is not State.REBUILDING:
+            # First one that follows directly, so that no commit of a writer who lives is passed over.
+            low = replace(fence, writer=self.env.uuid(), above=standing.version, jump=1)
+            standing = await log.commit(low, base=standing, committer=low.writer)
+            self.survey.roots.add(standing.version)
+        fenced = await log.commit(fence, base=standing, committer=fence.writer)
+
+        # 2. What was stored before the fence was there. A root below the fence's number that came since the
+        # first look was passed over: only an author who knew other objects than we did made one there.
+        seen, first_possible = set(self.survey.roots), fence.above + JUMP
+        await self.survey.look()
+        passed = {each for each in self.survey.roots - seen if each < first_possible}
+        if passed:
+            raise Conflict(
+                f"stream {self.stream!r}: another process committed root {max(passed)} meanwhile: stop every "
+                "writer and every other rebuild of the stream, and run again"
+            )
+        plan = await self._plan(fenced, target)
+        if plan.choice.holes:
+            return _with(report, plan)
+
+        # 3. What the other history holds beyond this one, and the one commit.
+        entries = await self._entries(plan, replace(fenced, incarnation=target))
+        rebuilt = Rebuilt(
+            writer=fence.writer,
+            incarnation=target,
+            entries=entries,
+            source_epoch=await self._source_epoch(plan.choice.chosen, fenced, target),
+        )
+        anchor_restored = await restore_stream_anchor(self.offloader.store, self.stream, env=self.env)
+        manifest = await log.commit(rebuilt, base=fenced, committer=fence.writer)
+        return replace(_with(report, plan), manifest=manifest, anchor_restored=anchor_restored)
+
+    def _target(
+        self, log: RootLog, standing: Manifest | None, asked: UUID | None, found: Sequence[Found]
+    ) -> UUID | None:
+        """The incarnation to bring back, or None if the operator must name it or nothing is lost."""
+        incarnations = {each.incarnation for each in found}
+        if asked is not None and asked not in incarnations:
+            known = ", ".join(sorted(map(str, incarnations))) or "none"
+            raise Misuse(
+                f"stream {self.stream!r} has no sound fragment of incarnation {asked}; found: {known}"
+            )
+        if standing is not None and standing.state is State.LIVE:
+            if asked not in (None, standing.incarnation):
+                return asked
+            others = incarnations - {standing.incarnation}
+            is_lost = self.survey.proves_lost_roots(log, standing)
+            return standing.incarnation if is_lost and (asked or not others) else None
+        if standing is not None and standing.state is State.DELETED:
+            return asked
+        if not found:
+            raise NotOffloaded(
+                f"stream {self.stream!r} has no fragment that is sound; nothing can be rebuilt"
+            )
+        return asked or (min(incarnations) if len(incarnations) == 1 else None)
+
+    async def _without_target(self, report: RebuildReport, rows: Sequence[History]) -> RebuildReport:
+        """Nothing is rebuilt: restore the anchor if that is lost, and say what can be chosen."""
+        standing = report.standing
+        if standing is not None and standing.state is State.LIVE:
+            lost = await restore_stream_anchor(
+                self.offloader.store, self.stream, env=self.env, dry_run=self.dry_run
+            )
+            report = replace(report, anchor_restored=lost, manifest=standing if lost else None)
+        nothing_to_choose = all(names(standing, row) for row in rows)
+        if not nothing_to_choose:
+            return replace(report, histories=rows)
+        if report.anchor_restored:
+            return report
+        assert standing is not None
+        if standing.state is State.DELETED:
+            raise Conflict(f"stream {self.stream!r} was deleted, and no fragment of it is left")
+        raise Conflict(
+            f"stream {self.stream!r} has a sound manifest, version {standing.version}; nothing is lost"
+        )
+
+    async def _plan(self, base: Manifest | None, target: UUID) -> _Plan:
+        """What to commit on `base`, which is the newest root before the fence, or the fence itself."""
+        found = list(self.survey.found.values())
+        if base is None or base.state is State.DELETED or not base.fragments:
+            return _Plan(choice=self._chosen(found, target))
+        named = await self._named(base, target)
+        if base.incarnation == target:
+            others = [each for each in found if each.incarnation != target]
+            own = [each for each in found if each.incarnation == target]
+            return _Plan(choice=self._chosen([*others, *continuing(own, base, named)], target))
+        if self.survey.proves_lost_roots(self.offloader.log(self.stream), base):
+            raise Conflict(
+                f"stream {self.stream!r}: newer roots than version {base.version} are lost as well. "
+                f"First rebuild incarnation {base.incarnation}"
+            )
+        other = Side(manifest=base, entries=named)
+        choice = self._chosen(found, target)
+        if all(each.entry.next_offset <= other.next_offset for each in choice.beyond) and all(
+            other.first_offset <= hole[0] for hole in choice.holes
+        ):
+            choice = replace(choice, holes=(), beyond=())  # the other history fills them
+        if choice.holes:
+            return _Plan(choice=choice)
+        kept = Side(
+            manifest=replace(base, incarnation=target), entries=[each.entry for each in choice.chosen]
+        )
+        before, behind = await parts_to_copy(self.offloader, kept, other)
+        return _Plan(choice=choice, other=other, before=before, behind=behind)
+
+    async def _named(self, base: Manifest, target: UUID) -> list[Entry]:
+        """The fragments that `base` names. Of the history that is rebuilt, none if its groups are damaged."""
+        try:
+            return await fragments_of(self.offloader, base)
+        except Corrupt:
+            if base.incarnation != target:
+                raise
+            return []
+
+    def _chosen(self, found: Sequence[Found], target: UUID) -> Choice:
+        choice = choose(found, incarnation=target, begin=self.begin, end=self.end)
+        if not choice.chosen:
+            starts = sorted({each.entry.first_offset for each in found if each.incarnation == target})
+            near = ", ".join(map(str, starts[:5])) + (", …" if len(starts) > 5 else "")
+            raise Misuse(
+                f"stream {self.stream!r}: no fragment begins at offset {self.begin}; some do at {near}"
+            )
+        if self.end is not None and choice.next_offset != self.end and not choice.holes:
+            raise Misuse(f"stream {self.stream!r}: no fragment in line ends at offset {self.end}")
+        return choice
+
+    async def _entries(self, plan: _Plan, fenced: Manifest) -> list[Entry]:
+        """The chosen fragments, between copies of what the other history holds beyond them."""
+        entries = [each.entry for each in plan.choice.chosen]
+        if plan.other is None:
+            return entries
+
+        async def copies(parts: Sequence[Part]) -> list[Entry]:
+            assert plan.other is not None
+            uploads = copied(self.offloader, parts, source=plan.other.manifest, target=fenced, env=self.env)
+            return sorted([entry async for entry in uploads], key=lambda entry: entry.first_offset)
+
+        before = await copies(plan.before[::-1])  # each touches what is there: see `tier.joining`
+        return [*before, *entries, *await copies(plan.behind)]
+
+    async def _source_epoch(self, chosen: Sequence[Found], fenced: Manifest, target: UUID) -> int:
+        """The highest leader epoch of the broker that the history mentions.
+
+        Fragments record it. Of those that an older release wrote the last chunk tells: it was written by the
+        leader of that epoch.
+        """
+        own = (each for each in self.survey.found.values() if each.incarnation == target)
+        recorded = max(each.source_epoch for each in own)
+        if recorded:
+            return recorded
+        return await last_leader_epoch(self.offloader, replace(fenced, incarnation=target), chosen[-1].entry)
+
+
+def _with(report: RebuildReport, plan: _Plan) -> RebuildReport:
+    return replace(report, choice=plan.choice, before=plan.before, behind=plan.behind)
+
+
+async def _newest(log: RootLog) -> Manifest | None:
+    """The newest root, or None if there is none. Raises `Conflict` if it is damaged."""
     try:
-        newest = await log.load_newest()
+        return await log.load_newest()
     except RootsLost:
         return None
     except (Corrupt, UnsupportedFormat) as damage:
         raise Conflict(
-            f"stream {log.stream!r}: its newest root is there, but does not hold ({damage}); "
-            "look at it, and remove it by hand if the data is to be believed instead"
+            f"stream {log.stream!r}: its newest root is there, but is not sound ({damage}). If the data "
+            "is to be believed instead, move that object away and run again"
         ) from damage
-    if newest is None or newest.state is State.REBUILDING:
-        return newest
-    if newest.state is State.DELETED:
-        raise Conflict(f"stream {log.stream!r} was deleted; there is nothing to rebuild")
-    raise Conflict(f"stream {log.stream!r} has a sound manifest, version {newest.version}; nothing is lost")
-
-
-def _chosen(survey: _Survey, begin: int | None, end: int | None) -> Choice:
-    found = list(survey.found.values())
-    if not found:
-        raise NotOffloaded(
-            f"stream {survey.keys.stream!r} has no fragment that holds; nothing can be rebuilt"
-        )
-    choice = choose(found, begin=begin, end=end)
-    if not choice.chosen:
-        starts = sorted({each.entry.first_offset for each in found})
-        near = ", ".join(map(str, starts[:5])) + (", …" if len(starts) > 5 else "")
-        raise Misuse(
-            f"stream {survey.keys.stream!r}: no fragment begins at offset {begin}; some do at {near}"
-        )
-    if end is not None and choice.chosen[-1].entry.next_offset != end and not choice.holes:
-        raise Misuse(f"stream {survey.keys.stream!r}: no fragment in line ends at offset {end}")
-    return choice
-
-
-@dataclass(slots=True, kw_only=True)
-class _Survey:
-    """Everything that stands under a stream's prefix, as far as a rebuild needs it."""
-
-    store: ObjectStore
-    keys: StreamKeys
-    read_tails: ReadTails
-    progress: Callable[[int, int], None]
-    found: dict[str, Found] = field(default_factory=dict)
-    damages: dict[str, Corrupt] = field(default_factory=dict)
-    number: int = 0
-    """The highest number of a root that any object mentions."""
-
-    @property
-    def epoch(self) -> int:
-        """The highest epoch that any fragment mentions."""
-        return max(each.epoch for each in self.found.values())
-
-    async def look(self) -> None:
-        """List all, and read what was not read before: objects do not change."""
-        async for listed in self.store.list(self.keys.roots):
-            self.number = max(self.number, self.keys.parse_root(listed.key) or 0)
-        async for listed in self.store.list(self.keys.groups):
-            group = self.keys.parse_group(listed.key)
-            self.number = max(self.number, group[1] if group else 0)
-        rows = [row async for row in self.store.list(self.keys.data) if self.keys.parse_fragment(row.key)]
-        gone = self.found.keys() - {row.key for row in rows}
-        if gone:
-            raise Conflict(
-                f"{min(gone)} was deleted meanwhile: stop every sweep of the stream, and run again"
-            )
-        fresh = [row for row in rows if row.key not in self.found and row.key not in self.damages]
-        read = len(self.found) + len(self.damages)
-
-        def tell(more: int) -> None:
-            nonlocal read
-            read += more
-            self.progress(read, len(rows))
-
-        tails = await self.read_tails(self.store, self.keys, fresh, tell)
-        for row in fresh:
-            self._keep(row.key, tails[row.key])
-
-    def _keep(self, key: str, tail: Tail) -> None:
-        if isinstance(tail, Found):
-            self.number = max(self.number, tail.base_version)
-            self.found[key] = tail
-        else:
-            self.damages[key] = tail

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
 
 from offload.cli.arguments import Options, Tier
 from offload.cli.output import counted, live_line
-from offload.cli.rebuild import Begin, DryRun, End, Yes, make_sure, tell
+from offload.cli.rebuild import Begin, DryRun, End, Incarnation, Yes, make_sure, tell
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at
@@ -19,6 +20,7 @@ def rebuild(
     tier: Tier,
     stream: Annotated[str, typer.Argument(help="The stream whose roots are lost.")],
     option: Options = None,
+    incarnation: Incarnation = None,
     begin: Begin = None,
     end: End = None,
     dry_run: DryRun = False,
@@ -26,7 +28,7 @@ def rebuild(
     master: Master = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Make the manifest of STREAM anew, its fragments read by tasks. Stop all writers and sweeps first."""
+    """Rebuild the manifest of STREAM, its fragments read by tasks. Stop all writers and sweeps first."""
     options = given(context.obj, option)
     make_sure(dry_run=dry_run, yes=yes)
     with session_at(master) as spark, live_line("reading") as show, plain_errors():
@@ -36,10 +38,12 @@ def rebuild(
             spark,
             absolute(tier),
             stream,
+            incarnation=incarnation,
             begin=begin,
             end=end,
             dry_run=dry_run,
             storage_options=options,
             progress=lambda read, listed: show(f"{read} of {counted(listed, 'fragment')}"),
         )
-    return tell(report, dry_run=dry_run, json=json)
+    command = f"offload spark rebuild {shlex.quote(tier)} {shlex.quote(stream)}"
+    return tell(report, command=command, dry_run=dry_run, json=json)

@@ -21,7 +21,8 @@ from offload.errors import Conflict, Fenced, Misuse, NotOffloaded, OffloadError,
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entry, Manifest, State, decode_entries
 from offload.manifest.commit import Step
-from offload.manifest.rebuilding import Found, choose
+from offload.manifest.rebuilding import Choice, Found
+from offload.manifest.rebuilding import choose as choose_of
 from offload.store.memory import MemoryStore
 from offload.tier.rebuild import RebuildReport, rebuild
 from offload.tier.verify import verify
@@ -46,6 +47,10 @@ def found(first: int, stop: int, *, epoch: int = 1, attempt: int = 1, incarnatio
     return Found(entry=entry, incarnation=incarnation, epoch=epoch, base_version=1)
 
 
+def choose(found: Sequence[Found], **words: int) -> Choice:
+    return choose_of(found, incarnation=NEWER, **words)
+
+
 def ranges(chosen: Sequence[Found]) -> list[tuple[int, int]]:
     return [(each.entry.first_offset, each.entry.next_offset) for each in chosen]
 
@@ -64,11 +69,11 @@ class TestTheChoice:
 
         assert ranges(choice.chosen) == [(0, 5), (5, 20)]
 
-    def test_only_the_newest_incarnation_counts(self) -> None:
+    def test_only_the_named_incarnation_counts(self) -> None:
         choice = choose([found(0, 100, incarnation=OLDER), found(0, 5, epoch=2)])
 
         assert ranges(choice.chosen) == [(0, 5)]
-        assert [reason for _, reason in choice.left_out] == ["of an earlier incarnation"]
+        assert [reason for _, reason in choice.left_out] == ["of another incarnation"]
 
     def test_a_hole_is_told_and_not_stepped_over(self) -> None:
         choice = choose([found(0, 5), found(7, 9), found(12, 13)])
@@ -203,7 +208,7 @@ def test_a_damaged_newest_root_is_for_people_to_look_at() -> None:
     async def act(store: MemoryStore) -> None:
         newest = max(key for key in store.objects if key.startswith(KEYS.roots))
         store.objects[newest] = flipped(store.objects[newest])
-        with pytest.raises(Conflict, match="does not hold"):
+        with pytest.raises(Conflict, match="is not sound"):
             await rebuilt(store)
 
     run(act, lost=False)

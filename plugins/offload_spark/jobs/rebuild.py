@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
 
 from offload.blocking import Blocking
 from offload.errors import Misuse
 from offload.formats.keys import StreamKeys
 from offload.store.port import Listed, ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.rebuild import RebuildReport, Tail, Tell, read_tails
+from offload.tier.rebuild import RebuildReport
 from offload.tier.rebuild import rebuild as rebuild_stream
+from offload.tier.survey import Tail, Tell, read_tails
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +41,7 @@ def rebuild(
     url: str,
     stream: str,
     *,
+    incarnation: UUID | None = None,
     begin: int | None = None,
     end: int | None = None,
     dry_run: bool = False,
@@ -61,6 +64,7 @@ def rebuild(
             rebuild_stream(
                 tier.offloader,
                 stream,
+                incarnation=incarnation,
                 begin=begin,
                 end=end,
                 dry_run=dry_run,
