@@ -28,10 +28,5 @@ class Env:
 
     def backoff_seconds(self, attempt: int, *, base_seconds: float = 0.01, max_seconds: float = 5.0) -> float:
         """How long to wait after failure number `attempt` (from 0): doubling, with jitter in [d/2, d]."""
-        return backoff_seconds(attempt, self.random(), first_seconds=base_seconds, max_seconds=max_seconds)
-
-
-def backoff_seconds(attempt: int, chance: float, *, first_seconds: float, max_seconds: float) -> float:
-    """The pause after failure number `attempt` (from 0); `chance` in [0, 1) decides where in [d/2, d]."""
-    full = min(first_seconds * 2.0 ** min(attempt, 32), max_seconds)
-    return full / 2 + chance * full / 2
+        full = min(base_seconds * 2.0 ** min(attempt, 32), max_seconds)
+        return full / 2 + self.random() * full / 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offload.errors import Corrupt
+from offload.errors import Corrupt, OffloadError
 from offload.formats.manifest import Entry, Manifest
 
 
@@ -61,3 +61,18 @@ class Skipped(Event):
     stream: str
     from_offset: int
     to_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(Event):
+    """Requests wait for a store that fails or refuses them. Emitted now and then, until it answers."""
+
+    url: str
+    error: OffloadError
+    """What the last of these requests met."""
+
+    waited_seconds: float
+    """Since the first failure after the store's last answer."""
+
+    patience_seconds: float
+    """After so long they give up, and raise what they met."""

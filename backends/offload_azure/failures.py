@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 from azure.core.exceptions import AzureError, ClientAuthenticationError, DecodeError, HttpResponseError
+from offload_cloud.pauses import pause_of
 
 from offload.errors import (
     AlreadyExists,
@@ -84,6 +85,7 @@ DENIED: Final = {
     "InvalidBlobType": "another program's blob of another type has this name; delete it",
 }
 """What may be wrong with one blob, or one kind of request."""
+UNAVAILABLE: Final = 503
 THROTTLED: Final = {"ServerBusy", "TooManyRequests", "429", "503"}
 DAMAGED: Final = {"Md5Mismatch", "Crc64Mismatch", "InvalidMd5"}
 """The bytes that arrived were not the bytes that were sent: nothing was stored, sending again helps."""
@@ -154,8 +156,9 @@ def _of_reply(
         )
     if code in FULL:
         return NoSpace(f"{said}: the account is full ({code})")
-    if code in THROTTLED:
-        return Throttled(text, pause_seconds=_pause_of(exc))
+    pause_seconds = pause_of(_headers(exc).get("Retry-After", ""))
+    if code in THROTTLED or (status == UNAVAILABLE and pause_seconds is not None):
+        return Throttled(text, pause_seconds=pause_seconds)
     if code in DAMAGED:
         return TryAgain(text)
     if code in SUPERSEDED:
@@ -224,12 +227,6 @@ def _headers(exc: HttpResponseError) -> Mapping[str, str]:
     return headers
 
 
-def _pause_of(exc: HttpResponseError) -> float | None:
-    """What the header `Retry-After` says, where it is a number of seconds."""
-    said = _headers(exc).get("Retry-After", "")
-    return float(said) if said.isascii() and said.isdigit() else None
-
-
 def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadError]) -> OffloadError:
     beneath = getattr(exc, "inner_exception", None) or exc
     match beneath:
@@ -252,7 +249,7 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
                 "`endpoint_url`, and that the server runs"
             )
         case TimeoutError():
-            return lost(f"{said}: the server did not answer within `read_timeout_seconds`")
+            return lost(f"{said}: the server did not answer: no byte moved within `read_timeout_seconds`")
     assert not isinstance(beneath, NEVER_SENT)
     return lost(f"{said}: the connection broke: {type(beneath).__name__}: {one_line(beneath)}")
 

@@ -70,7 +70,7 @@ def fast_store(store: AzureStore) -> FastStore:
         store,
         open_fast=lambda: _opened(store),
         explain=explain,
-        patience_seconds=options.connect_timeout_seconds + options.read_timeout_seconds,
+        stall_seconds=options.read_timeout_seconds,
         at_once=options.connections_max,
         check=check,
     )

@@ -115,7 +115,9 @@ class AzureOptions(StoreOptions):
     verify: Verify = True
     proxy: Proxy | None = None
     connect_timeout_seconds: float = Field(default=10.0, gt=0)
-    read_timeout_seconds: float = Field(default=60.0, gt=0)
+    read_timeout_seconds: float = Field(default=10.0, gt=0)
+    """How long no byte may move, in either direction, before an attempt is given up."""
+
     connections_max: int = Field(default=32, ge=1, le=1024)
     encryption_scope: str | None = Field(default=None, min_length=3, max_length=63)
     """Of every object: a customer-managed key, by the name that the account gives it."""

@@ -10,19 +10,16 @@ Invariant: no error that leaves this module has a query in its text; that is whe
 
 from __future__ import annotations
 
-import io
 import ssl
 from typing import Any, Final
 
 import aiohttp
 from aiohttp.client_middlewares import ClientHandlerType
 from azure.core.pipeline.transport import AioHttpTransport
+from offload_cloud.bodies import watched
 
 NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 """The connection was not made, so the server heard nothing."""
-
-PIECE_SIZE_BYTES: Final = 2**20
-"""A body of more bytes is not handed to the event loop in one go."""
 
 
 class ProxyRefused(aiohttp.ClientError):
@@ -74,11 +71,11 @@ class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its packag
             connection_timeout=connect_timeout_seconds,
             read_timeout=read_timeout_seconds,
         )
+        self._stall_seconds = read_timeout_seconds
 
     async def send(self, request: Any, *, stream: bool = False, **config: Any) -> Any:
         """Send a request and read its reply to the end, also where the caller would read it in a stream."""
-        if isinstance(request.data, bytes) and len(request.data) > PIECE_SIZE_BYTES:
-            request.data = io.BytesIO(request.data)  # which the library writes piece by piece; no copy
+        request.data = watched(request.data, self._stall_seconds)
         return await super().send(request, stream=False, **config)
 
 

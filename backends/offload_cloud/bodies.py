@@ -4,26 +4,45 @@ Handed over whole, the event loop copies what the socket does not take at once: 
 each transfer. Slices wait for the socket instead, and are views. The windows in which a body came are never
 joined: that would be one more copy. Botocore looks at bodies too (to sign them, and for their size), and
 takes anything that reads and seeks like a file.
+
+aiohttp has no timeout for writing: its clock for reading starts when the body is out. A server that stops
+reading would hold a request for ever, so each slice has a time within which the socket must take it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
-SLICE_SIZE_BYTES: Final = 256 * 1024
-"""Small enough to leave the event loop to others, large enough to cost little."""
+SLICE_SIZE_BYTES: Final = 64 * 1024
+"""Small enough to leave the event loop to others and to tell slow from stuck, large enough to cost little."""
+
+FEW_BYTES: Final = 32 * 1024
+"""The event loop takes so many, and a request's head, without waiting for the socket."""
 
 
 def sliced(windows: Sequence[bytes]) -> bytes | SlicedBody:
-    """Some bytes for a request: as they are where they are few."""
-    few = sum(map(len, windows)) <= SLICE_SIZE_BYTES
+    """Some bytes for a request: as they are if they are few."""
+    few = sum(map(len, windows)) <= FEW_BYTES
     return b"".join(windows) if few else SlicedBody(windows)
+
+
+def watched(body: Any, stall_seconds: float | None) -> Any:
+    """A request's body, whose sending raises `TimeoutError` when no slice is taken for `stall_seconds`.
+
+    Bytes and `SlicedBody` only; another kind of body is returned as it is.
+    """
+    if isinstance(body, bytes):
+        body = sliced([body])
+    if isinstance(body, SlicedBody):
+        body.stall_seconds = stall_seconds
+    return body
 
 
 class SlicedBody(Payload):
@@ -35,6 +54,8 @@ class SlicedBody(Payload):
         self._ends = list(accumulate(map(len, windows)))
         self._size = self._ends[-1]
         self._at = 0
+        self.stall_seconds: float | None = None
+        """How long the socket may take none of a slice; None is for ever."""
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -48,8 +69,18 @@ class SlicedBody(Payload):
         size = len(self) if content_length is None else min(content_length, len(self))
         for view in self._views(0, size):
             for start in range(0, len(view), SLICE_SIZE_BYTES):
-                await writer.write(view[start : start + SLICE_SIZE_BYTES])
+                await self._send(writer, view[start : start + SLICE_SIZE_BYTES])
+
+    async def _send(self, writer: AbstractStreamWriter, piece: memoryview) -> None:
+        try:
+            async with asyncio.timeout(self.stall_seconds):
+                await writer.write(piece)
                 await writer.drain()
+        except TimeoutError:
+            # Closed, the connection would live on until the server takes what was written already.
+            if writer.transport is not None:
+                writer.transport.abort()
+            raise
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> NoReturn:
         """Not text."""

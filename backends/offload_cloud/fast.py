@@ -8,6 +8,14 @@ one call; everything else, above all every create, goes to the store behind. Inv
   behind instead, whose errors say what is wrong. A mutation that it may have sent is never sent again.
 - What is returned is the span that was asked for: obstore refuses a reply about another one, and we one that
   is shorter than it says.
+- Obstore does not retry (`max_retries` is 0): `RetryingStore` does, for all clients alike.
+
+Obstore tells less than the store behind in two cases, which then takes over:
+
+- It keeps no headers of an error reply. After a reply that the server is asked too much, the store behind
+  makes the requests, and reads `Retry-After`, until one of them succeeds.
+- It does not say how far a put has come. A put has a time that depends on its size. If one takes longer,
+  later puts go to the store behind, which notices that no byte moves, and lets a slow network take its time.
 
 obstore has threads and connections of its own, which do not survive a fork: open stores after it.
 """
@@ -19,24 +27,26 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, InvalidPathError, NotSupportedError, UnauthenticatedError
 from obstore.store import ObjectStore as Objects
 
-from offload.errors import Misuse, NotFound, OffloadError, OutcomeUnknown, TryAgain
+from offload.errors import Misuse, NotFound, OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.capabilities import Capabilities
 from offload.store.port import Body, ObjectStore, Span, Suffix, check_key
 from offload.store.spans import clip
 from offload.store.wrap import StoreDecorator
 from offload_cloud.ranges import asked_for
 
+T = TypeVar("T")
+
 PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 """Up to here an object is one put. What is larger goes up in the parts of the store behind."""
 
-PUT_BYTES_PER_SECOND_MIN: Final = 256 * 2**10
-"""A put that is slower than this, on the whole, is given up."""
+PUT_BYTES_PER_SECOND_MIN: Final = 2**20
+"""A put that is slower than this, on the whole, is given up, and repeated by the store behind."""
 
 BEYOND_THE_END: Final = 416
 FAILURES: Final = (BaseError, OSError, ValueError)
@@ -85,9 +95,11 @@ class FastStore(StoreDecorator):
         "_explain",
         "_fast",
         "_is_open",
+        "_is_slow",
+        "_is_throttled",
         "_open_fast",
         "_opening",
-        "_patience_seconds",
+        "_stall_seconds",
         "_turns",
     )
 
@@ -97,17 +109,18 @@ class FastStore(StoreDecorator):
         *,
         open_fast: Callable[[], Awaitable[Fast | None]],
         explain: Explain,
-        patience_seconds: float,
+        stall_seconds: float,
         at_once: int,
         check: Callable[[str], str] = check_key,
     ) -> None:
+        """`stall_seconds`: how long a put may take, apart from its size."""
         super().__init__(inner)
         self._open_fast, self._explain, self._check = open_fast, explain, check
-        self._patience_seconds = patience_seconds
+        self._stall_seconds = stall_seconds
         self._turns = asyncio.Semaphore(at_once)
         self._opening = asyncio.Lock()
         self._fast: Fast | None = None
-        self._is_open = False
+        self._is_open = self._is_slow = self._is_throttled = False
 
     def __repr__(self) -> str:
         return f"FastStore({self.inner!r})"
@@ -125,16 +138,16 @@ class FastStore(StoreDecorator):
         """One PUT whose windows are not joined. Memory: the object."""
         self._check(key)
         fast = await self._opened()
-        if fast is None or body.size_bytes > PUT_SIZE_BYTES_MAX:
-            await self.inner.put(key, body)
+        if fast is None or self._is_slow or self._is_throttled or body.size_bytes > PUT_SIZE_BYTES_MAX:
+            await self._behind(self.inner.put(key, body))
             return
         windows = [window async for window in body.windows()]
         if sum(map(len, windows)) != body.size_bytes:
             raise Misuse(f"a body of {body.size_bytes} bytes yielded {sum(map(len, windows))}")
         what = f"store {key!r}"
-        patience_seconds = self._patience_seconds + body.size_bytes / PUT_BYTES_PER_SECOND_MIN
+        limit_seconds = self._stall_seconds + body.size_bytes / PUT_BYTES_PER_SECOND_MIN
         try:
-            async with self._turns, asyncio.timeout(patience_seconds):
+            async with self._turns, asyncio.timeout(limit_seconds):
                 result = await obstore.put_async(
                     fast.writes,
                     key,
@@ -144,7 +157,8 @@ class FastStore(StoreDecorator):
                     use_multipart=False,
                 )
         except TimeoutError as exc:
-            text = f"{self.url}: cannot {what}: it took longer than {patience_seconds:.0f} s and was given up"
+            self._is_slow = True
+            text = f"{self.url}: cannot {what}: it took longer than {limit_seconds:.0f} s and was given up"
             raise OutcomeUnknown(text) from exc
         except FAILURES as exc:
             self._make_sure_unanswered(exc, what, key, mutation=True)
@@ -157,8 +171,8 @@ class FastStore(StoreDecorator):
         """One GET. The copy into `bytes` is the only one."""
         self._check(key)
         fast = await self._opened()
-        if fast is None:
-            return await self.inner.get(key, span)
+        if fast is None or self._is_throttled:
+            return await self._behind(self.inner.get(key, span))
         clip(span, 0)  # refuses a negative one
         what = f"read {key!r}"
         try:
@@ -193,11 +207,18 @@ class FastStore(StoreDecorator):
                 self._is_open = True
         return self._fast
 
+    async def _behind(self, request: Awaitable[T]) -> T:
+        """A request of the store behind, whose success says that the server takes requests again."""
+        result = await request
+        self._is_throttled = False
+        return result
+
     def _make_sure_unanswered(self, exc: Exception, what: str, key: str, *, mutation: bool) -> None:
         """Return where the store behind may be asked the same instead; else raise what `exc` is."""
         status, body = _status_of(exc)
         if status:
             error = self._explain(status, body, what=what, key=key, mutation=mutation)
+            self._is_throttled = isinstance(error, Throttled)
             if error is not None:
                 raise error from exc
             self._step_back(f"HTTP {status}")

@@ -16,7 +16,7 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os.path import isfile
 from typing import Any, Final
@@ -26,6 +26,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from google.auth.exceptions import GoogleAuthError, RefreshError
 from google.oauth2.credentials import Credentials
+from offload_cloud.bodies import SlicedBody, watched
 from offload_cloud.options import shown
 from yarl import URL
 
@@ -73,7 +74,7 @@ class Client:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        data: bytes | AsyncIterable[bytes | memoryview] | None = None,
+        data: bytes | SlicedBody | None = None,
         may_resume: bool = False,
     ) -> Reply:
         """Send one request, and read its reply. `url` is taken as it is: what it holds is quoted already.
@@ -90,7 +91,7 @@ class Client:
             method,
             URL(url, encoded=True),
             headers=sent,
-            data=data,
+            data=watched(data, self._options.read_timeout_seconds),
             proxy=self._proxy,
             allow_redirects=False,
         ) as reply:

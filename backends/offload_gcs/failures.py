@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import aiohttp
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
+from offload_cloud.pauses import pause_of
 
 from offload.errors import (
     AlreadyExists,
@@ -94,8 +95,8 @@ class Refused(Exception):
     def __init__(self, status: int, body: bytes, *, retry_after: str = "") -> None:
         self.status = status
         self.reason, self.message = _understood(body)
-        self.pause_seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
-        """What the header `Retry-After` says, where it is a number of seconds."""
+        self.pause_seconds = pause_of(retry_after)
+        """What the header `Retry-After` asks for."""
 
         super().__init__(" ".join(filter(None, (str(status), self.reason, self.message))))
 
@@ -145,6 +146,8 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
             return TryAgain(f"{said}: the proxy answers {exc.status}; check the option `proxy`")
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
             return TryAgain(f"{said}: cannot connect: {without_secrets(exc)}")
+        case TimeoutError():
+            return lost(f"{said}: the server did not answer: no byte moved within `read_timeout_seconds`")
     return lost(f"{said}: {type(exc).__name__}: {without_secrets(exc)}")
 
 

@@ -89,7 +89,9 @@ class GcsOptions(StoreOptions):
     verify: Verify = True
     proxy: Proxy | None = None
     connect_timeout_seconds: float = Field(default=10.0, gt=0)
-    read_timeout_seconds: float = Field(default=60.0, gt=0)
+    read_timeout_seconds: float = Field(default=10.0, gt=0)
+    """How long no byte may move, in either direction, before an attempt is given up."""
+
     connections_max: int = Field(default=32, ge=1, le=1024)
 
     @property

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
+from offload_cloud.bodies import SlicedBody, sliced
 from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import range_of
 
@@ -35,7 +36,7 @@ from offload_gcs.client import Client, Reply
 from offload_gcs.failures import FAILURES, Asked, Refused, explained
 from offload_gcs.options import GcsOptions
 from offload_gcs.reading import bytes_of, read_checksum, written
-from offload_gcs.upload import put_resumable, windows_of
+from offload_gcs.upload import put_resumable
 
 PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 """Up to here an object goes up in one request. The service takes 5 TiB in either way."""
@@ -191,7 +192,7 @@ class GcsStore(ObjectStore):
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        data: bytes | AsyncIterable[bytes | memoryview] | None = None,
+        data: bytes | SlicedBody | None = None,
         may_resume: bool = False,
     ) -> Reply:
         """Send one request, and turn what the client raises into the port's errors."""
@@ -220,19 +221,9 @@ class GcsStore(ObjectStore):
         head = b"--%b\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%b\r\n" % (boundary, resource)
         head += b"--%b\r\nContent-Type: application/octet-stream\r\n\r\n" % boundary
         tail = b"\r\n--%b--\r\n" % boundary
-
-        async def pieces() -> AsyncIterator[bytes | memoryview]:
-            yield head
-            async for window in windows_of(data):
-                yield window
-            yield tail
-
         url = self._url("upload/storage/v1", uploadType="multipart", **conditions, **self._encryption)
-        headers = {
-            "Content-Type": f"multipart/related; boundary={boundary.decode()}",
-            "Content-Length": str(len(head) + len(data) + len(tail)),
-        }
-        await self.ask(asked, "POST", url, headers=headers, data=pieces())
+        headers = {"Content-Type": f"multipart/related; boundary={boundary.decode()}"}
+        await self.ask(asked, "POST", url, headers=headers, data=sliced([head, data, tail]))
 
     async def _delete(self, key: str) -> None:
         asked = Asked(

@@ -11,9 +11,10 @@ the protocol's way of going on and no repetition of ours.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final
+
+from offload_cloud.bodies import sliced
 
 from offload.errors import Misuse, OffloadError, OutcomeUnknown
 from offload.formats.checksums import crc32c
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 CHUNK_SIZE_BYTES: Final = 16 * 2**20
 """The service wants a multiple of 256 KiB; more of it in one request is faster, and costs memory."""
 
-WINDOW_SIZE_BYTES: Final = 256 * 1024
 _HELD: Final = re.compile(r"bytes=0-(\d+)")
 
 
@@ -40,13 +40,6 @@ async def put_resumable(store: GcsStore, asked: Asked, body: Body) -> None:
     except BaseException:
         await _cancel(store, asked, session)
         raise
-
-
-async def windows_of(data: bytes) -> AsyncIterator[memoryview]:
-    """Some bytes in small windows: the transport would copy what it cannot send at once."""
-    view = memoryview(data)
-    for start in range(0, len(data), WINDOW_SIZE_BYTES):
-        yield view[start : start + WINDOW_SIZE_BYTES]
 
 
 async def _checksum_of(body: Body) -> int:
@@ -76,11 +69,8 @@ async def _send(store: GcsStore, asked: Asked, session: str, body: Body) -> None
 
 
 async def _put(store: GcsStore, asked: Asked, session: str, data: bytes, *, start: int, total: int) -> Reply:
-    headers = {
-        "Content-Range": f"bytes {start}-{start + len(data) - 1}/{total}",
-        "Content-Length": str(len(data)),
-    }
-    return await store.ask(asked, "PUT", session, headers=headers, data=windows_of(data), may_resume=True)
+    headers = {"Content-Range": f"bytes {start}-{start + len(data) - 1}/{total}"}
+    return await store.ask(asked, "PUT", session, headers=headers, data=sliced([data]), may_resume=True)
 
 
 def held_by(reply: Reply) -> int:

@@ -14,6 +14,7 @@ import aiohttp
 import s3fs
 from aiobotocore.httpsession import AIOHTTPSession
 from botocore.exceptions import ClientError
+from offload_cloud.bodies import watched
 from offload_cloud.options import shown
 
 from offload_s3.options import S3Options
@@ -36,8 +37,9 @@ class _Once:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    def request(self, *args: Any, **kwargs: Any) -> Any:
-        return self._session.request(*args, allow_redirects=False, middlewares=(_once,), **kwargs)
+    def request(self, *args: Any, data: Any = None, **kwargs: Any) -> Any:
+        body = watched(data, self._session.timeout.sock_read)
+        return self._session.request(*args, data=body, allow_redirects=False, middlewares=(_once,), **kwargs)
 
 
 async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

@@ -20,6 +20,7 @@ import aiohttp
 import botocore.exceptions as sdk
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
+from offload_cloud.pauses import pause_of
 
 from offload.errors import (
     AlreadyExists,
@@ -118,8 +119,11 @@ FULL: Final = {
     "XMinioStorageFull",
     "XMinioAdminBucketQuotaExceeded",
 }
+UNAVAILABLE: Final = 503
 THROTTLED: Final = {
     "SlowDown",
+    "SlowDownRead",
+    "SlowDownWrite",
     "503",
     "429",
     "TooManyRequests",
@@ -230,8 +234,9 @@ def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], Offloa
     message = " ".join(str(exc.response.get("Error", {}).get("Message", "")).split())[:400]
     if code in LOST_CREATE:
         return AlreadyExists(key)
-    if code in THROTTLED:
-        return Throttled(f"{said}: {code}: {message}", pause_seconds=_pause_of(exc))
+    pause_seconds = pause_of(_headers_of(exc).get("retry-after", ""))
+    if code in THROTTLED or (status == UNAVAILABLE and pause_seconds is not None):
+        return Throttled(f"{said}: {code}: {message}", pause_seconds=pause_seconds)
     if code in FULL:
         return NoSpace(f"{said}: the store is full or over its quota ({code})")
     if code in STORE_DENIED:
@@ -310,7 +315,7 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
         if isinstance(failure, FileNotFoundError | PermissionError | NotADirectoryError):
             return Misuse(f"{said}: a file that the settings name cannot be used: {one_line(failure)}")
     if isinstance(exc, TimeoutError | sdk.ReadTimeoutError):
-        return lost(f"{said}: {place} did not answer within `read_timeout_seconds`")
+        return lost(f"{said}: {place} did not answer: no byte moved within `read_timeout_seconds`")
     if isinstance(exc, sdk.ConnectionClosedError | aiohttp.ServerDisconnectedError):
         tls = "; does the server want https:// in `endpoint_url`?" if place.startswith("http:") else ""
         return lost(f"{said}: {place} closed the connection without an answer{tls}")
@@ -340,9 +345,3 @@ def _place_of(exc: BaseException) -> str:
     url = urlsplit(str(getattr(exc, "kwargs", {}).get("endpoint_url", "")))
     host = url.netloc.rpartition("@")[2]
     return f"{url.scheme}://{host}" if host else "the server"
-
-
-def _pause_of(exc: ClientError) -> float | None:
-    """What the header `Retry-After` says, where it is a number of seconds."""
-    said = _headers_of(exc).get("retry-after", "")
-    return float(said) if said.isascii() and said.isdigit() else None

@@ -7,6 +7,7 @@ else that fails ends with 1.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
+from offload.cli.output import print_note
 from offload.decoder import Decoder
 from offload.env import Env
 from offload.errors import Misuse, OffloadError
-from offload.events import Event
+from offload.events import Event, Waiting
 from offload.offloader import LedgerOffloader
 from offload.plugins import Plugins
 from offload.position import Position, parse_position
@@ -43,6 +45,8 @@ class State:
 
     plugins: Plugins
     debug: bool = False
+    is_quiet: bool = False
+    """The command's output is for programs: nobody reads that it waits."""
 
     def tier(
         self,
@@ -62,8 +66,16 @@ class State:
                 storage_options=storage_options,
                 options=how,
                 plan=plan,
-                emit=emit,
+                emit=self._announcing(emit or self.plugins.emit),
             )
+
+    def _announcing(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
+        def announce(event: Event) -> None:
+            if isinstance(event, Waiting) and not self.is_quiet:
+                print_note(waiting_text(event))
+            emit(event)
+
+        return announce
 
     def bare_store(self, url: str, options: Mapping[str, object], limits: Limits) -> ObjectStore:
         """The store that a URL names, as it is: with deadlines, and with hardly any patience."""
@@ -86,6 +98,15 @@ class State:
         with _usage():
             decoder: Decoder = self.plugins.by_name("decoder", name).load()()
         return decoder
+
+
+def waiting_text(event: Waiting) -> str:
+    """For what a command waits, why, since when, and how long it will."""
+    cause = re.sub(r"^\w+://\S*: ", "", str(event.error))  # the store was named already
+    return (
+        f"waiting for {event.url}: {cause}, for {event.waited_seconds:.0f} s so far, "
+        f"gives up after {event.patience_seconds:.0f} s"
+    )
 
 
 def _pair(option: str) -> tuple[str, str]:
@@ -115,10 +136,15 @@ class ClosedPipe(BaseException):
 
 
 def guarded(command: Callable[..., T]) -> Callable[..., T]:
-    """A command whose end by Ctrl-C or a closed pipe is decided by `main` alone."""
+    """A command whose end by Ctrl-C or a closed pipe is decided by `main` alone.
+
+    With `--json`, which every command with JSON output names `json`, it is quiet.
+    """
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> T:
+        if "context" in kwargs:
+            kwargs["context"].obj.is_quiet = bool(kwargs.get("json"))
         try:
             result = command(*args, **kwargs)
             sys.stdout.flush()

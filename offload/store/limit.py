@@ -43,7 +43,13 @@ class Limits:
     """On average: one object goes as fast as it can, and the next one waits the longer."""
 
     deadline_seconds: float | None = 600.0
-    """Of one request. A `put` is one request whatever its size: choose it for the largest object."""
+    """Of one attempt. A `put` is one whatever its size: choose it for the largest object."""
+
+    patience_seconds: float = 120.0
+    """How long failing requests are repeated, from the first failure after the store's last answer.
+
+    Not a limit of `LimitedStore`: whoever puts `RetryingStore` before it passes it on.
+    """
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:

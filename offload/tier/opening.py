@@ -63,14 +63,15 @@ def open_tier(
     opened = backend.open(url, given.data)
     if isinstance(opened, LedgerOffloader):
         return opened
+    emit = _logging(emit or plugins.emit)
     return ObjectStoreOffloader(
-        guarded(opened, env, given.limits),
+        guarded(opened, env, given.limits, emit=emit),
         env=env,
         options=options,
-        emit=_logging(emit or plugins.emit),
+        emit=emit,
         plan=plan,
         open_store=lambda url: guarded(
-            open_store(url, plugins=plugins, storage_options=given.commits), env, given.limits
+            open_store(url, plugins=plugins, storage_options=given.commits), env, given.limits, emit=emit
         ),
     )
 
@@ -106,11 +107,26 @@ def open_source(url: str, *, plugins: Plugins | None = None) -> Source:
 
 
 def guarded(
-    store: ObjectStore, env: Env, limits: Limits | None = None, policy: RetryPolicy | None = None
+    store: ObjectStore,
+    env: Env,
+    limits: Limits | None = None,
+    policy: RetryPolicy | None = None,
+    *,
+    emit: Callable[[Event], None] = lambda event: None,
 ) -> ObjectStore:
-    """A store with a log, deadlines, bounds on what is asked of it, and bounded retries, in this order."""
-    limited = LimitedStore(logged(store, env.monotonic), limits, clock=env.monotonic, sleep=env.sleep)
-    return RetryingStore(limited, policy=policy, clock=env.monotonic, sleep=env.sleep, random=env.random)
+    """A store with a log, deadlines, bounds on what is asked of it, and patience, in this order.
+
+    Its patience is its own: the two stores of a tier wait each for itself. `emit` hears of the waiting.
+    """
+    limits = limits or Limits()
+    return RetryingStore(
+        LimitedStore(logged(store, env.monotonic), limits, clock=env.monotonic, sleep=env.sleep),
+        policy=policy or RetryPolicy(patience_seconds=limits.patience_seconds),
+        clock=env.monotonic,
+        sleep=env.sleep,
+        random=env.random,
+        emit=emit,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from offload.tier.verify import verify
 CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 SEED: Final = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))
 QUICK: Final = RetryPolicy(
-    attempts_max=6, deadline_seconds=10, pause_seconds_first=0.002, pause_seconds_max=0.05
+    attempts_max=6, patience_seconds=10, pause_seconds_first=0.002, pause_seconds_max=0.05
 )
 
 FACTOR: Final = 3

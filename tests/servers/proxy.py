@@ -30,6 +30,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import urllib.parse
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -43,6 +44,9 @@ from typing import Final
 WINDOW_SIZE_BYTES: Final = 256 * 1024
 HEAD_SIZE_BYTES_MAX: Final = 64 * 1024
 STOP_SECONDS: Final = 60.0
+ABANDONED_SECONDS: Final = 0.02
+"""How often a connection that stalls is looked at, whether its client still waits."""
+
 END_OF_HEAD: Final = b"\r\n\r\n"
 
 
@@ -56,6 +60,8 @@ class Fault(Enum):
     LATE = "the client's connection ends; the server gets the whole request some time afterwards"
     TRICKLE = "the reply's body comes in small pieces, with pauses"
     TRUNCATE = "the reply's body ends half-way, and so does the connection"
+    DEAF = "nobody reads the body of the request, and nobody answers; the connection stays"
+    STALL = "the server has answered; so many bytes of the reply's body come, and then nothing; it stays too"
     IGNORE_PRECONDITION = "the server hears the request without its create-if-absent"
 
     def fits(self, request: Request) -> bool:
@@ -136,7 +142,11 @@ class Rule:
     creates: bool = field(default=False, kw_only=True)
     """Only such requests as create if absent."""
 
+    seconds: float | None = field(default=None, kw_only=True)
+    """For so long from the first request that matches; then no more."""
+
     matched: int = field(default=0, init=False)
+    begun: float = field(default=0.0, init=False)
 
     def hits(self, request: Request) -> bool:
         """Count this request if it matches, and say whether it is to fail."""
@@ -145,7 +155,9 @@ class Rule:
         if (self.creates and not request.creates) or not self.fault.fits(request):
             return False
         self.matched += 1
-        return self.nth in (None, self.matched)
+        now = time.monotonic()
+        self.begun = self.begun or now
+        return self.nth in (None, self.matched) and (self.seconds is None or now - self.begun < self.seconds)
 
 
 @dataclass(kw_only=True)
@@ -169,7 +181,13 @@ class Plan:
     delay_seconds: float = 0.0
     """How long each request is held up before the server hears of it."""
 
-    retry_after_seconds_max: int = 1
+    retry_after_seconds_max: int | None = 1
+    """A refusal asks for a pause that is drawn, from `retry_after_seconds_min` to this; None: for none."""
+
+    retry_after_seconds_min: int = 0
+    stall_after_bytes: int = 0
+    """How much of a body comes before it stalls. 0: not even the reply's head."""
+
     late_seconds: float = 0.2
     pause_seconds: float = 0.005
     """Between the pieces of a trickle."""
@@ -225,10 +243,10 @@ class Proxy:
 
         self._address = parts.hostname, parts.port or 80
         self._authority = parts.netloc
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self._listener.setblocking(False)
+        self._listener = _listening(0)
         self._port: int = self._listener.getsockname()[1]
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._late = 0
         self._landed = threading.Condition()
 
@@ -246,17 +264,42 @@ class Proxy:
         with self._landed:
             assert self._landed.wait_for(lambda: not self._late, STOP_SECONDS), "a late request never landed"
 
+    def leave(self) -> None:
+        """Be gone as a server that was killed: connections end, and new ones are refused."""
+        self._on_loop(self._leave())
+
+    def come_back(self) -> None:
+        """Take connections again, at the same address."""
+        self._on_loop(self._come_back())
+
+    def _on_loop(self, work: Coroutine[None, None, None]) -> None:
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(STOP_SECONDS)
+
+    async def _leave(self) -> None:
+        self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _come_back(self) -> None:
+        self._listener = _listening(self._port)
+        self._begin(self._accept())
+
     async def serve(self) -> None:
         """Serve until cancelled."""
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
+        self._begin(self._accept())
         try:
-            while True:
-                connection, _ = await loop.sock_accept(self._listener)
-                self._begin(self._serve(_Wire(connection)))
+            await asyncio.Event().wait()
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        while True:
+            connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            self._begin(self._serve(_Wire(connection)))
 
     def close(self) -> None:
         """Stop listening."""
@@ -331,6 +374,12 @@ class Proxy:
         return re.sub(pattern, rb"\g<1>" + host.encode("latin-1"), reply)
 
 
+def _listening(port: int) -> socket.socket:
+    listener = socket.create_server(("127.0.0.1", port), backlog=512)
+    listener.setblocking(False)
+    return listener
+
+
 class _Exchange:
     """One client's connection: a request at a time, and the connection to the server that goes with it."""
 
@@ -356,6 +405,10 @@ class _Exchange:
                 return await self._reset(request)
             case Fault.LATE:
                 return await self._late(request)
+            case Fault.DEAF:
+                proxy.count(fault)
+                await self._client.abandoned()
+                return False
             case Fault.IGNORE_PRECONDITION:
                 proxy.count(fault)
                 return await self._pass(request, request.without_precondition(), None)
@@ -370,11 +423,14 @@ class _Exchange:
 
     async def _refuse(self, request: Request) -> bool:
         plan = self._proxy.plan
-        after = plan.draw(request).randint(0, plan.retry_after_seconds_max)
+        headers = []
+        if plan.retry_after_seconds_max is not None:
+            bounds = plan.retry_after_seconds_min, plan.retry_after_seconds_max
+            headers = [f"Retry-After: {plan.draw(request).randint(*bounds)}"]
         if not request.expects:
             await self._client.drain(request.body)
         self._proxy.count(Fault.REFUSE)
-        await self._client.send(_refusal(request, 503, f"Retry-After: {after}", end=request.expects))
+        await self._client.send(_refusal(request, 503, *headers, end=request.expects))
         return not request.expects
 
     async def _reset(self, request: Request) -> bool:
@@ -472,6 +528,13 @@ class _Exchange:
                 return False
             await client.send(_refusal(request, 500, end=not kept))
             return kept
+        if fault is Fault.STALL:
+            body = await server.take(framing)
+            proxy.count(fault)
+            if proxy.plan.stall_after_bytes:
+                await client.send(proxy.relocated(reply, request) + body[: proxy.plan.stall_after_bytes])
+            await client.abandoned()
+            return False
         head = proxy.relocated(reply, request)
         if end:
             head = head[:-2] + b"Connection: close" + END_OF_HEAD
@@ -615,6 +678,13 @@ class _Wire:
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it."""
         await self._loop.sock_sendall(self._connection, data)
+
+    async def abandoned(self) -> None:
+        """Wait until the other side ends the connection, and read nothing meanwhile."""
+        watch = select.poll()
+        watch.register(self._connection, select.POLLRDHUP)
+        while not watch.poll(0):  # noqa: ASYNC110 - no event of the loop tells an end from bytes to read
+            await asyncio.sleep(ABANDONED_SECONDS)
 
     def reset(self) -> None:
         """End the connection with a reset; what is on its way is lost."""

@@ -545,3 +545,92 @@ def test_a_delay_holds_up_each_request_and_not_the_sum_of_them(tiny: Tiny) -> No
 
     assert min(each) >= 0.4
     assert time.monotonic() - began < 15  # of 20 that they would take one after the other
+
+
+# Faults that last.
+
+
+def test_a_server_that_stalls_sends_so_much_and_keeps_the_connection(
+    client: http.client.HTTPConnection, tiny: Tiny, plan: Plan, proxy: Proxy
+) -> None:
+    tiny.objects["/a"] = LARGE
+    plan.rules = [Rule(Fault.STALL, "GET", nth=1)]
+    plan.stall_after_bytes = 1000
+
+    reply = _ask(client, "GET", "/a")
+    assert reply.read(1000) == LARGE[:1000]
+    assert client.sock is not None
+    client.sock.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        reply.read(1)
+
+    client.close()
+    assert _ask(client, "GET", "/a").read() == LARGE
+    assert proxy.counts["stall"] == 1
+
+
+@pytest.mark.parametrize("fault", [Fault.DEAF, Fault.STALL])
+def test_a_server_that_stalls_from_the_beginning_sends_nothing(
+    client: http.client.HTTPConnection, tiny: Tiny, plan: Plan, fault: Fault
+) -> None:
+    """A deaf one has not even heard the request."""
+    plan.rules = [Rule(fault)]
+    client.timeout = 0.2
+
+    with pytest.raises(TimeoutError):
+        _ask(client, "PUT", "/a", b"body")
+
+    assert tiny.asked == ([] if fault is Fault.DEAF else ["PUT /a"])
+
+
+def test_a_deaf_server_leaves_a_large_body_unread(proxy: Proxy, plan: Plan) -> None:
+    plan.rules = [Rule(Fault.DEAF)]
+    with socket.create_connection(("127.0.0.1", _port(proxy.url)), 0.2) as connection:
+        connection.sendall(b"PUT /a HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n")
+        with pytest.raises(TimeoutError):
+            connection.sendall(bytes(100 * 2**20))
+
+
+def test_a_rule_with_seconds_ends(
+    client: http.client.HTTPConnection, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("servers.proxy.time.monotonic", lambda: now[0])
+    plan.rules = [Rule(Fault.REFUSE, seconds=30)]
+    plan.retry_after_seconds_min = plan.retry_after_seconds_max = 7
+
+    refused = _ask(client, "GET", "/a")
+    refused.read()
+    now[0] += 29
+    statuses = [_status(client, "GET", "/a")]
+    now[0] += 2
+    statuses.append(_status(client, "GET", "/a"))
+
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "7")
+    assert statuses == [503, 404]
+
+
+def test_a_refusal_may_say_nothing_about_when_to_come_back(
+    client: http.client.HTTPConnection, plan: Plan
+) -> None:
+    plan.rules = [Rule(Fault.REFUSE)]
+    plan.retry_after_seconds_max = None
+
+    assert "Retry-After" not in _ask(client, "GET", "/a").headers
+
+
+def test_a_server_that_left_refuses_connections_until_it_is_back(
+    client: http.client.HTTPConnection, proxy: Proxy
+) -> None:
+    assert _status(client, "GET", "/a") == 404
+
+    proxy.leave()
+    with pytest.raises(http.client.RemoteDisconnected):  # the connection that there was
+        _ask(client, "GET", "/a")
+    client.close()
+    with pytest.raises(ConnectionRefusedError):
+        _ask(client, "GET", "/a")
+    client.close()
+    proxy.come_back()
+
+    assert _status(client, "GET", "/a") == 404

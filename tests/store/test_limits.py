@@ -230,7 +230,7 @@ class TestRetryAfter(Asynchronous):
                 return b"there"
 
         policy = RetryPolicy(pause_seconds_first=0.1)
-        store = RetryingStore(Throttles(), policy=policy, clock=clock, sleep=clock.sleep, random=lambda: 0.0)
+        store = RetryingStore(Throttles(), policy=policy, clock=clock, sleep=clock.sleep, random=lambda: 0.5)
 
         assert run(store.get("key")) == b"there"
         assert clock.slept == [pytest.approx(7.05), pytest.approx(0.1), pytest.approx(0.2)]

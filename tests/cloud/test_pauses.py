@@ -1,0 +1,26 @@
+"""`Retry-After` is read as seconds and as a date; what cannot be read asks for nothing."""
+
+from __future__ import annotations
+
+import pytest
+from offload_cloud.pauses import pause_of
+
+NOW = 1_700_000_000.0  # 14 November 2023, 22:13:20
+
+
+@pytest.mark.parametrize(
+    ("said", "pause_seconds"),
+    [
+        ("7", 7.0),
+        (" 0 ", 0.0),
+        ("Tue, 14 Nov 2023 22:13:50 GMT", 30.0),
+        ("Tue, 14 Nov 2023 22:13:00 GMT", 0.0),
+        ("", None),
+        ("soon", None),
+        ("-3", None),
+        ("1.5", None),
+        ("\u0667", None),
+    ],
+)
+def test_a_pause_is_read_from_seconds_and_from_a_date(said: str, pause_seconds: float | None) -> None:
+    assert pause_of(said, now=lambda: NOW) == pause_seconds

@@ -1,0 +1,86 @@
+"""Every client leaves a server alone for as long as it asks, and repeats nothing by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+from cloud.clients import CLIENTS, Call
+from wire import Answer, Heard, Wire, wire
+
+from offload import Body, ObjectStore
+from offload.store.retry import RetryingStore
+
+ASKED_SECONDS: Final = 30.0
+BUSY: Final = Answer(503, b"", {"Retry-After": "30", "x-amz-request-id": "r", "x-ms-request-id": "r"})
+
+
+async def put(store: ObjectStore) -> None:
+    await store.put("a/key", Body.of(b"0123456789"))
+
+
+async def create(store: ObjectStore) -> None:
+    await store.create("a/key", b"0123456789")
+
+
+async def get(store: ObjectStore) -> None:
+    await store.get("a/key")
+
+
+async def names(store: ObjectStore) -> None:
+    async for _ in store.list("a/"):
+        pass
+
+
+def busy_at_first(server: Wire, answers: Callable[[Heard], Answer]) -> Callable[[Heard], Answer]:
+    """Refuses two requests and answers all others."""
+    return lambda heard: BUSY if len(server.heard) <= 2 else answers(heard)
+
+
+def pauses_of(client: str, call: Call) -> tuple[list[float], int]:
+    """How long the call waited each time, without waiting for it; and how many requests the server heard."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def patiently(store: ObjectStore) -> None:
+        await call(RetryingStore(store, clock=lambda: sum(slept), sleep=sleep))
+
+    with wire(lambda heard: BUSY) as server:
+        server.answer = busy_at_first(server, CLIENTS[client].answers)
+        CLIENTS[client].of_store(server.url, patiently)
+        return slept, len(server.heard)
+
+
+@pytest.mark.parametrize("call", [put, create, get, names])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_server_that_asks_for_a_pause_is_left_alone_for_so_long(client: str, call: Call) -> None:
+    """Obstore keeps no headers of a reply, so after its first refusal the client behind it asks."""
+    pauses, requests = pauses_of(client, call)
+
+    assert requests == 3
+    is_blind = client.endswith("obstore") and call in (put, get)
+    assert [pause >= ASKED_SECONDS for pause in pauses] == [not is_blind, True]
+
+
+@pytest.mark.parametrize("client", ["s3-obstore", "azure-obstore"])
+def test_obstore_takes_over_again_when_the_server_answers(client: str) -> None:
+    async def three_times(store: ObjectStore) -> None:
+        for _ in range(3):
+            await get(store)
+
+    with wire(lambda heard: BUSY) as server:
+        server.answer = busy_at_first(server, CLIENTS[client].answers)
+
+        async def patiently(store: ObjectStore) -> None:
+            async def sleep(seconds: float) -> None:
+                pass
+
+            await three_times(RetryingStore(store, sleep=sleep))
+
+        CLIENTS[client].of_store(server.url, patiently)
+
+    by_obstore = ["object_store" in heard.headers["user-agent"] for heard in server.heard]
+    assert by_obstore == [True, False, False, True, True]
