@@ -13,6 +13,8 @@ visible and may not last: `OutcomeUnknown`.
 
 One thing a file system cannot do: `a` and `a/b` cannot both be objects. Whichever comes second
 raises `Misuse`.
+
+What a listing shows lasts, whoever wrote it: its folder was synced before (`folders`).
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class PosixStore(ObjectStore):
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Walk the folders, a page at a time."""
-        rows = walk(self._root, prefix, after)
+        rows = walk(self._root, prefix, after, self._make_last)
         while page := await self._pool.finish(self._page, rows, prefix):
             for row in page:
                 yield row
@@ -216,6 +218,16 @@ class PosixStore(ObjectStore):
             self._sync(folder, parts)
         except OutcomeUnknown as error:
             raise OffloadError(str(error)) from error
+
+    def _make_last(self, folder: int, parts: Sequence[str]) -> None:
+        """Let a listing show only names that last; no retry may make a success of a sync that failed."""
+        try:
+            self._folders.make_last(folder, parts)
+        except OSError as error:
+            raise OffloadError(
+                f"syncing {self._path(parts)}: {error.strerror}; "
+                f"the files in it may not survive a power cut: look into the kernel's log"
+            ) from error
 
     def _read(self, parts: Sequence[str], span: Span | Suffix | None) -> bytes:
         absent = NotFound("/".join(parts), store=self.url)

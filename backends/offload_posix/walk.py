@@ -4,34 +4,58 @@ The order is that of whole keys by their UTF-8 bytes, in which `/` is a byte lik
 `a/b`, `a0`. So within a folder a folder is sorted as its name with the slash, and all keys below it
 follow there. (Strings compare by code points, and these sort as their UTF-8 bytes do.)
 
-Only folders that can hold a wanted key are opened, and only files that are given are asked for
-their size. What vanishes during the walk is passed over; links, pipes, hidden names and names that
-are not UTF-8 are no objects.
+Only folders that can hold a wanted key are opened, and only files that are listed are asked for
+their size. Links, pipes, hidden names and names that are not UTF-8 are no objects.
+
+The names of one folder are those of one moment. A folder is read in several calls, and files are
+asked for their size later still. Meanwhile other processes may create a file and then remove one: the
+first is not in what was read, the second is gone, and a listing that shows neither lies about the
+end of a stream's roots (docs/commit-protocol.md, "What listings show"). So a folder is read again
+
+    if it changed while it was read    until it stays as it is, or the next reading has every name of the
+                                       one before: new files alone hide nothing
+    if a file that was read is gone    from the last key that was listed
+
+Invariant: `trust` is called with each folder before a name in it is listed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
+from offload.errors import TryAgain
 from offload.store.port import Listed
-from offload_posix.folders import open_folder
+from offload_posix.folders import changed_ns, open_folder
+
+READS_MAX: Final = 64
+"""How often in a row a folder is read in vain."""
+
+Trust = Callable[[int, Sequence[str]], None]
+"""Called with an open folder and its parts, after its names were read."""
 
 
-def walk(root: str, prefix: str, after: str) -> Iterator[Listed]:
-    """The objects below `root` whose key begins with `prefix` and is beyond `after`, in order."""
+def walk(root: str, prefix: str, after: str, trust: Trust) -> Iterator[Listed]:
+    """The objects below `root` whose key begins with `prefix` and is beyond `after`, in order.
+
+    Raises `TryAgain` if files vanish faster than a folder can be read.
+    """
     parts = _folder_of(prefix)
     if parts is not None:
-        yield from _below(root, parts, prefix, after)
+        yield from _below(root, parts, prefix, after, trust)
 
 
 def level(root: str, prefix: str) -> Iterator[str]:
     """The keys directly below `prefix`, and the folders (they end in `/`) that hold an object, in order."""
     parts = _folder_of(prefix)
-    for key, is_folder in [] if parts is None else _entries(root, parts, prefix, ""):
-        if not is_folder or next(_below(root, key.split("/")[:-1], key, ""), None) is not None:
+    for key, is_folder in [] if parts is None else _entries(root, parts, prefix, "", _nobody):
+        if not is_folder or next(_below(root, key.split("/")[:-1], key, "", _nobody), None) is not None:
             yield key
+
+
+def _nobody(_folder: int, _parts: Sequence[str]) -> None:
+    """Trusts nothing: names of a level decide nothing."""
 
 
 def _folder_of(prefix: str) -> list[str] | None:
@@ -43,37 +67,74 @@ def _folder_of(prefix: str) -> list[str] | None:
     return parts
 
 
-def _below(root: str, parts: list[str], prefix: str, after: str) -> Iterator[Listed]:
-    for key, is_folder in _entries(root, parts, prefix, after):
-        if is_folder:
-            yield from _below(root, key.split("/")[:-1], prefix, after)
-            continue
-        with suppress(FileNotFoundError, NotADirectoryError):
-            yield Listed(key, os.stat(f"{root}/{key}", follow_symlinks=False).st_size)
+def _below(root: str, parts: list[str], prefix: str, after: str, trust: Trust) -> Iterator[Listed]:
+    done = ""  # the last entry that was dealt with
+    reads = 0
+    while reads < READS_MAX:
+        reads += 1
+        for key, is_folder in _entries(root, parts, prefix, after, trust):
+            if key <= done:
+                continue
+            if is_folder:
+                yield from _below(root, key.split("/")[:-1], prefix, after, trust)
+            else:
+                size_bytes = _size_bytes(f"{root}/{key}")
+                if size_bytes is None:
+                    break
+                yield Listed(key, size_bytes)
+            done, reads = key, 0
+        else:
+            return
+    raise _unsteady(root, parts)
 
 
-def _entries(root: str, parts: list[str], prefix: str, after: str) -> list[tuple[str, bool]]:
-    """The wanted keys and folders (their keys end in `/`) directly in one folder, in order."""
-    base = "".join(f"{part}/" for part in parts)
-    found = []
+def _size_bytes(path: str) -> int | None:
+    """The size of a file, or None if it is gone."""
     try:
-        folder = open_folder(root, parts)
+        return os.stat(path, follow_symlinks=False).st_size
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                key = base + entry.name
-                if entry.name.startswith(".") or not key.startswith(prefix) or not _is_text(entry.name):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    if key + "/" > after or after.startswith(key + "/"):
-                        found.append((key + "/", True))
-                elif key > after and entry.is_file(follow_symlinks=False):
-                    found.append((key, False))
-    finally:
-        os.close(folder)
-    return sorted(found)
+        return None
+
+
+def _entries(root: str, parts: list[str], prefix: str, after: str, trust: Trust) -> list[tuple[str, bool]]:
+    """The wanted keys and folders (their keys end in `/`) directly in one folder, in order."""
+    before = None
+    for _ in range(READS_MAX):
+        try:
+            folder = open_folder(root, parts)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        try:
+            changed = changed_ns(folder)
+            found = _read(folder, "".join(f"{part}/" for part in parts), prefix, after)
+            if changed_ns(folder) == changed or (before is not None and before.issubset(found)):
+                if not all(is_folder for _, is_folder in found):
+                    trust(folder, parts)
+                return sorted(found)
+        finally:
+            os.close(folder)
+        before = frozenset(found)
+    raise _unsteady(root, parts)
+
+
+def _read(folder: int, base: str, prefix: str, after: str) -> list[tuple[str, bool]]:
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            key = base + entry.name
+            if entry.name.startswith(".") or not key.startswith(prefix) or not _is_text(entry.name):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if key + "/" > after or after.startswith(key + "/"):
+                    found.append((key + "/", True))
+            elif key > after and entry.is_file(follow_symlinks=False):
+                found.append((key, False))
+    return found
+
+
+def _unsteady(root: str, parts: list[str]) -> TryAgain:
+    place = "/".join((root, *parts))
+    return TryAgain(f"listing {place}: its files vanish faster than it can be read; run again")
 
 
 def _is_text(name: str) -> bool:

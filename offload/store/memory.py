@@ -71,13 +71,15 @@ class MemoryStore(ObjectStore):
         return data[start:end]
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """The keys as they were when the listing began, those deleted meanwhile left out."""
+        """The objects as they were when the listing began."""
         await asyncio.sleep(0)
-        # Code points sort as their UTF-8 bytes do.
-        for key in sorted(key for key in self.objects if key.startswith(prefix) and key > after):
-            data = self.objects.get(key)
-            if data is not None:
-                yield Listed(key, len(data))
+        rows = [
+            Listed(key, len(data))
+            for key, data in self.objects.items()
+            if key.startswith(prefix) and key > after
+        ]
+        for row in sorted(rows, key=lambda row: row.key):  # code points sort as their UTF-8 bytes do
+            yield row
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
         """The names as they were when the listing began."""

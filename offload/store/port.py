@@ -117,6 +117,7 @@ class ObjectStore(ABC):
     **Create is atomic.** Of any number of creates of one absent key, exactly one succeeds.
     **Listing is strong.** A listing that starts after a write or delete returned shows its effect.
     **Listing is ordered.** Keys ascend by their UTF-8 bytes.
+    **Listing keeps its end.** A folder's last row is no lower than the folder's greatest key at the start.
     **Levels are whole.** `level` names each key and each folder directly below a prefix once, in order.
     **Ranges are exact.** A span is clipped at the object's end, never padded or shifted.
     **Absence is an error.** Reading a key that is not there raises `NotFound`, never returns empty.
@@ -178,7 +179,14 @@ class ObjectStore(ABC):
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Every object whose key begins with `prefix` and is greater than `after`, in order of keys.
 
-        Pages are fetched as the caller advances. Objects put or deleted meanwhile may or may not show.
+        Pages are fetched as the caller advances. An object that exists during the whole call is shown. One
+        that is put or deleted meanwhile may or may not be, with one exception: of the keys in one folder
+        that begin with `prefix`, the last one shown is at least as great as the greatest one of the moment at
+        which the call began. So if greater keys are created before lesser ones are deleted, the newest is
+        never missed (docs/commit-protocol.md, "What listings show"). This holds if each page shows one
+        moment, or if keys are looked up in ascending order.
+
+        What is shown lasts if the store is durable, even if the process that wrote it died meanwhile.
         """
 
     async def level(self, prefix: str) -> AsyncIterator[str]:

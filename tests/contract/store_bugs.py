@@ -33,6 +33,9 @@ bug = partial(breaks, room=STORE_BUGS)
 
 PAGE_KEYS = 1000
 
+SLOW_TURNS = 100
+"""In which others make and delete more objects than a sweep keeps."""
+
 
 # Puts
 
@@ -348,6 +351,41 @@ class ListsFromAnIndex(MemoryStore):
         for key in sorted(index):
             if key.startswith(prefix) and key > after:
                 yield Listed(key, index[key])
+
+
+@bug("listing_keeps_its_end")
+class LooksAtNamesLater(MemoryStore):
+    """Reads the names first, and leaves out what is gone when it looks at each.
+
+    `os.scandir` and then `os.stat`: ours did, and showed no root at all where a sweep had taken what it read.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        for row in [row async for row in super().list(prefix, after=after)]:
+            for _ in range(SLOW_TURNS):
+                await asyncio.sleep(0)
+            if row.key in self.objects:
+                yield row
+
+
+@bug("listing_keeps_its_end")
+class ListsInTwoRequests(MemoryStore):
+    """Lists the upper half of the keys before the lower half.
+
+    Partitions of an index that are asked one after another in no order, or all at once.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        rows = [row async for row in super().list(prefix, after=after)]
+        middle = rows[len(rows) // 2].key if rows else ""
+        for _ in range(SLOW_TURNS):
+            await asyncio.sleep(0)
+        async for row in super().list(prefix, after=after):
+            if row.key < middle:
+                yield row
+        for row in rows:
+            if row.key >= middle and row.key in self.objects:
+                yield row
 
 
 @bug("listing_is_ordered")

@@ -20,6 +20,8 @@ from offload.store.wrap import StoreDecorator
 
 
 class TestMemoryStore(StoreConformance):
+    newest_kept = 1
+
     @pytest.fixture(autouse=True)
     def place(self) -> None:
         self.objects: dict[str, bytes] = {}

@@ -6,7 +6,8 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from offload.errors import (
     OutcomeUnknown,
     TryAgain,
 )
-from offload.store.port import Body
+from offload.store.port import Body, Listed
 
 
 class TestFolder(Asynchronous):
@@ -166,7 +167,7 @@ class TestFolder(Asynchronous):
                 run(store.put(f"x/{folder}/{number}", Body.of(b"")))
         opened, asked = watch(monkeypatch, root)
 
-        rows = [row.key for row in walk(str(root), "x/", "x/c/1")]
+        rows = [row.key for row in walk(str(root), "x/", "x/c/1", trusts)]
 
         assert rows == ["x/c/2", "x/d/0", "x/d/1", "x/d/2", "x/e/0", "x/e/1", "x/e/2"]
         assert opened == ["x", "x/c", "x/d", "x/e"]
@@ -179,7 +180,7 @@ class TestFolder(Asynchronous):
             run(store.put(f"{folder}/key", Body.of(b"")))
         opened, asked = watch(monkeypatch, root)
 
-        rows = walk(str(root), "", "")
+        rows = walk(str(root), "", "", trusts)
         first = next(rows)
 
         assert first.key == "a/key"
@@ -190,13 +191,122 @@ class TestFolder(Asynchronous):
         for key in ("a/1", "b", "c/1", "d"):
             run(store.put(key, Body.of(b"")))
 
-        rows = walk(str(root), "", "")
+        rows = walk(str(root), "", "", trusts)
         first = next(rows)
         (root / "b").unlink()
         (root / "c/1").unlink()
         (root / "c").rmdir()
 
         assert [first.key, *(row.key for row in rows)] == ["a/1", "d"]
+
+    def test_a_listing_shows_what_took_the_place_of_a_vanished_file(
+        self, run: Run, store: PosixStore, root: Path
+    ) -> None:
+        for key in ("m/root.1", "m/root.2", "m/root.3"):
+            run(store.put(key, Body.of(b"")))
+
+        rows = walk(str(root), "m/root.", "", trusts)
+        first = next(rows)
+        run(store.put("m/root.4", Body.of(b"size")))
+        run(store.delete(["m/root.1", "m/root.2", "m/root.3"]))
+
+        assert first.key == "m/root.1"
+        assert [*rows] == [Listed("m/root.4", 4)]
+
+    def test_a_listing_reads_a_folder_again_that_changed_meanwhile(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A large folder is read in parts: a new name may lie in one that was read, an old one behind it."""
+        run(store.put("m/root.1", Body.of(b"")))
+        age(root / "m")
+
+        def succeed() -> None:
+            (root / "m/root.2").touch()
+            (root / "m/root.1").unlink()
+
+        reads = read_in_parts(monkeypatch, meanwhile=[succeed])
+
+        assert [row.key for row in walk(str(root), "m/", "", trusts)] == ["m/root.2"]
+        assert reads == [[], ["root.2"]]
+
+    def test_new_files_alone_do_not_keep_a_folder_from_being_listed(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A folder into which others upload all the time never stays as it is while it is read."""
+        run(store.put("m/0", Body.of(b"")))
+        age(root / "m")
+        reads = read_in_parts(
+            monkeypatch, meanwhile=[lambda n=n: (root / f"m/{n}").touch() for n in range(1, 9)]
+        )
+
+        assert [row.key for row in walk(str(root), "m/", "", trusts)] == ["m/0", "m/1"]
+        assert len(reads) == 2
+
+    def test_a_folder_whose_files_vanish_faster_than_it_is_read_is_tried_again(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run(store.put("m/key", Body.of(b"")))
+        stat = os.stat
+
+        def gone(path: Any, **kwargs: Any) -> os.stat_result:
+            return stat(f"{path}.gone" if path == f"{root}/m/key" else path, **kwargs)
+
+        monkeypatch.setattr(os, "stat", gone)
+
+        with pytest.raises(TryAgain, match="vanish"):
+            run(listed(store))
+
+    def test_a_folder_is_synced_before_a_name_in_it_is_listed_and_once(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its writer may have died before the sync, and a power cut would take what others now rest on."""
+        (root / "m/empty").mkdir(parents=True)
+        (root / "m/from-a-dead-process").touch()
+        age(root / "m")
+        monkeypatch.setattr("offload_posix.folders.SETTLED_NS", -1)
+        synced = watch_syncs(monkeypatch, root)
+
+        assert run(listed(store, "m/")) == run(listed(store, "m/f")) == ["m/from-a-dead-process"]
+        assert synced == ["m"]
+
+        (root / "m/from-another").touch()
+        assert run(listed(store, "m/from-another")) == ["m/from-another"]
+        assert synced == ["m", "m"]
+
+    def test_a_folder_that_changed_just_now_is_synced_by_every_listing(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two changes within one tick of the clock leave the same time, so a young one proves nothing."""
+        (root / "m").mkdir(parents=True)
+        (root / "m/key").touch()
+        synced = watch_syncs(monkeypatch, root)
+
+        run(listed(store))
+        run(listed(store))
+
+        assert synced == ["m", "m"]
+
+    @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EINVAL], ids=errno.errorcode.get)
+    def test_a_mount_that_takes_no_sync_can_be_read(
+        self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        run(store.put("m/key", Body.of(b"data")))
+        monkeypatch.setattr(os, "fsync", failing(number))
+
+        assert run(listed(store)) == ["m/key"]
+        assert run(store.get("m/key")) == b"data"
+
+    def test_names_that_could_not_be_synced_are_not_listed(
+        self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor tried again: the next sync would report a success that is none."""
+        run(store.put("m/key", Body.of(b"")))
+        fail_syncs(monkeypatch, of_folders=True)
+
+        with pytest.raises(OffloadError, match="power cut") as refused:
+            run(listed(store))
+
+        assert type(refused.value) is OffloadError
 
     def test_short_reads_and_writes_are_gone_on_with(
         self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch
@@ -300,21 +410,15 @@ class TestFolder(Asynchronous):
         with pytest.raises(OutcomeUnknown):
             run(store.delete(["warm"]))
 
-        assert run(listed(store)) == ["created", "put"]
+        assert sorted(path.name for path in root.iterdir()) == [".staging", "created", "put"]
         assert staged(root) == []
 
     def test_new_folders_are_synced_from_the_top_down_and_names_last(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What a power cut leaves is never an object in a folder that has no name."""
-        synced: list[str] = []
-        fsync = os.fsync
+        synced = watch_syncs(monkeypatch, root)
 
-        def noted(fd: int) -> None:
-            synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), root))
-            fsync(fd)
-
-        monkeypatch.setattr(os, "fsync", noted)
         run(store.put("a/b/key", Body.of(b"")))
 
         *before, file, folder = [path for path in synced if path != ".."]
@@ -418,6 +522,51 @@ class TestFolder(Asynchronous):
 
         assert len(swept) == 1
         assert run(store.get("key")) == b"data"
+
+
+def trusts(_folder: int, _parts: Sequence[str]) -> None:
+    """Takes every folder for synced."""
+
+
+def age(folder: Path) -> None:
+    """Set back the time of a folder's last change, so that no other change can leave the same one."""
+    os.utime(folder, ns=(0, 0))
+
+
+def read_in_parts(monkeypatch: pytest.MonkeyPatch, *, meanwhile: list[Callable[[], None]]) -> list[list[str]]:
+    """Let others act while a folder is read, behind all of its new names and before its old ones.
+
+    Returns what each reading saw.
+    """
+    scandir = os.scandir
+    reads: list[list[str]] = []
+
+    @contextmanager
+    def in_parts(folder: int) -> Iterator[list[os.DirEntry[str]]]:
+        with scandir(folder) as entries:
+            names = {entry.name for entry in entries}
+        if len(reads) < len(meanwhile):
+            meanwhile[len(reads)]()
+        with scandir(folder) as entries:
+            seen = [entry for entry in entries if entry.name in names]
+        reads.append([entry.name for entry in seen])
+        yield seen
+
+    monkeypatch.setattr(os, "scandir", in_parts)
+    return reads
+
+
+def watch_syncs(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
+    """What is synced from now on, by its path below the root."""
+    fsync = os.fsync
+    synced: list[str] = []
+
+    def watched(fd: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), root))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    return synced
 
 
 def staged(root: Path) -> list[str]:

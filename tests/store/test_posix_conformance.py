@@ -11,6 +11,8 @@ from offload_posix import PosixStore
 
 
 class TestPosixStore(StoreConformance):
+    newest_kept = 1
+
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:
         self.root = tmp_path / "not" / "there" / "yet"

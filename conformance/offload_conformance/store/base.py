@@ -40,6 +40,12 @@ class StoreClauses(Asynchronous, ABC):
     key_size_bytes_max = KEY_SIZE_BYTES_MAX
     """Less only for a store that sets something before each key."""
 
+    newest_kept: ClassVar[int] = 16
+    """How many of a folder's greatest keys exist at any moment while listings run: as many as a sweep keeps.
+
+    1 is the strictest, for a store whose pages each show one moment.
+    """
+
     @abstractmethod
     def open_store(self) -> ObjectStore:
         """A fresh client of the same place, which is empty when a test begins."""

@@ -44,6 +44,11 @@ UNORDERED: Final = (
 MANY: Final = 1_100
 """More objects than a page of any store that we know."""
 
+STEPS: Final = 60
+"""How many keys are created, each greater than the one before, while listings run."""
+
+LISTERS: Final = 3
+
 
 class ListingClauses(StoreClauses):
     """Of the port's clauses: listing is strong, listing is ordered."""
@@ -127,6 +132,47 @@ class ListingClauses(StoreClauses):
 
         assert run(self.listed_like(store, there)) == there
         assert run(self.listed_like(store, there, "many/01", "many/01097")) == there[1098:]
+
+    def test_listing_keeps_its_end(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+        """A listing shows what exists during the whole call, and no folder's end is missed.
+
+        Another client creates greater and greater keys, and deletes the lowest of them once `newest_kept`
+        others exist. A listing that reads names first, and looks at each object later, shows none of them
+        if it is slow: those that it read are deleted, and their successors are not among what it read.
+        """
+        if not store.capabilities.strong_listing:
+            self.holds_no_tier(run, store)
+            return
+        lasting = ["x/a", "x/b/c", "x/root"]
+        shown: list[tuple[str, list[str]]] = []
+        newest = 0
+
+        async def succeed() -> None:
+            nonlocal newest
+            for number in range(1, STEPS):
+                await other.create(f"x/root.{number:04}", b"")
+                newest = number
+                if number >= self.newest_kept:
+                    await other.delete([f"x/root.{number - self.newest_kept:04}"])
+
+        async def follow(succession: asyncio.Task[None]) -> None:
+            while not succession.done():
+                began_with = f"x/root.{newest:04}"
+                shown.append((began_with, keys(await listed(store, "x/"))))
+
+        async def scenario() -> None:
+            for key in (*lasting, "x/root.0000"):
+                await store.put(key, Body.of(b""))
+            async with asyncio.TaskGroup() as tasks:
+                succession = tasks.create_task(succeed())
+                for _ in range(LISTERS):
+                    tasks.create_task(follow(succession))
+
+        run(scenario())
+
+        for began_with, found in shown:
+            assert found[: len(lasting)] == lasting
+            assert found[-1] >= began_with
 
     def test_levels_are_whole(self, run: Run, store: ObjectStore) -> None:
         """A level names each key and folder directly below once, in order, and no folder of nothing."""
