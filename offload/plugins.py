@@ -26,6 +26,7 @@ import pluggy
 from offload.errors import Misuse
 from offload.events import Event
 from offload.store.capabilities import Capabilities
+from offload.urls import with_lower_scheme
 
 PROJECT: Final = "offload"
 CONTRACT: Final = "0.2"
@@ -104,12 +105,15 @@ class Backend(Declaration):
         return f"{tested}: it may need what came since; pip install --upgrade ledger-offload"
 
     def open(self, url: str, options: Mapping[str, Any]) -> Any:
-        """What the target makes of a URL. Raises `Misuse` for an option that was not declared."""
+        """What the target makes of a URL, whose scheme it gets in lower case.
+
+        Raises `Misuse` for an option that was not declared, and for what is no URL.
+        """
         for name in options:
             if name not in self.options:
                 known = ", ".join(self.options) or "none at all"
                 raise Misuse(f"backend {self.name!r} has no option {name!r}; it has {known}")
-        target = self.load()
+        target, url = self.load(), with_lower_scheme(url)
         return target(url, options=options) if self.options else target(url)
 
 

@@ -12,13 +12,12 @@ from offload.store.prefix import PrefixStore
 from offload_gcs.options import GcsOptions
 from offload_gcs.store import GcsStore
 
-_SCHEME: Final = re.compile(r"gc?s://")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
     """The store that a URL names. Raises `Misuse` where it names none, or an option is wrong."""
-    bucket, _, prefix = _SCHEME.sub("", url, count=1).partition("/")
+    bucket, _, prefix = url.partition("://")[2].partition("/")
     if "@" in bucket:
         raise Misuse("a gs:// URL holds no credentials; give them by environment or the option `token`")
     if not _BUCKET.fullmatch(bucket):

@@ -17,7 +17,7 @@ from offload_s3.store import S3Store
 
 def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
     """The store that a URL names. Raises `Misuse` where it names none, or an option is wrong."""
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    bucket, _, prefix = url.partition("://")[2].partition("/")
     if "@" in bucket:
         raise Misuse("an s3:// URL holds no credentials; give them by environment, profile or options")
     if not bucket:

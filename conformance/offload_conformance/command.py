@@ -20,7 +20,7 @@ from offload.cli.state import State, Usage
 from offload.errors import Misuse
 from offload.plugins import Backend
 from offload.store.limit import Limits
-from offload.tier.opening import scheme_of
+from offload.tier.opening import backend_of
 from offload_conformance import report as reports
 from offload_conformance.badge import svg
 
@@ -141,11 +141,7 @@ def _run(
 def _backend(state: State, url: str, name: str | None) -> Any:
     """The backend that was named, or serves the scheme; and the plugin that declares it."""
     try:
-        found = (
-            state.plugins.by_name("backend", name)
-            if name is not None
-            else state.plugins.by_scheme("backend", scheme_of(url))
-        )
+        found = state.plugins.by_name("backend", name) if name is not None else backend_of(url, state.plugins)
     except Misuse as exc:
         raise Usage(str(exc)) from exc
     assert isinstance(found, Backend)

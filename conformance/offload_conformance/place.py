@@ -18,7 +18,7 @@ from offload.offloader import LedgerOffloader
 from offload.plugins import Backend
 from offload.store.capabilities import Capabilities
 from offload.store.port import ObjectStore
-from offload.tier.opening import FILE_SCHEME
+from offload.urls import FILE_SCHEME
 from offload_conformance.contender import Job, job_of_backend
 from offload_conformance.declared import Declared
 from offload_conformance.recording import Account, Folder, Looker, RecordingStore, told

@@ -13,10 +13,10 @@ import typer
 from offload.cli.arguments import Options, Tier
 from offload.cli.output import one_line, print_json
 from offload.cli.state import State, run_async
-from offload.plugins import Backend
 from offload.tier.check import CheckReport, Finding, Verdict
 from offload.tier.check import check as check_store
-from offload.tier.opening import GivenOptions, scheme_of
+from offload.tier.opening import GivenOptions, backend_of
+from offload.urls import FILE_SCHEME, scheme_of
 
 MARKS: Final = {Verdict.WORKS: "ok", Verdict.FAILS: "FAILS", Verdict.NOT_TRIED: "-"}
 
@@ -70,7 +70,7 @@ def _no_new_folders(url: str) -> Iterator[None]:
 
     One that holds anything stays: somebody began to use it meanwhile.
     """
-    if scheme_of(url) != "file":
+    if scheme_of(url) != FILE_SCHEME:
         yield
         return
     root = Path(unquote(url.removeprefix("file://")))
@@ -96,9 +96,7 @@ def _all_can(reports: list[CheckReport], what: str) -> bool:
 
 
 def _advice(state: State, url: str) -> list[str]:
-    backend = state.plugins.by_scheme("backend", scheme_of(url))
-    if not isinstance(backend, Backend):
-        return []
+    backend = backend_of(url, state.plugins)
     note = backend.contract_note()
     return [*backend.advice, *([note] if note else [])]
 

@@ -1,12 +1,11 @@
 """From a URL to a tier or a source: which plugin serves it, and what stands before its store.
 
-A path without a scheme is a folder. Whatever else a URL says is the plugin's to read.
+A path without a scheme is a folder (`offload.urls`). Everything else that a URL says is for the plugin.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,19 +22,12 @@ from offload.store.port import ObjectStore
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload.tier.place import TierPlan
+from offload.urls import FILE_SCHEME, scheme_of, with_lower_scheme
 
-FILE_SCHEME: Final = "file"
 COMMIT_OPTION: Final = "commit."
 """What the names of options for the commit store begin with."""
 
 _log: Final = logging.getLogger(__name__)
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-
-
-def scheme_of(url: str) -> str:
-    """The scheme of a URL in lower case; a plain path has that of files."""
-    match = _SCHEME.match(url)
-    return match[1].lower() if match else FILE_SCHEME
 
 
 def open_tier(
@@ -58,8 +50,7 @@ def open_tier(
     plugins = plugins or Plugins.find()
     env = env or Env()
     given = GivenOptions.of(storage_options or {})
-    backend = plugins.by_scheme("backend", scheme_of(url))
-    assert isinstance(backend, Backend)
+    backend = backend_of(url, plugins)
     opened = backend.open(url, given.data)
     if isinstance(opened, LedgerOffloader):
         return opened
@@ -84,12 +75,18 @@ def _logging(emit: Callable[[Event], None]) -> Callable[[Event], None]:
     return tell
 
 
+def backend_of(url: str, plugins: Plugins) -> Backend:
+    """The backend that serves a URL. Raises `Misuse` if there is none, or if it is no URL."""
+    backend = plugins.by_scheme("backend", scheme_of(url) or FILE_SCHEME)
+    assert isinstance(backend, Backend)
+    return backend
+
+
 def open_store(
     url: str, *, plugins: Plugins, storage_options: Mapping[str, Any] | None = None
 ) -> ObjectStore:
     """The bare store behind a URL: no retries, no limits. Raises `Misuse` where there is none."""
-    backend = plugins.by_scheme("backend", scheme_of(url))
-    assert isinstance(backend, Backend)
+    backend = backend_of(url, plugins)
     if backend.kind != "store":
         raise Misuse(f"backend {backend.name!r} is no object store")
     store: ObjectStore = backend.open(url, storage_options or {})
@@ -99,10 +96,11 @@ def open_store(
 def open_source(url: str, *, plugins: Plugins | None = None) -> Source:
     """The source behind a URL. Raises `Misuse` for a scheme that no plugin serves."""
     plugins = plugins or Plugins.find()
-    if _SCHEME.match(url) is None:
+    scheme = scheme_of(url)
+    if scheme is None:
         known = ", ".join(f"{s}://" for d in plugins.of_kind("source") for s in d.declaration.schemes)
         raise Misuse(f"{url!r} names no source: begin it with one of {known}")
-    source: Source = plugins.by_scheme("source", scheme_of(url)).load()(url)
+    source: Source = plugins.by_scheme("source", scheme).load()(with_lower_scheme(url))
     return source
 
 

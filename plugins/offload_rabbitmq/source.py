@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import stat
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -30,14 +31,23 @@ from offload_rabbitmq.recovery import Recovered, recover
 from offload_rabbitmq.sealed import sealed_table
 
 SCHEME: Final = "rabbitmq://"
+EXAMPLE: Final = "/var/lib/rabbitmq/mnesia/rabbit@HOST/stream"
 TABLES_KEPT: Final = 16
+
+_BROKER: Final = re.compile(r"([^/]*@)?([\w.-]+|\[[^/]*\]):\d+(/|$)|[^/@]*:[^/@]*@")
+"""HOST:PORT, or a login before a host. `./host:1` is a folder."""
 
 
 def open_url(url: str) -> RabbitmqSource:
     """The source at a URL. Nothing is looked at yet; raises `Misuse` where it is no such URL."""
-    path = url.removeprefix(SCHEME)
-    if not url.startswith(SCHEME) or not path or "\0" in path:
+    scheme, slashes, path = url.partition("//")
+    if (scheme + slashes).lower() != SCHEME or not path or "\0" in path:
         raise Misuse(f"{url!r} is no source: use {SCHEME} and the path of a stream's folder")
+    if _BROKER.match(path):
+        raise Misuse(
+            "a source is no broker's address: its streams are read from its disk; use "
+            f"{SCHEME} and the path of its folder, for example {SCHEME}{EXAMPLE}"
+        )
     return RabbitmqSource(Path(path))
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from offload.errors import Misuse
-from offload.tier.opening import FILE_SCHEME, scheme_of
+from offload.urls import scheme_of
 
 T = TypeVar("T")
 N = TypeVar("N", int, None)
@@ -144,7 +144,7 @@ class WriteOptions:
 
 def absolute(url: str) -> str:
     """A folder by its whole path, since workers may run elsewhere. A URL stays as it is."""
-    return os.path.abspath(url) if url and scheme_of(url) == FILE_SCHEME and "://" not in url else url
+    return os.path.abspath(url) if url and scheme_of(url) is None else url
 
 
 class _Said:

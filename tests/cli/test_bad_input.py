@@ -270,6 +270,39 @@ class TestArguments:
         assert "file" in refused(2, "ls", "s4://bucket")
 
     @pytest.mark.parametrize(
+        ("arguments", "hint"),
+        [
+            (("ls", "s3:/bucket/x"), "s3://"),
+            (("sync", SOURCE, "S3:/bucket/x"), "./S3:…"),
+            (("check", "file:/srv/tier"), "file://"),
+            (("verify", "gs:bucket"), "gs://"),
+            (("sync", "rabbitmq:/var/lib/rabbitmq", "TIER"), "rabbitmq://"),
+            (("ls", "C:\\tier"), "Windows"),
+            (("ls", "c:/tier"), "Windows"),
+            (("ls", "\\\\host\\tier"), "Windows"),
+            (("sync", "rabbitmq://host:5552/", "TIER"), "its folder"),
+            (("sync", "RabbitMQ://guest:secret@host", "TIER"), "its folder"),
+            (("sync", "rabbitmq://[::1]:5672", "TIER"), "its folder"),
+        ],
+    )
+    def test_a_url_that_is_none_makes_no_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], hint: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+
+        line = refused(2, *["tier" if argument == "TIER" else argument for argument in arguments])
+
+        assert hint in line
+        assert "secret" not in line
+        assert [*tmp_path.iterdir()] == []
+
+    def test_a_folder_whose_name_has_a_colon_is_named_by_a_path(self, tmp_path: Path) -> None:
+        done = offload("sync", f"RABBITMQ://{Path(SOURCE.partition('://')[2])}", tmp_path / "a:b")
+
+        assert done.code == 0
+        assert (tmp_path / "a:b/tier.anchor").exists()
+
+    @pytest.mark.parametrize(
         "spec",
         MALFORMED,
     )

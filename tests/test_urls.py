@@ -1,0 +1,51 @@
+"""A URL's scheme is matched without case, wherever it comes in."""
+
+from __future__ import annotations
+
+import pytest
+
+from offload.errors import Misuse
+from offload.plugins import Plugins
+from offload.tier.opening import open_source, open_store
+from offload.urls import scheme_of, with_lower_scheme
+
+
+@pytest.mark.parametrize(
+    ("url", "opened"),
+    [
+        ("S3://Bucket/Pre", "s3://Bucket/Pre"),
+        ("GS://bucket/Pre", "gs://bucket/Pre"),
+        ("GCS://bucket", "gs://bucket"),
+        ("AZ://container/Pre", "az://container/Pre"),
+        ("FILE:///Srv/Tier", "file:///Srv/Tier"),
+    ],
+)
+def test_a_backend_takes_its_scheme_in_any_case(url: str, opened: str) -> None:
+    plugins = Plugins.find()
+    options = {"account_name": "account", "account_key": "a2V5"} if opened.startswith("az") else {}
+
+    assert open_store(url, plugins=plugins, storage_options=options).url == opened
+
+
+def test_a_source_takes_its_scheme_in_any_case() -> None:
+    assert open_source("RabbitMQ:///Streams").url == "rabbitmq:///Streams"
+
+
+@pytest.mark.parametrize("path", ["", "tier", "/srv/s3:/x", "./s3:/x", "2026-11-22T10:00", "a b:c", "é:x"])
+def test_a_plain_path_has_no_scheme_and_stays_as_it_is(path: str) -> None:
+    assert scheme_of(path) is None
+    assert with_lower_scheme(path) == path
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket", "s3:bucket", "s3:", "My+Cloud:/x"])
+def test_a_word_and_a_colon_without_two_slashes_is_refused(url: str) -> None:
+    with pytest.raises(Misuse, match=r"begins with (s3|my\+cloud)://"):
+        scheme_of(url)
+
+
+def test_a_mistyped_url_shows_no_login() -> None:
+    with pytest.raises(Misuse) as refused:
+        scheme_of("s3:/key:secret@bucket")
+
+    assert "secret" not in str(refused.value)
+    assert "bucket" in str(refused.value)
