@@ -13,8 +13,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.blocking import Blocking
+from offload.errors import NotOffloaded
+from offload.offloader import LedgerOffloader
 from offload_spark.options import WriteOptions
-from offload_spark.writing import Ticket, begin, find_write
+from offload_spark.writing import Ticket, find_write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,28 +37,40 @@ def append(
 ) -> range:
     """Append the rows, `value` and perhaps `timestamp`, partition after partition; return their offsets.
 
-    A stream that the tier does not have is begun at `first_offset`. With a `write_id`, a second call does
-    nothing but return the same, for as long as what the first one wrote is among the newest 1,024 fragments
-    and not trimmed: so a batch of `foreachBatch` is appended once. Raises `Conflict` where another appended
-    meanwhile, and nothing of it is in then: call again. `Misuse` for columns that have no place in a stream.
+    A stream that the tier does not have is begun at `first_offset`, unless there are no rows. With a
+    `write_id`, a second call does nothing but return the same, for as long as what the first one wrote is
+    among the newest 1,024 fragments and not trimmed: so a batch of `foreachBatch` is appended once. Raises
+    `Conflict` where another appended meanwhile, and nothing of it is in then: call again. `Misuse` for
+    columns that have no place in a stream.
     """
     given = {"path": url, "stream": stream, "storageOptions": json.dumps(dict(storage_options or {}))}
     given |= {"firstOffset": str(first_offset), "writeId": write_id}
     options = WriteOptions.of(given)
     with Blocking(options.url, storage_options=dict(options.storage_options)) as tier:
-        manifest = tier.run(begin(tier.offloader, options))
-        token = Ticket.of(manifest.incarnation, write=write_id).token
-        found = tier.run(find_write(tier.offloader, manifest, token))
+        found = tier.run(_place_of(tier.offloader, options))
     if found:
         return found
+    begins = found.start
     placed = _placed(frame)
     try:
-        numbered, count = _numbered(placed, manifest.next_offset)
+        numbered, count = _numbered(placed, begins)
         if count:
             numbered.write.format("offload").mode("append").options(**given).save()
     finally:
         placed.unpersist()
-    return range(manifest.next_offset, manifest.next_offset + count)
+    return range(begins, begins + count)
+
+
+async def _place_of(offloader: LedgerOffloader, options: WriteOptions) -> range:
+    """The offsets of this very write if it is in; else an empty range, where its rows go."""
+    await offloader.open(create=True)
+    try:
+        manifest = await offloader.load_manifest(options.stream)
+    except NotOffloaded:  # the write begins the stream, if it has rows
+        return range(options.first_offset, options.first_offset)
+    token = Ticket.of(manifest.incarnation, write=options.write_id).token
+    end = range(manifest.next_offset, manifest.next_offset)
+    return await find_write(offloader, manifest, token) or end
 
 
 def _placed(frame: DataFrame) -> DataFrame:

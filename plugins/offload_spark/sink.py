@@ -30,7 +30,7 @@ from offload.env import Env
 from offload.errors import Misuse
 from offload.offloader import LedgerOffloader
 from offload_spark.options import WriteOptions
-from offload_spark.writing import Part, Ticket, begin, commit, give_up, write_part
+from offload_spark.writing import Part, Ticket, begin, commit, give_up, withdraw, write_part
 
 T = TypeVar("T")
 
@@ -83,8 +83,9 @@ class Writer(_Writes, DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
-        manifest = self._run(lambda offloader: begin(offloader, options))
-        self._ticket = Ticket.of(manifest.incarnation, job=options.write_id, write=options.write_id)
+        self._begun = self._run(lambda offloader: begin(offloader, options))
+        name, incarnation = options.write_id, self._begun.incarnation
+        self._ticket = Ticket.of(incarnation, job=name, write=name)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """A task's rows."""
@@ -95,8 +96,9 @@ class Writer(_Writes, DataSourceArrowWriter):
         self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Some did not, or the commit failed."""
+        """Some did not, or the commit failed. A stream that this write began is deleted again."""
         self._give_up(self._ticket.job)
+        self._run(lambda offloader: withdraw(offloader, self._options.stream, self._begun))
 
 
 class StreamingWriter(_Writes, DataSourceStreamArrowWriter):

@@ -1,7 +1,8 @@
 """A write in parallel: each task uploads its rows as a guest of the stream, the driver makes one commit.
 
     stopped                  left behind                    cured by
-    before the commit        attempts of the job that run   the same write again, in the end; or `give_up`
+    before the commit        attempts of the job that run,  the same write again, in the end; or `give_up`
+                             and a stream that it began     and `withdraw`
     a task that is repeated  the attempt of the first try   the commit, or the abort, of this write
     after the commit         nothing, or such attempts      the same write again: it is found, not repeated
 
@@ -14,7 +15,7 @@ what is named is what one run of the write uploaded; the tasks of a run know it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
@@ -22,8 +23,9 @@ import pyarrow as pa
 
 from offload.blocking import Blocking
 from offload.env import Env
-from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, TryAgain
+from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted, TryAgain
 from offload.formats.manifest import Entry, Kind, Manifest, decode_entries
+from offload.manifest.changes import Delete
 from offload.manifest.tokens import token_for, token_of
 from offload.offloader import Attempt, LedgerOffloader, Receipt
 from offload.tier.guest import Job
@@ -60,14 +62,34 @@ class Part:
     """None where there were no rows, or where they are in the stream."""
 
 
-async def begin(offloader: LedgerOffloader, options: WriteOptions) -> Manifest:
-    """The manifest of the stream that is written to. One that the tier does not have is begun."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The stream that a write goes to. Goes to every task, so it is small."""
+
+    incarnation: UUID
+    writer: UUID | None
+    """Who claimed the stream, if this write began it."""
+
+
+async def begin(offloader: LedgerOffloader, options: WriteOptions) -> Begun:
+    """Load the stream that is written to. One that the tier does not have is begun."""
     await offloader.open(create=True)
     try:
-        return await offloader.load_manifest(options.stream)
+        manifest = await offloader.load_manifest(options.stream)
     except NotOffloaded:
         writer = await StreamWriter.claim(offloader, options.stream, first_offset=options.first_offset)
-        return writer.manifest
+        return Begun(incarnation=writer.manifest.incarnation, writer=writer.manifest.writer)
+    return Begun(incarnation=manifest.incarnation, writer=None)
+
+
+async def withdraw(offloader: LedgerOffloader, stream: str, begun: Begun) -> None:
+    """Delete the stream that a failed write began, unless somebody uses it by now."""
+    if begun.writer is None:
+        return
+    change = Delete(incarnation=begun.incarnation, unused_by=begun.writer)
+    with suppress(Conflict, StreamDeleted):
+        base = await offloader.load_manifest(stream)
+        await offloader.commit_manifest(stream, change, base=base, committer=uuid4())
 
 
 def write_part(

@@ -166,15 +166,19 @@ def test_data_that_retention_took_is_an_error(
 def test_the_page_shows_what_runs(
     spark: SparkSession, tier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every Python block, in order, with places that are here in the place of the page's."""
+    """Every Python block, in order, in places of this test. The stream has a broker's tracking records."""
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     code = "\n".join(re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
-    said = {"s3://bucket/tier": tier, "s3://bucket/": f"{tmp_path}/", '"orders"': '"tiny"'}
+    said = {"s3://bucket/tier": tier, "s3://bucket/": f"{tmp_path}/", '"orders"': '"batches"'}
     for old, new in said.items():
         assert old in code
         code = code.replace(old, new)
 
     exec(code, {})
 
-    assert re.search(r"\| *tiny\| *10\|", capsys.readouterr().out)
-    assert spark.read.parquet(f"{tmp_path}/orders").count() == 10
+    assert re.search(r"\| *batches\| *12240\|", capsys.readouterr().out)
+    assert spark.read.parquet(f"{tmp_path}/orders").count() == 12240
+    copied = spark.read.format("offload").load(f"{tmp_path}/derived").groupBy("stream").count().collect()
+    assert {row["stream"]: row["count"] for row in copied} == {
+        "copy-of-orders": 12240, "totals": 1, "numbers": 1000
+    }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from offload_spark.framing import Framer
 from offload_spark.options import WriteOptions
 from offload_spark.spool import Spool
-from offload_spark.writing import Part, Ticket, begin, commit, find_write, give_up, upload
+from offload_spark.writing import Part, Ticket, begin, commit, find_write, give_up, upload, withdraw
 from spark.in_process import Tier, tier
 
 from offload import Manifest
@@ -18,6 +18,7 @@ from offload.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
 from offload.formats.manifest import AttemptKind
 from offload.manifest.changes import Delete
 from offload.tier.retention import Retention, trim
+from offload.tier.stream_writer import StreamWriter
 
 STREAM = "orders"
 AT_MS = 1_700_000_000_000
@@ -187,10 +188,48 @@ def test_a_deleted_stream_is_not_written_to(opened: Tier) -> None:
 def test_a_stream_is_begun_where_the_option_says() -> None:
     with tier() as made:
         options = WriteOptions.of({"path": "memory", "stream": STREAM, "firstOffset": "1000"})
-        assert made.blocking.run(begin(made.blocking.offloader, options)).next_offset == 1000
+        made.blocking.run(begin(made.blocking.offloader, options))
+        assert manifest(made).next_offset == 1000
         finish(made, task(made, ticket(made), 1000, 1010))
-        again = made.blocking.run(begin(made.blocking.offloader, options))
+        made.blocking.run(begin(made.blocking.offloader, options))
+        again = manifest(made)
         assert (again.first_offset, again.next_offset) == (1000, 1010)
+
+
+def test_a_failed_write_leaves_no_stream_that_it_began() -> None:
+    with tier() as made:
+        begun = made.blocking.run(begin(made.blocking.offloader, OPTIONS))
+        own = ticket(made)
+        task(made, own, 0, 10)
+        made.blocking.run(give_up(made.blocking.offloader, STREAM, own.job))
+
+        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun))
+
+        with pytest.raises(StreamDeleted):
+            manifest(made)
+        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun))  # again
+        made.blocking.run(begin(made.blocking.offloader, OPTIONS))
+        finish(made, task(made, ticket(made), 0, 10))
+        assert values(made) == expected(10)
+
+
+@pytest.mark.parametrize("use", ["it existed", "rows", "an attempt", "a claim"])
+def test_a_failed_write_leaves_a_stream_that_somebody_uses(use: str) -> None:
+    with tier() as made:
+        begun = made.blocking.run(begin(made.blocking.offloader, OPTIONS))
+        if use == "it existed":
+            begun = made.blocking.run(begin(made.blocking.offloader, OPTIONS))
+        elif use == "rows":
+            finish(made, task(made, ticket(made), 0, 10))
+        elif use == "an attempt":
+            task(made, ticket(made), 0, 10)
+        else:
+            made.blocking.run(StreamWriter.claim(made.blocking.offloader, STREAM))
+        before = manifest(made).commit_id
+
+        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun))
+
+        assert manifest(made).commit_id == before
 
 
 def test_a_write_is_found_by_its_name_wherever_it_stands(opened: Tier) -> None:
