@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import asdict
 from typing import Annotated
 from uuid import UUID
 
@@ -12,11 +13,14 @@ import typer
 from offload.cli.arguments import Options, Tier
 from offload.cli.output import counted, error_line, live_line, one_line, print_json, size_text
 from offload.cli.state import State, Usage, run_async
+from offload.formats.anchor import TierAnchor
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Manifest
 from offload.formats.manifest import State as ManifestState
+from offload.offloader import LedgerOffloader
 from offload.position import iso_of
 from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.place import TierPlan
 from offload.tier.rebuild import RebuildReport, names
 from offload.tier.rebuild import rebuild as rebuild_stream
 
@@ -25,6 +29,10 @@ WARNING = (
     "that was never committed, may come back."
 )
 
+Stream = Annotated[
+    str | None,
+    typer.Argument(help="The stream that lost roots or its anchor. If left out: TIER's own anchor."),
+]
 Incarnation = Annotated[
     UUID | None,
     typer.Option(
@@ -52,6 +60,14 @@ End = Annotated[
         help="End before this offset. The next sync copies what follows.",
     ),
 ]
+CommitStore = Annotated[
+    str,
+    typer.Option(
+        "--commit-store",
+        metavar="URL",
+        help="Without STREAM: the store that holds TIER's roots, or `none` if they were beside the data.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be committed, and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Confirm that all writers and sweeps are stopped.")]
 
@@ -59,26 +75,33 @@ Yes = Annotated[bool, typer.Option("--yes", help="Confirm that all writers and s
 def rebuild(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str, typer.Argument(help="The stream whose roots are lost.")],
+    stream: Annotated[
+        str | None,
+        typer.Argument(help="The stream that lost roots or its anchor. Default: restore TIER's anchor."),
+    ] = None,
     option: Options = None,
     incarnation: Incarnation = None,
     begin: Begin = None,
     end: End = None,
+    commit_store: CommitStore = "",
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Rebuild the manifest of STREAM from its data objects. Stop all writers and sweeps of it first."""
     state: State = context.obj
+    if stream is None:
+        return _restore_tier(state, tier, option, commit_store, dry_run=dry_run, json=json)
+    if commit_store:
+        raise Usage("--commit-store is for a tier's anchor: leave out STREAM")
     make_sure(dry_run=dry_run, yes=yes)
 
     async def main() -> RebuildReport:
         async with state.tier(tier, option) as offloader:
-            if not isinstance(offloader, ObjectStoreOffloader):
-                raise Usage(f"{offloader.url} is no object store; ask its backend for a way to rebuild")
+            store_tier = _on_a_store(offloader)
             with live_line("reading") as show:
                 return await rebuild_stream(
-                    offloader,
+                    store_tier,
                     stream,
                     incarnation=incarnation,
                     begin=begin,
@@ -89,6 +112,39 @@ def rebuild(
 
     command = f"offload rebuild {shlex.quote(tier)} {shlex.quote(stream)}"
     return tell(run_async(main), command=command, dry_run=dry_run, json=json)
+
+
+def _on_a_store(offloader: LedgerOffloader) -> ObjectStoreOffloader:
+    if not isinstance(offloader, ObjectStoreOffloader):
+        raise Usage(f"{offloader.url} is no object store; ask its backend for a way to rebuild")
+    return offloader
+
+
+def _restore_tier(
+    state: State, tier: str, option: list[str] | None, commit_store: str, *, dry_run: bool, json: bool
+) -> int:
+    """Restore the anchor of the tier. Objects prove all that it says, or the operator says it."""
+
+    async def main() -> TierAnchor | None:
+        plan = TierPlan(commit_store=commit_store)
+        async with state.tier(tier, option, plan=plan) as offloader:
+            return await _on_a_store(offloader).restore_anchor(dry_run=dry_run)
+
+    anchor = run_async(main)
+    if json:
+        fields = None if anchor is None else asdict(anchor)
+        print_json({"anchor": fields, "restored": anchor is not None and not dry_run}, indent=2)
+    elif anchor is None:
+        print(f"{one_line(tier)}: its anchor is sound. To rebuild a stream, name it: `offload ls` shows them")
+    else:
+        done = "would be restored" if dry_run else "is restored"
+        keys = "spread over sixteen folders" if anchor.hashed_keys else "not hashed"
+        roots = f"at {anchor.commit_store}" if anchor.commit_store else "beside the data"
+        print(f"{one_line(tier)}: its anchor was lost, and {done}")
+        print(f"  keys are {keys}, as the objects show")
+        print(f"  roots are {one_line(roots)}")
+        print(f"  groups take {anchor.branching_factor} entries, as in every tier that a release made")
+    return 0 if anchor is not None else 1
 
 
 def make_sure(*, dry_run: bool, yes: bool) -> None:

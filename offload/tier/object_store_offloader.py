@@ -30,6 +30,7 @@ from offload.store.port import ObjectStore
 from offload.store.probe import make_sure_of_create
 from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
+from offload.tier.anchors import restore_tier_anchor
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
 from offload.tier.fragments import FragmentHandle, LedgerHandle, load_tail, only_entries
 from offload.tier.lost_roots import has_stream, name_without_anchor, refuse_to_overtake
@@ -119,6 +120,10 @@ class ObjectStoreOffloader(LedgerOffloader):
                         f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one"
                     ) from exc
                 self._anchor, self._store = await self._place.make()
+
+    async def restore_anchor(self, *, dry_run: bool = False) -> TierAnchor | None:
+        """Restore the tier's anchor if it is lost: see `anchors.restore_tier_anchor`. For tools."""
+        return await restore_tier_anchor(self._place, dry_run=dry_run)
 
     async def streams(self) -> list[str]:
         """See `LedgerOffloader.streams`."""

@@ -82,7 +82,10 @@ class Place:
         try:
             return await self.find()
         except NotFound as exc:
-            message = f"{self.data.url} is no tier and not empty: it holds {stranger!r}; name an empty place"
+            message = (
+                f"{self.data.url} is no tier and not empty: it holds {stranger!r}; name an empty place. "
+                f"If it is a tier that lost its {TIER_ANCHOR}, `offload rebuild {self.data.url}` restores it"
+            )
             raise NotOffloaded(message) from exc
 
     async def _stranger(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 import signal
 from pathlib import Path
 
@@ -103,6 +104,69 @@ def test_a_hole_is_named_with_both_ways_out(source: Path, tier: Path) -> None:
     assert offload("rebuild", tier, STREAM, "--yes", "--end-before", hole).code == 0
     sync(source, tier)  # copies what is missing
     assert verify(tier)[1]["damages"] == []
+
+
+def test_a_cron_of_sync_and_sweep_costs_nothing_before_a_rebuild(source: Path, tier: Path) -> None:
+    """The source meanwhile drops its oldest segments: the tier has the only copy of them."""
+    before, held = offload("read", tier, STREAM).stdout, fragments(tier)
+    lose_roots(tier)
+
+    for _ in range(3):
+        oldest = min((source / STREAM).glob("*.segment"))
+        oldest.unlink()
+        oldest.with_suffix(".index").unlink()
+        for command in (("sync", f"rabbitmq://{source}", tier), ("sweep", tier, "--grace", "0")):
+            ran = offload(*command)
+            assert ran.code == 1, command
+            assert f"offload rebuild file://{tier} {STREAM}" in ran.text + ran.stderr, command
+
+    assert fragments(tier) == held
+    assert offload("rebuild", tier, STREAM, "--yes").code == 0
+    assert offload("read", tier, STREAM).stdout == before
+    sync(source, tier)
+    assert verify(tier)[1]["damages"] == []
+
+
+def test_a_stream_that_was_begun_again_is_joined_to_its_lost_history(source: Path, tier: Path) -> None:
+    """As an older release did it: it began the stream again where the source begins by then."""
+    before = offload("read", tier, STREAM).stdout
+    lose_roots(tier)
+    lost = (tier / STREAM / "data").rename(tier.parent / "lost")
+    for oldest in sorted((source / STREAM).glob("*.segment"))[:3]:
+        oldest.unlink()
+        oldest.with_suffix(".index").unlink()
+    sync(source, tier)
+    for path in lost.iterdir():
+        path.rename(tier / STREAM / "data" / path.name)
+
+    asked = offload("rebuild", tier, STREAM, "--yes")
+
+    assert asked.code == 1
+    assert "data of 2 histories was found" in asked.text
+    assert ", which the manifest names: " in asked.text
+    [command] = [line.partition(": ")[2] for line in asked.lines if "to bring it back" in line]
+    program, *words = shlex.split(command)
+    assert program == "offload"
+    assert offload(*words, "--yes").code == 0
+    assert offload("read", tier, STREAM).stdout == before
+    assert offload("sweep", tier, "--grace", "0").code == 0
+    assert verify(tier)[1]["damages"] == []
+    sync(source, tier)
+
+
+def test_lost_anchors_come_back(tier: Path) -> None:
+    before = offload("read", tier, STREAM).stdout
+    (tier / "tier.anchor").unlink()
+    (tier / STREAM / "stream.anchor").unlink()
+
+    of_tier, of_stream = offload("rebuild", tier), offload("rebuild", tier, STREAM, "--yes")
+
+    assert (of_tier.code, of_stream.code) == (0, 0)
+    assert "its anchor was lost, and is restored" in of_tier.text
+    assert "its anchor was lost and is restored" in of_stream.text
+    assert offload("read", tier, STREAM).stdout == before
+    assert verify(tier)[1]["damages"] == []
+    assert [offload("rebuild", tier).code, offload("rebuild", tier, STREAM, "--yes").code] == [1, 1]
 
 
 def test_killed_at_any_call_and_run_again_it_ends_right(tier: Path) -> None:

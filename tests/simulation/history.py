@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
+from uuid import UUID
 
 from protocol_judge import DATA, GROUP, LIVE, ROOT, end_of, group_name, read_group
 from protocol_world import STREAM, check_told
@@ -64,7 +65,12 @@ async def _lose_all_roots(world: World) -> None:
     world.objects.lose_roots()
     operator = world.process("operator")
     report = await rebuild(
-        operator.offloader, STREAM, begin=root.first_offset, end=root.next_offset, env=operator.env
+        operator.offloader,
+        STREAM,
+        incarnation=UUID(bytes=root.incarnation),
+        begin=root.first_offset,
+        end=root.next_offset,
+        env=operator.env,
     )
     assert report.manifest is not None, f"holes: {report.choice.holes}"
     assert {damage.where for damage in report.damages} <= world.torn, report.damages
