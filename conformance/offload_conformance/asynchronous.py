@@ -1,28 +1,169 @@
-"""Coroutines in plain pytest functions: a fixture `run`, and no plugin."""
+"""Coroutines in plain pytest functions, by a fixture `run`, and a deadline for every test that uses it.
+
+A backend may wait for ever in three ways: a coroutine that nobody resumes, a call that blocks the event loop,
+a thread that does not end. Pytest's thread must survive each of them. So the event loop runs on a thread of
+its own, and pytest's thread waits for it no longer than the deadline.
+
+    the deadline passes     the test fails, and says where the backend waits
+    the test ends           its tasks are cancelled; if they or the loop do not end within a grace, both are
+                            left behind, and so are the threads that the test started: Python would join
+                            them before it exits
+
+Invariants: `run` returns or raises in time, whatever the coroutine does. Clients are opened on the loop's
+thread, since some belong to the thread that made them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import thread as pools
+from concurrent.futures import wait as wait_for
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import pytest
 
 T = TypeVar("T")
+
+CLAUSE_SECONDS_MAX: Final = 120.0
+"""The deadline of one case of a clause, setup included. The slowest one makes about 10,000 small requests."""
+
+GRACE_SECONDS: Final = 5.0
+"""How long what was cancelled may take to end."""
+
+WAITS_SHOWN_MAX: Final = 3
+OWN: Final = (asyncio.__path__[0], threading.__file__, pools.__file__, str(Path(__file__).parent))
+"""Where code waits on behalf of others."""
 
 
 class Run(Protocol):
     """Runs a coroutine to its end, on the one event loop of this test."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T:
-        """Return what the coroutine returns."""
+        """Return what the coroutine returns. Fails the test if the deadline passes first."""
+
+
+class Overdue(pytest.fail.Exception):  # type: ignore[name-defined, misc]  # pytest gives its class no other name
+    """The deadline of a test passed while it waited for the backend."""
 
 
 class Asynchronous:
     """Mixed into a test class, gives its tests the fixture `run`."""
 
+    clause_seconds_max: float = CLAUSE_SECONDS_MAX
+    """More for a store that is far away; less where a hang should be found sooner."""
+
     @pytest.fixture
     def run(self) -> Iterator[Run]:
-        """The test's event loop, closed after it."""
-        with asyncio.Runner() as runner:
-            yield runner.run
+        """The test's event loop, which ends with the test or is left behind."""
+        loop = Loop(self.clause_seconds_max)
+        yield loop.run
+        loop.close()
+
+
+class Loop:
+    """An event loop on a thread of its own, and how long it may be waited for."""
+
+    def __init__(self, seconds_max: float) -> None:
+        self._seconds_max = seconds_max
+        self._until = time.monotonic() + seconds_max
+        self._grace = min(GRACE_SECONDS, seconds_max)
+        self._late = False
+        self._pooled = set(pools._threads_queues)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="conformance", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], /) -> T:
+        """See `Run`. The first call after the deadline fails the test; its teardown has the grace."""
+        assert threading.current_thread() is not self._thread, "`run` within a coroutine: await it instead"
+        left = self._grace if self._late else max(self._until - time.monotonic(), 0)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            done, _ = wait_for([future], timeout=left)
+        except BaseException:  # Ctrl-C: the coroutine is not to go on behind the test's back
+            future.cancel()
+            raise
+        if not done:
+            self._late = True
+            self._overdue(future)
+        return future.result()
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the loop: within the grace, or not at all."""
+        ended = asyncio.run_coroutine_threadsafe(self._cancelled(), self._loop)
+        done, _ = wait_for([ended], timeout=self._grace)
+        if done:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(self._grace)
+        if self._thread.is_alive():
+            self._leave_behind()
+        else:
+            self._loop.close()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _cancelled(self) -> None:
+        """Everything but this very task has ended, and the pool of `to_thread` too."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+
+    def _overdue(self, future: Future[Any]) -> NoReturn:
+        waits = self._waits()
+        future.cancel()
+        raise Overdue(
+            f"expected: an answer within {self._seconds_max:g} s; found: the backend still waits"
+            + "".join(f", {each}" for each in waits),
+            pytrace=False,
+        )
+
+    def _waits(self) -> list[str]:
+        """Where the loop's thread is, if it is blocked; else where its tasks wait."""
+        asked = threading.Event()
+        self._loop.call_soon_threadsafe(asked.set)
+        if not asked.wait(1.0):
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            return [f"and blocks the event loop {_place([*_callers(frame)])}"]
+        tasks = sorted(asyncio.all_tasks(self._loop), key=lambda task: task.get_name())
+        return [*dict.fromkeys(_place(_awaiting(task)) for task in tasks)][:WAITS_SHOWN_MAX]
+
+    def _leave_behind(self) -> None:
+        """Let Python exit without the pools' threads that the test started: it joins all on this list."""
+        for thread in set(pools._threads_queues) - self._pooled:
+            pools._threads_queues.pop(thread, None)  # type: ignore[attr-defined]  # typed as read-only
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame of a thread, and those that called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _awaiting(task: asyncio.Task[Any]) -> list[FrameType]:
+    """The frames of a task that waits, the innermost first: along the chain of awaits."""
+    frames: list[FrameType] = []
+    waits: Any = task.get_coro()
+    while (frame := getattr(waits, "cr_frame", None)) is not None:
+        frames.append(frame)
+        waits = waits.cr_await
+    return frames[::-1]
+
+
+def _place(frames: Sequence[FrameType]) -> str:
+    """The innermost of these frames that is neither Python's own nor the suite's, if there is one."""
+    theirs = (frame for frame in frames if not frame.f_code.co_filename.startswith(OWN))
+    at = next(theirs, next(iter(frames), None))
+    return "somewhere" if at is None else f"in `{at.f_code.co_name}` at {at.f_code.co_filename}:{at.f_lineno}"

@@ -19,7 +19,7 @@ from offload.offloader import LedgerOffloader
 from offload.store.capabilities import Capabilities
 from offload.store.port import KEY_SIZE_BYTES_MAX, ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload_conformance.asynchronous import Asynchronous
+from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX, Asynchronous
 from offload_conformance.declared import Declared
 from offload_conformance.offloader import OffloaderConformance
 from offload_conformance.opened import KIB
@@ -51,6 +51,9 @@ class Limits:
 
     model_examples: int = 30
     """How many sequences of calls are drawn and held against a dictionary."""
+
+    clause_seconds_max: float = CLAUSE_SECONDS_MAX
+    """The deadline of each case of a clause: one that is not through by then fails. More for a slow store."""
 
 
 class _Backend(ABC):
@@ -150,6 +153,7 @@ def _collected(author: type[_Backend], layer: type[Asynchronous]) -> type:
         "walk_steps": author.limits.walk_steps,
         "upload_size_bytes": author.limits.upload_size_bytes,
         "model_examples": author.limits.model_examples,
+        "clause_seconds_max": author.limits.clause_seconds_max,
     }
     return ABCMeta(_NAMES[layer], (author, layer), hidden | names)
 

@@ -12,6 +12,7 @@ import random
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import Any, Final, Literal
 import hypothesis.core
 import pytest
 
+from offload_conformance.asynchronous import Overdue
 from offload_conformance.clauses import Clause, clause_of
 from offload_conformance.findings import FINDINGS
 
@@ -30,8 +32,9 @@ _USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$")
 Outcome = Literal["passed", "failed", "not_run"]
 
 SUITE: Final = Path(__file__).with_name("suite.py")
-REWRITTEN: Final = ("store", "opened", "end_to_end", "offloader", "protocol", "backend")
-"""The modules whose assertions tell what they found."""
+
+OVERDUE_MAX: Final = 5
+"""After so many hangs the others are not asked: each would cost its whole deadline and say the same."""
 
 
 @dataclass(slots=True)
@@ -76,12 +79,9 @@ class Listener:
 
         self._select, self._seed, self._tell = select, seed, tell
         self._of_test: dict[str, Result] = {}
-        self._chosen = self._done = 0
-
-    def pytest_configure(self, config: pytest.Config) -> None:
-        """Have assertions tell what they found."""
-        names = (f"offload_conformance.{name}" for name in REWRITTEN)
-        pytest.register_assert_rewrite(*(name for name in names if name not in sys.modules))
+        self._chosen = self._done = self._overdue = 0
+        self._now: tuple[Result, float] | None = None
+        """The clause that is being asked, and since when."""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """The suite itself may fail to be imported."""
@@ -113,8 +113,22 @@ class Listener:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Whatever a test draws, it draws again with the same seed, alone as well."""
+        if self._overdue >= OVERDUE_MAX:
+            pytest.skip(f"{OVERDUE_MAX} clauses before it exceeded their deadlines")
         random.seed(f"{self._seed} {item.name}")
+        self._now = self._of_test[item.nodeid], time.monotonic()
         self._tell(f"{self._done} of {self._chosen}: {self._of_test[item.nodeid].clause.id}")
+
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        """Count the hangs, each test once: a teardown may hang as its test did."""
+        if call.when == "call" and call.excinfo is not None and call.excinfo.errisinstance(Overdue):
+            self._overdue += 1
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Say in which clause Ctrl-C ended the run, and how long that had taken by then."""
+        if self._now is not None:
+            result, began = self._now
+            result.skipped = f"Ctrl-C ended the run {time.monotonic() - began:.1f} s after this clause began"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take down one phase of one case."""
@@ -142,7 +156,11 @@ def run(listener: Listener, *, seed: int) -> bool:
     """Run pytest once, on the place that is current. False if Ctrl-C stopped it."""
     arguments = [str(SUITE), "--import-mode=importlib", "--capture=no", "-q", "--tb=short", "--no-header"]
     arguments += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminalreporter"]
-    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    arguments += ["-p", "offload_conformance.pytest_plugin"]
+    arguments += [
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]  # a second run finds the clauses imported
     arguments += ["-p", "_hypothesis_pytestplugin", f"--hypothesis-seed={seed}"]
     with tempfile.TemporaryDirectory(prefix="conformance-") as scratch, _alone():
         arguments += ["--rootdir", scratch, "--basetemp", os.path.join(scratch, "tests")]
@@ -177,6 +195,7 @@ def _message(report: pytest.TestReport) -> str:
     """What was expected and found, and in which case."""
     crash: Any = getattr(report.longrepr, "reprcrash", None)
     text = _USE_V.sub("", crash.message if crash is not None else report.longreprtext)
+    text = text.removeprefix(f"{Overdue.__module__}.{Overdue.__name__}: ")
     _, bracket, case = report.nodeid.partition("[")
     where = {"setup": "before the test: ", "teardown": "after the test: "}.get(report.when, "")
     return f"{where}{text}" + (f" (case {case.rstrip(']')})" if bracket else "")

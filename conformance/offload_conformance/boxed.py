@@ -30,6 +30,7 @@ def _store(place: StorePlace) -> type:
         limits = Limits(
             key_size_bytes_max=KEY_SIZE_BYTES_MAX - place.folder_size_bytes,
             upload_size_bytes=place.upload_size_bytes,
+            clause_seconds_max=place.clause_seconds_max,
         )
 
         @pytest.fixture(autouse=True)
@@ -44,6 +45,9 @@ def _store(place: StorePlace) -> type:
         def keys_in_store(self) -> set[str]:
             return place.keys(self.account)
 
+        def keys_beside(self) -> set[str]:
+            return place.top()
+
         def elsewhere(self, keys: Sequence[str]) -> Job:
             return place.job(self.account, keys)
 
@@ -52,6 +56,7 @@ def _store(place: StorePlace) -> type:
 
 def _offloader(place: OffloaderPlace) -> type:
     class TestBackend(OffloaderBackend):
+        limits = Limits(clause_seconds_max=place.clause_seconds_max)
         account: Account
 
         @pytest.fixture(autouse=True)

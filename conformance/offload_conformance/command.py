@@ -53,6 +53,12 @@ def conformance(
     upload_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Of the upload in many parts: 5GiB; 0 is as small as can be.")
     ] = "0",
+    deadline: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=1, help="Fail a clause whose case takes longer; more for a slow store."
+        ),
+    ] = 120,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as JUnit's XML.")] = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as Markdown.")] = None,
@@ -94,6 +100,7 @@ def conformance(
         "server": server,
         "server_version": server_version,
         "upload_size_bytes": parse_size(upload_size, option="--upload-size"),
+        "clause_seconds_max": deadline,
         "ask": not performance_only,
         "measure": performance or performance_only,
     }
@@ -104,6 +111,7 @@ def conformance(
     else:
         _show(document, again)
     if document["interrupted"]:
+        _show_interruption(document)
         raise KeyboardInterrupt
     return 0 if performance_only or reports.verdict(document) else 1
 
@@ -194,6 +202,16 @@ def _show(document: dict[str, Any], again: str) -> None:
         print_note(f"left in the store: {key}: {reason}")
     if len(left) > LEFT_SHOWN_MAX:
         print_note(f"left in the store: {len(left) - LEFT_SHOWN_MAX} more, which the report names")
+
+
+def _show_interruption(document: dict[str, Any]) -> None:
+    """Where Ctrl-C ended the run, and how much was left."""
+    unasked = [each for each in document["clauses"] if each["outcome"] == "not_run"]
+    for clause in unasked:
+        if clause["message"].startswith("Ctrl-C"):
+            print_note(f"{clause['id']}: {clause['message']}")
+    selected = sum(each["message"] != "not selected" for each in unasked)
+    print_note(f"{selected} of {len(document['clauses'])} clauses were not asked to their end")
 
 
 def _advice(clause: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from offload.plugins import Backend
 from offload.store.capabilities import Capabilities
 from offload.store.port import ObjectStore
 from offload.urls import FILE_SCHEME
+from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX
 from offload_conformance.contender import Job, job_of_backend
 from offload_conformance.declared import Declared
 from offload_conformance.recording import Account, Folder, Looker, RecordingStore, told
@@ -31,6 +32,7 @@ class Place:
         self.backend = backend
         self.folder = f"conformance-{uuid4()}"
         self.accounts: dict[str, Account] = {}  # by the id that pytest gives the test
+        self.clause_seconds_max = CLAUSE_SECONDS_MAX
         self._url, self._options = url, options
 
     def begin(self, test: str) -> Account:
@@ -108,9 +110,13 @@ class StorePlace(Place):
         return job_of_backend(self.backend.name, self._url, self._options, account.folder)
 
     def keys(self, account: Account) -> set[str]:
-        """What is really in a test's folder."""
-        found = self.looker.there(account.keys)
+        """What is really in a test's folder: what was written there, and what else a listing names."""
+        found = self.looker.there(account.keys) | self.looker.listed(f"{account.folder}/")
         return {key.removeprefix(f"{account.folder}/") for key in found}
+
+    def top(self) -> set[str]:
+        """What is at the top of the place, the run's own folder excepted."""
+        return self.looker.top() - {f"{self.folder}/"}
 
     def clean(self, account: Account) -> None:
         """Remove what a test has written. What cannot be removed now is tried again by `finish`."""

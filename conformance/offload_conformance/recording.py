@@ -1,7 +1,7 @@
 """What the black box knows of the place: it notes what is written, and asks for it key by key.
 
-Invariants: a key is noted before the request that may write it; neither looking nor cleaning up lists
-anything, since listings are under test. A `Folder` adds nothing to the store's own checks and errors, so
+Invariants: a key is noted before the request that may write it. Since listings are under test, looking and
+cleaning up ask for each noted key, and a listing may only add keys to what is found. A `Folder` adds nothing to the store's own checks and errors, so
 that what a store gets wrong comes through.
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from offload.env import Env
-from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError
+from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.prefix import PrefixStore
 from offload.store.wrap import StoreDecorator, UploadDecorator
@@ -22,6 +23,9 @@ from offload.tier.opening import guarded
 
 K = TypeVar("K")
 T = TypeVar("T")
+ANSWER_SECONDS_MAX: Final = 120.0
+"""For thousands of keys at once, on a store that is far away."""
+
 AT_ONCE: Final = 16
 BATCH: Final = 100
 
@@ -145,17 +149,21 @@ class Folder(PrefixStore):
         try:
             yield
         except (NotFound, AlreadyExists) as error:
-            if error.key != self._full(key):
-                raise  # the store names another key than it was asked for, and that shall be seen
-            if isinstance(error, NotFound):
-                raise NotFound(key, store=self.url) from error
-            raise AlreadyExists(key) from error
+            if error.key == self._full(key):  # another key is the store's mistake, which a clause must see
+                error.key = key
+                error.args = tuple(str(each).replace(self._full(key), key) for each in error.args)
+            raise
 
 
 class Looker:
-    """A client of the store's on a thread and event loop of its own, for looking and cleaning up."""
+    """A client of the store's on a thread and event loop of its own, for looking and cleaning up.
+
+    A call that takes longer than `ANSWER_SECONDS_MAX` raises `TryAgain`. The client is then not asked again,
+    because it would mostly wait as long each time.
+    """
 
     def __init__(self, open_store: Callable[[], ObjectStore]) -> None:
+        self._is_lost = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="looker", daemon=True)
         self._thread.start()
@@ -181,6 +189,14 @@ class Looker:
         found = self._run(self._each(self._is_there, keys))
         return {key for key, there in found.items() if there}
 
+    def listed(self, prefix: str) -> set[str]:
+        """Which keys with this prefix a listing names and a read finds. Listings are under test: see `there`."""
+        return self.there(self._run(self._listed(prefix)))
+
+    def top(self) -> set[str]:
+        """The keys and folders at the top of the place."""
+        return set(self._run(self._level("")))
+
     def remove(self, keys: Iterable[str]) -> dict[str, str]:
         """Delete these keys. What is there afterwards, with the reason where one was given.
 
@@ -199,6 +215,12 @@ class Looker:
             return len(uploads)
 
         return self._run(abort())
+
+    async def _listed(self, prefix: str) -> list[str]:
+        return [row.key async for row in self.store.list(prefix)]
+
+    async def _level(self, prefix: str) -> list[str]:
+        return [name async for name in self.store.level(prefix)]
 
     async def _is_there(self, key: str) -> bool:
         try:
@@ -238,9 +260,22 @@ class Looker:
         return dict(await asyncio.gather(*map(one, about)))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        if self._is_lost:
+            coroutine.close()
+            raise TryAgain(
+                "the store did not answer the client that looks and cleans up, and is not asked again"
+            )
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        done, _ = wait([future], timeout=ANSWER_SECONDS_MAX)
+        if not done:
+            self._is_lost = True
+            future.cancel()
+            raise TryAgain(f"the store did not answer within {ANSWER_SECONDS_MAX:g} s")
+        return future.result()
 
     def _end(self) -> None:
+        """End the thread; a loop that is blocked is left behind, on its daemon thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.join(0 if self._is_lost else None)
+        if not self._thread.is_alive():
+            self._loop.close()

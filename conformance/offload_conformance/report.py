@@ -101,14 +101,29 @@ def _xml_text(text: str) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def about(report: Document) -> list[tuple[str, str]]:
+    """What a verdict holds for: whoever reads it alone can tell what was tested, when, and by what."""
+    backend, environment = report["backend"], report["environment"]
+    server = " ".join(filter(None, (report["server"], report["server_version"]))) or "not stated (--server)"
+    return [
+        ("backend", f"{backend['name']}, {backend['distribution']} {backend['version']}"),
+        ("server", server),
+        ("place", report["url"]),
+        ("date", report["started_at"]),
+        ("Python", f"{environment['implementation']} {environment['python']}, {environment['platform']}"),
+        ("contract", f"{report['contract']}, ledger-offload {report['suite_version']}"),
+        ("seed", str(report["seed"])),
+    ]
+
+
 def markdown(report: Document) -> str:
     """For a pull request, or a page."""
-    backend = report["backend"]
     lines = [
-        f"# {backend['name']} against contract {report['contract']} of ledger-offload",
+        f"# {report['backend']['name']} against contract {report['contract']} of ledger-offload",
         "",
-        f"Asked by ledger-offload {report['suite_version']}:",
-        f"{backend['distribution']} {backend['version']}, {report['url']}, seed {report['seed']}",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {_cell(value)} |" for name, value in about(report)),
         *(["", "Stopped by Ctrl-C before its end."] if report.get("interrupted") else []),
         "",
         "| layer | passed | failed | not run |",
@@ -173,14 +188,21 @@ def _cell(text: str) -> str:
 
 
 def badge(report: Document) -> Document:
-    """What https://shields.io/badges/endpoint-badge makes an image of."""
+    """What https://shields.io/badges/endpoint-badge makes an image of. It names what it holds for."""
     found = totals(report["clauses"])
     asked = found["passed"] + found["failed"]
     whole = verdict(report) and not found["not_run"]
+    backend, server = report["backend"], " ".join(filter(None, (report["server"], report["server_version"])))
+    words = (
+        f"{backend['name']} {backend['version']}" + (f" on {server}" if server else ""),
+        f"{found['passed']} of {asked + found['not_run']} clauses",
+        report["started_at"][: len("2026-11-22")],
+        f"Python {report['environment']['python']}",
+    )
     return {
         "schemaVersion": 1,
-        "label": f"ledger-offload {report['suite_version']}",
-        "message": f"{found['passed']} of {asked + found['not_run']} clauses",
+        "label": f"ledger-offload contract {report['contract']}",
+        "message": ", ".join(words),
         "color": "brightgreen" if whole else "yellow" if verdict(report) else "red",
     }
 

@@ -1,4 +1,8 @@
-"""From a backend and a URL to the document of a run. What the run wrote is removed however it ends."""
+"""From a backend and a URL to the document of a run. What the run wrote is removed however it ends.
+
+Invariant: no clause is imported before pytest runs, which rewrites their assertions at that moment. Otherwise
+a failure would be a bare `AssertionError`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from offload.errors import Misuse, OffloadError
 from offload.plugins import CONTRACT, Backend, Plugin
 from offload_conformance import performance
 from offload_conformance import report as reports
-from offload_conformance.backend import SUITES
+from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX
 from offload_conformance.box import Listener, Result
 from offload_conformance.box import run as run_pytest
 from offload_conformance.clauses import LAYERS, clauses_of
@@ -35,6 +39,7 @@ def run(
     server: str | None,
     server_version: str | None = None,
     upload_size_bytes: int = 0,
+    clause_seconds_max: float = CLAUSE_SECONDS_MAX,
     ask: bool = True,
     measure: bool = False,
 ) -> reports.Document:
@@ -46,6 +51,7 @@ def run(
     if measure and backend.kind != "store":
         raise Usage(f"--performance measures stores, and the backend {backend.name!r} opens an offloader")
     place = _place(backend, url, options, server_version, upload_size_bytes)
+    place.clause_seconds_max = clause_seconds_max
     try:
         place.try_out()
         done = _work(place, select=select, seed=seed, ask=ask, measure=measure)
@@ -116,7 +122,7 @@ def _work(place: Place, *, select: Sequence[str], seed: int, ask: bool, measure:
             if ask:
                 _ask(place, done, Listener(select=select, seed=seed, tell=tell), seed)
             else:
-                done.results = [Result(clause, message="not selected") for clause in clauses_of(*SUITES)]
+                done.results = _all_unasked()
             if measure and not done.interrupted:
                 _measure(place, done, seed, tell)
         ended = True
@@ -126,6 +132,13 @@ def _work(place: Place, *, select: Sequence[str], seed: int, ask: bool, measure:
             for key, reason in done.left.items():
                 print_note(f"left in the store: {key}: {reason}")
     return done
+
+
+def _all_unasked() -> list[Result]:
+    """Every clause, for a run that only measures."""
+    from offload_conformance.backend import SUITES  # late: see the head of this module
+
+    return [Result(clause, message="not selected") for clause in clauses_of(*SUITES)]
 
 
 def _ask(place: Place, done: _Done, listener: Listener, seed: int) -> None:

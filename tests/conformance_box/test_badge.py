@@ -17,14 +17,24 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def report(*outcomes: str, advisory: bool = False) -> dict[str, Any]:
     clauses = [{"outcome": outcome, "advisory": advisory and outcome == "failed"} for outcome in outcomes]
-    return {"suite_version": "0.9.1", "clauses": clauses}
+    return {
+        "contract": "0.9",
+        "backend": {"name": "attic", "version": "1.5"},
+        "server": "SQLite",
+        "server_version": "3.40",
+        "started_at": "2026-11-22T10:00:00Z",
+        "environment": {"python": "3.11.7"},
+        "clauses": clauses,
+    }
 
 
-def test_the_picture_says_the_version_and_the_numbers() -> None:
+def test_the_picture_says_what_was_tested_when_and_by_what() -> None:
     root = ET.fromstring(svg(report("passed", "passed", "failed")))
 
-    assert [text.text for text in root.iter(f"{SVG}text")] == ["ledger-offload 0.9.1", "2 of 3 clauses"]
-    assert root.findtext(f"{SVG}title") == root.get("aria-label") == "ledger-offload 0.9.1: 2 of 3 clauses"
+    label, message = (text.text for text in root.iter(f"{SVG}text"))
+    assert label == "ledger-offload contract 0.9"
+    assert message == "attic 1.5 on SQLite 3.40, 2 of 3 clauses, 2026-11-22, Python 3.11.7"
+    assert root.findtext(f"{SVG}title") == root.get("aria-label") == f"{label}: {message}"
 
 
 @pytest.mark.parametrize(
@@ -60,9 +70,9 @@ def test_the_picture_needs_nothing_from_elsewhere_and_runs_nothing() -> None:
 
 
 def test_a_version_can_be_no_markup() -> None:
-    root = ET.fromstring(svg(report("passed") | {"suite_version": '<"&>'}))
+    root = ET.fromstring(svg(report("passed") | {"contract": '<"&>'}))
 
-    assert next(root.iter(f"{SVG}text")).text == 'ledger-offload <"&>'
+    assert next(root.iter(f"{SVG}text")).text == 'ledger-offload contract <"&>'
 
 
 def test_the_file_s_name_decides_what_is_written(site: Site, tmp_path: Path) -> None:

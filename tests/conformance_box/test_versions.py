@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -48,8 +49,11 @@ def minor(number: str) -> tuple[int, ...]:
 # The number, and the clauses
 
 
-def test_the_contract_is_not_behind_the_distribution() -> None:
-    assert minor(version("ledger-offload")) <= minor(CONTRACT)
+def test_the_contract_is_the_minor_release_of_the_distribution() -> None:
+    """So a report, a page and `pip show` name one number."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+    assert minor(project["version"]) == minor(CONTRACT)
 
 
 def test_no_clause_is_of_a_contract_that_is_still_to_come() -> None:

@@ -54,6 +54,10 @@ class StoreClauses(Asynchronous, ABC):
     def keys_in_store(self) -> set[str]:
         """The keys that are really there, found by other means than the store."""
 
+    def keys_beside(self) -> set[str]:
+        """What is stored beside the place of this test, if the place is a part of a larger one."""
+        return set()
+
     def elsewhere(self, keys: Sequence[str]) -> Job:
         """How another process opens the same place, in which it may create these keys.
 
@@ -66,8 +70,11 @@ class StoreClauses(Asynchronous, ABC):
         """Opens clients that are closed after the test."""
         clients: list[ObjectStore] = []
 
+        async def on_the_loop() -> ObjectStore:
+            return self.open_store()
+
         def open_client() -> ObjectStore:
-            clients.append(self.open_store())
+            clients.append(run(on_the_loop()))
             return clients[-1]
 
         yield open_client

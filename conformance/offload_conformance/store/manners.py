@@ -24,9 +24,9 @@ class MannerClauses(StoreClauses):
             isinstance(value, bool | int | str | None) for value in store.capabilities.as_dict().values()
         )
 
-    def test_closing_is_idempotent(self, run: Run) -> None:
+    def test_closing_is_idempotent(self, run: Run, open_client: Callable[[], ObjectStore]) -> None:
         """A client may be closed twice, used or not."""
-        store = self.open_store()
+        store = open_client()
         run(listed(store))
 
         run(store.aclose())

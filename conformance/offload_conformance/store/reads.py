@@ -87,12 +87,15 @@ class ReadClauses(StoreClauses):
 
     def test_reading_an_empty_place_writes_nothing(self, run: Run, store: ObjectStore) -> None:
         """A place that was never written to lists as empty and holds no object."""
+        beside = self.keys_beside()
+
         assert run(listed(store)) == []
         with pytest.raises(NotFound):
             run(store.get("key"))
         run(store.delete(["key"]))
 
         assert self.keys_in_store() == set()
+        assert self.keys_beside() <= beside
 
     @pytest.mark.parametrize("data", [b"", DIGITS, bytes(range(256)) * 300], ids=["empty", "small", "larger"])
     def test_stored_checksums_are_true(self, run: Run, store: ObjectStore, data: bytes) -> None:

@@ -1,0 +1,213 @@
+"""The suite as strangers meet it: the real command, and an author's tests, each in a process of its own.
+
+What is claimed of them - messages, deadlines, Ctrl-C - depends on what a process imports first and on how it
+ends, so that no test within pytest's own process can show it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from conformance_box.installed import ROOT, Site
+from offload_conformance import pytest_plugin
+
+COMMAND = (str(Path(sys.executable).with_name("offload")), "conformance")
+
+STORE = """
+    import asyncio
+    import threading
+
+    from offload.store.memory import MemoryStore
+
+    OBJECTS, LOCK = {}, threading.Lock()
+
+    def open_url(url):
+        return Store(objects=OBJECTS, name=url.partition("://")[2])
+
+    class Store(MemoryStore):
+        async def create(self, key, data):
+            await self.acquire()
+            await super().create(key, data)
+            LOCK.release()  # not after an error
+
+        async def get(self, key, span=None):
+            data = await super().get(key, span)
+            return data if span is None else data[:-1]
+
+        async def acquire(self):
+"""
+
+HANGS = {
+    "a coroutine that nobody resumes": "while not LOCK.acquire(blocking=False): await asyncio.Event().wait()",
+    "a call that blocks the event loop": "LOCK.acquire()",
+    "a thread that does not end": "await asyncio.to_thread(LOCK.acquire)",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for distributions, to be put on the path of a process."""
+    made = tmp_path / "installed"
+    made.mkdir()
+    return made
+
+
+def install(folder: Path, acquire: str = "LOCK.acquire(blocking=False)") -> None:
+    Site(folder).install("attic", dedent(STORE) + f"        {acquire}\n")
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, ended if the test leaves it."""
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    with subprocess.Popen(
+        [*COMMAND, "attic://here", *arguments],
+        env=env,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_message_of_a_failure_states_expected_and_found(folder: Path) -> None:
+    install(folder)
+
+    with started(folder, "--select", "store/ranges_are_exact") as process:
+        out, _ = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    assert "AssertionError: assert b'012345678' == b'0123456789'" in out
+
+
+@pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
+def test_a_clause_that_hangs_fails_by_name_and_the_command_ends(folder: Path, hang: str) -> None:
+    install(folder, hang)
+
+    with started(folder, "--select", "store/create_never_replaces", "--deadline", "1") as process:
+        out, errors = process.communicate(timeout=120)
+
+    assert (process.returncode, errors) == (1, "")
+    failed, found, *_ = out.splitlines()
+    assert failed.startswith("FAILED store/create_never_replaces: ")
+    assert "expected: an answer within 1 s; found: the backend still waits, " in found
+    assert f"in `acquire` at {folder / 'attic_code.py'}:" in found
+
+
+def test_after_several_hangs_the_other_clauses_are_not_asked(folder: Path) -> None:
+    install(folder, "await asyncio.Event().wait()")
+
+    with started(folder, "--select", "store/create*", "--deadline", "1", "--json") as process:
+        out, _ = process.communicate(timeout=120)
+
+    assert out.count("expected: an answer within 1 s") == 5
+    assert "5 clauses before it exceeded their deadlines" in out
+
+
+def test_ctrl_c_says_in_which_clause_it_came(folder: Path) -> None:
+    install(
+        folder, "print('waiting', flush=True, file=__import__('sys').stderr); await asyncio.Event().wait()"
+    )
+
+    with started(folder, "--select", "store/create_never_replaces") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 130
+    assert "store/create_never_replaces: Ctrl-C ended the run " in errors
+    assert "clauses were not asked to their end" in errors
+
+
+AUTHOR = """
+    from attic_code import Store
+    from offload_conformance import Limits, StoreBackend
+
+    class TestAttic(StoreBackend):
+        limits = Limits(clause_seconds_max=1)
+
+        def open_backend(self):
+            return Store(objects=self.__dict__.setdefault("objects", {}))
+
+        def keys_in_store(self):
+            return set(self.objects)
+"""
+
+
+@pytest.mark.parametrize("how", ["editable", "wheel"])
+def test_an_author_s_own_tests_say_the_same(folder: Path, tmp_path: Path, wheel_site: Path, how: str) -> None:
+    """The checkout is installed as editable; from a wheel, pytest itself rewrites what the wheel lists."""
+    install(folder, HANGS["a thread that does not end"])
+    (tmp_path / "test_attic.py").write_text(dedent(AUTHOR))
+    path = [str(folder), *([str(wheel_site)] if how == "wheel" else [])]
+
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "pytest", "-c", os.devnull, "--rootdir", str(tmp_path), "-q"]
+        + ["--import-mode=importlib", "-k", "ranges_are_exact or create_never_replaces", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert ran.returncode == 1, ran.stderr
+    assert "assert b'012345678' == b'0123456789'" in ran.stdout
+    assert "expected: an answer within 1 s; found: the backend still waits, in `acquire` at" in ran.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds this checkout as pip installs it from its wheel."""
+    target = tmp_path_factory.mktemp("wheel")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    subprocess.run([*pip, "--target", str(target), str(ROOT)], check=True, timeout=120)
+    return target
+
+
+def test_every_module_that_asserts_about_a_backend_is_rewritten() -> None:
+    """A clause in a new module would fail with a bare `AssertionError` otherwise."""
+    package = Path(pytest_plugin.__file__).parent
+    modules = {path.relative_to(package).with_suffix("").parts[0]: path for path in package.rglob("*.py")}
+    asserting = {
+        path.relative_to(package).with_suffix("").parts[0]
+        for path in package.rglob("*.py")
+        if any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(path.read_text())))
+    }
+
+    own = {
+        "asynchronous",
+        "box",
+        "boxed",
+        "command",
+        "contender",
+        "report",
+        "running",
+    }  # about the suite itself
+    assert asserting <= {*pytest_plugin.REWRITTEN, *own}
+    assert set(pytest_plugin.REWRITTEN) <= modules.keys()
