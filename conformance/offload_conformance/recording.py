@@ -1,8 +1,8 @@
 """What the black box knows of the place: it notes what is written, and asks for it key by key.
 
 Invariants: a key is noted before the request that may write it. Since listings are under test, looking and
-cleaning up ask for each noted key, and a listing may only add keys to what is found. A `Folder` adds nothing to the store's own checks and errors, so
-that what a store gets wrong comes through.
+cleaning up ask for each noted key, and a listing may only add keys to what is found. A `Folder` adds nothing
+to the store's own checks and errors, so that what a store gets wrong comes through.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Looker:
         return {key for key, there in found.items() if there}
 
     def listed(self, prefix: str) -> set[str]:
-        """Which keys with this prefix a listing names and a read finds. Listings are under test: see `there`."""
+        """Which keys with this prefix a listing names and a read finds."""
         return self.there(self._run(self._listed(prefix)))
 
     def top(self) -> set[str]:

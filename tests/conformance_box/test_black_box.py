@@ -310,7 +310,8 @@ def test_after_ctrl_c_the_reports_tell_what_was_asked_until_then(site: Site, tmp
     assert (report["interrupted"], report["left"]) == (True, {})
     asked = [each for each in report["clauses"] if each["layer"] == "store"]
     ended = [each["outcome"] for each in asked]
-    assert set(ended[: (stopped := ended.index("not_run"))]) == {"passed"}
+    stopped = ended.index("not_run")
+    assert set(ended[:stopped]) == {"passed"}
     pressed, *behind = (each["message"] for each in asked[stopped:])
     assert re.fullmatch(r"Ctrl-C ended the run \d+\.\d s after this clause began", pressed)
     assert set(behind) == {"the run was stopped"}

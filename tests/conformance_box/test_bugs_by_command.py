@@ -17,7 +17,7 @@ SEEN_FROM_OUTSIDE = (
     "SaysItOnManyLines",
     "TakesItForOneOfTwo",
 )
-"""Bugs that leave objects beside those that were written, or that live in an error which the box translates."""
+"""They leave objects beside those that were written, or live in an error that the box translates."""
 
 NOT_A_CLAUSE = {
     "DeniesTheAbsent": "the command ends before the first clause: nothing may be read there",
@@ -42,7 +42,7 @@ def asked(bug: Bug) -> bool:
     return CAMPAIGN or bug.name in SEEN_FROM_OUTSIDE
 
 
-@pytest.mark.parametrize("bug", filter(asked, ALL_STORE_BUGS), ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*filter(asked, ALL_STORE_BUGS)], ids=lambda bug: bug.name)
 def test_a_bug_is_caught_by_its_clause_through_the_command(bug: Bug, site: Site, tmp_path: Path) -> None:
     site.install("bugs", BACKEND)
     clause = f"store/{bug.clause.removeprefix('test_')}"

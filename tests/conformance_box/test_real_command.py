@@ -156,9 +156,19 @@ def test_an_author_s_own_tests_say_the_same(folder: Path, tmp_path: Path, wheel_
     (tmp_path / "test_attic.py").write_text(dedent(AUTHOR))
     path = [str(folder), *([str(wheel_site)] if how == "wheel" else [])]
 
+    pytest_ = (
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        os.devnull,
+        "--import-mode=importlib",
+    )
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-c", os.devnull, "--rootdir", str(tmp_path), "-q"]
-        + ["--import-mode=importlib", "-k", "ranges_are_exact or create_never_replaces", str(tmp_path)],
+        [*pytest_, "--rootdir", tmp_path, "-k", "ranges_are_exact or create_never_replaces", tmp_path],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
         cwd=tmp_path,
         capture_output=True,
