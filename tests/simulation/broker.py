@@ -36,7 +36,7 @@ class Log:
 
     def leader_at(self, offset: int) -> int:
         """Who wrote the chunk at this offset."""
-        return next(leader for begin, leader in reversed(self.reigns) if begin <= offset)
+        return next((leader for begin, leader in reversed(self.reigns) if begin <= offset), 1)
 
     def ledger(self, first_offset: int, next_offset: int) -> Ledger:
         """A range of the log."""

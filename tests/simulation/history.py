@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from uuid import UUID
 
-from protocol_judge import DATA, GROUP, LIVE, ROOT, end_of, group_name, read_group
-from protocol_world import STREAM, check_told
+from protocol_judge import DATA, GROUP, ROOT, end_of, group_name, read_group
+from protocol_world import STREAM
 
 from offload.tier.guest import Job
 from offload.tier.reader import StreamReader
-from offload.tier.rebuild import rebuild
 from offload.tier.stream_writer import StreamWriter
 from offload.tier.sweep import Sweeper
 from offload.tier.sweep_page import ROOTS_KEPT
-from simulation import people
+from simulation import accident, people
 from simulation.weather import GRACE_SECONDS
 from simulation.world import Figures, World, after
 
@@ -39,47 +37,19 @@ async def _live(world: World) -> None:
         ("remover", weather.deletes, people.remove),
         ("scrubber", weather.scrubs, people.scrub),
     ):
-        for _ in range(count):
-            world.begin(role, person)
-    await world.until_time_is_up()
+        world.roles[role] = int(count), person
+    world.go_on()
+    if weather.loses_roots:
+        await world.until(int(weather.loses_roots * weather.steps))
+        await accident.strike(world)
+    await world.until(weather.steps)
     await world.calm_down()
-    check_told(world.judge, ((process.name, process.offloader.commits) for process in world.processes))
-    # What a job uploaded in vain, a rebuild may take for the writer's (docs/commit-protocol.md, step 10).
-    if (
-        weather.loses_roots
-        and not weather.jobs
-        and world.judge.root is not None
-        and world.judge.root.state == LIVE
-    ):
-        await _lose_all_roots(world)
-    await _finish(world)
-    _check_what_is_left(world)
-
-
-async def _lose_all_roots(world: World) -> None:
-    """Nobody is alive, as a rebuild demands. What was committed comes back, all of it."""
-    root = world.judge.root
-    assert root is not None
-    if not root.fragments:
+    if not await accident.recover(world):
         return
-    world.objects.lose_roots()
-    operator = world.process("operator")
-    report = await rebuild(
-        operator.offloader,
-        STREAM,
-        incarnation=UUID(bytes=root.incarnation),
-        begin=root.first_offset,
-        end=root.next_offset,
-        env=operator.env,
-    )
-    assert report.manifest is not None, f"holes: {report.choice.holes}"
-    assert {damage.where for damage in report.damages} <= world.torn, report.damages
-    world.check()
-    rebuilt = world.judge.root
-    assert rebuilt is not None
-    assert (rebuilt.first_offset, rebuilt.next_offset) == (root.first_offset, root.next_offset)
-    assert rebuilt.incarnation == root.incarnation
-    world.happened("rebuilds")
+    accident.check_all_told(world)
+    if not world.in_doubt:
+        await _finish(world)
+        _check_what_is_left(world)
 
 
 async def _finish(world: World) -> None:

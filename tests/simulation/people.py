@@ -6,7 +6,7 @@ to what its docstrings promise them. An error that no docstring names ends the h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from math import inf
 from typing import Any, Final, TypeVar
@@ -23,6 +23,7 @@ from offload.errors import (
     Fenced,
     Misuse,
     NotOffloaded,
+    OffloadError,
     OutcomeUnknown,
     StreamDeleted,
     TryAgain,
@@ -44,7 +45,6 @@ from simulation.broker import Log
 from simulation.world import COMPACTED_SIZE_BYTES, Cancelled, Process, after
 
 T = TypeVar("T")
-Person = Callable[[Process], Coroutine[Any, Any, None]]
 
 FAILURES: Final = (TryAgain, OutcomeUnknown, Cancelled)
 """What the store, or a caller's deadline, may do to anybody."""
@@ -55,7 +55,9 @@ def nobody(event: Event) -> None:
 
 
 def failures(process: Process) -> tuple[type[Exception], ...]:
-    """The same, and damage where bits are flipped on their way."""
+    """The same; damage too, if bits are flipped on their way; and anything while roots are lost."""
+    if process.world.in_doubt:
+        return (*FAILURES, OffloadError)
     return (*FAILURES, Corrupt) if process.world.weather.flips else FAILURES
 
 
@@ -473,7 +475,7 @@ async def scrub(process: Process) -> None:
         except (NotOffloaded, *failures(process)):
             continue
         process.world.happened("scrubs")
-        if not process.world.weather.flips:
+        if not process.world.weather.flips and not process.world.in_doubt:
             damaged = {damage.where for damage in report.damages}
             assert damaged <= process.world.torn, report.damages
 

@@ -94,6 +94,7 @@ class SimulatedStore(ObjectStore):
 
     async def create(self, key: str, data: bytes) -> None:
         self._check(key)
+        self._world.judge.asks(key, data, decided_before=self._process.saw_losses != self._world.judge.losses)
 
         def create() -> None:
             if key in self._objects:

@@ -51,7 +51,8 @@ class Weather:
     pause: float
     flips: float
     tears: float
-    loses_roots: bool
+    loses_roots: float
+    """How far into the history roots are lost; never if 0."""
     jobs: int = 0
     compactors: int = 0
     fetchers: int = 0
@@ -64,6 +65,10 @@ class Weather:
     """Roots and anchors are in a store of their own."""
     guarded: bool = False
     """Stores are behind retries and limits, as users have them."""
+    loses_newest: bool = False
+    """Sometimes only the newest roots are lost."""
+    stops_everybody: bool = True
+    """Before roots that are lost are rebuilt."""
     first_version: int = 0
     first_offset: int = 0
     """Where the numbers begin: some wrap 32 bits soon, some are close to the end of 64 bits."""
@@ -107,7 +112,7 @@ class Weather:
             pause=sometimes(0.03),
             flips=sometimes(0.02, 0.15),
             tears=sometimes(1.0, 0.3),
-            loses_roots=maybe(0.15),
+            loses_roots=random.choice((0.3, 0.6, 1.0)) if maybe(0.25) else 0.0,
         )
         kinds = (drawn, drawn, drawn, drawn._of_readers(random), drawn._of_sleepers(), drawn._of_mayflies())
         return random.choice(kinds)
@@ -157,7 +162,9 @@ class Weather:
             truncates=random.random() * 0.03 if maybe(0.2) else 0.0,
             **random.choice((*({},) * 6, {"births": True}, {"split": True})),
             guarded=maybe(0.2),
-            first_version=random.choice((0, 0, 0, 2**32 - 10, 2**64 - 2**34)),
+            loses_newest=maybe(0.5),
+            stops_everybody=maybe(0.7),
+            first_version=random.choice((0, 0, 0, 2**32 - 10, 2**63 - 2**34)),
             first_offset=random.choice((0, 0, 0, 2**32 - 20, 2**64 - 2**16)),
         )
 

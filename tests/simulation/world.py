@@ -39,10 +39,11 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import pytest
-from protocol_judge import LIVE, Judge, Objects
-from protocol_world import CHUNK_RECORDS, KEYS, STREAM, ResendingClient, WitnessedOffloader, chunk, source
+from protocol_judge import LIVE, Objects
+from protocol_world import CHUNK_RECORDS, KEYS, STREAM, ResendingClient, WitnessedOffloader, chunk
 
 from offload.env import Env
+from offload.errors import OffloadError
 from offload.events import Event, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, is_decisive
@@ -54,11 +55,13 @@ from offload.tier import stream_writer
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.opening import guarded
 from simulation.broker import Broker
+from simulation.judgement import SimulationJudge
 from simulation.loop import DirectedLoop
 from simulation.store import Crash, SimulatedStore, Turn, is_data
 from simulation.weather import GRACE_SECONDS, Weather
 
 T = TypeVar("T")
+Person = Callable[["Process"], Coroutine[Any, Any, None]]
 
 EPOCH_MS: Final = 1_700_000_000_000
 
@@ -87,6 +90,8 @@ class Process:
         self.random = Random(f"{world.seed}/{name}")
         self.dead = self.stopping = False
         self.stalled_until = 0
+        self.saw_losses = 0
+        """How many losses there were when the present job began."""
         self.clock = Clock()
         self.tasks: list[asyncio.Task[None]] = []
         self.job: asyncio.Task[Any] | None = None
@@ -122,14 +127,26 @@ class Process:
     async def do(self, job: Coroutine[Any, Any, T]) -> T:
         """Run a job that the director may cancel, as a caller's deadline does. Then `Cancelled` is raised."""
         self.job = task = asyncio.ensure_future(job)
+        self.saw_losses = self.world.judge.losses
         try:
             return await task
         except asyncio.CancelledError:
             if self.world.is_over or self.dead:
                 raise
             raise Cancelled from None
+        except (AssertionError, LookupError) as seen:
+            if not isinstance(seen, OffloadError) and (self.world.in_doubt or self._lived_through_a_loss):
+                raise Cancelled from seen  # what is seen while roots are lost, nobody answers for
+            raise
         finally:
             self.job = None
+            if self._lived_through_a_loss:  # nor for what was told
+                self.offloader.commits.clear()
+
+    @property
+    def _lived_through_a_loss(self) -> bool:
+        """Whether roots were lost, or came back, since the present job began."""
+        return self.saw_losses != self.world.judge.losses
 
     async def rest(self, seconds: float = 3.0) -> bool:
         """Do nothing for a while. False once the process is to end."""
@@ -149,19 +166,6 @@ class Process:
     def _emit(self, event: Event) -> None:
         if isinstance(event, ManifestCommitted):
             self.world.judge.told(event.manifest, self.name)
-
-
-class SimulationJudge(Judge):
-    """A judge who knows what a broker wrote that truncates its log."""
-
-    def __init__(self, broker: Broker) -> None:
-        super().__init__(source)
-        self._broker = broker
-
-    def is_sources(self, first_offset: int, next_offset: int, data: bytes) -> bool:
-        """See `Broker.wrote`."""
-        assert self.root is not None
-        return self._broker.wrote(self.root, first_offset, next_offset, data)
 
 
 class Cancelled(Exception):
@@ -209,9 +213,11 @@ class World:
         self.figures = Figures(seeds=1)
         self.is_calm = self.is_over = False
         self.started: dict[str, int] = Counter()
-        self.roles: dict[str, Callable[[Process], Coroutine[Any, Any, None]]] = {}
+        self.roles: dict[str, tuple[int, Person]] = {}
+        """How many there are of each, and what they do."""
         self._failure: tuple[str, BaseException | None] | None = None
-        self._time_is_up: asyncio.Future[None] = self.loop.create_future()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        """Who waits for which step."""
         self._begin_tier()
 
     def _begin_tier(self) -> None:
@@ -257,9 +263,8 @@ class World:
         self.processes.append(process)
         return process
 
-    def begin(self, role: str, person: Callable[[Process], Coroutine[Any, Any, None]]) -> None:
+    def begin(self, role: str, person: Person) -> None:
         """Have somebody of this role live in a process of their own, and in another one after each crash."""
-        self.roles[role] = person
         process = self.process(role)
         process.start(person(process))
 
@@ -332,8 +337,8 @@ class World:
         else:  # all are stalled; the first of them wakes up
             for process in self.living:
                 process.stalled_until = 0
-        if self.figures.steps >= self.weather.steps and not self._time_is_up.done():
-            self._time_is_up.set_result(None)
+        while self._waiting and self._waiting[0][0] <= self.figures.steps:
+            self._waiting.pop(0)[1].set_result(None)
         return None
 
     def _go_on_calmly(self, wait: float | None) -> None:
@@ -420,7 +425,7 @@ class World:
         role = process.name.partition(".")[0]
         if not self.is_calm and role in self.roles:
             successor = self.process(role)
-            successor.start(self.roles[role](successor))
+            successor.start(self.roles[role][1](successor))
 
     def _land(self) -> None:
         self.say("what was late lands")
@@ -436,7 +441,12 @@ class World:
                 patch.setattr(stream_writer, "COMMIT_ENTRIES", self.weather.commit_entries)
                 self.loop.run_until_complete(life(self))
             self.check()
-            self.figures.counts.update(zombies=self.judge.zombies, roots=len(self.judge.history))
+            counts = {
+                "zombies": self.judge.zombies,
+                "roots": len(self.judge.history),
+                "healed losses": self.judge.healed,
+            }
+            self.figures.counts.update(counts)
             return self.figures
         except Broken:
             raise
@@ -448,21 +458,42 @@ class World:
     def _where(self) -> str:
         return f"seed {self.seed}, step {self.figures.steps}"
 
-    async def until_time_is_up(self) -> None:
-        """Wait for the last turn with trouble."""
-        await self._time_is_up
+    @property
+    def is_time_up(self) -> bool:
+        """Whether the last turn with trouble is over."""
+        return self.figures.steps >= self.weather.steps
 
-    async def calm_down(self) -> None:
+    async def until(self, step: int) -> None:
+        """Wait for a turn, or for the last one with trouble."""
+        step = min(step, self.weather.steps)
+        if step > self.figures.steps:
+            self._waiting.append((step, self.loop.create_future()))
+            await self._waiting[-1][1]
+
+    async def calm_down(self, *, crashing: float = 0.3) -> None:
         """No more trouble: some crash, the others end what they do; then all that was late lands."""
         self.is_calm = True
         for process in self.living:
             process.stopping = True
-            if self.random.random() < 0.3:
+            if self.random.random() < crashing:
                 self.crash(process)
         await self._all_ended(process for process in self.processes if not process.dead)
         while self.late:
             self._land()
+        self.judge.all_stopped = True
         self.check()
+
+    def go_on(self) -> None:
+        """Trouble begins again, and everybody lives again, in other processes."""
+        self.is_calm = self.judge.all_stopped = False
+        for role, (count, person) in self.roles.items():
+            for _ in range(count):
+                self.begin(role, person)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether roots are lost, or may have been rebuilt beside people who live on."""
+        return self.judge.loss is not None or bool(self.judge.perhaps_gone)
 
     async def _all_ended(self, processes: Iterable[Process]) -> None:
         tasks = [task for process in processes for task in process.tasks if not task.done()]

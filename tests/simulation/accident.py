@@ -1,0 +1,90 @@
+"""Roots are lost in the midst of a history, and brought back: by the book, or while people live on.
+
+By the book, an operator stops everybody, waits until nothing is under way, and rebuilds. In other worlds the
+operator rebuilds at once. `judgement` says what must hold in each.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from protocol_judge import LIVE
+from protocol_world import STREAM, check_told
+
+from offload.errors import Conflict, OffloadError
+from offload.tier.rebuild import rebuild
+from simulation.judgement import roots_in
+from simulation.world import World
+
+TRIES_MAX = 5
+
+
+async def strike(world: World) -> None:
+    """Lose roots, let people live on for a while, and rebuild."""
+    weather = world.weather
+    while (root := world.judge.root) is None or root.state != LIVE or not root.fragments:
+        if world.is_time_up:
+            return
+        await world.until(world.figures.steps + 10)
+    check_all_told(world)
+    lost = (
+        world.random.choice((len(world.objects), 1, 1, 2, 4)) if weather.loses_newest else len(world.objects)
+    )
+    roots = roots_in(world.objects)
+    above = roots[-lost - 1] if lost < len(roots) else 0
+    world.objects.lose_roots(above=above)
+    world.happened("losses of all roots" if not above else "losses of the newest roots")
+    world.say(f"all roots above {above} are lost")
+    await world.until(world.figures.steps + world.random.choice((0, 0, 20, 80, 200)))
+    if weather.stops_everybody:
+        await world.calm_down(crashing=world.random.choice((0.3, 1.0)))
+    for _ in range(TRIES_MAX):
+        if world.judge.loss is None or await _is_rebuilt(world):
+            break
+    if weather.stops_everybody and not world.is_time_up:
+        world.go_on()
+
+
+async def recover(world: World) -> bool:
+    """Rebuild what is lost still, now that nobody is alive. False if nothing shows that anything is lost."""
+    if world.judge.loss is None:
+        return True
+    proven = world.judge.is_proven
+    if await _is_rebuilt(world):
+        return True
+    assert not proven, "roots are lost, an object proves it, and the stream was not rebuilt"
+    world.happened("losses that nothing shows")
+    return False
+
+
+async def _is_rebuilt(world: World) -> bool:
+    assert world.judge.loss is not None
+    lost, operator = world.judge.loss.root, world.process("operator")
+    try:
+        report = await rebuild(
+            operator.offloader,
+            STREAM,
+            incarnation=UUID(bytes=lost.incarnation),
+            begin=lost.first_offset,
+            end=lost.next_offset,
+            env=operator.env,
+        )
+    except OffloadError as error:
+        world.say(f"{operator.name} could not rebuild: {error}")
+        if world.is_calm and not world.judge.loss.overtaken and not isinstance(error, Conflict):
+            raise
+        return False
+    world.check()
+    if report.manifest is None:
+        return False
+    for process in world.processes:  # what they were told while roots were lost may be lost
+        process.offloader.commits.clear()
+    world.happened("rebuilds")
+    return True
+
+
+def check_all_told(world: World) -> None:
+    """What everybody was told of commits is true. What was told before is not asked for again."""
+    check_told(world.judge, ((process.name, process.offloader.commits) for process in world.processes))
+    for process in world.processes:
+        process.offloader.commits.clear()
