@@ -25,6 +25,7 @@ import pluggy
 
 from offload.errors import Misuse
 from offload.events import Event
+from offload.extras import install_command
 from offload.store.capabilities import Capabilities
 from offload.urls import with_lower_scheme
 
@@ -49,13 +50,19 @@ class Declaration:
     schemes: tuple[str, ...] = ()
     """The URL schemes that lead here. No scheme at all: a plain path."""
 
+    needs: str = ""
+    """The requirement that brings what the code imports, if that is an extra: `some-distribution[extra]`."""
+
     def load(self, target: str = "") -> Any:
         """Import the code (or another target of the plugin). Raises `Misuse` where that fails."""
         module, _, attribute = (target or self.target).partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as exc:
-            raise Misuse(f"{self.name!r} cannot be used: {exc}; is its extra installed?") from exc
+            if self.needs and isinstance(exc, ModuleNotFoundError):
+                command = install_command(self.needs)
+                raise Misuse(f"{self.name!r} needs {exc.name}, which is not installed: {command}") from exc
+            raise Misuse(f"{self.name!r} cannot be used: {exc}") from exc
         except (Exception, SystemExit) as exc:  # as in `_load`: a stranger's module may do anything
             raise Misuse(f"{self.name!r} cannot be used: {type(exc).__name__}: {exc}") from exc
 

@@ -52,6 +52,11 @@ def offload_backends() -> Sequence[Backend]:
     """Containers, by `az://container/prefix` and its synonyms."""
     return [
         Backend(
-            name="azure", target="offload_azure.url:open_url", schemes=SCHEMES, options=OPTIONS, advice=ADVICE
+            name="azure",
+            target="offload_azure.url:open_url",
+            needs="ledger-offload[azure]",
+            schemes=SCHEMES,
+            options=OPTIONS,
+            advice=ADVICE,
         )
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from offload.errors import Misuse
+from offload.extras import install_command
 
 Client = Literal["auto", "fsspec", "obstore"]
 OLDEST: Final = (0, 12)
@@ -40,7 +41,7 @@ def is_the_systems(path: str) -> bool:
 
 
 def _why_not_there() -> str | None:
-    remedy = 'pip install --upgrade "ledger-offload[fast]"'
+    remedy = install_command("ledger-offload[fast]")
     try:
         found = version("obstore") if find_spec("obstore") else None
     except PackageNotFoundError:

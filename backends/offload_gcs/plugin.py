@@ -38,6 +38,7 @@ def offload_backends() -> Sequence[Backend]:
         Backend(
             name="gcs",
             target="offload_gcs.url:open_url",
+            needs="ledger-offload[gcs]",
             schemes=("gs", "gcs"),
             options=OPTIONS,
             advice=ADVICE,

@@ -54,6 +54,7 @@ def offload_backends() -> Sequence[Backend]:
         Backend(
             name="s3",
             target="offload_s3.url:open_url",
+            needs="ledger-offload[s3]",
             schemes=("s3",),
             options=OPTIONS,
             states={"server_checksum": "unknown"},  # servers that are not AWS's keep one, or do not

@@ -18,6 +18,7 @@ from offload.cli.output import one_line, print_json, print_note, print_table
 from offload.cli.quantities import parse_size
 from offload.cli.state import State, Usage
 from offload.errors import Misuse
+from offload.extras import install_command
 from offload.plugins import Backend
 from offload.store.limit import Limits
 from offload.tier.opening import backend_of
@@ -128,7 +129,7 @@ def _run(
     """The document of one run."""
     for needed in ("pytest", "hypothesis"):
         if find_spec(needed) is None:
-            raise Misuse(f'this needs {needed}: pip install "ledger-offload[conformance]"')
+            raise Misuse(f"this needs {needed}: {install_command('ledger-offload[conformance]')}")
     from offload_conformance import running
 
     given = state.options(options)

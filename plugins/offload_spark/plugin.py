@@ -14,6 +14,7 @@ def offload_commands() -> Sequence[Command]:
         Command(
             name="spark",
             target="offload_spark.commands:app",
+            needs="ledger-offload[spark]",
             help="Jobs that Spark runs in parallel.",
         )
     ]

@@ -53,6 +53,7 @@ from offload import (
     Throttled,
     TryAgain,
 )
+from offload.extras import install_command
 
 FAST = {"client": "obstore"}
 KEY_OF_32_BYTES = base64.b64encode(b"k" * 32).decode()
@@ -198,7 +199,7 @@ except Misuse as error:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
 
     assert ran.stdout.splitlines()[0] == repr(DIGITS), ran.stderr
-    assert 'pip install --upgrade "ledger-offload[fast]"' in ran.stdout
+    assert install_command("ledger-offload[fast]") in ran.stdout
     assert not any(by_obstore(heard) for heard in s3.heard)
 
 

