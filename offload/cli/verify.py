@@ -93,7 +93,8 @@ def _show(report: VerifyReport) -> None:
     if report.not_compared:
         what = counted(report.not_compared, "object was", "objects were")
         print(f"{what} not compared: the store keeps no CRC-32C")
-    verdict = f"{len(report.damages)} damaged" if report.damages else SOUND[report.level]
+    sound = SOUND[report.level] if report.streams else "no stream was verified"
+    verdict = f"{len(report.damages)} damaged" if report.damages else sound
     print(
         f"{counted(report.streams, 'stream')}, {counted(report.objects, 'object')}, "
         f"{size_text(report.bytes)}: {verdict}"

@@ -20,17 +20,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import cast
+from typing import Final, cast
 from uuid import UUID
 
 from offload.errors import Corrupt, NotFound, RootsLost, UnsupportedFormat
-from offload.formats.fragment import stream_digest
+from offload.formats.fragment import HEADER, TRAILER, stream_digest
 from offload.formats.keys import StreamKeys, looks_escaped, unescape
 from offload.formats.manifest import Kind, Manifest, State
 from offload.manifest.commit import RootLog, first_object
 from offload.store.port import Listed, ObjectStore
 from offload.tasks import run_each
 from offload.tier.fragment_check import load_own_tail, load_trailer
+
+FRAGMENT_SIZE_BYTES_MIN: Final = HEADER.size_bytes + TRAILER.size_bytes
 
 
 def loss_shown_by_group(log: RootLog, key: str, newest: Manifest) -> RootsLost | None:
@@ -53,9 +55,12 @@ def loss_shown_by_base(log: RootLog, key: str, base_version: int, newest: Manife
 async def newest_base(log: RootLog, fragments: Iterable[Listed], *, at_once: int) -> tuple[int, str]:
     """The highest `base_version` of these fragments, and the key of the one that has it; 0 if none has one.
 
-    One request for each fragment. One that is gone or damaged proves nothing.
+    One request for each fragment. One that is gone, damaged or too small to be one proves nothing.
     """
     found = [(0, "")]
+    fragments = [listed for listed in fragments if listed.size_bytes >= FRAGMENT_SIZE_BYTES_MIN]
+    if not fragments:
+        return found[0]
 
     async def read(listed: Listed) -> None:
         found.append((await _base_version(log, listed), listed.key))

@@ -1,6 +1,6 @@
 """Sweeping a tier: what no commit can ever name is deleted, once no reader can still be at it.
 
-For each page of a stream's listing (docs/commit-protocol.md, step 8):
+For each page of a stream's listing, and then for what all pages found (docs/commit-protocol.md, step 8):
 
     1. list     what is there: nothing that appears later is touched
     2. load     the newest root, confirmed to be the newest after it was read
@@ -8,23 +8,25 @@ For each page of a stream's listing (docs/commit-protocol.md, step 8):
                     a fragment    whose attempt does not run
                     a group       made for a root version that is decided: at most the newest
                     a root        below the newest, the last `ROOTS_KEPT` excepted
-    4. delete   what was seen condemned for the whole grace; note the rest
+    4. prove    of what was seen condemned for the whole grace: no fragment of it, and no group of the page,
+                was made on a root above the newest. Else the newest roots are lost: stop, delete nothing
+    5. delete   all of it, once every page was judged; note the rest
 
 A verdict of 3 stays true for ever: an attempt that does not run never runs again, a decided version is
 never committed again, numbers never fall. So a sweep may stall anywhere, be killed, run beside others and
 beside writers. The grace is for readers alone: one may hold a root that still names the object.
 
     stopped             left behind                        cured by
-    before 4            nothing new                        -
+    before 5            nothing new                        -
     between deletes     some of what goes                  the next sweep, which judges anew
     before the note     what was seen, forgotten           the next sweep: the grace begins again
     a put lands late    an object that is condemned        the next sweep: sweeps must recur
 
 Invariants: nothing is deleted that the newest root names at that moment or later; nor the newest root, a
-tombstone included, nor an anchor, nor what is not recognised. Where there is no root, or the stream is being
-rebuilt, or a part of the tree cannot be read, nothing of the page is condemned: a failure to read is never
-taken for absence. Memory is bounded by a page, the groups of `GroupCache`, and 41 bytes for each object
-that waits.
+tombstone included, nor an anchor, nor what is not recognised. Where the stream is being rebuilt, or a part of
+the tree cannot be read, nothing of the page is condemned: a failure to read is never taken for absence. Where
+roots are lost, or a listing breaks off, nothing of the stream is deleted, on whichever page that is found.
+Memory is bounded by a page, the groups of `GroupCache`, and 50 bytes for each object that waits or goes.
 
 Rejected: "not named and old enough", the root read before the listing, a grace counted from the age of the
 object (counterexamples in docs/commit-protocol.md); removing a prefix; deleting what a trim just dropped.
@@ -35,6 +37,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, cast
 
 import numpy as np
@@ -50,16 +53,23 @@ from offload.errors import (
     StoreDenied,
     TryAgain,
 )
-from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
+from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape
 from offload.formats.manifest import Manifest, State
 from offload.formats.sighting import Rows
 from offload.manifest.commit import RootLog
 from offload.manifest.groups import GroupCache
 from offload.offloader import LedgerOffloader
 from offload.store.port import Listed, ObjectStore
+from offload.tier.lost_roots import (
+    has_stream,
+    loss_shown_by_base,
+    loss_shown_by_group,
+    name_without_anchor,
+    newest_base,
+)
 from offload.tier.object_store_offloader import ObjectStoreOffloader, read_stream_anchor
 from offload.tier.sweep_notes import InMemory, InTier, Seen, SweepNotes, Times, joined_rows
-from offload.tier.sweep_page import ROOTS_KEPT, STAYS, Page, Verdict, Why, rows_named
+from offload.tier.sweep_page import ROOTS_KEPT, STAYS, Going, Page, Verdict, Why, rows_named
 from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport
 
 GRACE_SECONDS: Final = 3600.0
@@ -70,6 +80,7 @@ UPLOADS_SECONDS: Final = 7 * 86_400.0
 
 PAGE_KEYS_MAX: Final = 20_000
 DELETE_BATCH: Final = 1_000
+TRAILERS_AT_ONCE: Final = 16
 LOADS_MAX: Final = 8
 
 
@@ -244,13 +255,12 @@ class _Run:
         try:
             return await read_stream_anchor(self.store, where)
         except NotFound as exc:
-            if looks_escaped(part) and await self._any(f"{part}/metadata/root."):
-                raise Corrupt("anchor", where, expected="present", found="absent") from exc
-            return None
-
-    async def _any(self, prefix: str) -> bool:
-        async with aclosing(cast("AsyncGenerator[Listed, None]", self.store.list(prefix))) as rows:
-            return await anext(rows, None) is not None
+            if not await has_stream(self.store, part):
+                return None
+            stream = await name_without_anchor(self.store, part)
+            if stream is not None:  # if the roots are lost as well, that is the graver news
+                await RootLog(store=self.store, stream=stream, env=self.env).load_newest()
+            raise Corrupt("anchor", where, stream=stream, expected="present", found="absent") from exc
 
 
 @dataclass(kw_only=True)
@@ -266,33 +276,44 @@ class _StreamRun:
     sound: bool = True
     """Whether everything was listed, judged and, where its time had come, deleted."""
     waiting: list[tuple[Rows, Times]] = field(default_factory=list)
+    going: list[Going] = field(default_factory=list)
 
     async def run(self) -> None:
         log = RootLog(
             store=self.sweep.store, stream=self.keys.stream, env=self.sweep.env, groups=self.sweep.groups
         )
+        is_judged = await self._judge_pages(log)
+        try:
+            if is_judged:
+                await self._delete()
+        except OffloadError as error:
+            self._failed(error)
+        if self.seen is not None and not self.sweep.report.dry_run:
+            await self._remember(self.seen)
+        if is_judged and self.row.version is not None:
+            try:
+                await self._sweep_uploads(log)
+            except OffloadError as error:
+                self._failed(error)
+
+    async def _judge_pages(self, log: RootLog) -> bool:
+        """Whether something may be deleted: the last page may prove that the first was judged wrongly."""
         listing = self.sweep.store.list(self.keys.prefix)
         async with aclosing(cast("AsyncGenerator[Listed, None]", listing)) as rows:
-            goes_on = True
-            while goes_on:
+            while True:
                 page = Page(
                     log=log,
                     rows=rows,
                     keys_max=self.sweep.page_keys_max,
                     roots_kept=self.sweep.roots_kept,
                 )
-                goes_on = await self._sweep_page(page) and not page.is_last
+                goes_on = await self._sweep_page(page)
                 self.sweep.progress(self.sweep.report)
-        if self.seen is not None and not self.sweep.report.dry_run:
-            await self._remember(self.seen)
-        if self.row.version is not None:
-            try:
-                await self._sweep_uploads(log)
-            except OffloadError as error:
-                self._failed(error)
+                if page.is_last or not goes_on:
+                    return goes_on
 
     async def _sweep_page(self, page: Page) -> bool:
-        """Whether there is sense in the next page."""
+        """Steps 1 to 4 for a page. False forbids to delete anything of the stream."""
         try:
             await page.list()
             self.row.listed += len(page.listed)
@@ -309,11 +330,13 @@ class _StreamRun:
             return True
         for key in page.strangers:
             self.sweep.report.stranger(key, _strange(key))
+        going = self._due(page.verdicts)
         try:
-            await self._delete(page.verdicts)
+            await _refuse_if_roots_are_lost(page, going)
         except OffloadError as error:
             self._failed(error)
             return False
+        self.going.append(Going.of(going))
         return True
 
     async def _judge(self, page: Page) -> None:
@@ -340,41 +363,43 @@ class _StreamRun:
             self.version = root.version
             self.seen = await self.sweep.notes.recall(self.keys, version=root.version, tell=self.row.notes)
 
-    async def _delete(self, verdicts: Sequence[Verdict]) -> None:
-        """4. Delete what was seen condemned for the whole grace; the rest waits."""
+    def _due(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """What was seen condemned for the whole grace; the rest waits."""
         for verdict in verdicts:
             if verdict.why in STAYS:
                 self.row.stays.add(verdict.why, verdict.listed.size_bytes)
         condemned = [verdict for verdict in verdicts if verdict.why not in STAYS]
         if not condemned or self.seen is None:
-            return
+            return []
         grace = self.sweep.report.grace_seconds
         rows = rows_named([verdict.name or b"" for verdict in condemned])
         since = self.seen.since(rows)
         waits = np.nan_to_num(grace - (self.sweep.notes.now() - since), nan=grace).clip(0)
-        going = []
         for verdict, wait in zip(condemned, waits.tolist(), strict=True):
-            listed, why, _ = verdict
-            self.sweep.tell(
-                Condemned(key=listed.key, size_bytes=listed.size_bytes, why=why, waits_seconds=wait)
-            )
             if wait:
-                self.row.waits.add(why, listed.size_bytes)
+                self._tell(verdict, waits_seconds=wait)
+                self.row.waits.add(verdict.why, verdict.listed.size_bytes)
                 self.row.waits_seconds = max(self.row.waits_seconds, wait)
-            else:
-                going.append(verdict)
         self.waiting.append((rows[waits > 0], since[waits > 0]))
-        await self._delete_now(going)
+        return [verdict for verdict, wait in zip(condemned, waits, strict=True) if not wait]
 
-    async def _delete_now(self, going: Sequence[Verdict]) -> None:
+    async def _delete(self) -> None:
+        """5. Delete what is due on any page."""
         batch_max = self.sweep.store.capabilities.delete_batch_max or DELETE_BATCH
-        for start in range(0, len(going), batch_max):
-            batch = going[start : start + batch_max]
+        due = (verdict for going in self.going for verdict in going.verdicts(self.keys))
+        while batch := [*islice(due, batch_max)]:
             if not self.sweep.report.dry_run:
                 await self.sweep.store.delete([verdict.listed.key for verdict in batch])
             for verdict in batch:
+                self._tell(verdict, waits_seconds=0.0)
                 self.row.deleted.add(verdict.why, verdict.listed.size_bytes)
             self.sweep.progress(self.sweep.report)
+
+    def _tell(self, verdict: Verdict, *, waits_seconds: float) -> None:
+        key, size_bytes = verdict.listed.key, verdict.listed.size_bytes
+        self.sweep.tell(
+            Condemned(key=key, size_bytes=size_bytes, why=verdict.why, waits_seconds=waits_seconds)
+        )
 
     async def _sweep_uploads(self, log: RootLog) -> None:
         """Abort the uploads of attempts that do not run: listed first and judged afterwards, as objects are.
@@ -428,6 +453,19 @@ class _Stopped(Exception):
 def _stop_if_every_stream_would_fail(error: OffloadError) -> None:
     if isinstance(error, StoreDenied):
         raise _Stopped from error
+
+
+async def _refuse_if_roots_are_lost(page: Page, going: Sequence[Verdict]) -> None:
+    """Raise `RootsLost` if a group of the page, or a fragment that goes, proves that newer roots existed."""
+    if page.root is None:
+        return
+    for listed in page.listed:
+        if (loss := loss_shown_by_group(page.log, listed.key, page.root)) is not None:
+            raise loss
+    fragments = [verdict.listed for verdict in going if page.log.keys.parse_fragment(verdict.listed.key)]
+    version, key = await newest_base(page.log, fragments, at_once=TRAILERS_AT_ONCE)
+    if (loss := loss_shown_by_base(page.log, key, version, page.root)) is not None:
+        raise loss
 
 
 def _strange(key: str) -> str:

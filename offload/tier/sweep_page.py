@@ -9,11 +9,12 @@ a part of the tree cannot be read, there is no verdict at all.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,9 @@ STAYS: Final = frozenset(
         Why.NO_ROOT,
     }
 )
+
+
+_WHYS: Final = list(Why)
 
 
 class Verdict(NamedTuple):
@@ -141,6 +145,38 @@ def name_of(keys: StreamKeys, key: str) -> bytes | None:
     if (root := keys.parse_root(key)) is not None:
         return _packed(ROOT_KIND, 0, root, bytes(16))
     return None
+
+
+def key_of(keys: StreamKeys, row: np.void) -> str:
+    """The key that this row of a sighting stands for: undoes `name_of`."""
+    kind, first_offset, version = (int(row[name]) for name in ("kind", "first_offset", "version"))
+    if kind == ROOT_KIND:
+        return keys.root(version)
+    uid = UUID(bytes=bytes(row["uid"]))
+    return keys.group(first_offset, version, uid, kind) if kind else keys.fragment(first_offset, uid)
+
+
+class Going(NamedTuple):
+    """What goes of a page, kept small until every page was judged: 50 bytes an object."""
+
+    rows: Rows
+    sizes: npt.NDArray[np.uint64]
+    whys: npt.NDArray[np.uint8]
+    """By their place in `Why`."""
+
+    @classmethod
+    def of(cls, verdicts: Sequence[Verdict]) -> Going:
+        """Keep these."""
+        return cls(
+            rows_named([verdict.name or b"" for verdict in verdicts]),
+            np.array([verdict.listed.size_bytes for verdict in verdicts], np.uint64),
+            np.array([_WHYS.index(verdict.why) for verdict in verdicts], np.uint8),
+        )
+
+    def verdicts(self, keys: StreamKeys) -> Iterator[Verdict]:
+        """What was kept, without names."""
+        for row, size, why in zip(self.rows, self.sizes.tolist(), self.whys.tolist(), strict=True):
+            yield Verdict(Listed(key_of(keys, row), size), _WHYS[why], None)
 
 
 def _packed(kind: int, first_offset: int, version: int, uid: bytes) -> bytes | None:

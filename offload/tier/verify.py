@@ -5,8 +5,9 @@ newest root, as in the sweep. So a verify that runs beside a sync neither calls 
 misses what was committed meanwhile; and one that was interrupted goes on behind the last key it judged.
 
 Invariants: nothing is changed; what a manifest names is looked for, at every level; an object that nobody
-names is explained, not blamed. At the level of bytes every object is read whole, with superseded roots, and
-fragments and groups that no root names; below it no fragment is read, and of groups those that are named.
+names is explained, not blamed, unless it proves that newer roots existed. At the level of bytes every object
+is read whole, with superseded roots, and fragments and groups that no root names; below it, of fragments the
+trailers of those that no root names, and of groups those that are named.
 Memory is what `tier.verify_page` and `tier.verify_groups` say, a few windows, and the report.
 """
 
@@ -27,11 +28,12 @@ from offload.errors import (
     NotFound,
     NotOffloaded,
     OffloadError,
+    RootsLost,
     UnsupportedFormat,
 )
 from offload.formats.anchor import TierAnchor
 from offload.formats.group import Group
-from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, looks_escaped
+from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape
 from offload.formats.manifest import Entries, Entry, Manifest, State
 from offload.manifest.commit import RootLog, decode_root
 from offload.manifest.groups import fetch_group
@@ -43,6 +45,13 @@ from offload.store.port import Listed, ObjectStore
 from offload.tasks import in_order
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
+from offload.tier.lost_roots import (
+    has_stream,
+    loss_shown_by_base,
+    loss_shown_by_group,
+    name_without_anchor,
+    newest_base,
+)
 from offload.tier.object_store_offloader import ObjectStoreOffloader, keys_in_anchor
 from offload.tier.place import read_anchor
 from offload.tier.verify_groups import ReadGroups
@@ -185,7 +194,7 @@ class _Verifier:
                     strangers = [row.key for row in page.rows if row.key != TIER_ANCHOR]
                     judges: dict[str, Judge] = {key: partial(_explain_strange, key) for key in strangers}
                 else:
-                    judges = await self._judges(page, here.stream, here.groups)
+                    judges = await self._judges(page, here, here.stream)
                 if here.anchor is not None and page.holds(here.anchor_key):
                     judges[here.anchor_key] = partial(_repeat, here.anchor)
                 for key in sorted(judges):
@@ -203,14 +212,14 @@ class _Verifier:
                 self.store, anchor, _counting(found, partial(keys_in_anchor, where=anchor))
             )
         except NotFound:
-            roots = await self._roots(part) if looks_escaped(part[:-1]) else []
-            if not roots:
+            if not await has_stream(self.store, part[:-1]):
                 return self._part(part, None)
-            found.damages.append(Corrupt("anchor", anchor, expected="present", found="absent"))
-            return self._part(part, await self._name_in(roots, part), found)
+            stream = await name_without_anchor(self.store, part[:-1])
+            found.damages.append(Corrupt("anchor", anchor, expected="present", found="absent", stream=stream))
+            return self._part(part, stream, found)
         except (Corrupt, UnsupportedFormat) as exc:
             found.damages.append(_as_damage(exc, anchor, None))
-            return self._part(part, await self._name_in(await self._roots(part), part), found)
+            return self._part(part, await name_without_anchor(self.store, part[:-1]), found)
         return self._part(part, keys.stream, found)
 
     def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _Part:
@@ -218,43 +227,45 @@ class _Verifier:
             anchor.streams = int(stream is not None)
         return _Part(part=part, stream=stream, groups=ReadGroups(store=self.store), anchor=anchor)
 
-    async def _roots(self, part: str) -> list[str]:
-        return [row.key async for row in self.store.list(f"{part}metadata/root.")]
-
-    async def _name_in(self, roots: list[str], part: str) -> str | None:
-        """The stream's name as its newest readable root says it."""
-        for key in reversed(roots):
-            try:
-                manifest = await checked(self.store, key, partial(Manifest.decode, where=key))
-            except (Corrupt, NotFound, UnsupportedFormat):
-                continue
-            if StreamKeys(manifest.stream).prefix == part:
-                return manifest.stream
-        return None
-
     async def _newest(self, stream: str) -> Manifest | None:
+        """The newest root, or None if it is damaged: it is among the objects, and reported as one of them."""
         try:
-            return await RootLog(store=self.store, stream=stream, env=self.env).load_newest()
+            newest = await RootLog(store=self.store, stream=stream, env=self.env).load_newest()
+        except RootsLost:
+            raise
         except (Corrupt, UnsupportedFormat):
-            return None  # the root is among the objects, and is reported as one of them
+            return None
+        if newest is None:
+            raise NotOffloaded(f"nothing was ever committed to stream {stream!r}")
+        return newest
 
-    async def _judges(self, page: Page, stream: str, groups: ReadGroups) -> dict[str, Judge]:
+    async def _judges(self, page: Page, here: _Part, stream: str) -> dict[str, Judge]:
         """How to judge what is listed in a page of a stream, and what is named there."""
-        newest = await self._newest(stream)
+        keys, newest, lost = StreamKeys(stream), None, dict[str, Judge]()
+        try:
+            newest = await self._newest(stream)
+        except RootsLost as loss:
+            if page.holds(keys.roots):  # said once, where roots would be listed
+                lost[keys.roots] = partial(_raise, loss)
+        except NotOffloaded:
+            if here.anchor is not None and page.holds(here.anchor_key):
+                here.anchor.streams = 0
+                _explain(here.anchor, here.anchor_key, reason="nothing was ever committed to this stream")
         named = NamedHere()
         if newest is not None:
-            named = await named_in(page, newest, groups.load)
+            named = await named_in(page, newest, here.groups.load)
         judge = _StreamJudge(
             store=self.store,
+            log=RootLog(store=self.store, stream=stream, env=self.env),
             level=self.report.level,
-            keys=StreamKeys(stream),
+            keys=keys,
             newest=newest,
             named=named,
-            groups=groups,
+            groups=here.groups,
             reload=partial(self._newest, stream),
         )
         listed = {row.key: row for row in page.rows}
-        return {
+        return lost | {
             key: partial(judge.judge, key, listed.get(key))
             for key in listed.keys() | named.fragments.keys() | named.groups.keys()
         }
@@ -265,6 +276,7 @@ class _StreamJudge:
     """Judges objects of one stream's page by the root that was the newest after the page was listed."""
 
     store: ObjectStore
+    log: RootLog
     level: VerifyLevel
     keys: StreamKeys
     newest: Manifest | None
@@ -359,15 +371,29 @@ class _StreamJudge:
         if self.named.hides(first_offset):
             reason = "the group that would say whether it is named is damaged"
         _explain(report, listed.key, attempt=attempt, reason=reason)
-        if self.level is not VerifyLevel.BYTES:
+        base_version = await self._base_version(listed, report)
+        if self.newest is None:
             return
-        with suppress(NotFound):  # swept since it was listed
-            await check_fragment(self.store, listed.key, size_bytes=listed.size_bytes)
-            _count(report, listed.size_bytes)
+        if (loss := loss_shown_by_base(self.log, listed.key, base_version, self.newest)) is not None:
+            report.unreferenced.clear()  # a lost root may have named it
+            raise loss
+
+    async def _base_version(self, listed: Listed, report: VerifyReport) -> int:
+        """The newest root that the fragment's writer knew; 0 if it cannot be read."""
+        if self.level is not VerifyLevel.BYTES:
+            return (await newest_base(self.log, [listed], at_once=1))[0]
+        try:
+            checked = await check_fragment(self.store, listed.key, size_bytes=listed.size_bytes)
+        except NotFound:  # swept since it was listed
+            return 0
+        _count(report, listed.size_bytes)
+        return checked.tail.trailer.base_version
 
     async def _unnamed_group(
         self, key: str, *, first_offset: int, version: int, report: VerifyReport
     ) -> None:
+        if self.newest is not None and (loss := loss_shown_by_group(self.log, key, self.newest)) is not None:
+            raise loss
         _explain(report, key, reason=self._why_group(first_offset=first_offset, version=version))
         if self.level is not VerifyLevel.BYTES:
             return
@@ -390,7 +416,10 @@ class _StreamJudge:
 
     async def _is_still_named(self, key: str) -> bool:
         """Asked of what is gone: by a root that was read after it was missed."""
-        newest = await self.reload()
+        try:
+            newest = await self.reload()
+        except NotOffloaded:
+            return False
         if newest is None:
             return False
         load: LoadGroup = partial(_load_group, self.store)
@@ -401,6 +430,11 @@ class _StreamJudge:
 
 async def _load_group(store: ObjectStore, manifest: Manifest, entry: Entries) -> Entries:
     return (await fetch_group(store, manifest, entry)).entries
+
+
+async def _raise(error: Corrupt, _: VerifyReport) -> None:
+    """Report in an object's turn what was found before."""
+    raise error
 
 
 async def _repeat(found: VerifyReport, report: VerifyReport) -> None:

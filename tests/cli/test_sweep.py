@@ -209,7 +209,7 @@ def test_where_roots_were_lost_nothing_goes_and_it_says_so(tier: Path) -> None:
     assert ran.code == 1
     assert names <= keys(tier)
     assert contents(tier) == before
-    assert "tiny: 3 objects, 3.9 KiB; nothing was deleted" in ran.text
+    assert ran.text.endswith("; nothing was deleted\n")
     assert "all roots of the manifest are lost" in ran.error
     assert f"offload rebuild file://{tier} tiny" in ran.error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from protocol_world import KEYS, STREAM, Ledger, Process, World
@@ -20,8 +21,12 @@ from offload.store.memory import MemoryStore
 from offload.store.port import Body
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.stream_writer import StreamWriter
+from offload.tier.sweep import Sweeper, sweep
+from offload.tier.sweep_report import SweepReport
+from offload.tier.verify import verify
+from offload.tier.verify_report import VerifyLevel, VerifyReport
 
-COMMAND = f"offload rebuild memory://p {STREAM}"
+COMMAND = "run: offload rebuild memory://"
 
 
 @pytest.fixture
@@ -206,3 +211,138 @@ def test_a_claim_of_a_sound_stream_costs_one_listing_and_reads_no_fragment(world
 
     asked = [call for call in w1.store.calls if "/data/" in call.key]
     assert asked == [Call("list", KEYS.data)]
+
+
+def swept(world: World, *, page_keys_max: int = 1000) -> SweepReport:
+    """A sweep without a grace."""
+    process = world.process("sweeper")
+    return world.run(sweep(process.offloader, grace_seconds=0, env=process.env, page_keys_max=page_keys_max))
+
+
+def verified(world: World, level: VerifyLevel = VerifyLevel.BYTES) -> VerifyReport:
+    process = world.process("verifier")
+    return world.run(verify(process.offloader, level=level, env=process.env))
+
+
+@pytest.mark.parametrize("page_keys_max", [3, 1000])
+def test_a_sweep_deletes_nothing_if_the_newest_roots_are_lost(page_keys_max: int, world: World) -> None:
+    """Step 8. What it finds on the last page holds for the first: garbage, and a superseded root."""
+    w0 = committed(world, Ledger(0, 4))
+    dropped = world.run(w0.prepare(Ledger(4, 6)))
+    world.run(w0.upload(Ledger(4, 6), dropped))
+    world.run(w0.holder.abort([dropped]))
+    world.run(w0.offload(Ledger(4, 8)))
+    remaining = world.roots[-1]
+    world.run(w0.offload(Ledger(8, 10)))
+    world.objects.lose_roots(above=remaining)
+    before = dict(world.objects)
+
+    for _ in range(2):
+        [row] = swept(world, page_keys_max=page_keys_max).streams
+
+        assert dict(world.objects) == before
+        assert [type(error) for error in row.errors] == [RootsLost]
+        assert row.deleted.objects.total() == 0
+
+
+def test_a_sweep_that_waited_for_the_grace_meets_the_proof_again_and_again(world: World) -> None:
+    """Step 8: what an earlier run saw stays noted, so no later run takes the proof for something new."""
+    w0 = committed(world, Ledger(0, 4))
+    remaining = world.roots[-1]
+    world.run(w0.offload(Ledger(4, 6)))
+    world.objects.lose_roots(above=remaining)
+    process = world.process("sweeper")
+    sweeper = Sweeper(process.offloader, grace_seconds=60, env=process.env)
+
+    errors = []
+    for _ in range(3):
+        errors.append([type(error) for error in world.run(sweeper.sweep()).errors])
+        process.clock += 60
+
+    assert errors == [[], [RootsLost], [RootsLost]]
+    assert len(world.fragments) == 3
+
+
+def test_a_group_of_a_lost_root_stops_a_sweep_and_a_group_of_the_next_does_not(world: World) -> None:
+    """Step 8: losers leave groups of newest + 1. One above that was stored for a root that is lost."""
+    committed(world)
+    newest = world.roots[-1]
+    group = next(iter(world.groups))
+    next_one = KEYS.group(0, newest + 1, UUID(int=1), 1)
+    world.objects[next_one] = world.objects[group]
+    assert swept(world).errors == []
+    assert [damage.where for damage in verified(world, VerifyLevel.MANIFEST).damages] == []
+
+    beyond = KEYS.group(0, newest + 2, UUID(int=1), 1)
+    world.objects[beyond] = world.objects[group]
+
+    [error] = swept(world).errors
+    assert isinstance(error, RootsLost)
+    assert [damage.where for damage in verified(world, VerifyLevel.MANIFEST).damages] == [beyond]
+
+
+def test_a_sweep_reads_the_trailers_of_what_goes_and_of_nothing_else(world: World) -> None:
+    w0 = committed(world)
+    dropped = world.run(w0.prepare(Ledger(8, 10)))
+    world.run(w0.upload(Ledger(8, 10), dropped))
+    world.run(w0.holder.abort([dropped]))
+    running = world.run(w0.prepare(Ledger(8, 10)))
+    world.run(w0.upload(Ledger(8, 10), running))
+    process = world.process("sweeper")
+
+    world.run(sweep(process.offloader, grace_seconds=0, env=process.env))
+
+    world.check()
+    read = [call.key for call in process.store.calls if call.operation == "get" and "/data/" in call.key]
+    assert read == [KEYS.fragment(8, dropped.uid)]
+    assert KEYS.fragment(8, dropped.uid) not in world.objects
+
+
+def test_a_sweep_spares_what_a_rival_uploads_and_drops_meanwhile(world: World) -> None:
+    """Listed, then loaded, then judged: nothing that the loaded root condemns is newer than it."""
+    committed(world)
+    sweeper, rival = world.process("sweeper"), world.process("rival")
+    sweeper.start(sweep(sweeper.offloader, grace_seconds=0, env=sweeper.env)).run_to("list", KEYS.prefix)
+    world.run(rival.claim())
+    attempt = world.run(rival.prepare(Ledger(8, 10)))
+    world.run(rival.upload(Ledger(8, 10), attempt))
+    sweeper.step()
+    world.run(rival.holder.abort([attempt]))
+
+    report = sweeper.finish()
+
+    world.check()
+    assert report.errors == []
+
+
+@pytest.mark.parametrize("level", VerifyLevel)
+def test_a_verify_reports_lost_roots_at_every_level(level: VerifyLevel, world: World) -> None:
+    lose_newest(world)
+    newest = {key for key in world.fragments | world.groups if "/00000000000000000008." in key}
+    newest |= {key for key in world.fragments if "/00000000000000000010." in key}
+
+    damages = verified(world, level).damages
+    world.objects.lose_roots()
+    [all_lost] = verified(world, level).damages
+
+    assert {damage.where for damage in damages} == newest
+    assert all(COMMAND in str(damage) for damage in [*damages, all_lost])
+    assert "all roots" in str(all_lost)
+
+
+def test_a_verify_beside_a_writer_that_commits_and_uploads_finds_no_loss(world: World) -> None:
+    committed(world)
+    verifier, rival = world.process("verifier"), world.process("rival")
+    verifier.start(verify(verifier.offloader, env=verifier.env)).run_to("list", KEYS.roots)
+    world.run(rival.claim())
+    rival.start(rival.offload(Ledger(8, 10))).run_to("create", "*/root.*", times=2)
+
+    assert verifier.finish().damages == []
+
+
+def test_a_verify_of_a_stream_to_which_nothing_was_committed_says_so() -> None:
+    with World() as world:
+        report = verified(world)
+
+    assert (report.streams, report.damages) == (0, [])
+    assert "nothing was ever committed" in report.unreferenced[0].reason
