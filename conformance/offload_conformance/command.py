@@ -31,7 +31,10 @@ LEFT_SHOWN_MAX: Final = 10
 def conformance(
     context: typer.Context,
     url: Annotated[
-        str | None, typer.Argument(help="A folder, or a URL that a backend knows. It may hold other things.")
+        str | None,
+        typer.Argument(
+            metavar="URL", help="A folder, or a URL that a backend knows. It may hold other things."
+        ),
     ] = None,
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="The backend, where another serves the URL's scheme.")
@@ -44,9 +47,10 @@ def conformance(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="A layer, a clause, or a pattern as store/list*; repeatable."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Of whatever tests draw.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Random seed.")] = None,
     server: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What the store is, for the report: MinIO 2026-02-12.")
+        str | None,
+        typer.Option(metavar="SERVER", help="What the store is, for the report: MinIO 2026-02-12."),
     ] = None,
     server_version: Annotated[
         str | None, typer.Option(metavar="VERSION", help="Its version, for what is supported since one.")

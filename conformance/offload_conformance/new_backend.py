@@ -14,7 +14,9 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from offload.cli.state import Usage
 from offload.errors import Misuse
@@ -43,8 +45,12 @@ class Kind(StrEnum):
     OFFLOADER = "offloader"
 
 
-def new_backend(name: str, kind: Kind = Kind.STORE, into: Path = Path()) -> None:
-    """Write the skeleton of the backend NAME, in a new folder `offload-NAME` in INTO."""
+def new_backend(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the backend, and its URL scheme.")],
+    kind: Annotated[Kind, typer.Option(help="What the backend implements.")] = Kind.STORE,
+    into: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the new folder is made.")] = Path(),
+) -> None:
+    """Write the skeleton of the backend NAME, in a new folder `offload-NAME`."""
     check_name(name, Plugins.find())
     folder = into / f"offload-{name}"
     write_skeleton(folder, name, kind)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import typer
 
-from offload.cli.arguments import Options, Tier
+from offload.cli.arguments import Options, Stream, Tier
 from offload.cli.output import counted, one_line, print_json
 from offload.cli.state import State, run_async
 from offload.errors import NotOffloaded
@@ -23,16 +23,17 @@ from offload.tier.guest import Job, attempts_of
 def abandon(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
+    stream: Stream,
     job: Annotated[
-        UUID | None, typer.Argument(help="The job to give up. Without it, those that run are listed.")
+        UUID | None,
+        typer.Argument(metavar="JOB", help="The job to discard. Without it, running jobs are listed."),
     ] = None,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Give up a job of STREAM that will not end. `offload sweep` frees what it uploaded.
+    """Discard an unfinished job of STREAM. `offload sweep` frees what it uploaded.
 
-    A back-fill or a write that was killed is better gone on with: run it again.
+    To resume a killed back-fill or write, run the same command again instead.
     """
     state: State = context.obj
 

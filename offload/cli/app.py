@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -64,7 +65,7 @@ def build(state: State, named: str | None) -> typer.Typer:
         name="offload",
         help="Move a broker's sealed log data to any object store, and read it back.",
         no_args_is_help=True,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
@@ -113,14 +114,21 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _words_to_complete() -> list[str]:
+    """What a shell asks to complete, without the program's name: it calls without arguments for that."""
+    words = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+    return words.split()[1:]
+
+
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     escape_what_cannot_be_printed()
     state = State(plugins=Plugins.find())
     try:
-        options = [*takewhile(lambda word: word.startswith("-"), arguments)]  # none of them takes a value
+        words = arguments or _words_to_complete()
+        options = [*takewhile(lambda word: word.startswith("-"), words)]  # none of them takes a value
         state.debug = "--debug" in options  # known before the application is, should a plugin's code fail
-        named = next(iter(arguments[len(options) :]), None)
+        named = next(iter(words[len(options) :]), None)
         command = typer.main.get_command(build(state, named))
         code: int | None = command.main(args=arguments, prog_name="offload", standalone_mode=False)
         if code == _CTRL_C:

@@ -6,7 +6,11 @@ from typing import Annotated
 
 import typer
 
-Tier = Annotated[str, typer.Argument(help="A folder, or a URL that a backend knows.")]
+Tier = Annotated[
+    str, typer.Argument(metavar="TIER", help="A folder, or a URL of a backend: s3://bucket/prefix.")
+]
+Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The stream, as `offload ls` names it.")]
+OnlyStream = Annotated[str | None, typer.Argument(metavar="STREAM", help="Only this stream.")]
 Options = Annotated[
     list[str] | None,
     typer.Option(

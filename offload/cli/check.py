@@ -28,7 +28,7 @@ def check(
     read_only: Annotated[bool, typer.Option("--read-only", help="Put and delete nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
-    """Try what TIER's store can do, and say what works, what does not, and what to change."""
+    """Test the store behind TIER: permissions, conditional writes, listing. Suggest fixes for failures."""
     state: State = context.obj
     given = state.options(option)
 

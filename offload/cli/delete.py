@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import Options, Tier
+from offload.cli.arguments import Options, Stream, Tier
 from offload.cli.output import counted, one_line, print_json, size_text
 from offload.cli.state import State, Usage, run_async
 from offload.errors import OffloadError
@@ -19,8 +19,10 @@ from offload.tier.sync import totals
 def delete(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where no terminal is.")] = False,
+    stream: Stream,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Skip the confirmation prompt. Required when there is no terminal.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, only say what would go.")
     ] = False,

@@ -28,7 +28,7 @@ def demo(
     context: typer.Context,
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Where the tier is made, and kept. By default a folder that goes again."),
+        typer.Argument(metavar="FOLDER", help="Make the tier here and keep it. Default: a temporary folder."),
     ] = None,
 ) -> None:
     """Offload a small RabbitMQ stream to a folder, read it back, and find a damaged byte."""

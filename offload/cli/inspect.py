@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from offload.cli.arguments import Options, Tier
+from offload.cli.arguments import Options, Stream, Tier
 from offload.cli.output import counted, one_line, print_json, size_text
 from offload.cli.state import State, run_async
 from offload.formats.keys import StreamKeys
@@ -27,7 +27,7 @@ WIDTH: Final = 100_000
 def inspect(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
+    stream: Stream,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:

@@ -25,9 +25,9 @@ def main() -> None:
     try:
         code = run(sys.argv[1:])
         _ignore_ctrl_c()
-    except (Interrupted, KeyboardInterrupt):
+    except (Interrupted, KeyboardInterrupt) as stop:
         _ignore_ctrl_c()
-        code = _stopped()
+        code = _stopped(*stop.args)
     except ClosedPipe:
         code = 0
     _let_go_of_stdout()
@@ -47,6 +47,6 @@ def _let_go_of_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _stopped() -> int:
-    print("offload: stopped; what is committed is safe, run again to go on", file=sys.stderr)
+def _stopped(so_far: str = "what is committed is safe, run again to go on") -> int:
+    print(f"offload: stopped; {so_far}", file=sys.stderr)
     return 130

@@ -13,10 +13,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from offload.cli.arguments import Options, Tier
-from offload.cli.output import print_note
+from offload.cli.arguments import Options, Stream, Tier
+from offload.cli.output import counted, print_note
 from offload.cli.state import State, position_of, run_async
 from offload.decoder import Decoded, Decoder
+from offload.errors import TryAgain
 from offload.events import Event, Skipped
 from offload.position import AtOffset, AtTime, Position, iso_of
 from offload.tier.reader import IN_FLIGHT, Messages, StreamReader
@@ -33,40 +34,54 @@ class Format(StrEnum):
     RAW = "raw"
 
 
+At = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="SPEC",
+        help="Where to begin: first, last, next, an offset, an ISO 8601 time (UTC unless it has a zone), or "
+        "@ and milliseconds since 1970.",
+    ),
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", min=0, help="Print at most this many messages.")]
+AtOnce = Annotated[
+    int, typer.Option(metavar="N", min=1, max=64, help="Requests under way, each for up to 16 MiB.")
+]
+Decode = Annotated[str, typer.Option(metavar="NAME", help="raw, or a decoder of a plugin, such as amqp.")]
+Print = Annotated[Format, typer.Option("--format", help="How each message is printed.")]
+
+
 def read(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="SPEC",
-            help="first, last, next, an offset, an ISO 8601 time (UTC unless it says otherwise), "
-            "or @ and milliseconds since 1970.",
-        ),
-    ] = "first",
+    stream: Stream,
+    start: At = "first",
     option: Options = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=0, help="At most so many messages.")] = None,
-    at_once: Annotated[
-        int, typer.Option("--at-once", min=1, max=64, help="Requests under way, each for up to 16 MiB.")
-    ] = IN_FLIGHT,
-    decode: Annotated[str, typer.Option("--decode", help="raw, or what a plugin can decode: amqp.")] = "raw",
-    format: Annotated[Format, typer.Option("--format", help="How each message is printed.")] = Format.JSONL,  # noqa: A002 - the option's own name
+    limit: Limit = None,
+    at_once: AtOnce = IN_FLIGHT,
+    decode: Decode = "raw",
+    how: Print = Format.JSONL,
 ) -> None:
     """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them."""
     state: State = context.obj
     position = position_of(start)
-    render = renderer(format, _decoder(state, decode))
+    output = _Output(renderer(how, _decoder(state, decode)))
 
     async def main() -> None:
         async with state.tier(tier, option) as offloader:
             reader = await StreamReader.open(
                 offloader, stream, in_flight=at_once, emit=_listener(state.plugins.emit)
             )
-            await _read(reader, position, limit, render)
+            await _read(reader, position, limit, output)
 
-    run_async(main)
+    try:
+        run_async(main)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(output.so_far()) from stop
+    except TryAgain:  # after any other error, the same offset fails again
+        if output.next_offset is not None:
+            print_note(output.so_far())
+        raise
 
 
 def _listener(emit: Callable[[Event], None]) -> Callable[[Event], None]:
@@ -81,9 +96,7 @@ def _listener(emit: Callable[[Event], None]) -> Callable[[Event], None]:
     return listen
 
 
-async def _read(
-    reader: StreamReader, position: Position, limit: int | None, render: Callable[[Messages], bytes]
-) -> None:
+async def _read(reader: StreamReader, position: Position, limit: int | None, output: _Output) -> None:
     offset = await reader.offset_of(position)
     if isinstance(position, AtOffset) and position.offset < offset:
         print_note(f"offset {position.offset} is below the first; reading starts at offset {offset}")
@@ -91,14 +104,14 @@ async def _read(
         print_note(await _beyond(reader, position))
     if limit == 0:
         return
-    output, left = _Output(), limit
+    left = limit
     try:
         async with aclosing(reader.messages(offset)) as batches:
             async for batch in batches:
                 if left is not None and len(batch.bodies) >= left:
-                    output.write(render(Messages(batch.offset, batch.timestamp_ms, batch.bodies[:left])))
+                    output.write(Messages(batch.offset, batch.timestamp_ms, batch.bodies[:left]))
                     break
-                output.write(render(batch))
+                output.write(batch)
                 left = None if left is None else left - len(batch.bodies)
     finally:
         output.flush()  # what stands before a damaged chunk is sound, and is printed
@@ -112,15 +125,29 @@ async def _beyond(reader: StreamReader, position: AtTime) -> str:
 
 
 class _Output:
-    """stdout in large pieces."""
+    """stdout in large pieces, and how far it came."""
 
-    def __init__(self) -> None:
+    def __init__(self, render: Callable[[Messages], bytes]) -> None:
+        self._render = render
         self._pieces: list[bytes] = []
         self._size = 0
+        self._messages = 0
+        self.next_offset: int | None = None
+        """Behind the last message that was written; None if none was."""
 
-    def write(self, piece: bytes) -> None:
+    def so_far(self) -> str:
+        """What was printed by a read that did not end, and how to go on."""
+        if self.next_offset is None:
+            return "no message was printed"
+        printed = f"{counted(self._messages, 'message')} printed, up to offset {self.next_offset - 1}"
+        return f"{printed}; go on with --from {self.next_offset}"
+
+    def write(self, batch: Messages) -> None:
+        piece = self._render(batch)
         self._pieces.append(piece)
         self._size += len(piece)
+        self._messages += len(batch.bodies)
+        self.next_offset = batch.offset + len(batch.bodies)
         if self._size >= OUTPUT_SIZE_BYTES:
             self.flush()
 

@@ -77,7 +77,10 @@ def rebuild(
     tier: Tier,
     stream: Annotated[
         str | None,
-        typer.Argument(help="The stream that lost roots or its anchor. Default: restore TIER's anchor."),
+        typer.Argument(
+            metavar="STREAM",
+            help="The stream that lost roots or its anchor. Default: restore TIER's anchor.",
+        ),
     ] = None,
     option: Options = None,
     incarnation: Incarnation = None,

@@ -128,7 +128,10 @@ def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 class Interrupted(BaseException):
-    """Ctrl-C, carried past the command-line library, which would make an exit code of its own of it."""
+    """Ctrl-C, carried past the command-line library, which would make an exit code of its own of it.
+
+    Its argument, if it has one, says what was done so far, and how to go on.
+    """
 
 
 class ClosedPipe(BaseException):
@@ -149,7 +152,7 @@ def guarded(command: Callable[..., T]) -> Callable[..., T]:
             result = command(*args, **kwargs)
             sys.stdout.flush()
         except KeyboardInterrupt as exc:
-            raise Interrupted from exc
+            raise Interrupted(*exc.args) from exc
         except BrokenPipeError as exc:
             raise ClosedPipe from exc
         except OSError as exc:  # stores and sources raise errors of ours: this is the output's, or the demo's

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import Options, Tier
+from offload.cli.arguments import OnlyStream, Options, Tier
 from offload.cli.output import counted, live_line, one_line, print_error, print_json, print_note, size_text
 from offload.cli.quantities import parse_duration
 from offload.cli.state import State, run_async
@@ -28,7 +28,7 @@ Uploads = Annotated[
     typer.Option(
         "--uploads-older-than",
         metavar="DURATION",
-        help="Abort uploads that nobody will finish once they are so old. Only S3 tells of them.",
+        help="Abort uploads that nobody will finish once they are so old. Only S3 can list them.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, only say what would go, and when.")]
@@ -37,14 +37,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, only sa
 def sweep(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str | None, typer.Argument(help="Only this stream.")] = None,
+    stream: OnlyStream = None,
     grace: Grace = "1h",
     uploads: Uploads = "7d",
     dry_run: DryRun = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Delete what nothing in TIER names any more: crashed uploads, trimmed data, deleted streams.
+    """Delete objects that no manifest in TIER references: crashed uploads, trimmed data, deleted streams.
 
     Run it regularly: it frees what an earlier run found. Safe beside syncs, readers and other sweeps.
     """

@@ -23,8 +23,13 @@ from offload.tier.sync import sync as sync_all
 SECRETS: Final = {"key", "secret", "token", "password", "string", "proxy"}
 """Words in the names of options whose values may be secret."""
 
-SourceUrl = Annotated[str, typer.Argument(help="The broker's data, for example rabbitmq:///var/lib/…/stream")]
-Streams = Annotated[list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.")]
+SourceUrl = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="The broker's data, for example rabbitmq:///var/lib/…/stream"),
+]
+Streams = Annotated[
+    list[str] | None, typer.Option("--stream", metavar="STREAM", help="Only this stream; may be repeated.")
+]
 CommitStore = Annotated[
     str,
     typer.Option(
@@ -50,7 +55,8 @@ ContinueAs = Annotated[
 ]
 UPLOADS_MAX = TierOptions().uploads_max
 AtOnce = Annotated[
-    int, typer.Option("--at-once", min=1, max=64, help="Fragments on their way, of some 64 MiB each.")
+    int,
+    typer.Option("--at-once", metavar="N", min=1, max=64, help="Fragments uploaded at once, of some 64 MiB."),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import Options, Tier
+from offload.cli.arguments import Options, Stream, Tier
 from offload.cli.output import counted, one_line, print_json, size_text
 from offload.cli.quantities import parse_duration, parse_size
 from offload.cli.state import State, Usage, run_async
@@ -18,7 +18,7 @@ from offload.tier.sync import totals
 def trim(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str, typer.Argument(help="The stream, as `offload ls` names it.")],
+    stream: Stream,
     max_age: Annotated[
         str | None,
         typer.Option("--max-age", metavar="DURATION", help="Drop what is older: 90s, 15m, 36h, 7d, 2w."),
@@ -39,9 +39,9 @@ def trim(
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Drop the oldest fragments of STREAM, whole ones. `offload sweep` frees their space.
+    """Delete the oldest data of STREAM. Only whole fragments are removed. `offload sweep` frees their space.
 
-    Of several limits, the one that drops more counts. By age and size the last fragment always stays.
+    If several limits are given, the strictest applies. By age and size the last fragment always stays.
     """
     state: State = context.obj
     retention = _retention(max_age, max_bytes, before)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import Options, Tier
+from offload.cli.arguments import OnlyStream, Options, Tier
 from offload.cli.output import counted, error_line, live_line, one_line, print_json, print_note, size_text
 from offload.cli.quantities import parse_size
 from offload.cli.state import State, Usage, run_async
@@ -18,29 +18,29 @@ from offload.tier.verify_report import VerifyLevel, VerifyReport
 Level = Annotated[
     VerifyLevel,
     typer.Option(
-        help="manifest: what is named is there, with its size. checksum: and, where the store keeps its "
-        "checksum, with that. bytes: every object is read whole."
+        help="manifest: check that every referenced object exists and has the right size. checksum: also "
+        "compare the store's own checksum, if it keeps one. bytes: read every object whole."
     ),
 ]
 After = Annotated[
-    str, typer.Option(metavar="OBJECT", help="Go on behind this object, where an earlier run came to.")
+    str, typer.Option(metavar="OBJECT", help="Resume after this object, as printed by an interrupted run.")
 ]
 Rate = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Read at most so much a second, such as 50MiB.")
+    str | None, typer.Option(metavar="SIZE", help="Read at most this much per second, for example 50MiB.")
 ]
 
 
 def verify(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str | None, typer.Argument(help="Only this stream.")] = None,
+    stream: OnlyStream = None,
     level: Level = VerifyLevel.BYTES,
     after: After = "",
     rate: Rate = None,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Hold the objects of TIER against their checksums, their keys and the manifest."""
+    """Verify the checksum, key and manifest entry of every object in TIER."""
     state: State = context.obj
     report = VerifyReport(level=level)
     bytes_per_second_max = _rate(rate)
@@ -60,13 +60,26 @@ def verify(
 
     try:
         run_async(main)
-    except (KeyboardInterrupt, OffloadError):
-        if (to := report.judged_to) is not None:
-            _tell(state, report, json=json)
-            print_note(f"everything up to {to} was judged; go on with --after {to}")
+    except KeyboardInterrupt as stop:
+        _tell(state, report, json=json, to_the_end=False)
+        raise KeyboardInterrupt(so_far(report)) from stop
+    except OffloadError:
+        if report.judged_to is not None:
+            _tell(state, report, json=json, to_the_end=False)
+            print_note(so_far(report))
         raise
     _tell(state, report, json=json)
     return 1 if report.damages else 0
+
+
+def so_far(report: VerifyReport) -> str:
+    """How far a verify came that did not end, and how to go on."""
+    to = report.judged_to
+    return (
+        "no object was judged yet"
+        if to is None
+        else f"everything up to {to} was judged; go on with --after {to}"
+    )
 
 
 def _rate(text: str | None) -> int | None:
@@ -76,16 +89,16 @@ def _rate(text: str | None) -> int | None:
     return bytes_per_second_max
 
 
-def _tell(state: State, report: VerifyReport, *, json: bool) -> None:
+def _tell(state: State, report: VerifyReport, *, json: bool, to_the_end: bool = True) -> None:
     for damage in report.damages:
         state.plugins.emit(DamageFound(damage=damage))
     if json:
         print_json(report.as_json(), indent=2)
     else:
-        _show(report)
+        _show(report, to_the_end=to_the_end)
 
 
-def _show(report: VerifyReport) -> None:
+def _show(report: VerifyReport, *, to_the_end: bool) -> None:
     for damage in report.damages:
         print(f"DAMAGE {error_line(damage)}")
     for row in report.unreferenced:
@@ -94,6 +107,7 @@ def _show(report: VerifyReport) -> None:
         what = counted(report.not_compared, "object was", "objects were")
         print(f"{what} not compared: the store keeps no CRC-32C")
     sound = SOUND[report.level] if report.streams else "no stream was verified"
+    sound = sound if to_the_end else "no damage so far"
     verdict = f"{len(report.damages)} damaged" if report.damages else sound
     print(
         f"{counted(report.streams, 'stream')}, {counted(report.objects, 'object')}, "

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.cli.arguments import Options, Tier
+from offload.cli.arguments import OnlyStream, Options, Tier
 from offload.cli.output import counted, error_line, live_line, print_json, print_note, size_text
 from offload.cli.state import State, Usage
 from offload.errors import OffloadError
@@ -32,9 +32,10 @@ app.command()(rebuild)
 def verify(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str | None, typer.Argument(help="Only this stream.")] = None,
+    stream: OnlyStream = None,
     after: Annotated[
-        str, typer.Option(metavar="OBJECT", help="Go on behind this object, where an earlier run came to.")
+        str,
+        typer.Option(metavar="OBJECT", help="Resume after this object, as printed by an interrupted run."),
     ] = "",
     option: Options = None,
     master: Master = None,
@@ -75,7 +76,10 @@ def verify(
 @app.command()
 def backfill(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(help="The broker's data, by a URL that every executor can open.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="The broker's data, by a URL that every executor can open."),
+    ],
     tier: Tier,
     stream: Annotated[
         list[str] | None, typer.Option("--stream", metavar="NAME", help="Only this one; may be repeated.")
@@ -132,8 +136,10 @@ def _give_up(source: str, tier: str, streams: list[str], options: Mapping[str, A
 def export(
     context: typer.Context,
     tier: Tier,
-    target: Annotated[str, typer.Argument(help="The folder for the Parquet files, as Spark names it.")],
-    stream: Annotated[str | None, typer.Option(help="Only this stream.")] = None,
+    target: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="The folder for the Parquet files, as Spark names it.")
+    ],
+    stream: Annotated[str | None, typer.Option(metavar="STREAM", help="Only this stream.")] = None,
     decode: Annotated[str | None, typer.Option(metavar="NAME", help="Add a decoder's columns: amqp.")] = None,
     option: Options = None,
     master: Master = None,

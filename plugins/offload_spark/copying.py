@@ -21,8 +21,12 @@ Options = Mapping[str, Any]
 
 def copy(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(help="The tier to read, by a URL that every executor can open.")],
-    target: Annotated[str, typer.Argument(help="The tier to write, likewise; made where there is none.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="The tier to read, by a URL that every executor can open.")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="The tier to write, likewise; made where there is none.")
+    ],
     stream: Annotated[
         list[str] | None, typer.Option("--stream", metavar="NAME", help="Only this one; may be repeated.")
     ] = None,

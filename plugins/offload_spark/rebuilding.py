@@ -18,7 +18,7 @@ from offload_spark.running import Master, given, session_at
 def rebuild(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[str, typer.Argument(help="The stream whose roots are lost.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream whose roots are lost.")],
     option: Options = None,
     incarnation: Incarnation = None,
     begin: Begin = None,

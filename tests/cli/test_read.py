@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -437,3 +438,21 @@ def test_however_many_requests_are_under_way_the_messages_are_the_same(tier: Pat
 
 def test_requests_at_once_are_at_least_one(tier: Path) -> None:
     assert offload("read", tier, "tiny", "--at-once", 0).code == 2
+
+
+def test_ctrl_c_says_what_was_printed_and_how_to_go_on(large: Path) -> None:
+    """The pipe is full when the signal comes, so that the command waits in the middle of its work."""
+    process = start("read", large, "large", bufsize=0)
+    assert process.stdout is not None
+    first = process.stdout.read(1000)
+
+    process.send_signal(signal.SIGINT)
+    ran = finish(process)
+
+    assert ran.code == 130
+    lines = (first + ran.stdout).splitlines()
+    last = json.loads(lines[-1])["offset"]
+    assert [json.loads(lines[0])["offset"], last] == [0, len(lines) - 1]
+    assert ran.error == (
+        f"offload: stopped; {len(lines)} messages printed, up to offset {last}; go on with --from {last + 1}"
+    )

@@ -173,13 +173,12 @@ def test_ctrl_c_tells_how_to_go_on(
 
     check = _StreamJudge._check_named
     monkeypatch.setattr(_StreamJudge, "_check_named", wait)
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted) as stopped:
         run(["verify", str(tier), "--json"])
 
-    shown = capsys.readouterr()
-    judged_to = json.loads(shown.out)["judged_to"]
+    judged_to = json.loads(capsys.readouterr().out)["judged_to"]
     assert judged_to < str(last.relative_to(tier))
-    assert shown.err == f"note: everything up to {judged_to} was judged; go on with --after {judged_to}\n"
+    assert str(stopped.value) == f"everything up to {judged_to} was judged; go on with --after {judged_to}"
 
 
 @pytest.mark.parametrize("rate", ["0", "fast", "-1"])
