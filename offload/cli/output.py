@@ -59,7 +59,17 @@ def print_json(document: object, *, indent: int | None = None) -> None:
     text = json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
     sys.stdout.flush()
     # Lone surrogates, which stand for bytes of paths that are no UTF-8, become escapes as JSON has them.
-    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+    write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(data: bytes) -> None:
+    """Write all of `data` to stdout, and out of the buffer.
+
+    One call may write less: Ctrl-C ends a write that waits for the reader of a full pipe, without an error.
+    """
+    rest = memoryview(data)
+    while rest:
+        rest = rest[sys.stdout.buffer.write(rest) :]
     sys.stdout.buffer.flush()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from collections.abc import Callable
 from contextlib import aclosing
 from enum import StrEnum
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from offload.cli.arguments import Options, Stream, Tier
-from offload.cli.output import counted, print_note
+from offload.cli.output import counted, print_note, write_bytes
 from offload.cli.state import State, position_of, run_async
 from offload.decoder import Decoded, Decoder
 from offload.errors import TryAgain
@@ -152,8 +151,7 @@ class _Output:
             self.flush()
 
     def flush(self) -> None:
-        sys.stdout.buffer.write(b"".join(self._pieces))
-        sys.stdout.buffer.flush()
+        write_bytes(b"".join(self._pieces))
         self._pieces, self._size = [], 0
 
 

@@ -69,19 +69,19 @@ CommitStore = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be committed, and change nothing.")]
+Lost = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="STREAM", help="The stream that lost roots or its anchor. Default: restore TIER's anchor."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Confirm that all writers and sweeps are stopped.")]
 
 
 def rebuild(
     context: typer.Context,
     tier: Tier,
-    stream: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="STREAM",
-            help="The stream that lost roots or its anchor. Default: restore TIER's anchor.",
-        ),
-    ] = None,
+    stream: Lost = None,
     option: Options = None,
     incarnation: Incarnation = None,
     begin: Begin = None,
