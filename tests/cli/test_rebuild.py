@@ -115,7 +115,11 @@ def test_a_cron_of_sync_and_sweep_costs_nothing_before_a_rebuild(source: Path, t
         oldest = min((source / STREAM).glob("*.segment"))
         oldest.unlink()
         oldest.with_suffix(".index").unlink()
-        for command in (("sync", f"rabbitmq://{source}", tier), ("sweep", tier, "--grace", "0")):
+        for command in (
+            ("sync", f"rabbitmq://{source}", tier),
+            ("sweep", tier, "--grace", "0"),
+            ("verify", tier),
+        ):
             ran = offload(*command)
             assert ran.code == 1, command
             assert f"offload rebuild file://{tier} {STREAM}" in ran.text + ran.stderr, command
