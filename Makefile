@@ -11,7 +11,7 @@ READY  := $(VENV)/.ready
 # The tests start some two hundred processes; each would compile the program anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test servers lint types check bench campaign clean
+.PHONY: demo test servers lint types check bench campaign faults clean
 
 demo: $(READY)
 	$(BIN)/offload demo
@@ -41,6 +41,10 @@ bench: $(READY)
 # The state machines for a long time, kill -9 at many moments, and a thousand rounds of faults per server.
 campaign: $(READY)
 	OFFLOAD_CAMPAIGN=1 $(BIN)/python -m pytest tests/formats tests/manifest tests/protocol tests/simulation tests/store tests/tier tests/cli tests/faults tests/s3 tests/azure_blob -q
+
+# How long sync and read take, and how they end, on real servers that stall, refuse or are gone: some minutes.
+faults: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m faults.table
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'

@@ -62,13 +62,14 @@ class Fault(Enum):
     TRUNCATE = "the reply's body ends half-way, and so does the connection"
     DEAF = "nobody reads the body of the request, and nobody answers; the connection stays"
     STALL = "the server has answered; so many bytes of the reply's body come, and then nothing; it stays too"
+    FLIP = "one bit in the middle of the reply's body is another"
     IGNORE_PRECONDITION = "the server hears the request without its create-if-absent"
 
     def fits(self, request: Request) -> bool:
         """Whether it can befall this request. What depends on the reply turns out later."""
         if self is Fault.IGNORE_PRECONDITION:
             return request.creates
-        return self not in (Fault.TRICKLE, Fault.TRUNCATE) or request.method == "GET"
+        return self not in (Fault.TRICKLE, Fault.TRUNCATE, Fault.FLIP) or request.method == "GET"
 
 
 @dataclass(frozen=True)
@@ -550,6 +551,10 @@ class _Exchange:
         if fault is Fault.TRUNCATE:
             await client.send(head + body[: len(body) // 2])
             return False
+        if fault is Fault.FLIP:
+            middle = len(body) // 2
+            await client.send(head + body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :])
+            return kept
         await client.send(head)
         for piece in _pieces(body):
             await asyncio.sleep(proxy.plan.pause_seconds)

@@ -634,3 +634,13 @@ def test_a_server_that_left_refuses_connections_until_it_is_back(
     proxy.come_back()
 
     assert _status(client, "GET", "/a") == 404
+
+
+def test_a_flipped_bit_is_one_bit_of_the_body(
+    client: http.client.HTTPConnection, tiny: Tiny, plan: Plan
+) -> None:
+    tiny.objects["/a"] = bytes(101)
+    plan.rules = [Rule(Fault.FLIP, nth=1)]
+
+    assert _ask(client, "GET", "/a").read() == bytes(50) + b"\x01" + bytes(50)
+    assert _ask(client, "GET", "/a").read() == bytes(101)

@@ -1,0 +1,227 @@
+"""How long `offload sync` and `offload read` take, and how they end, on a server that is in trouble.
+
+    PYTHONPATH=tests python -m faults.table [--server minio]... [--client obstore]... [--only WORD]
+
+In real time, so it takes some minutes and is no test: the tests claim the same by clocks of their own. Each
+row is a command in a process of its own, on a bucket of its own, behind a proxy of its own. `intact` says
+that the messages were read back afterwards, past the proxy, and are those of the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Final
+
+from command_line import SOURCE, Ran, finish, formula, start
+from osiris_data import MANIFEST
+from servers import Place, Running
+from servers.catalogue import server
+from servers.proxy import Fault, Plan, Proxy, Request, Rule, proxied
+from servers.session import Session
+from servers.table import aligned
+
+STREAM: Final = "filtered"
+ENDS_SECONDS: Final = 400.0
+HEAD: Final = ("fault", "command", "server", "client", "seconds", "exit code", "faults", "notes", "intact")
+FRAGMENT, ROOT, LISTING = "*/data/*.fragment*", "*/root.*", "*list-type=2*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A fault, and the command that meets it."""
+
+    name: str
+    command: str
+    rules: Callable[[], list[Rule]] = list
+    plan: dict[str, int | None] = field(default_factory=dict)
+    gone_seconds: float = 0.0
+    """For how long the server is gone, from the first request for a fragment on."""
+
+
+ROWS: Final = (
+    Row(name="none", command="sync"),
+    Row(name="none", command="read"),
+    Row(
+        name="stall of a GET before its reply",
+        command="read",
+        rules=lambda: [Rule(Fault.STALL, "GET", FRAGMENT, nth=1)],
+    ),
+    Row(
+        name="stall of a GET within its reply",
+        command="read",
+        rules=lambda: [Rule(Fault.STALL, "GET", FRAGMENT, nth=1)],
+        plan={"stall_after_bytes": 100},
+    ),
+    Row(
+        name="stall of a PUT that is not read",
+        command="sync",
+        rules=lambda: [Rule(Fault.DEAF, "PUT", FRAGMENT, nth=1)],
+    ),
+    Row(
+        name="stall of a PUT that is not answered",
+        command="sync",
+        rules=lambda: [Rule(Fault.STALL, "PUT", FRAGMENT, nth=1)],
+    ),
+    Row(name="stall of a LIST", command="sync", rules=lambda: [Rule(Fault.STALL, "GET", LISTING, nth=2)]),
+    Row(name="stall of a LIST", command="read", rules=lambda: [Rule(Fault.STALL, "GET", LISTING, nth=1)]),
+    Row(
+        name="stall of a create that is not read",
+        command="sync",
+        rules=lambda: [Rule(Fault.DEAF, "PUT", ROOT, nth=1)],
+    ),
+    Row(
+        name="stall of a create that is not answered",
+        command="sync",
+        rules=lambda: [Rule(Fault.STALL, "PUT", ROOT, nth=1)],
+    ),
+    *(
+        Row(
+            name="SlowDown for 30 s",
+            command=command,
+            rules=lambda: [Rule(Fault.REFUSE, seconds=30)],
+            plan={"retry_after_seconds_max": None},
+        )
+        for command in ("sync", "read")
+    ),
+    *(
+        Row(
+            name="SlowDown for 15 s, Retry-After: 20",
+            command=command,
+            rules=lambda: [Rule(Fault.REFUSE, seconds=15)],
+            plan={"retry_after_seconds_min": 20, "retry_after_seconds_max": 20},
+        )
+        for command in ("sync", "read")
+    ),
+    *(
+        Row(name=f"server gone for {seconds} s", command=command, gone_seconds=seconds)
+        for seconds in (5, 30, 90)
+        for command in ("sync", "read")
+    ),
+    Row(name="server gone for 200 s", command="sync", gone_seconds=200),
+    Row(
+        name="flipped byte in a reply",
+        command="read",
+        rules=lambda: [Rule(Fault.FLIP, "GET", FRAGMENT, nth=1)],
+    ),
+    Row(
+        name="flipped byte in some replies",
+        command="read",
+        rules=lambda: [Rule(Fault.FLIP, "GET", FRAGMENT, nth=number) for number in (2, 4)],
+    ),
+)
+
+
+def shown(row: Row, running: Running, client: str) -> tuple[str, ...]:
+    """Run one row; what the table says of it."""
+    place = running.place()
+    if row.command == "read":
+        assert _direct("sync", f"{SOURCE}/{STREAM}", place.url, place=place).code == 0
+    plan = Plan(rules=row.rules())
+    for name, value in row.plan.items():
+        setattr(plan, name, value)
+    with proxied(running.endpoint, plan) as proxy:
+        began = time.monotonic()
+        ran = _met(row, place, proxy, client)
+        seconds = time.monotonic() - began
+        faults = sum(proxy.counts[fault.name.lower()] for fault in Fault)
+    notes = sum("waiting for" in line for line in ran.stderr.splitlines())
+    said = [line for line in ran.stderr.splitlines() if "waiting for" not in line and line]
+    for line in said:
+        print(f"  {row.name}, {row.command}, {running.server.name}, {client}: {line}", flush=True)
+    cells = (row.name, row.command, running.server.name, client, f"{seconds:.1f}", str(ran.code), str(faults))
+    return (*cells, str(notes), _intact(row, place, ran))
+
+
+def _met(row: Row, place: Place, proxy: Proxy, client: str) -> Ran:
+    """The command, behind the proxy."""
+    met = Event()
+
+    def watch(request: Request, moment: str) -> None:
+        if ".fragment" in request.target:
+            met.set()
+
+    proxy.watch = watch
+    given = {**place.options, "client": client}
+    options = [part for name, value in given.items() for part in ("-o", proxy.before(f"{name}={value}"))]
+    arguments = (
+        ("sync", f"{SOURCE}/{STREAM}", place.url)
+        if row.command == "sync"
+        else ("read", place.url, STREAM, "--decode", "amqp", "--format", "body")
+    )
+    process = start(*arguments, *options)
+    with ThreadPoolExecutor(1) as waiting:
+        ending = waiting.submit(finish, process, timeout_seconds=ENDS_SECONDS)
+        if row.gone_seconds and met.wait(ENDS_SECONDS):
+            proxy.leave()
+            time.sleep(row.gone_seconds)
+            proxy.come_back()
+        return ending.result()
+
+
+def _intact(row: Row, place: Place, ran: Ran) -> str:
+    """Whether everything is there; and after a sync that ended with an error, when it ran once more."""
+    if row.command == "read":
+        return _yes(_bodies(ran))
+    again = ""
+    if ran.code:
+        code = _direct("sync", f"{SOURCE}/{STREAM}", place.url, place=place).code
+        again = f"; again: exit code {code}"
+    read = _direct("read", place.url, STREAM, "--decode", "amqp", "--format", "body", place=place)
+    return _yes(_bodies(read)) + again
+
+
+def _bodies(ran: Ran) -> bool:
+    return ran.stdout.split(b"\n")[:-1] == formula(MANIFEST["streams"][STREAM]["messages"])
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "NO"
+
+
+def _direct(*arguments: str, place: Place) -> Ran:
+    """A command past the proxy."""
+    options = [part for name, value in place.options.items() for part in ("-o", f"{name}={value}")]
+    return finish(start(*arguments, *options), timeout_seconds=ENDS_SECONDS)
+
+
+def table(servers: Iterable[str], clients: Iterable[str], only: str, at_once: int) -> int:
+    """Print it; 0 if every command ended well that had to, and everything is intact."""
+    with Session() as session, ThreadPoolExecutor(at_once) as pool:
+        running = [session.running(name) for name in servers]
+        asked = [
+            pool.submit(shown, row, each, client)
+            for row in ROWS
+            if only in f"{row.name} {row.command}"
+            for each in running
+            for client in clients
+        ]
+        rows = [each.result() for each in asked]
+    for line in aligned([HEAD, *rows]):
+        print(line)
+    return 0 if all(row[8].startswith("yes") for row in rows) else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--server", action="append", help="one of the catalogue; minio and rgw by default")
+    parser.add_argument("--client", action="append", help="fsspec or obstore; both by default")
+    parser.add_argument("--only", default="", help="only rows with this in their name or command")
+    parser.add_argument("--at-once", type=int, default=6, help="commands that run together; 6 by default")
+    arguments = parser.parse_args()
+    for name in arguments.server or ():
+        server(name)  # raises for a name that is not in the catalogue
+    raise SystemExit(
+        table(
+            arguments.server or ("minio", "rgw"),
+            arguments.client or ("fsspec", "obstore"),
+            arguments.only,
+            arguments.at_once,
+        )
+    )
