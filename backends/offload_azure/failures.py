@@ -95,6 +95,8 @@ SUPERSEDED: Final = {"InvalidBlockList"}
 
 TRANSIENT: Final = {"InternalError", "OperationTimedOut", "408", "AccountBeingCreated"}
 FULL: Final = {"507", "InsufficientStorage"}
+PLAIN_HTTP: Final = 400
+"""What a server of HTTPS answers to a request that comes without TLS."""
 WRONG: Final = {"RequestBodyTooLarge", "OutOfRangeInput", "InvalidUri", "BlockListTooLong", "InvalidInput"}
 
 
@@ -174,6 +176,11 @@ def _of_reply(
     if not _speaks_azure(exc):
         if status == 401:
             return StoreDenied(f"{said}: {_of_sign_in(exc)}")
+        if status == PLAIN_HTTP:
+            return StoreDenied(
+                f"{said}: the server wants https:// in `endpoint_url`, or is no blob service (HTTP 400); "
+                "check also `proxy`"
+            )
         return StoreDenied(
             f"{said}: what answers there is no blob service (HTTP {status}); check `endpoint_url`, "
             "`account_host` and `proxy`"

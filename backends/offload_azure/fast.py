@@ -22,7 +22,7 @@ from offload_cloud.choice import TRUSTS_MORE, is_the_systems
 
 from offload.errors import OffloadError
 from offload_azure.account import Account
-from offload_azure.failures import explained
+from offload_azure.failures import PLAIN_HTTP, code_of, explained
 from offload_azure.listing import FOLDER
 from offload_azure.options import AzureOptions
 
@@ -63,8 +63,11 @@ def fast_store(store: AzureStore) -> FastStore:
 
     options = store.options
 
-    def explain(status: int, body: str, *, what: str, key: str, mutation: bool) -> OffloadError:
-        return explained(_reply(status, body), what=what, where=store.url, key=key, mutation=mutation)
+    def explain(status: int, body: str, *, what: str, key: str, mutation: bool) -> OffloadError | None:
+        cause = _reply(status, body)
+        if code_of(cause) == str(PLAIN_HTTP):
+            return None  # no answer of a blob service: the client behind, which sees its headers, says why
+        return explained(cause, what=what, where=store.url, key=key, mutation=mutation)
 
     return FastStore(
         store,

@@ -140,6 +140,11 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
                 f"{said}: the server's certificate is not trusted ({reason}); "
                 "name the file of its authorities in the option `verify`"
             )
+        case aiohttp.ClientConnectorSSLError():
+            return StoreDenied(
+                f"{said}: the server speaks no TLS that we understand; is it http:// in `endpoint_url`? "
+                f"({without_secrets(exc)})"
+            )
         case aiohttp.ClientHttpProxyError(status=407):
             return StoreDenied(f"{said}: the proxy wants a login; put it into the option `proxy`")
         case aiohttp.ClientHttpProxyError():
@@ -195,6 +200,8 @@ def _of_reply(
 
 def _of_bad_request(exc: Refused, said: str) -> OffloadError:
     message = exc.message.lower()
+    if not exc.reason and "https" in message:  # as servers of HTTPS answer to plain HTTP
+        return StoreDenied(f"{said}: the server wants https:// in the option `endpoint_url` ({exc})")
     if "crc32c" in message and "match" in message:
         return TryAgain(f"{said}: the bytes were damaged on the way, and not stored ({exc})")
     if "requester pays" in message:

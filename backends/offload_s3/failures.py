@@ -245,10 +245,14 @@ def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], Offloa
         return Denied(f"{said}: {DENIED[code]} ({code})")
     if code in ELSEWHERE:
         return StoreDenied(f"{said}: the bucket is in another region; {_right_region(exc)} ({code})")
+    if code == "400" and not _speaks_s3(exc):  # as every server of HTTPS answers to plain HTTP
+        return StoreDenied(
+            f"{said}: the server wants https:// in `endpoint_url`, or is no S3 server (HTTP 400); "
+            "check also `proxy`"
+        )
     if code.isdigit() and 400 <= status < 500 and code not in TRANSIENT and not _speaks_s3(exc):
         return StoreDenied(
-            f"{said}: what answers there is no S3 server (HTTP {code}); check `endpoint_url`, "
-            "also whether it wants https://, and `proxy`"
+            f"{said}: what answers there is no S3 server (HTTP {code}); check `endpoint_url` and `proxy`"
         )
     if code in ABSENT:
         return NotFound(key, store=said.partition(": ")[0])

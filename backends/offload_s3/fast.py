@@ -69,6 +69,8 @@ def fast_store(store: S3Store) -> FastStore:
 
     def explain(status: int, body: str, *, what: str, key: str, mutation: bool) -> OffloadError | None:
         cause = _reply(status, body, operation="PutObject" if mutation else "GetObject")
+        if code_of(cause) == "400":
+            return None  # no answer of an S3 server: the client behind, which sees its headers, says why
         if code_of(cause) in ELSEWHERE:
             return None  # the client behind goes to the region that the reply names
         if wants_a_checksum(cause):
