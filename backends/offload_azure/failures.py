@@ -17,6 +17,7 @@ from typing import Any, Final
 import aiohttp
 from azure.core.exceptions import AzureError, ClientAuthenticationError, DecodeError, HttpResponseError
 from offload_cloud.pauses import pause_of
+from offload_cloud.tls import hung_up
 
 from offload.errors import (
     AlreadyExists,
@@ -241,7 +242,7 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
             return StoreDenied(f"{said}: the proxy refuses ({beneath}); check `proxy` and the login in it")
         case ProxyRefused() | aiohttp.ClientProxyConnectionError():
             return TryAgain(f"{said}: the proxy does not answer, or does not reach the server; check `proxy`")
-        case aiohttp.ClientSSLError():
+        case aiohttp.ClientSSLError() if not hung_up(beneath):
             return StoreDenied(f"{said}: {_of_tls(beneath)}")
         case aiohttp.ClientConnectorDNSError():
             return TryAgain(

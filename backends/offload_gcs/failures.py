@@ -21,6 +21,7 @@ from typing import Any, Final
 import aiohttp
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
 from offload_cloud.pauses import pause_of
+from offload_cloud.tls import hung_up
 
 from offload.errors import (
     AlreadyExists,
@@ -140,7 +141,7 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
                 f"{said}: the server's certificate is not trusted ({reason}); "
                 "name the file of its authorities in the option `verify`"
             )
-        case aiohttp.ClientConnectorSSLError():
+        case aiohttp.ClientConnectorSSLError() if not hung_up(exc):
             return StoreDenied(
                 f"{said}: the server speaks no TLS that we understand; is it http:// in `endpoint_url`? "
                 f"({without_secrets(exc)})"

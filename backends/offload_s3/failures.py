@@ -21,6 +21,7 @@ import botocore.exceptions as sdk
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 from offload_cloud.pauses import pause_of
+from offload_cloud.tls import hung_up
 
 from offload.errors import (
     AlreadyExists,
@@ -307,7 +308,8 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
             )
         return TryAgain(f"{said}: the proxy does not answer, or does not reach the server; check `proxy`")
     place = _place_of(exc)
-    if isinstance(exc, sdk.SSLError) or isinstance(beneath, aiohttp.ClientSSLError):
+    is_tls = isinstance(exc, sdk.SSLError) or isinstance(beneath, aiohttp.ClientSSLError)
+    if is_tls and not hung_up(beneath):
         return StoreDenied(f"{said}: {_of_tls(beneath, place)}")
     if isinstance(beneath, aiohttp.ClientConnectorDNSError):
         return TryAgain(f"{said}: the name of {place} does not resolve; check `endpoint_url` and `region`")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offload import Body, ObjectStore, OffloadError, Plugins, StoreDenied
+from offload import Body, ObjectStore, OffloadError, Plugins, StoreDenied, TryAgain
 from offload.tier.opening import open_store
 
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -83,6 +83,13 @@ def test_https_to_a_plain_port_is_named(url: str, options: dict[str, str]) -> No
         assert type(error) is StoreDenied
         assert "no TLS that we understand" in str(error)
         assert "is it http:// in `endpoint_url`?" in str(error)
+
+
+@pytest.mark.parametrize(("url", "options"), CLIENTS)
+def test_a_server_that_hangs_up_in_the_handshake_is_tried_again(url: str, options: dict[str, str]) -> None:
+    """A server that is being stopped does so, and nothing was sent yet."""
+    for error in asyncio.run(errors_of("https", b"", url, options)):
+        assert type(error) is TryAgain
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])

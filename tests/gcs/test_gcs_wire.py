@@ -319,7 +319,7 @@ def test_a_certificate_that_has_expired_is_refused(tmp_path: Path) -> None:
 def test_a_server_without_tls_is_no_doubt(gcs: Wire) -> None:
     error = error_of(gcs.url.replace("http:", "https:"), create)
 
-    assert type(error) is TryAgain
+    assert type(error) is StoreDenied
 
 
 # Replies that are not believed
