@@ -10,19 +10,26 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import ClassVar, Final
+from tempfile import TemporaryFile
+from typing import IO, ClassVar, Final
 
-CLIENT_SECONDS: Final = 600
-BUILD_SECONDS: Final = 3600
-LEAST_PRIORITY: Final = ("nice", "-n", "15")
+from servers.processes import bound_to_us
+
+STALL_SECONDS: Final = 600
+"""How long a client may print nothing and write nothing. How long it takes in all depends on the machine."""
+
+POLL_SECONDS: Final = 20
+"""How often is looked whether it moves on. A look goes through some 60,000 files while MinIO is built."""
 
 
 class CannotBeHad(Exception):
@@ -135,6 +142,7 @@ class PypiPackage(_Pinned):
         _run(
             *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet"),
             *("--disable-pip-version-check", f"{self.package}=={self.pinned}"),
+            growing=folder,
         )
 
 
@@ -148,6 +156,7 @@ class NpmPackage(_Pinned):
         _run(
             *("npm", "install", "--prefix", folder, "--silent", "--no-audit", "--no-fund"),
             *("--ignore-scripts", "--omit=optional", f"{self.package}@{self.pinned}"),
+            growing=folder,
         )
 
 
@@ -161,8 +170,8 @@ class GoProgram(_Pinned):
         """By `go install`. Modules and objects are kept until the build is done: it is long, and resumes."""
         workshop = home() / f"{self.folder.name}.building"
         _run(
-            *("go", "install", "-trimpath", "-ldflags=-s -w", f"{self.package}@{self.pinned}"),
-            seconds=BUILD_SECONDS,
+            *("go", "install", "-v", "-trimpath", "-ldflags=-s -w", f"{self.package}@{self.pinned}"),
+            growing=workshop,
             env={
                 "GOBIN": str(folder / "bin"),
                 "GOPATH": str(workshop / "modules"),
@@ -209,11 +218,11 @@ class DebianPackages(Recipe):
             *("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="),
             *("-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"),
         )
-        _run("apt-get", "-qq", *private, "update")
+        _run("apt-get", "-qq", *private, "update", growing=folder)
         wanted = ("--download-only", "--reinstall", "--no-install-recommends", "--yes", "install")
-        _run("apt-get", "-qq", *private, *wanted, *self.packages)
+        _run("apt-get", "-qq", *private, *wanted, *self.packages, growing=folder)
         for archive in sorted(archives.glob("*.deb")):
-            _run("dpkg-deb", "--extract", archive, folder)
+            _run("dpkg-deb", "--extract", archive, folder, growing=folder)
             if archive.name.startswith(f"{self.packages[0]}_"):
                 shown = _run("dpkg-deb", "--field", archive, "Version")
                 (folder / "version").write_text(shown)
@@ -230,23 +239,82 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _run(*argv: str | Path, seconds: float = CLIENT_SECONDS, env: Mapping[str, str] | None = None) -> str:
-    try:
-        said = subprocess.run(
-            [*LEAST_PRIORITY, *map(str, argv)],
+def _run(
+    *argv: str | Path,
+    growing: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stall_seconds: float = STALL_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
+) -> str:
+    """Run a client to its end, however long that takes, and return what it printed.
+
+    It is ended, with its children, once its output and the files below `growing` have not changed for
+    `stall_seconds`. Raises `CannotBeHad` then, and if it fails.
+    """
+    name = Path(argv[0]).name
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        running = subprocess.Popen(
+            [*bound_to_us(), *map(str, argv)],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
+            stdout=output,
+            stderr=errors,
             env={**os.environ, **(env or {})},
-            check=False,
+            start_new_session=True,  # so that what it started can be ended with it
         )
-    except subprocess.TimeoutExpired as exc:
-        raise CannotBeHad(f"{Path(argv[0]).name} was not done after {seconds:.0f} seconds") from exc
-    if said.returncode:
-        last = " / ".join((said.stderr or said.stdout).strip().splitlines()[-3:])
-        raise CannotBeHad(f"{Path(argv[0]).name} ended with code {said.returncode}: {last}")
-    return said.stdout
+        patience = Patience(stall_seconds)
+        try:
+            while not _has_ended(running, poll_seconds):
+                printed = os.fstat(output.fileno()).st_size + os.fstat(errors.fileno()).st_size
+                if not patience.lasts((printed, *_size_of(growing))):
+                    raise CannotBeHad(f"{name} has not moved on for {stall_seconds:.0f} seconds")
+        finally:
+            with suppress(ProcessLookupError):  # nothing is left of it, as always when it has ended well
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        said, trouble = (_all_of(stream) for stream in (output, errors))
+    if running.returncode:
+        last = " / ".join((trouble or said).strip().splitlines()[-3:])
+        raise CannotBeHad(f"{name} ended with code {running.returncode}: {last}")
+    return said
+
+
+class Patience:
+    """Lasts as long as something moves on: a machine that is busy is slow, and not stuck."""
+
+    def __init__(self, stall_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stall_seconds, self._clock = stall_seconds, clock
+        self._seen: object = None
+        self._since = clock()
+
+    def lasts(self, state: object) -> bool:
+        """Whether to go on waiting, now that the work is in this `state`."""
+        if state != self._seen:
+            self._seen, self._since = state, self._clock()
+        return self._clock() - self._since < self._stall_seconds
+
+
+def _has_ended(running: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        running.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _size_of(folder: Path | None) -> tuple[int, int]:
+    """How many files are below, and their bytes. What vanishes meanwhile does not count."""
+    files = size_bytes = 0
+    for where, _, names in os.walk(folder) if folder else ():
+        for name in names:
+            with suppress(OSError):
+                size_bytes += os.lstat(os.path.join(where, name)).st_size
+                files += 1
+    return files, size_bytes
+
+
+def _all_of(stream: IO[str]) -> str:
+    stream.seek(0)
+    return stream.read()
 
 
 def _os_release() -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from servers import SERVERS, Running, server
 from servers.processes import NotReady, free_port, process, wait_until_it_answers
-from servers.recipes import CannotBeHad, Recipe, home
+from servers.recipes import CannotBeHad, Patience, Recipe, _run, home
 from servers.scratch import scratch_folder
 
 ROOT = Path(__file__).parents[2]
@@ -176,3 +176,57 @@ def test_a_server_that_died_is_told_with_its_last_words(tmp_path: Path) -> None:
         dead.place()
 
     assert told.value.__notes__ == ["fake-gcs-server: server.log: fine / out of something"]
+
+
+def test_patience_lasts_as_long_as_something_moves_on() -> None:
+    now = [0.0]
+    patience = Patience(600, clock=lambda: now[0])
+
+    for state in range(100):  # sixteen hours, a step every 599 seconds
+        now[0] += 599
+        assert patience.lasts(state)
+    now[0] += 599
+    assert patience.lasts(99)
+    now[0] += 1
+    assert not patience.lasts(99)
+
+
+def test_a_client_that_is_stuck_is_ended_with_its_children(tmp_path: Path) -> None:
+    """The child holds the writing end of a pipe, which closes when the child is gone."""
+    os.mkfifo(tmp_path / "alive")
+    script = f"sleep infinity > {tmp_path / 'alive'} & sleep infinity"
+    reading = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+
+    with pytest.raises(CannotBeHad, match="sh has not moved on for 0 seconds"):
+        _run("sh", "-c", script, stall_seconds=0, poll_seconds=0.01)
+
+    os.set_blocking(reading, True)
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+
+
+def test_a_client_that_fails_says_its_last_words_and_one_that_does_not_is_heard() -> None:
+    assert _run("sh", "-c", "echo heard; echo noise >&2") == "heard\n"
+    with pytest.raises(CannotBeHad, match="sh ended with code 3: out of luck"):
+        _run("sh", "-c", "echo out of luck >&2; exit 3")
+
+
+@pytest.mark.parametrize("prints", [True, False])
+def test_a_client_that_prints_or_writes_moves_on(tmp_path: Path, prints: bool) -> None:
+    """It works until three looks have found it in three states; else it is ended."""
+    states = set()
+
+    class Looked(Patience):
+        def lasts(self, state: object) -> bool:
+            states.add(state)
+            if len(states) == 3:
+                (tmp_path / "enough").touch()
+            return super().lasts(state)
+
+    work = "echo step" if prints else f"echo step >> {tmp_path / 'grown'}"
+    script = f"until [ -e {tmp_path / 'enough'} ]; do {work}; sleep 0.01; done"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("servers.recipes.Patience", Looked)
+        _run("sh", "-c", script, growing=tmp_path, stall_seconds=60, poll_seconds=0.02)
+
+    assert len(states) >= 3
