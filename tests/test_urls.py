@@ -31,6 +31,10 @@ def test_a_source_takes_its_scheme_in_any_case() -> None:
     assert open_source("RabbitMQ:///Streams").url == "rabbitmq:///Streams"
 
 
+def test_a_backend_of_anybody_gets_its_scheme_in_lower_case() -> None:
+    assert with_lower_scheme("Attic+X://Place/S3://y") == "attic+x://Place/S3://y"
+
+
 @pytest.mark.parametrize("path", ["", "tier", "/srv/s3:/x", "./s3:/x", "2026-11-22T10:00", "a b:c", "é:x"])
 def test_a_plain_path_has_no_scheme_and_stays_as_it_is(path: str) -> None:
     assert scheme_of(path) is None

@@ -242,6 +242,22 @@ class TestFolder(Asynchronous):
         assert [row.key for row in walk(str(root), "m/", "", trusts)] == ["m/0", "m/1"]
         assert len(reads) == 2
 
+    def test_a_listing_that_gets_on_is_not_given_up(
+        self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Beside a sweep that deletes every second file, a folder is read again more often than in vain."""
+        monkeypatch.setattr("offload_posix.walk.READS_MAX", 3)
+        (root / "m").mkdir(parents=True)
+        for number in range(20):
+            (root / f"m/{number:02}").touch()
+
+        rows = []
+        for row in walk(str(root), "m/", "", trusts):
+            rows.append(row.key)
+            (root / f"m/{int(row.key[2:]) + 1:02}").unlink()
+
+        assert rows == [f"m/{number:02}" for number in range(0, 20, 2)]
+
     def test_a_folder_whose_files_vanish_faster_than_it_is_read_is_tried_again(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
