@@ -278,9 +278,11 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(STOP_SECONDS)
 
     async def _leave(self) -> None:
-        self._listener.close()
-        for task in self._tasks:
+        tasks = [*self._tasks]
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()  # not before: the task that accepts still watches it
 
     async def _come_back(self) -> None:
         self._listener = _listening(self._port)
