@@ -75,7 +75,7 @@ async def refuse_to_overtake(log: RootLog, base: Manifest) -> None:
     Asked before a writer or a guest begins to commit: every commit takes one more number, and a few of them
     overtake the proof. One listing, which is empty for a sound stream. Only what a crash left there is read.
     """
-    if base.state is not State.LIVE:
+    if base.state is State.REBUILDING:  # it names nothing, and takes no commit
         return
     version, key = await newest_base(log, [listed async for listed in _behind(log, base)], at_once=1)
     if version <= base.version:
@@ -94,7 +94,7 @@ async def _behind(log: RootLog, base: Manifest) -> AsyncGenerator[Listed, None]:
         after = keys.fragment(int(last["first_offset"][0]), UUID(bytes=bytes(last["attempt"][0])))
     async for listed in log.store.list(keys.data, after=after):
         fragment = keys.parse_fragment(listed.key)
-        if fragment is not None and fragment[0] >= base.next_offset and not base.runs(fragment[1]):
+        if fragment is not None and not base.runs(fragment[1]):
             yield listed
 
 
@@ -135,5 +135,4 @@ async def _base_version(log: RootLog, listed: Listed) -> int:
         trailer = await load_trailer(log.store, listed.key, size_bytes=listed.size_bytes)
     except (Corrupt, NotFound):
         return 0
-    same = (trailer.first_offset, trailer.attempt) == log.keys.parse_fragment(listed.key)
-    return trailer.base_version if same and trailer.stream_digest == stream_digest(log.stream) else 0
+    return trailer.base_version if trailer.stream_digest == stream_digest(log.stream) else 0

@@ -26,14 +26,20 @@ from offload.manifest.groups import GroupCache
 from offload.manifest.tree import FACTOR
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.metrics import MeteredStore, StoreMetrics
-from offload.store.port import ObjectStore
+from offload.store.port import Listed, ObjectStore
 from offload.store.probe import make_sure_of_create
 from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
 from offload.tier.anchors import restore_tier_anchor
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
 from offload.tier.fragments import FragmentHandle, LedgerHandle, load_tail, only_entries
-from offload.tier.lost_roots import has_stream, name_without_anchor, refuse_to_overtake
+from offload.tier.lost_roots import (
+    has_stream,
+    loss_shown_by_base,
+    name_without_anchor,
+    newest_base,
+    refuse_to_overtake,
+)
 from offload.tier.place import Place, TierPlan, create_anchor, no_other_store, read_anchor
 
 FIRST_CHANGES: Final = (Abort, Announce, Claim, Delete, Trim)
@@ -240,13 +246,18 @@ class ObjectStoreOffloader(LedgerOffloader):
             await log.commit(change, base=manifest, committer=self._env.uuid())
         # Listed first, judged afterwards by the newest root: what is condemned then stays so for ever.
         keys = StreamKeys(attempt.stream)
-        condemned = [key async for key in self._keys_of(keys, attempt.uid)]
+        listed = [row async for row in self._fragments_of(keys, attempt.uid)]
+        condemned = [row.key for row in listed]
         manifest = await log.load_newest()
         _refuse_while_rebuilding(manifest)
         if manifest is not None and (
             manifest.runs(attempt.uid) or await self._names_any(manifest, keys, condemned)
         ):
             raise Conflict(f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first")
+        if manifest is not None:  # a lost root may name it
+            version, key = await newest_base(log, listed, at_once=1)
+            if (loss := loss_shown_by_base(log, key, version, manifest)) is not None:
+                raise loss
         await self._store.delete(condemned)
 
     async def aclose(self) -> None:
@@ -314,11 +325,11 @@ class ObjectStoreOffloader(LedgerOffloader):
             is_lost = await has_stream(self._store, part)
             return await name_without_anchor(self._store, part) if is_lost else None
 
-    async def _keys_of(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[str]:
+    async def _fragments_of(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[Listed]:
         async for listed in self._store.list(keys.data):
             parsed = keys.parse_fragment(listed.key)
             if parsed is not None and parsed[1] == attempt:
-                yield listed.key
+                yield listed
 
 
 def _refuse_while_rebuilding(manifest: Manifest | None) -> None:

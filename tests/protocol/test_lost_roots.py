@@ -13,15 +13,16 @@ from uuid import UUID
 import pytest
 from protocol_world import KEYS, STREAM, Ledger, Process, World
 
-from offload.errors import RootsLost
+from offload.errors import Conflict, RootsLost
 from offload.formats.keys import StreamKeys
-from offload.manifest.changes import Claim
-from offload.store.faults import Call
+from offload.manifest.changes import Abort, Claim
+from offload.store.faults import Call, Fault, Rule
 from offload.store.memory import MemoryStore
 from offload.store.port import Body
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.stream_writer import StreamWriter
 from offload.tier.sweep import Sweeper, sweep
+from offload.tier.sweep_page import Why
 from offload.tier.sweep_report import SweepReport
 from offload.tier.verify import verify
 from offload.tier.verify_report import VerifyLevel, VerifyReport
@@ -33,6 +34,13 @@ COMMAND = "run: offload rebuild memory://"
 def world() -> Iterator[World]:
     with World() as world:
         yield world
+
+
+async def abort(process: Process) -> None:
+    """Abort an attempt as a guest: anyone may."""
+    base = await process.offloader.load_manifest(STREAM)
+    change = Abort(attempts=frozenset({process.env.uuid()}))
+    await process.offloader.commit_manifest(STREAM, change, base=base, committer=process.env.uuid())
 
 
 def committed(world: World, *ledgers: Ledger) -> Process:
@@ -71,6 +79,7 @@ ACTS: dict[str, Callable[[Process], Coroutine[Any, Any, Any]]] = {
     "compaction": lambda process: process.compact(2, 6),
     "trim": lambda process: process.trim(4),
     "delete": lambda process: process.delete_stream(),
+    "abort": abort,
 }
 
 
@@ -152,6 +161,14 @@ def test_a_stream_that_lost_its_anchor_with_its_roots_is_still_found(stream: str
         asyncio.run(offloader.load_manifest(stream))
 
 
+def test_a_stream_of_which_only_a_group_remains_is_found_by_its_key(world: World) -> None:
+    committed(world)
+    group = next(iter(world.groups))
+    left = {key: world.objects[key] for key in ("tier.anchor", group)}
+
+    assert asyncio.run(ObjectStoreOffloader(MemoryStore(objects=left)).streams()) == [STREAM]
+
+
 @pytest.mark.parametrize("act", ACTS)
 def test_nobody_overtakes_the_proof_that_the_newest_roots_are_lost(act: str, world: World) -> None:
     """Step 6: each commit takes a number, and a proof counts only while it is above the newest."""
@@ -165,17 +182,41 @@ def test_nobody_overtakes_the_proof_that_the_newest_roots_are_lost(act: str, wor
 
 
 def test_a_writer_goes_on_if_the_lost_roots_only_named_what_can_be_adopted(world: World) -> None:
-    """The attempts run in the root that remains: the loss heals."""
+    """The attempts run in the root that remains, so the loss heals, although a fragment proves it."""
     w0 = committed(world)
-    w0.start(w0.offload(Ledger(8, 12))).run_to("create", "*/root.*", times=2)
+    ledgers = [Ledger(8, 10), Ledger(10, 12)]
+    attempts = [world.run(w0.prepare(ledger)) for ledger in ledgers]
     remaining = world.roots[-1]
-    w0.finish()
+    for ledger, attempt in zip(ledgers, attempts, strict=True):
+        world.run(w0.append(world.run(w0.upload(ledger, attempt))))
     world.objects.lose_roots(above=remaining)
 
     w1 = world.process("w1")
     world.run(w1.claim())
 
     assert w1.holder.manifest.next_offset == 12
+
+
+def test_nobody_deletes_an_attempt_that_a_lost_root_may_name(world: World) -> None:
+    w0 = committed(world)
+    remaining = world.roots[-1]
+    attempt = world.run(w0.prepare(Ledger(8, 10)))
+    world.run(w0.append(world.run(w0.upload(Ledger(8, 10), attempt))))
+    world.objects.lose_roots(above=remaining)
+
+    refused(world, world.process("p").offloader.delete_offloaded(attempt))
+
+
+def test_a_claim_of_a_stream_that_is_being_rebuilt_reads_no_fragment(world: World) -> None:
+    """The fence names nothing, so all fragments are behind its end. It takes no commit anyway."""
+    committed(world)
+    world.rebuilding()
+    p = world.process("p")
+
+    with pytest.raises(Conflict):
+        world.run(p.claim())
+
+    assert not [call for call in p.store.calls if "/data/" in call.key]
 
 
 def test_a_rival_that_commits_and_uploads_meanwhile_proves_no_loss(world: World) -> None:
@@ -220,8 +261,9 @@ def swept(world: World, *, page_keys_max: int = 1000) -> SweepReport:
 
 
 def verified(world: World, level: VerifyLevel = VerifyLevel.BYTES) -> VerifyReport:
+    """What a verify finds, by small pages."""
     process = world.process("verifier")
-    return world.run(verify(process.offloader, level=level, env=process.env))
+    return world.run(verify(process.offloader, level=level, env=process.env, page_rows_max=3))
 
 
 @pytest.mark.parametrize("page_keys_max", [3, 1000])
@@ -346,3 +388,46 @@ def test_a_verify_of_a_stream_to_which_nothing_was_committed_says_so() -> None:
 
     assert (report.streams, report.damages) == (0, [])
     assert "nothing was ever committed" in report.unreferenced[0].reason
+
+
+def test_a_fragment_of_another_stream_proves_nothing_about_this_one(world: World) -> None:
+    """Somebody copied objects between prefixes. Its versions are of another history."""
+    w0 = committed(world, Ledger(0, 8), Ledger(8, 10))
+    [(strange, attempt)] = [
+        (key, parsed[1]) for key in world.fragments if (parsed := KEYS.parse_fragment(key)) and parsed[0] == 8
+    ]
+    store = MemoryStore(objects=dict(world.objects))
+    young = ObjectStoreOffloader(store)
+
+    async def act() -> SweepReport:
+        writer = await StreamWriter.claim(young, "young")
+        keys = StreamKeys("young")
+        await store.put(keys.fragment(0, w0.env.uuid()), Body.of(world.objects[strange]))
+        await store.put(keys.fragment(8, attempt), Body.of(world.objects[strange]))
+        await StreamWriter.claim(young, "young", base=writer.manifest)
+        return await sweep(young, stream="young", grace_seconds=0)
+
+    report = asyncio.run(act())
+
+    assert report.errors == []
+    assert report.streams[0].deleted.objects[Why.DROPPED] == 2
+
+
+def test_a_sweep_whose_listing_breaks_off_deletes_nothing(world: World) -> None:
+    """Step 8: behind the break may be a proof. The next sweep does it."""
+    w0 = committed(world)
+    dropped = world.run(w0.prepare(Ledger(8, 10)))
+    world.run(w0.upload(Ledger(8, 10), dropped))
+    world.run(w0.holder.abort([dropped]))
+    process = world.process("sweeper")
+    process.store.rules.append(Rule(Fault.FAIL_BEFORE, "list", KEYS.roots, nth=8))
+    before = dict(world.objects)
+
+    first = world.run(sweep(process.offloader, grace_seconds=0, env=process.env, page_keys_max=3))
+    after_first = dict(world.objects)
+    process.store.rules.clear()
+    second = world.run(sweep(process.offloader, grace_seconds=0, env=process.env, page_keys_max=3))
+
+    world.check()
+    assert (len(first.errors), after_first) == (1, before)
+    assert (second.errors, KEYS.fragment(8, dropped.uid) in world.objects) == ([], False)
