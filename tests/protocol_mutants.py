@@ -202,7 +202,8 @@ async def _offload_fenced_deletes(self: StreamWriter, handles: Sequence[ReadHand
 
 async def _delete_at_once(self: Any, attempt: Attempt) -> None:
     keys = StreamKeys(attempt.stream)
-    await self.store.delete([key async for key in self._keys_of(keys, attempt.uid)])
+    listed = [row.key async for row in self._fragments_of(keys, attempt.uid)]
+    await self.store.delete(listed)
 
 
 def _sweep_root_first(self: Sweep) -> Any:
