@@ -32,6 +32,15 @@ class FragmentUploaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyBegun(Event):
+    """A sync begins to copy these offsets of a stream; `next_offset` is not included."""
+
+    stream: str
+    first_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestCommitted(Event):
     """A change was accepted."""
 

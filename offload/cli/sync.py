@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from typing import Annotated, Final
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text, stderr
+from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text
+from offload.cli.progress import Seen, Show, progress
 from offload.cli.state import State, Usage, run_async
-from offload.events import Event, FragmentUploaded
+from offload.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.place import TierPlan
 from offload.tier.sync import StreamReport
@@ -81,13 +80,16 @@ def sync(
 
     async def main() -> bool:
         good = True
-        with _progress() as advance:
-            opened = state.source(source)
-            async with state.tier(
-                tier, option, how=how, plan=plan, emit=_listener(state, advance)
-            ) as offloader:
+        with progress(json=json) as show:
+            opened, listener = state.source(source), _Listener(state.plugins.emit, show)
+            async with state.tier(tier, option, how=how, plan=plan, emit=listener) as offloader:
                 async for report in sync_all(
-                    opened, offloader, only=stream or [], continue_as=parts, extra_metadata=_metadata()
+                    opened,
+                    offloader,
+                    only=stream or [],
+                    continue_as=parts,
+                    extra_metadata=_metadata(),
+                    emit=listener,
                 ):
                     _show(report, command, json=json)
                     good &= report.error is None
@@ -144,40 +146,23 @@ def _advice(report: StreamReport, command: list[str]) -> str:
     return f"; to keep that archive and go on under a new name: {going_on}"
 
 
-def _listener(state: State, advance: Callable[[int, str], None]) -> Callable[[Event], None]:
-    def listen(event: Event) -> None:
-        if isinstance(event, FragmentUploaded):
-            advance(event.entry.stored_size_bytes, event.stream)
-        state.plugins.emit(event)
+class _Listener:
+    """Hears what a sync does, for plugins and for the bar."""
 
-    return listen
+    def __init__(self, emit: Callable[[Event], None], show: Show) -> None:
+        self._emit, self._show = emit, show
+        self._stream, self._first, self._total = "", 0, 0
+        self._done = self._size_bytes = 0
 
-
-def _progress() -> AbstractContextManager[Callable[[int, str], None]]:
-    """Where stderr is a terminal, a live line of what was uploaded; elsewhere silence."""
-    return _Bar() if stderr().is_terminal else nullcontext(lambda size_bytes, stream: None)
-
-
-class _Bar(AbstractContextManager[Callable[[int, str], None]]):
-    def __init__(self) -> None:
-        # The description holds a stream's name, in which brackets are no markup.
-        text = TextColumn("{task.description}", markup=False)
-        columns = (text, BarColumn(), TextColumn("{task.fields[size]}"))
-        self._progress = Progress(
-            *columns, TransferSpeedColumn(), TimeElapsedColumn(), console=stderr(), transient=True
-        )
-        self._task = self._progress.add_task("uploading", total=None, size="0 B")
-
-    def __enter__(self) -> Callable[[int, str], None]:
-        self._progress.start()
-        return self._advance
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._progress.stop()
-
-    def _advance(self, size_bytes: int, stream: str) -> None:
-        self._progress.advance(self._task, size_bytes)
-        done = self._progress.tasks[0].completed
-        self._progress.update(
-            self._task, description=f"uploading {one_line(stream)}", size=size_text(int(done))
-        )
+    def __call__(self, event: Event) -> None:
+        match event:
+            case CopyBegun(stream=stream, first_offset=first, next_offset=following):
+                self._stream, self._first, self._total, self._done = stream, first, following - first, 0
+            case FragmentUploaded(entry=entry):
+                self._done += entry.records
+                self._size_bytes += entry.stored_size_bytes
+            case ManifestCommitted(manifest=manifest):  # also adopts what an earlier run uploaded
+                self._done = max(self._done, manifest.next_offset - self._first)
+        what = f"uploading {self._stream}"
+        self._show(Seen(what=what, done=self._done, total=self._total, size_bytes=self._size_bytes))
+        self._emit(event)

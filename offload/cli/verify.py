@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import OnlyStream, Options, Tier
-from offload.cli.output import counted, error_line, live_line, one_line, print_json, print_note, size_text
+from offload.cli.output import counted, error_line, one_line, print_json, print_note, size_text
+from offload.cli.progress import Seen, progress
 from offload.cli.quantities import parse_size
 from offload.cli.state import State, Usage, run_async
 from offload.errors import OffloadError
@@ -47,7 +48,7 @@ def verify(
 
     async def main() -> None:
         async with state.tier(tier, option) as offloader:
-            with live_line("reading") as show:
+            with progress(json=json) as show:
                 await verify_tier(
                     offloader,
                     stream=stream,
@@ -55,7 +56,7 @@ def verify(
                     after=after,
                     bytes_per_second_max=bytes_per_second_max,
                     report=report,
-                    progress=lambda seen: show(_progress(seen)),
+                    progress=lambda seen: show(_seen(seen)),
                 )
 
     try:
@@ -122,8 +123,11 @@ SOUND = {
 }
 
 
-def _progress(report: VerifyReport) -> str:
-    return (
-        f"{report.level.value}: {counted(report.objects, 'object')}, {size_text(report.bytes)}, "
-        f"{len(report.damages)} damaged"
+def _seen(report: VerifyReport) -> Seen:
+    return Seen(
+        what=f"verifying {report.stream or 'the tier'}",
+        done=report.reached - report.offsets.start,
+        total=len(report.offsets) or None,
+        size_bytes=report.bytes,
+        note=f", {len(report.damages)} damaged" if report.damages else "",
     )

@@ -13,7 +13,7 @@ a comparison of every byte, and one wrong answer would lose data. Nothing on the
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -21,6 +21,7 @@ from typing import Final
 
 from offload.env import Env
 from offload.errors import Corrupt, Diverged, Misuse, NotOffloaded, OffloadError, StoreDenied
+from offload.events import CopyBegun, Event
 from offload.formats.chunk import ChunkHeader
 from offload.formats.keys import escape
 from offload.formats.manifest import Manifest
@@ -80,6 +81,7 @@ async def sync(
     continue_as: Mapping[str, str] | None = None,
     extra_metadata: Mapping[str, str] | None = None,
     env: Env | None = None,
+    emit: Callable[[Event], None] = lambda event: None,
 ) -> AsyncIterator[StreamReport]:
     """Sync every stream of `source`, or those named in `only`, one report each.
 
@@ -103,7 +105,7 @@ async def sync(
     for stream in streams:
         part = parts.get(stream.name)
         report = await sync_stream(
-            stream, offloader, part=part, extra_metadata=extra_metadata or {}, env=env or Env()
+            stream, offloader, part=part, extra_metadata=extra_metadata or {}, env=env or Env(), emit=emit
         )
         yield report
         if isinstance(report.error, StoreDenied):
@@ -128,6 +130,7 @@ async def sync_stream(
     part: str | None = None,
     extra_metadata: Mapping[str, str],
     env: Env,
+    emit: Callable[[Event], None] = lambda event: None,
 ) -> StreamReport:
     """Sync one stream, under its own name or to its next `part`. Errors of the framework are reported."""
     before = offloader.put_size_bytes
@@ -138,7 +141,7 @@ async def sync_stream(
             try:
                 if part is not None:
                     await check_part(offloader, stream.name, part, snapshot)
-                manifest = await _Copy(name, snapshot, offloader, extra_metadata, env).run()
+                manifest = await _Copy(name, snapshot, offloader, extra_metadata, env, emit).run()
             except Diverged:
                 with suppress(OffloadError):
                     going_on = await free_part(offloader, stream.name, snapshot)
@@ -214,6 +217,7 @@ class _Copy:
     offloader: LedgerOffloader
     extra_metadata: Mapping[str, str]
     env: Env
+    emit: Callable[[Event], None]
 
     async def run(self) -> Manifest | None:
         """Copy what is new; return the newest manifest. Raises what stopped it; what is committed stays."""
@@ -225,6 +229,8 @@ class _Copy:
         _log.debug("stream %r: the source has offsets %s, to copy from %d", self.stream, has, start)
         if start < self.snapshot.next_offset:
             await self._check_first_chunk(start)
+            until = self.snapshot.next_offset
+            self.emit(CopyBegun(stream=self.stream, first_offset=start, next_offset=until))
             manifest = await self._append(await self._claim(manifest))
         if self.snapshot.damage is not None:
             raise self.snapshot.damage

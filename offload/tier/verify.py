@@ -127,6 +127,16 @@ class _Object:
     key: str
     stream: str | None
     judge: Judge
+    offsets: range = range(0)
+    """What is committed of the stream, if that is known."""
+
+    @property
+    def reached(self) -> int:
+        """The first of these offsets that this object, or one behind it, may hold. Data comes first."""
+        if self.stream is None:
+            return 0
+        fragment = StreamKeys(self.stream).parse_fragment(self.key)
+        return self.offsets.stop if fragment is None else fragment[0]
 
 
 @dataclass(kw_only=True)
@@ -147,7 +157,8 @@ class _Verifier:
         async with aclosing(objects), aclosing(verdicts):
             async for one, found in verdicts:
                 self.report.add(found)
-                self.report.judged_to = one.key
+                self.report.judged_to, self.report.stream = one.key, one.stream
+                self.report.offsets, self.report.reached = one.offsets, one.reached
                 self.progress(self.report)
 
     async def _judged(self, one: _Object) -> VerifyReport:
@@ -190,15 +201,16 @@ class _Verifier:
                     here = await self._open(page.part)
                     if stream is not None and here.anchor is None:
                         break
+                offsets = range(0)
                 if here.stream is None:
                     strangers = [row.key for row in page.rows if row.key != TIER_ANCHOR]
                     judges: dict[str, Judge] = {key: partial(_explain_strange, key) for key in strangers}
                 else:
-                    judges = await self._judges(page, here, here.stream)
+                    judges, offsets = await self._judges(page, here, here.stream)
                 if here.anchor is not None and page.holds(here.anchor_key):
                     judges[here.anchor_key] = partial(_repeat, here.anchor)
                 for key in sorted(judges):
-                    yield _Object(key=key, stream=here.stream, judge=judges[key])
+                    yield _Object(key=key, stream=here.stream, judge=judges[key], offsets=offsets)
         if stream is not None and here.anchor is None:
             raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
 
@@ -239,8 +251,8 @@ class _Verifier:
             raise NotOffloaded(f"nothing was ever committed to stream {stream!r}")
         return newest
 
-    async def _judges(self, page: Page, here: _Part, stream: str) -> dict[str, Judge]:
-        """How to judge what is listed in a page of a stream, and what is named there."""
+    async def _judges(self, page: Page, here: _Part, stream: str) -> tuple[dict[str, Judge], range]:
+        """How to judge what is listed in a page of a stream, and what is named there; and its offsets."""
         keys, newest, lost = StreamKeys(stream), None, dict[str, Judge]()
         try:
             newest = await self._newest(stream)
@@ -265,10 +277,12 @@ class _Verifier:
             reload=partial(self._newest, stream),
         )
         listed = {row.key: row for row in page.rows}
-        return lost | {
+        judges: dict[str, Judge] = {
             key: partial(judge.judge, key, listed.get(key))
             for key in listed.keys() | named.fragments.keys() | named.groups.keys()
         }
+        offsets = range(0) if newest is None else range(newest.first_offset, newest.next_offset)
+        return lost | judges, offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,12 @@ class VerifyReport:
     unreferenced: list[Unreferenced] = field(default_factory=list)
     judged_to: str | None = None
     """The key up to which everything was judged, itself included. The tier's anchor comes before all."""
+    stream: str | None = None
+    """The stream of that object, if it is known."""
+    offsets: range = range(0)
+    """What is committed of that stream, if that is known."""
+    reached: int = 0
+    """How far into these offsets the fragments were judged."""
 
     def add(self, more: VerifyReport) -> None:
         """Add what was found behind all that this report is about."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offload.cli.output import counted, live_line, one_line, print_error, print_json, print_note, size_text
+from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text
+from offload.cli.progress import Seen, Show, progress
 from offload.cli.state import Usage
 from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at
@@ -54,7 +55,7 @@ def copy(
     options = given(context.obj, source_option), given(context.obj, option)
     if give_up:
         return _give_up(ends, options, stream or [])
-    with session_at(master) as spark, live_line("reading") as show:
+    with session_at(master) as spark, progress(json=json) as show:
         from offload_spark.jobs.copy import copy as run
 
         done = run(
@@ -62,7 +63,7 @@ def copy(
             *ends,
             streams=stream or [],
             read_back=read_back,
-            progress=lambda seen: show(_so_far(seen)),
+            progress=_Told(show),
             done=lambda copied: _show(copied, json=json),
             source_options=options[0],
             target_options=options[1],
@@ -81,11 +82,27 @@ def _give_up(ends: tuple[str, str], options: tuple[Options, Options], streams: l
     return 0
 
 
-def _so_far(seen: Progress) -> str:
-    if not seen.pieces:
-        return f"{one_line(seen.stream)}: {counted(seen.taken_over, 'fragment')} of an earlier run checked"
-    pieces = f"{seen.pieces_done} of {counted(seen.pieces, 'piece')}"
-    return f"{one_line(seen.stream)}: {pieces}, {size_text(seen.bytes)}"
+class _Told:
+    """Makes a bar of what the job says of each stream. The rate is that of all streams together."""
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self._stream = ""
+        self._before = self._bytes = 0
+
+    def __call__(self, told: Progress) -> None:
+        if told.stream != self._stream:
+            self._stream, self._before = told.stream, self._before + self._bytes
+        self._bytes = told.bytes
+        doing = "copying" if told.pieces else "checking what an earlier run left of"
+        self._show(
+            Seen(
+                what=f"{doing} {told.stream}",
+                done=told.pieces_done,
+                total=told.pieces or None,
+                size_bytes=self._before + told.bytes,
+            )
+        )
 
 
 def _show(copied: Copied, *, json: bool) -> None:

@@ -18,8 +18,9 @@ from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 from rich.console import Console
 
+from offload.cli import progress as bars
 from offload.cli.output import counted, one_line, print_json
-from offload.cli.sync import _progress
+from offload.cli.progress import Seen, progress
 from offload.position import Position
 from offload.tier.reader import Messages, StreamReader
 
@@ -246,7 +247,8 @@ class TestOnATerminal:
         code, shown = on_terminal("sync", f"rabbitmq://{tmp_path}/orders", tmp_path / "tier")
 
         assert code == 0
-        assert b"uploading" in shown
+        assert b"uploading orders" in shown
+        assert b"100%" in shown
         assert b"\x1b[2K" in shown  # the line is erased
         assert b"orders: 200000 messages" in shown
 
@@ -254,8 +256,39 @@ class TestOnATerminal:
         code, shown = on_terminal("verify", tier)
 
         assert code == 0
-        assert b"\x1b[2K" in shown or b"reading" in shown
+        for stream in (b"batches", b"filtered", b"tiny"):
+            assert b"verifying " + stream in shown
+        assert b"100%" in shown
         assert b"all of them sound" in shown
+
+    @pytest.mark.parametrize("command", [("verify",), ("sync", f"{SOURCE}/tiny")], ids=lambda words: words[0])
+    def test_json_silences_progress(self, tmp_path: Path, command: tuple[str, ...]) -> None:
+        sync(DATA / "tiny", tmp_path / "tier")
+
+        code, shown = on_terminal(*command, tmp_path / "tier", "--json")
+
+        assert code == 0
+        assert not has_control_characters(shown.replace(b"\r\n", b"\n"))
+
+    def test_progress_says_how_much_of_how_much_and_how_fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        shown = StringIO()
+        console = Console(file=shown, force_terminal=True, width=120)
+        monkeypatch.setattr(bars, "stderr", lambda: console)
+        monkeypatch.setattr(bars, "on_terminal", lambda: True)
+
+        with progress() as show:
+            for done in (25, 50):
+                show(
+                    Seen(
+                        what="verifying a", done=done, total=100, size_bytes=done * 2**20, note=", 1 damaged"
+                    )
+                )
+            console.file.flush()
+
+        assert "verifying a, 1 damaged" in shown.getvalue()
+        assert " 50%" in shown.getvalue()
+        assert "50.0 MiB, " in shown.getvalue()
+        assert "/s" in shown.getvalue()
 
     def test_no_color_means_no_colour(self, tier: Path) -> None:
         code, shown = on_terminal("ls", tier, env={"NO_COLOR": "1"})
@@ -291,10 +324,11 @@ class TestOnATerminal:
         """Other sources than folders may have streams of such names."""
         shown = StringIO()
         console = Console(file=shown, force_terminal=True, width=120)
-        monkeypatch.setattr("offload.cli.sync.stderr", lambda: console)
+        monkeypatch.setattr(bars, "stderr", lambda: console)
+        monkeypatch.setattr(bars, "on_terminal", lambda: True)
 
-        with _progress() as advance:
-            advance(1000, name)
+        with progress() as show:
+            show(Seen(what=f"uploading {name}", done=1, total=2, size_bytes=1000))
 
         assert f"uploading {one_line(name)}" in shown.getvalue()
 
