@@ -17,6 +17,7 @@ requests fail at the same moment; a waiting request holds no turn of `LimitedSto
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random as randomness
 import time
@@ -30,6 +31,7 @@ from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinish
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 T = TypeVar("T")
+_log: Final = logging.getLogger(__name__)
 _REFUSED: Final = (TryAgain,)
 _REFUSED_OR_UNKNOWN: Final = (TryAgain, OutcomeUnknown)
 _NEVER: Final[tuple[type[OffloadError], ...]] = ()
@@ -227,8 +229,10 @@ class _Patience:
         left = since + self.policy.patience_seconds - now
         asked = (error.pause_seconds if isinstance(error, Throttled) else None) or 0.0
         if left <= 0 or asked > left or failures >= self.policy.attempts_max:
+            _log.debug("%s: gives up after attempt %d", self._url, failures)
             return False
         pause = min(asked + self.policy.pause_seconds(failures, self._random()), left)
+        _log.debug("%s: waits %.1f s after attempt %d", self._url, pause, failures)
         self._notice(error, waited=now - since, pause=pause)
         await self._sleep(pause)
         return self._since is None or self._clock() < self._since + self.policy.patience_seconds

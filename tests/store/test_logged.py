@@ -23,7 +23,7 @@ def test_each_attempt_is_a_line_with_its_outcome_and_without_the_bytes(
 
     async def main() -> None:
         faulty = FaultyStore(MemoryStore(), rules=[Rule(Fault.FAIL_BEFORE, "put", nth=1)])
-        store = RetryingStore(LoggedStore(faulty, clock=lambda: 7.0), sleep=no_time)
+        store = RetryingStore(LoggedStore(faulty, clock=lambda: 7.0), sleep=no_time, random=lambda: 0.99)
         await store.put("a/key", Body.of(b"hush hush"))
         await store.get("a/key", Span(5, 4))
         assert [row.key async for row in store.list("a/")] == ["a/key"]
@@ -36,6 +36,7 @@ def test_each_attempt_is_a_line_with_its_outcome_and_without_the_bytes(
 
     assert caplog.messages == [
         "put a/key, 9 bytes: 0.000 s, TryAgain: put of 'a/key' failed on purpose",
+        "memory://: waits 0.1 s after attempt 1",
         "put a/key, 9 bytes: 0.000 s",
         "get a/key [5, 9): 0.000 s, 4 bytes",
         "list 'a/' after '': 0.000 s, rows: 1",
