@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from protocol_judge import LIVE
+from protocol_judge import LIVE, REBUILDING
 from protocol_world import STREAM, check_told
 
 from offload.errors import Conflict, OffloadError
@@ -48,13 +48,25 @@ async def strike(world: World) -> None:
 async def recover(world: World) -> bool:
     """Rebuild what is lost still, now that nobody is alive. False if nothing shows that anything is lost."""
     if world.judge.loss is None:
-        return True
+        return await _is_unfenced(world)
     proven = world.judge.is_proven
     if await _is_rebuilt(world):
         return True
     assert not proven, "roots are lost, an object proves it, and the stream was not rebuilt"
     world.happened("losses that nothing shows")
     return False
+
+
+async def _is_unfenced(world: World) -> bool:
+    """End a rebuild that another one, or a sleeper who brought the lost roots back, had left at its fence."""
+    root = world.judge.root
+    if root is None or root.state != REBUILDING:
+        return True
+    operator = world.process("operator")
+    report = await rebuild(
+        operator.offloader, STREAM, incarnation=UUID(bytes=root.incarnation), env=operator.env
+    )
+    return report.manifest is not None
 
 
 async def _is_rebuilt(world: World) -> bool:

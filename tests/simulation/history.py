@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
+from math import ceil
 
 from protocol_judge import DATA, GROUP, ROOT, end_of, group_name, read_group
 from protocol_world import STREAM
@@ -35,9 +36,9 @@ async def _live(world: World) -> None:
         ("compactor", weather.compactors, people.compact),
         ("aborter", weather.aborters, people.abort),
         ("remover", weather.deletes, people.remove),
-        ("scrubber", weather.scrubs, people.scrub),
+        ("scrubber", weather.scrubs or weather.loses_roots, people.scrub),
     ):
-        world.roles[role] = int(count), person
+        world.roles[role] = ceil(count), person
     world.go_on()
     if weather.loses_roots:
         await world.until(int(weather.loses_roots * weather.steps))

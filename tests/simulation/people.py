@@ -56,7 +56,7 @@ def nobody(event: Event) -> None:
 
 def failures(process: Process) -> tuple[type[Exception], ...]:
     """The same; damage too, if bits are flipped on their way; and anything while roots are lost."""
-    if process.world.in_doubt:
+    if process.world.in_doubt or process.lived_through_a_loss:
         return (*FAILURES, OffloadError)
     return (*FAILURES, Corrupt) if process.world.weather.flips else FAILURES
 
@@ -468,13 +468,18 @@ async def clean(process: Process) -> None:
 
 
 async def scrub(process: Process) -> None:
-    """Verifies the tier while all this goes on: there is never any damage."""
+    """Verifies the tier while all this goes on: there is no damage, unless roots are lost."""
+    judge = process.world.judge
     while await process.rest(20.0):
+        seen, is_proven = (judge.newest, judge.losses), judge.is_proven
         try:
             report = await process.do(verify(process.offloader, env=process.env))
         except (NotOffloaded, *failures(process)):
             continue
         process.world.happened("scrubs")
+        if is_proven and judge.is_proven and seen == (judge.newest, judge.losses):
+            assert report.damages, "verify found nothing while objects prove that roots are lost"
+            process.world.happened("losses that verify reported")
         if not process.world.weather.flips and not process.world.in_doubt:
             damaged = {damage.where for damage in report.damages}
             assert damaged <= process.world.torn, report.damages

@@ -135,16 +135,16 @@ class Process:
                 raise
             raise Cancelled from None
         except (AssertionError, LookupError) as seen:
-            if not isinstance(seen, OffloadError) and (self.world.in_doubt or self._lived_through_a_loss):
+            if not isinstance(seen, OffloadError) and (self.world.in_doubt or self.lived_through_a_loss):
                 raise Cancelled from seen  # what is seen while roots are lost, nobody answers for
             raise
         finally:
             self.job = None
-            if self._lived_through_a_loss:  # nor for what was told
+            if self.lived_through_a_loss:  # nor for what was told
                 self.offloader.commits.clear()
 
     @property
-    def _lived_through_a_loss(self) -> bool:
+    def lived_through_a_loss(self) -> bool:
         """Whether roots were lost, or came back, since the present job began."""
         return self.saw_losses != self.world.judge.losses
 
