@@ -5,8 +5,10 @@ The closing table tells of all servers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import pytest
@@ -17,14 +19,23 @@ from servers.table import ClosingTable
 
 SPARK = Path(__file__).parent / "spark"
 
+FRESH_SEED = "OFFLOAD_FRESH_SEED"
+"""Names the first fresh seed of the simulation. Every run draws one, unless it is set to repeat another run."""
+
 # How long an example takes is a matter of the machine and what else it does, and no claim of any test here.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Every run of pytest ends with the table."""
+    """Every run of pytest ends with the table, and its processes share one draw of fresh seeds."""
+    os.environ.setdefault(FRESH_SEED, str(SystemRandom().randrange(10**6, 10**9)))
     config.pluginmanager.register(ClosingTable(), "servers-closing-table")
+
+
+def pytest_report_header() -> str:
+    """Every run begins with the seed that repeats it."""
+    return f"simulation: {FRESH_SEED}={os.environ[FRESH_SEED]}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -480,7 +480,7 @@ async def scrub(process: Process) -> None:
         if is_proven and judge.is_proven and seen == (judge.newest, judge.losses):
             assert report.damages, "verify found nothing while objects prove that roots are lost"
             process.world.happened("losses that verify reported")
-        if not process.world.weather.flips and not process.world.in_doubt:
+        if not (process.world.weather.flips or process.world.in_doubt or process.lived_through_a_loss):
             damaged = {damage.where for damage in report.damages}
             assert damaged <= process.world.torn, report.damages
 

@@ -1,7 +1,8 @@
 """Whatever happens to a tier in its life, invariants 1 to 9 hold at every moment (docs/commit-protocol.md).
 
-`simulation.world` says what can happen. The same seeds are lived through each time; `OFFLOAD_CAMPAIGN=1`
-takes many more. `docs/simulation.md` tells how to replay one that fails.
+`simulation.world` says what can happen. Each run lives through the same seeds as the last one, and through
+fresh ones, of which pytest prints the first. `OFFLOAD_CAMPAIGN=1` takes many more fresh ones.
+`docs/simulation.md` tells how to replay one that fails.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ from simulation.mutants import BY_REPLAY, FOUND_AT, PLANTED
 from simulation.world import Broken, Figures
 
 CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
-SEEDS = 100_000 if CAMPAIGN else 1_000
-PARTS = 5
+FIRST_FRESH = int(os.environ["OFFLOAD_FRESH_SEED"])
+SEEDS = 600
+FRESH_SEEDS = 20_000 if CAMPAIGN else 400
+PARTS = 3
+FRESH_PARTS = 2
 """So that several processes share them."""
+
+SOUGHT = 1_000
+"""Among so many seeds one finds each planted bug."""
 
 EXPECTED = {
     *("refused", "throttled", "late requests", "lost replies", "landings", "stalls", "crashes", "cancels"),
@@ -42,9 +49,18 @@ def test_every_history_holds(part: int) -> None:
     assert {what for what in EXPECTED if not figures.counts[what]} == set()
 
 
+@pytest.mark.parametrize("part", range(FRESH_PARTS))
+def test_every_fresh_history_holds(part: int) -> None:
+    """A failure names its seed: `python -m simulation --seed N --trace` repeats it."""
+    for seed in range(FIRST_FRESH + part, FIRST_FRESH + FRESH_SEEDS, FRESH_PARTS):
+        simulate(seed)
+
+
 def test_some_readers_skip_what_was_trimmed_and_swept() -> None:
     """Too rare to be expected of each part. Readers check that it is said."""
-    assert any(simulate(seed).counts["skips"] for seed in [FOUND_AT["reader: skips silently"], *range(SEEDS)])
+    assert any(
+        simulate(seed).counts["skips"] for seed in [FOUND_AT["reader: skips silently"], *range(SOUGHT)]
+    )
 
 
 def test_a_seed_is_one_history() -> None:
@@ -65,7 +81,7 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
             simulate(seed)
 
     with pytest.raises(Broken, match=r"seed [0-9]+, step [0-9]+: ") as broken:
-        live_through([FOUND_AT.get(name, 0), *range(SEEDS)])
+        live_through([FOUND_AT.get(name, 0), *range(SOUGHT)])
 
     seed = int(str(broken.value).split()[1].strip(","))
     with pytest.raises(Broken) as again:
