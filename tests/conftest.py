@@ -20,7 +20,7 @@ from servers.table import ClosingTable
 SPARK = Path(__file__).parent / "spark"
 
 FRESH_SEED = "OFFLOAD_FRESH_SEED"
-"""Names the first fresh seed of the simulation. Every run draws one, unless it is set to repeat another run."""
+"""Names the first fresh seed of the simulation. A run draws one, unless this is set to repeat another run."""
 
 # How long an example takes is a matter of the machine and what else it does, and no claim of any test here.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

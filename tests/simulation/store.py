@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from protocol_world import KEYS
@@ -34,6 +34,48 @@ def is_data(key: str) -> bool:
 
 class Crash(BaseException):
     """The process is gone. No program catches this."""
+
+
+@dataclass
+class Life:
+    """When each object came and went, counted in changes: what a weak listing may show of them."""
+
+    now: int = 0
+    born: dict[str, int] = field(default_factory=dict)
+    gone: list[tuple[int, int, str, int]] = field(default_factory=list)
+    """From when to when, which, and of what size."""
+
+    def begins(self, key: str) -> None:
+        """An object appears, or is put again."""
+        self.now += 1
+        self.born.setdefault(key, self.now)
+
+    def ends(self, key: str, size_bytes: int) -> None:
+        """An object is deleted."""
+        self.now += 1
+        if (born := self.born.pop(key, None)) is not None:
+            self.gone.append((born, self.now, key, size_bytes))
+
+    def shown(
+        self,
+        there: dict[str, int],
+        wanted: Callable[[str], bool],
+        since: int,
+        chance: Callable[[float], bool],
+    ) -> dict[str, int]:
+        """What a listing may show at its worst, by "What listings show" in docs/commit-protocol.md."""
+        rows = [row for row in self.gone if row[1] > since and wanted(row[2])]
+        gone = {key: size for _, _, key, size in rows}
+        shown = {key: size for key, size in there.items() if self.born.get(key, 0) <= since or chance(0.5)}
+        shown |= {key: size for key, size in gone.items() if chance(0.5)}
+        for folder in {key.rpartition("/")[0] for key in gone}:
+            at_first = [key for born, _, key, _ in rows if born <= since and key.rpartition("/")[0] == folder]
+            later = [key for key in (*gone, *there) if key.rpartition("/")[0] == folder]
+            end = max(at_first, default="")
+            if not any(key.rpartition("/")[0] == folder and key >= end for key in shown):
+                key = min(key for key in later if key >= end)
+                shown[key] = (gone | there)[key]
+        return shown
 
 
 @dataclass(eq=False)
@@ -119,13 +161,13 @@ class SimulatedStore(ObjectStore):
         return await self._ask("get", key, get, changes=False)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        since = self._world.life.now
         while True:
             begin, page_keys = after, self._world.page_keys
 
             def page(begin: str = begin, page_keys: int = page_keys) -> list[Listed]:
-                keys = (key for key in self._objects if key.startswith(prefix) and key > begin)
-                mine = sorted(key for key in keys if self._holds is None or self._holds(key))
-                return [Listed(key, len(self._objects[key])) for key in mine[: page_keys + 1]]
+                sizes = self._shown(lambda key: key.startswith(prefix) and key > begin, since)
+                return [Listed(key, sizes[key]) for key in sorted(sizes)[: page_keys + 1]]
 
             rows = await self._ask("list", prefix, page, changes=False)
             for row in rows[:page_keys]:
@@ -140,7 +182,7 @@ class SimulatedStore(ObjectStore):
 
         def delete() -> None:
             for key in keys:
-                self._objects.pop(key, None)
+                self._world.life.ends(key, len(self._objects.pop(key, b"")))
 
         await self._ask("delete", ", ".join(keys), delete)
 
@@ -156,6 +198,17 @@ class SimulatedStore(ObjectStore):
     async def abort_upload(self, upload: Unfinished) -> None:
         await self._ask("abort", upload.key, lambda: self._aborted(upload))
 
+    def _shown(self, wanted: Callable[[str], bool], since: int) -> dict[str, int]:
+        """The sizes of what a listing shows that began at `since`. A weak one may show less, or more."""
+
+        def mine(key: str) -> bool:
+            return wanted(key) and (self._holds is None or self._holds(key))
+
+        there = {key: len(data) for key, data in self._objects.items() if mine(key)}
+        if not self._world.weather.weak_listings:
+            return there
+        return self._world.life.shown(there, mine, since, self._world.chance)
+
     def _check(self, key: str) -> None:
         check_key(key)
         if self._holds is not None and not self._holds(key):
@@ -163,6 +216,7 @@ class SimulatedStore(ObjectStore):
 
     def _store(self, key: str, data: bytes) -> None:
         if key not in self._world.torn:  # what a crash tore stays torn
+            self._world.life.begins(key)
             self._objects[key] = bytes(data)
 
     def _flipped(self, data: bytes) -> bytes:

@@ -21,7 +21,7 @@ CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 FIRST_FRESH = int(os.environ["OFFLOAD_FRESH_SEED"])
 SEEDS = 600
 FRESH_SEEDS = 20_000 if CAMPAIGN else 400
-PARTS = 3
+PARTS = 2
 FRESH_PARTS = 2
 """So that several processes share them."""
 

@@ -61,6 +61,8 @@ class Weather:
     truncates: float = 0.0
     births: bool = False
     """Nothing is there at first, not even the tier."""
+    weak_listings: bool = False
+    """A listing shows as little as the protocol needs of it, and objects that came or went meanwhile."""
     split: bool = False
     """Roots and anchors are in a store of their own."""
     guarded: bool = False
@@ -159,9 +161,10 @@ class Weather:
         return replace(
             self,
             commit_entries=random.choice((1, 2, 256, 256)),
-            truncates=random.random() * 0.03 if maybe(0.2) else 0.0,
+            truncates=random.random() * 0.03 if maybe(0.2) and not (self.loses_roots and self.jobs) else 0.0,
             **random.choice((*({},) * 6, {"births": True}, {"split": True})),
             guarded=maybe(0.2),
+            weak_listings=maybe(0.3),
             loses_newest=maybe(0.5),
             stops_everybody=maybe(0.7),
             first_version=random.choice((0, 0, 0, 2**32 - 10, 2**63 - 2**34)),

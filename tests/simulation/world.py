@@ -57,7 +57,7 @@ from offload.tier.opening import guarded
 from simulation.broker import Broker
 from simulation.judgement import SimulationJudge
 from simulation.loop import DirectedLoop
-from simulation.store import Crash, SimulatedStore, Turn, is_data
+from simulation.store import Crash, Life, SimulatedStore, Turn, is_data
 from simulation.weather import GRACE_SECONDS, Weather
 
 T = TypeVar("T")
@@ -200,6 +200,7 @@ class World:
         self.broker = Broker(self.weather.first_offset)
         self.judge = SimulationJudge(self.broker)
         self.objects = Objects(self.judge)
+        self.life = Life()
         self.unfinished: dict[str, Unfinished] = {}
         self.loop = DirectedLoop(self._direct)
         self.processes: list[Process] = []
