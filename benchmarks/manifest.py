@@ -87,7 +87,7 @@ class Growth:
 
     async def run(self, fragments: int) -> list[Row]:
         """Grow to so many fragments; measure at every power of ten from a thousand, and at the end."""
-        claim = Claim(stream=STREAM, writer=WRITER, incarnation=UUID(int=3), first_offset=0)
+        claim = Claim(stream=STREAM, writer=WRITER, first_offset=0)
         manifest = await self._commit(claim, None)
         manifest = await self._commit(Prepare(writer=WRITER, attempts=[(ATTEMPT, 0)]), manifest)
         before_mib = _memory_mib()

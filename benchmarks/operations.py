@@ -165,7 +165,7 @@ class Scene:
         scene = cls()
         await ObjectStoreOffloader(scene.bucket).open(create=True)
         log = RootLog(store=scene.bucket, stream=STREAM, env=Env())
-        claim = Claim(stream=STREAM, writer=WRITER, incarnation=UUID(int=4), first_offset=0)
+        claim = Claim(stream=STREAM, writer=WRITER, first_offset=0)
         base = await ObjectStoreOffloader(scene.bucket).commit_manifest(
             STREAM, claim, base=None, committer=WRITER
         )

@@ -129,7 +129,8 @@ class LedgerOffloader(ABC):
     to the newer manifest if it still fits, and raises `Conflict` otherwise. Fragments that begin beyond
     the end of the stream are the caller's gap: `Misuse`.
     **Claims fence.** After a claim is accepted, commits of every earlier writer raise `Fenced`.
-    **Commits are idempotent.** Committing a change that is in already returns the newest manifest.
+    **Commits are idempotent.** Committing a change that is in already returns the newest manifest, or
+    raises `OutcomeUnknown` if what it named was trimmed or compacted since.
 
     Not promised: any order among fragments on their way to the store; that a failed `offload` left
     nothing behind (call `delete_offloaded`, or leave it to the next writer). Every method may
@@ -191,11 +192,14 @@ class LedgerOffloader(ABC):
     ) -> Manifest:
         """Apply `change` to the newest manifest and return the one that holds it.
 
-        `base` is the newest that the caller knows, None where the stream has none. Returning means
-        that no later failure undoes the change. Raises `Fenced` where another writer holds the
-        stream, `Conflict` where the change no longer fits, `Misuse` where it would leave a gap,
-        `OutcomeUnknown` where the store did not
-        tell in time whether it is in: load the manifest, then decide.
+        `base` is the newest that the caller knows, None if it knows none. It may be old. Returning means
+        that no later failure undoes the change. The call may be repeated with the same change. Raises
+
+        - `Fenced` if another writer holds the stream, `StreamDeleted` if it was deleted; it may be in;
+        - `Conflict` if the newest manifest shows that the change is not in and does not fit, `Misuse` if only
+          the caller can have caused that, as by a gap. The same promise goes with `TryAgain`;
+        - `OutcomeUnknown` if the store did not tell in time whether the change is in, or if the manifest no
+          longer shows it since what it named was trimmed or compacted. Load the manifest, then decide.
         """
 
     @abstractmethod
@@ -216,7 +220,8 @@ class LedgerOffloader(ABC):
         """A handle on what `manifest` (the newest, where None) names of `attempt`.
 
         `only` narrows it to the fragments that hold some of these offsets, so that no more than
-        their indexes are fetched. Raises `NotOffloaded` where the manifest names nothing of it.
+        their indexes are fetched. Raises `NotOffloaded` if the manifest names nothing of it, or if copies
+        have replaced fragments in its midst: a handle has no hole. Read the stream by its offsets then.
         """
 
     @abstractmethod

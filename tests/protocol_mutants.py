@@ -37,12 +37,13 @@ from offload.manifest.changes import (
     Prepare,
     Resolve,
     Trim,
+    Verdict,
     append_entries,
     existing,
-    is_same,
 )
 from offload.manifest.commit import RootLog
 from offload.manifest.replacing import Replace
+from offload.manifest.tree import Tree
 from offload.offloader import Attempt, Leftover, ReadHandle
 from offload.store.port import Body, Listed, ObjectStore
 from offload.store.wrap import StoreDecorator
@@ -137,8 +138,8 @@ def _resolve_without_running(self: Resolve, base: Manifest) -> Manifest:
     return replace(appended, running=tuple(r for r in base.running if not self.settles(r)))
 
 
-def _never_in(self: Any, manifest: Manifest, marked: Entry | None = None) -> bool:
-    return False
+async def _never_in(self: Any, tree: Tree) -> Verdict:
+    return Verdict.OUT
 
 
 async def _adopt_any(store: Any, manifest: Manifest) -> list[Leftover]:
@@ -311,10 +312,10 @@ def _begun_on_any(self: Any, base: Manifest | None) -> Manifest:
     return existing(base)
 
 
-def _in_where_trimmed(self: Contribute, manifest: Manifest, marked: Entry | None = None) -> bool:
-    last = self.entries[-1]
-    over = not any(manifest.runs(attempt) for attempt in self.finished)
-    return is_same(marked, last) or (manifest.first_offset >= last.next_offset and over)
+async def _in_where_trimmed(self: Contribute, tree: Tree) -> Verdict:
+    found = await _CONTRIBUTED(self, tree)
+    trimmed = tree.manifest.first_offset >= self.entries[-1].next_offset
+    return Verdict.IN if trimmed and found is Verdict.UNKNOWN else found
 
 
 def _replace_whatever_is_named(self: Replace, run: Entries) -> Entries:
@@ -342,12 +343,18 @@ def _replace_the_newest(self: Replace, base: Manifest) -> Manifest:
     return replace(_REPLACE(self, replace(base, next_offset=2**63)), next_offset=base.next_offset)
 
 
-def _is_named_for_sure(marked: Entry | None, entry: Entry, *, over: bool) -> bool:
-    return is_same(marked, entry)
+async def _no_copy_counts(tree: Tree, entries: Sequence[Entry], *, over: bool) -> Verdict:
+    found = await _NAMED(tree, entries, over=over)
+    return Verdict.OUT if found is Verdict.UNKNOWN and await _is_copied(tree, entries) else found
 
 
-def _is_named_by_any_copy(marked: Entry | None, entry: Entry, *, over: bool) -> bool:
-    return is_same(marked, entry) or (over and marked is not None and bool(marked.copied))
+async def _any_copy_counts(tree: Tree, entries: Sequence[Entry], *, over: bool) -> Verdict:
+    return Verdict.IN if over and await _is_copied(tree, entries) else await _NAMED(tree, entries, over=over)
+
+
+async def _is_copied(tree: Tree, entries: Sequence[Entry]) -> bool:
+    found = await tree.find(entries[-1].first_offset) if entries else None
+    return found is not None and bool(found.copied)
 
 
 def _no_token(uid: UUID) -> bytes:
@@ -358,8 +365,8 @@ def _trim_whatever_is_named(manifest: Manifest, offset: int) -> bytes:
     return b""
 
 
-def _edit_unsaid(self: Replace, run: Entries) -> Entries:
-    edited = _EDIT(self, run).copy()
+def _replaced_unsaid(self: Replace, run: Entries) -> Entries:
+    edited = _REPLACED(self, run).copy()
     edited["copied"] = 0
     return edited
 
@@ -400,7 +407,8 @@ _LEFTOVERS = adoption.find_leftovers
 _LOOK, _CLAIM, _OFFLOAD = RootLog._look, Claim.apply, StreamWriter.offload
 _PROPOSE, _SETTLE, _COLLAPSE = RootLog._propose, RootLog._settle, commit.collapse
 _ENTRY_OF, _TRIM = Group.entry, Trim.apply
-_REPLACE, _EDIT = Replace.apply, Replace.edit
+_REPLACE, _REPLACED = Replace.apply, Replace.replaced
+_NAMED, _CONTRIBUTED = changes.named, Contribute.verdict
 _GO_ON = StreamWindows._go_on
 
 
@@ -435,7 +443,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "2.1.3", "where roots were lost, nothing is created", set_to((RootLog, "_look", _lost_is_not_landed))
     ),
     "doubt is not decided by content": Mutant(
-        "2.1.3", "a change that is in is done", set_to((Append, "is_in", _never_in))
+        "2.1.3", "a change that is in is done", set_to((Append, "verdict", _never_in))
     ),
     "fence by epoch only": Mutant(
         "2.2",
@@ -525,12 +533,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
         set_to((changes.OfJob, "begun_on", _begun_on_any)),
     ),
     "job: doubt is not decided by content": Mutant(
-        "2.1.3", "a job's append that is in is done", set_to((Contribute, "is_in", _never_in))
+        "2.1.3", "a job's append that is in is done", set_to((Contribute, "verdict", _never_in))
     ),
     "job: what was trimmed was in": Mutant(
         "2.1.3",
         "a job is not told of an append that nothing shows",
-        set_to((Contribute, "is_in", _in_where_trimmed)),
+        set_to((Contribute, "verdict", _in_where_trimmed)),
     ),
     "job: dropped with older writers": Mutant(
         "2.10", "claims leave a job's attempts", set_to((Resolve, "settles", _settles_jobs_too))
@@ -538,12 +546,17 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "job: adopted": Mutant(
         "2.10",
         "a job's uploads are not adopted",
-        set_to((object_store_offloader, "find_leftovers", _adopt_of_jobs_too)),
+        set_to(
+            (object_store_offloader, "find_leftovers", _adopt_of_jobs_too),
+            (Resolve, "apply", _resolve_without_running),
+        ),
     ),
     "replace: whatever is named": Mutant(
         "2.11",
         "only the very fragments that were copied are replaced",
-        set_to((Replace, "edit", _replace_whatever_is_named), (Manifest, "_check_totals", check_no_totals)),
+        set_to(
+            (Replace, "replaced", _replace_whatever_is_named), (Manifest, "_check_totals", check_no_totals)
+        ),
     ),
     "replace: without running": Mutant(
         "2.11", "only copies that run replace anything", set_to((Replace, "apply", _replace_without_running))
@@ -557,7 +570,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "2.11", "the newest fragment is not replaced", set_to((Replace, "apply", _replace_the_newest))
     ),
     "replace: a copy does not say so": Mutant(
-        "2.11", "an entry says that it is a copy's", set_to((Replace, "edit", _edit_unsaid))
+        "2.11", "an entry says that it is a copy's", set_to((Replace, "replaced", _replaced_unsaid))
     ),
     "replace: copies are appended": Mutant(
         "2.11",
@@ -567,12 +580,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "replace: what is replaced never was": Mutant(
         "2.11",
         "where a copy stands, nobody is told that an append was not in",
-        set_to((changes, "is_named", _is_named_for_sure)),
+        set_to((changes, "named", _no_copy_counts)),
     ),
     "replace: what is replaced was in": Mutant(
         "2.11",
         "nor that it was",
-        set_to((changes, "is_named", _is_named_by_any_copy)),
+        set_to((changes, "named", _any_copy_counts)),
     ),
     "replace: copies of anybody's": Mutant(
         "2.11",

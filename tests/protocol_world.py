@@ -36,10 +36,11 @@ from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.chunk import ChunkTable, scan
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.formats.manifest import Manifest, State
-from offload.manifest.changes import Announce, Append, Change, Claim, Contribute, Delete, Prepare
+from offload.formats.manifest import Entries, Manifest, State
+from offload.manifest.changes import Announce, Append, Change, Claim, Contribute, Delete, Prepare, Verdict
 from offload.manifest.commit import RootLog, Step
 from offload.manifest.replacing import Replace
+from offload.manifest.tree import Tree
 from offload.offloader import Attempt, ReadHandle, Receipt
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
@@ -90,6 +91,20 @@ def chunk(offset: int, leader: int = 1) -> bytes:
     return build_chunk(
         records_of(offset, leader), offset=offset, timestamp_ms=timestamp_ms_of(offset), epoch=leader
     )
+
+
+def verdict(change: Change, manifest: Manifest) -> Verdict:
+    """What the manifest shows of the change. All its entries stand in its root, so nothing is fetched."""
+    try:
+        change.verdict(Tree(manifest, _no_group)).send(None)
+    except StopIteration as done:
+        found: Verdict = done.value
+        return found
+    raise AssertionError("a verdict on entries in the root waits for nothing")
+
+
+async def _no_group(manifest: Manifest, entry: Entries) -> Entries:
+    raise AssertionError("no entry of this manifest is a group")
 
 
 def source(first_offset: int, next_offset: int) -> bytes:
@@ -580,20 +595,10 @@ def check_told(
     for name, commits in told:
         for change, result in commits:
             if not isinstance(result, OffloadError):
-                in_or_passed = _was_in(judge, change) or _was_passed(judge, change)
-                assert in_or_passed, f"{name} was told of a commit that never was"
+                is_in = _was_in(judge, change) or _is_named(judge, change)
+                assert is_in, f"{name} was told of a commit that never was"
             elif isinstance(result, NOTHING_COMMITTED) and isinstance(change, TRACED):
                 assert not _was_in(judge, change), f"{name} was told untruly: {result}"
-
-
-def _was_passed(judge: Judge, change: Change) -> bool:
-    """Whether a trim passed what an append would have named: then nothing tells any more what became of
-    it, nor does it matter. Its attempt may have been dropped, and another's fragments trimmed there.
-    """
-    if not isinstance(change, Append) or not change.entries:
-        return False
-    end = change.entries[-1].next_offset
-    return any(root.first_offset >= end for root in judge.history.values())
 
 
 def _was_in(judge: Judge, change: Change) -> bool:
@@ -620,6 +625,14 @@ def _was_in(judge: Judge, change: Change) -> bool:
         author = change.job if isinstance(change, Contribute) else change.writer
         return judge.named_first_by(name) == author.bytes
     return True
+
+
+def _is_named(judge: Judge, change: Change) -> bool:
+    """Whether somebody named the fragment that an append speaks of. No manifest shows who it was."""
+    if not isinstance(change, Append | Contribute) or not change.entries:
+        return False
+    last = change.entries[-1]
+    return judge.named_first_by(f"{last.first_offset:020d}.{last.attempt}.fragment") is not None
 
 
 async def _ungrouped(job: Coroutine[Any, Any, T]) -> T:

@@ -202,7 +202,7 @@ class Yard:
     def claim(self) -> None:
         """Take the stream; where it was deleted, it is born again."""
         self.writer = self.env.uuid()
-        self.commit(Claim(stream=STREAM, writer=self.writer, incarnation=self.env.uuid(), first_offset=0))
+        self.commit(Claim(stream=STREAM, writer=self.writer, first_offset=0))
 
     def prepare(self) -> UUID:
         """Announce an attempt."""

@@ -1,33 +1,36 @@
-"""The changes that a commit can make to a manifest, as pure functions of the manifest they meet.
+"""The changes that a commit can make to a manifest.
 
-Each change says how it is applied, which precondition it has, and how a manifest shows that it is
-in already. That last question decides a commit whose reply was lost: by content, never by the
-reply (docs/commit-protocol.md, step 1). Where the answer is a fragment, it may stand in a group by then:
-a change says at which offset to look (`mark`), and is shown the fragment that is named there. A copy there
-may stand in the place of what the change named (`manifest.replacing`): then perhaps nothing tells any more.
+Each change answers two questions about a manifest. `apply` says what the manifest becomes, or why the
+change does not fit. `verdict` says whether the change is in already. This decides a commit whose reply was
+lost: by content, never by the reply (docs/commit-protocol.md, step 1).
+
+A commit that names fragments is in if its last entry is named, since all of them were committed at once. A
+later trim may have dropped that entry, and a compaction may have put a copy in its place
+(`manifest.replacing`). The manifest can then no longer show whether the change was in.
 
 Invariant: `apply` raises, or returns a manifest that keeps every invariant of `formats.manifest`.
-Who may commit is decided here too: a writer's changes are refused unless it holds the stream, a job's
-unless the stream is of the incarnation that the job began on. Abort, trim and delete are anyone's.
+This module also decides who may commit. A writer's changes need the stream's present writer, and name or end
+only attempts that run for it. A job's changes need the incarnation that the job began on, and name or end
+only attempts that run for the job. Anyone may abort, trim and delete.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import numpy as np
 
-from offload.errors import Conflict, Fenced, Misuse, OutcomeUnknown, StreamDeleted
+from offload.errors import Conflict, Fenced, Misuse, StreamDeleted
 from offload.formats.manifest import (
     NO_ENTRIES,
     NOBODY,
     TOTALS,
     AttemptKind,
-    Entries,
     Entry,
     Manifest,
     Running,
@@ -37,6 +40,16 @@ from offload.formats.manifest import (
     joined,
 )
 from offload.manifest.tokens import token_of
+from offload.manifest.tree import Edit, Tree
+
+
+class Verdict(Enum):
+    """Whether a change was committed, as far as one manifest shows it."""
+
+    IN = auto()
+    OUT = auto()
+    UNKNOWN = auto()
+    """The manifest shows it no longer: what the change named was trimmed, or copied into another fragment."""
 
 
 class Change(ABC):
@@ -46,58 +59,42 @@ class Change(ABC):
 
     @abstractmethod
     def apply(self, base: Manifest | None) -> Manifest:
-        """The manifest with the change in it; version and commit ids are still those of `base`.
+        """Return `base` with the change in it; version and commit ids are still those of `base`.
 
-        Raises `Fenced`, `StreamDeleted` or `Conflict` if the precondition does not hold, `Misuse` if nobody
-        but the caller can have caused that, and `OutcomeUnknown` if `base` cannot show any more whether the
-        change was in.
+        Raises `Fenced`, `StreamDeleted` or `Conflict` if the precondition does not hold, and `Misuse` if
+        nobody but the caller can have caused that.
         """
 
     @abstractmethod
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """Whether `manifest` shows that the change was committed.
+    async def verdict(self, tree: Tree) -> Verdict:
+        """Return whether the manifest of `tree` holds the change.
 
-        `marked` is the fragment that its tree names at `mark`; None where it names none there. Raises
-        `OutcomeUnknown` where a copy stands there, and nothing tells whether it is of what the change named.
+        Raises `Fenced` or `StreamDeleted` if its author may not commit on this manifest: a writer that was
+        fenced stops, even if its last commit landed. Any other error leaves the verdict open.
         """
 
     @property
-    def edits(self) -> int | None:
-        """The first offset of the fragments in whose place the change puts others, if it does that."""
-        return None
+    def edit(self) -> Edit | None:
+        """The fragments that the change replaces where they are, if it does that.
 
-    def edit(self, run: Entries) -> Entries:
-        """`run` after the change: the fragments that stand together, in a root or a group, around `edits`.
-
-        Of such a change `apply` leaves the entries as they are. Raises `Conflict` as it does.
+        `apply` leaves the entries of such a change as they are.
         """
-        return run
-
-    @property
-    def mark(self) -> int | None:
-        """The first offset of a fragment that is named if and only if the change is in, if there is such."""
         return None
-
-    def check_author(self, base: Manifest | None) -> None:
-        """Raise `Fenced` or `StreamDeleted` where the change's author may not commit on `base`.
-
-        Asked before `is_in`: a writer that was fenced stops, even if its last commit landed.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Change):
     """Take the stream: from now on it is `writer`'s, under a higher epoch.
 
-    `first_offset` and `incarnation` are used where the stream is born, or born again after a
-    deletion. `source_epoch` is the broker's own leader epoch, where it has one; a lower one than
-    recorded is refused with `Fenced`. A stream that is being rebuilt is refused with `Conflict`, and one to
-    which this very claim gave birth, and which was deleted since, with `StreamDeleted`: claim anew.
+    `first_offset` is used if the stream is born, or born again after a deletion. `source_epoch` is the
+    broker's own leader epoch, if it has one. One that is lower than recorded is refused with `Fenced`, and a
+    stream that is being rebuilt with `Conflict`.
     """
 
     stream: str
     writer: UUID
-    incarnation: UUID
+    """Unique to this claim."""
+
     first_offset: int
     source_epoch: int = 0
 
@@ -115,24 +112,26 @@ class Claim(Change):
             raise Conflict(f"stream {base.stream!r} is being rebuilt; wait until the rebuild is done")
         source_epoch = max(base.source_epoch, self.source_epoch)
         if base.state is State.DELETED:
-            if base.incarnation == self.incarnation:  # ours by birth: an incarnation dies once
-                deleted = f"stream {self.stream!r} was claimed, and deleted in epoch {base.epoch}"
-                raise StreamDeleted(deleted, epoch=base.epoch)
             born = self._born(version=base.version, epoch=base.epoch + 1, parent=base.commit_id)
             return replace(born, source_epoch=source_epoch)
         return replace(
             base, writer=self.writer, epoch=base.epoch + 1, source_epoch=source_epoch, state=State.LIVE
         )
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`."""
-        return manifest.writer == self.writer
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`."""
+        return _in_if(tree.manifest.writer == self.writer)
 
     def _born(self, *, version: int, epoch: int, parent: UUID) -> Manifest:
+        """A newborn stream. A claim that stalls may give birth twice, on two tombstones.
+
+        So the incarnation is made of the claim and of the version below the birth: the same claim on the same
+        base repeats it, and no incarnation that died comes back.
+        """
         return Manifest(
             stream=self.stream,
             version=version,
-            incarnation=self.incarnation,
+            incarnation=uuid5(self.writer, f"incarnation on version {version}"),
             writer=self.writer,
             epoch=epoch,
             source_epoch=self.source_epoch,
@@ -149,9 +148,9 @@ class _OfWriter(Change):
 
     writer: UUID
 
-    def check_author(self, base: Manifest | None) -> None:
-        """See `Change.check_author`."""
-        self._owned(base)
+    def own(self, manifest: Manifest) -> set[UUID]:
+        """The writer's attempts that run."""
+        return attempts_for(manifest, self.writer, AttemptKind.STREAM)
 
     def _owned(self, base: Manifest | None) -> Manifest:
         if base is None:
@@ -179,20 +178,24 @@ class Prepare(_OfWriter):
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = self._owned(base)
-        announced = tuple(
+        announced = [
             Running(attempt=attempt, ledger_id=ledger_id, epoch=base.epoch, writer=self.writer)
             for attempt, ledger_id in self.attempts
-        )
-        return replace(base, running=base.running + announced)
+        ]
+        return announce(base, announced)
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`. All were announced at once, so one that runs speaks for those dropped since."""
-        return not self.attempts or any(manifest.runs(attempt) for attempt, _ in self.attempts)
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`. All were announced at once: one that runs speaks for those dropped since."""
+        own = self.own(self._owned(tree.manifest))
+        return _in_if(not self.attempts or any(attempt in own for attempt, _ in self.attempts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append(_OfWriter):
-    """Name fragments that were uploaded, and drop the attempts that are finished with them."""
+    """Name fragments that the writer uploaded, and drop the attempts that are finished with them.
+
+    Only attempts that run for this writer are named or dropped.
+    """
 
     entries: Sequence[Entry]
     finished: frozenset[UUID] = frozenset()
@@ -200,32 +203,25 @@ class Append(_OfWriter):
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = self._owned(base)
+        own = self.own(base)
         for entry in self.entries:
-            if not base.runs(entry.attempt):
-                raise Conflict(f"stream {base.stream!r}: attempt {entry.attempt} does not run any more")
-        appended = append_entries(base, self.entries)
-        return replace(appended, running=tuple(r for r in base.running if r.attempt not in self.finished))
+            if entry.attempt not in own:
+                raise Conflict(
+                    f"stream {base.stream!r}: attempt {entry.attempt} does not run for this writer"
+                )
+        return without(append_entries(base, self.entries), own & self.finished)
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`. All entries were committed at once, so the last one speaks for all."""
-        if not self.entries:
-            return not any(manifest.runs(attempt) for attempt in self.finished)
-        last = self.entries[-1]
-        over = not any(manifest.runs(attempt) for attempt in self.finished)
-        trimmed = manifest.first_offset >= last.next_offset and bool(self.finished)
-        return is_named(marked, last, over=over) or (trimmed and over)
-
-    @property
-    def mark(self) -> int | None:
-        """See `Change.mark`."""
-        return self.entries[-1].first_offset if self.entries else None
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`."""
+        own = self.own(self._owned(tree.manifest))
+        return await named(tree, self.entries, over=not own & self.finished)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolve(_OfWriter):
     """Settle what earlier writers left: adopt these fragments, and condemn all their attempts for ever.
 
-    Attempts of jobs stay, and so do the writer's own.
+    Attempts of jobs stay, and so do the writer's own. Nothing of either is adopted.
     """
 
     adopted: Sequence[Entry]
@@ -233,23 +229,21 @@ class Resolve(_OfWriter):
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = self._owned(base)
+        settled = self.settled(base)
         for entry in self.adopted:
-            if not base.runs(entry.attempt):
-                raise Conflict(f"stream {base.stream!r}: attempt {entry.attempt} does not run any more")
-        appended = append_entries(base, self.adopted)
-        return replace(appended, running=tuple(r for r in base.running if not self.settles(r)))
+            if entry.attempt not in settled:
+                raise Conflict(
+                    f"stream {base.stream!r}: attempt {entry.attempt} does not run for an earlier writer"
+                )
+        return without(append_entries(base, self.adopted), settled)
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`."""
-        last = self.adopted[-1] if self.adopted else None
-        over = not any(self.settles(running) for running in manifest.running)
-        reached = last is None or is_named(marked, last, over=over)
-        return over and (reached or (last is not None and manifest.first_offset >= last.next_offset))
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`."""
+        return await named(tree, self.adopted, over=not self.settled(self._owned(tree.manifest)))
 
-    @property
-    def mark(self) -> int | None:
-        """See `Change.mark`."""
-        return self.adopted[-1].first_offset if self.adopted else None
+    def settled(self, manifest: Manifest) -> set[UUID]:
+        """The attempts that the change drops."""
+        return {running.attempt for running in manifest.running if self.settles(running)}
 
     def settles(self, running: Running) -> bool:
         """Whether this attempt is one of those that the change drops."""
@@ -266,15 +260,9 @@ class OfJob(Change):
     job: UUID
     incarnation: UUID
 
-    def check_author(self, base: Manifest | None) -> None:
-        """See `Change.check_author`."""
-        self.begun_on(base)
-
     def own(self, manifest: Manifest, kind: AttemptKind = AttemptKind.JOB) -> set[UUID]:
-        """The job's attempts of this kind that run; none in another incarnation."""
-        if manifest.incarnation != self.incarnation:
-            return set()
-        return {each.attempt for each in manifest.running if (each.kind, each.writer) == (kind, self.job)}
+        """The job's attempts of this kind that run."""
+        return attempts_for(manifest, self.job, kind)
 
     def begun_on(self, base: Manifest | None) -> Manifest:
         """`base`, where it is of the incarnation that the job began on. Raises otherwise."""
@@ -298,30 +286,24 @@ class Announce(OfJob):
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = self.begun_on(base)
-        for attempt, _ in self.attempts:
-            if base.runs(attempt):
-                raise Conflict(f"stream {base.stream!r}: attempt {attempt} runs already, for another")
-        announced = tuple(
+        announced = [
             Running(attempt=attempt, ledger_id=ledger_id, epoch=base.epoch, writer=self.job, kind=self.kind)
             for attempt, ledger_id in self.attempts
-        )
-        return replace(base, running=base.running + announced)
+        ]
+        return announce(base, announced)
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`. As with `Prepare`, one that runs speaks for those dropped since."""
-        own = self.own(manifest, self.kind)
-        return not self.attempts or any(attempt in own for attempt, _ in self.attempts)
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`. As with `Prepare`, one that runs speaks for those dropped since."""
+        own = self.own(self.begun_on(tree.manifest), self.kind)
+        return _in_if(not self.attempts or any(attempt in own for attempt, _ in self.attempts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribute(OfJob):
     """Name fragments that a job uploaded, and drop the attempts that are finished with them.
 
-    Only attempts that run as this job's are named or dropped. Where another came first, so that the entries
-    do not continue the stream any more, that is a `Conflict`. Where a trim has passed the entries and the
-    finished attempts are over, nothing tells whether they were in: `OutcomeUnknown`, for unlike a writer's
-    they need not be what another would have appended there. The same holds where a copy stands there, of
-    attempts that begin as its own do.
+    Only attempts that run as this job's are named or dropped. If another appended first, the entries do not
+    continue the stream any more, and that is a `Conflict`.
     """
 
     entries: Sequence[Entry]
@@ -331,30 +313,15 @@ class Contribute(OfJob):
         """See `Change.apply`."""
         base = self.begun_on(base)
         own = self.own(base)
-        passed = self.entries and base.first_offset >= self.entries[-1].next_offset
-        if passed and not own & self.finished:
-            raise OutcomeUnknown(
-                f"stream {base.stream!r}: offsets below {base.first_offset} were trimmed, "
-                f"and nothing tells whether job {self.job} had appended there"
-            )
         for entry in self.entries:
             if entry.attempt not in own:
                 raise Conflict(f"stream {base.stream!r}: attempt {entry.attempt} runs not for job {self.job}")
-        appended = append_entries(base, self.entries)
-        ended = own & self.finished
-        return replace(appended, running=tuple(r for r in base.running if r.attempt not in ended))
+        return without(append_entries(base, self.entries), own & self.finished)
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`. All entries were committed at once, so the last one speaks for all."""
-        if not self.entries:
-            return not self.own(manifest) & self.finished
-        over = not self.own(manifest) & self.finished
-        return manifest.incarnation == self.incarnation and is_named(marked, self.entries[-1], over=over)
-
-    @property
-    def mark(self) -> int | None:
-        """See `Change.mark`."""
-        return self.entries[-1].first_offset if self.entries else None
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`."""
+        own = self.own(self.begun_on(tree.manifest))
+        return await named(tree, self.entries, over=not own & self.finished)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,11 +340,11 @@ class Abort(Change):
             raise Misuse("a stream that was never committed runs no attempts")
         if base.state is State.DELETED:
             raise StreamDeleted(f"stream {base.stream!r} was deleted in epoch {base.epoch}", epoch=base.epoch)
-        return replace(base, running=tuple(r for r in base.running if r.attempt not in self.attempts))
+        return without(base, self.attempts)
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`."""
-        return not any(manifest.runs(attempt) for attempt in self.attempts)
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`."""
+        return _in_if(not any(tree.manifest.runs(attempt) for attempt in self.attempts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,14 +400,12 @@ class Trim(Change):
             **{total: getattr(base, total) - getattr(self.dropped, total) for total in (*TOTALS, "ledgers")},
         )
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`."""
-        return manifest.incarnation == self.incarnation and manifest.first_offset >= self.first_offset
-
-    def check_author(self, base: Manifest | None) -> None:
-        """See `Change.check_author`. A tombstone begins at its end, and would pass for a trimmed stream."""
-        if base is not None and base.state is State.DELETED:
-            existing(base)
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`. A tombstone begins at its end, and would pass for a trimmed stream."""
+        manifest = tree.manifest
+        if manifest.state is State.DELETED:
+            existing(manifest)
+        return _in_if(manifest.incarnation == self.incarnation and manifest.first_offset >= self.first_offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,9 +439,10 @@ class Delete(Change):
             **none,
         )
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`."""
-        return manifest.state is State.DELETED or manifest.incarnation != self.incarnation
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`."""
+        manifest = tree.manifest
+        return _in_if(manifest.state is State.DELETED or manifest.incarnation != self.incarnation)
 
 
 def existing(base: Manifest | None) -> Manifest:
@@ -496,25 +462,48 @@ def entries_before(manifest: Manifest, offset: int) -> bytes:
     return bytes(rows[rows["first_offset"] < np.uint64(offset)].tobytes())
 
 
-def is_named(marked: Entry | None, entry: Entry, *, over: bool) -> bool:
-    """Whether the fragment found at an offset shows that this entry was committed.
+def attempts_for(manifest: Manifest, owner: UUID, kind: AttemptKind) -> set[UUID]:
+    """The attempts of this kind that run for a writer or a job."""
+    return {each.attempt for each in manifest.running if (each.kind, each.writer) == (kind, owner)}
 
-    Where a copy of the same token stands there, and the attempts are `over` that would have ended with the
-    entry, it may be of this entry or of what another named there: `OutcomeUnknown`.
+
+def announce(base: Manifest, announced: Sequence[Running]) -> Manifest:
+    """`base` with these attempts running too. Raises `Conflict` if one runs already, for another."""
+    for running in announced:
+        if base.runs(running.attempt):
+            raise Conflict(f"stream {base.stream!r}: attempt {running.attempt} runs already, for another")
+    return replace(base, running=(*base.running, *announced))
+
+
+def without(base: Manifest, attempts: Collection[UUID]) -> Manifest:
+    """`base` with these attempts running no more."""
+    return replace(base, running=tuple(r for r in base.running if r.attempt not in attempts))
+
+
+async def named(tree: Tree, entries: Sequence[Entry], *, over: bool) -> Verdict:
+    """The verdict on a commit that names `entries`; `over` says that no attempt runs that it would end.
+
+    The commit is not in while such an attempt runs. Once it is over, the last entry speaks for all, if there
+    is one. A copy keeps the token of what it copies: one with another token was not made of this entry.
     """
-    if is_same(marked, entry):
-        return True
-    if over and marked is not None and marked.copied and token_of(marked.attempt) == token_of(entry.attempt):
-        raise OutcomeUnknown(
-            f"offset {entry.first_offset} is in a copy by now, and nothing tells whether it was "
-            f"attempt {entry.attempt} that had named it: look at what stands there"
-        )
-    return False
+    if not entries or not over:
+        return _in_if(over)
+    last = entries[-1]
+    found = await tree.find(last.first_offset)
+    if is_same(found, last):
+        return Verdict.IN
+    is_trimmed = last.first_offset < tree.manifest.first_offset
+    is_copied = found is not None and found.copied and token_of(found.attempt) == token_of(last.attempt)
+    return Verdict.UNKNOWN if is_trimmed or is_copied else Verdict.OUT
 
 
-def is_same(marked: Entry | None, entry: Entry) -> bool:
+def _in_if(is_in: bool) -> Verdict:
+    return Verdict.IN if is_in else Verdict.OUT
+
+
+def is_same(found: Entry | None, entry: Entry) -> bool:
     """Whether the fragment found at an offset is the one of this entry."""
-    return marked is not None and (marked.first_offset, marked.attempt) == (entry.first_offset, entry.attempt)
+    return found is not None and (found.first_offset, found.attempt) == (entry.first_offset, entry.attempt)
 
 
 def append_entries(base: Manifest, entries: Sequence[Entry]) -> Manifest:

@@ -8,16 +8,27 @@ creating `root.<n+1>.manifest` if absent. Three ideas carry the protocol:
    one: a zombie. No decision rests on one, and so a create that succeeded is not yet a commit.
 3. A create that found the name taken is not yet a loss: the reply to our own may have been lost.
 
-Therefore every create, whatever came of it, is followed by a listing, and the listing decides:
+A commit is one loop of two steps. The first step judges a manifest by its content:
+
+    the manifest shows                      then
+    the author is fenced, or a tombstone    stop: Fenced, StreamDeleted
+    the change is in                        done, if this manifest is the newest
+    nothing, after a trim or a copy         OutcomeUnknown
+    it is not in, and does not fit          Conflict, if this manifest is the newest
+    it is not in, and fits                  step 2, on top of this manifest
+
+The second step creates root n+1. Whatever came of the create, a listing follows, and the listing decides:
 
     highest is          and                         then
     n+1                 it is ours                  accepted
     n                   -                           not landed yet: the same bytes are sent again
     nothing, or < n     -                           roots were lost: stop, create nothing
-    anything else       load it: fenced, deleted    stop
-                        the change is in            done
-                        the change still fits       once more, on top of it
-                        it does not                 Conflict
+    anything else       -                           load the newest, and judge it: step 1
+
+The manifest that a caller hands in may be old, and an earlier call may have sent the change. So an old
+manifest decides only where to try first. `TryAgain`, `Conflict` and `Misuse` promise that the change is not
+in, so they are raised only if the newest manifest shows that. If the store cannot be asked, the outcome is
+unknown.
 
     stopped             left behind                 cured by
     before the create   perhaps groups of n+1       the sweep, as soon as n+1 is decided
@@ -35,11 +46,12 @@ remembered from before (docs/adr/0002-numbered-roots.md).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
+from itertools import count
 from typing import Final, cast
 from uuid import UUID
 
@@ -64,7 +76,7 @@ from offload.formats.anchor import BRANCHING_FACTOR_MAX
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys, is_of_a_stream
 from offload.formats.manifest import Manifest, State
-from offload.manifest.changes import Change
+from offload.manifest.changes import Change, Verdict
 from offload.manifest.groups import GroupCache
 from offload.manifest.tree import FACTOR, Tree, collapse, edited
 from offload.store.checked import checked
@@ -155,54 +167,75 @@ class RootLog:
 
         Raises as `LedgerOffloader.commit_manifest` promises.
         """
-        if base is not None:  # the change may be in already, from an earlier call
-            base, is_in = await self._shown_after_all(change, base)
-            if is_in:  # perhaps undone since
-                now = await self._newest_after_doubt(base.version)
-                change.check_author(now)
-                base, is_in = await self._shown_after_all(change, now)
-                if is_in:
-                    return base
-        for attempt in range(REQUESTS_MAX):
-            proposal = await self._propose(change, base, committer)
-            newest = await self._settle(proposal)
-            if newest is None:
-                self.witness(Step.ACCEPTED)
-                return proposal
-            self.witness(Step.IN_DOUBT)
-            change.check_author(newest)
-            base, is_in = await self._shown_after_all(change, newest)
-            if is_in:
-                return base
-            await self.env.sleep(self.env.backoff_seconds(attempt))
-        raise TryAgain(f"stream {self.stream!r}: other writers commit faster than this one; run again")
+        manifest, is_newest = base, False
+        for attempt in count():
+            # 1. Judge. Only a proposal may rest on an old manifest: the listing after its create finds out.
+            proposal, refusal = await self._judge(change, manifest, committer)
+            if proposal is None:
+                newest = manifest
+                if not is_newest or isinstance(refusal, Absent):  # a group may be swept while it is read
+                    newest = await self._newest_in_doubt(manifest)
+                if _version(newest) == _version(manifest):
+                    if refusal is not None:
+                        raise refusal
+                    assert manifest is not None, "a change is refused where there is no stream"
+                    return manifest
+            # 2. Create, and look what came of it.
+            elif attempt < REQUESTS_MAX:
+                newest = await self._settle(proposal)
+                if newest is None:
+                    self.witness(Step.ACCEPTED)
+                    return proposal
+                self.witness(Step.IN_DOUBT)
+                await self.env.sleep(self.env.backoff_seconds(attempt))
+            else:
+                raise TryAgain(
+                    f"stream {self.stream!r}: other writers commit faster than this one; run again"
+                )
+            manifest, is_newest = newest, True
+        raise AssertionError("unreachable")
 
     def tree(self, manifest: Manifest) -> Tree:
         """The fragments of one manifest of this stream."""
         return Tree(manifest, partial(self.groups.load, self.store))
 
-    async def _shown(self, change: Change, manifest: Manifest) -> tuple[Manifest, bool]:
-        """Whether the change is in this manifest; or in a newer one, where a group of this one was swept."""
-        for _ in range(REQUESTS_MAX):
-            try:
-                return manifest, await shows(self.tree(manifest), change)
-            except Absent:
-                newest = await self._newest_after_doubt(manifest.version)
-                if newest.version == manifest.version:
-                    raise
-                change.check_author(newest)
-                manifest = newest
-        raise TryAgain(f"stream {self.stream!r}: its manifest changes faster than it can be read; run again")
+    async def _judge(
+        self, change: Change, manifest: Manifest | None, committer: UUID
+    ) -> tuple[Manifest | None, OffloadError | None]:
+        """What this manifest decides: the root to create next, or a refusal, or neither if the change is in.
 
-    async def _shown_after_all(self, change: Change, newest: Manifest) -> tuple[Manifest, bool]:
-        """As `_shown`, for what may have been sent: a group that cannot be read says neither yes nor no."""
+        Raises what holds whether or not the manifest is the newest.
+        """
         try:
-            return await self._shown(change, newest)
+            if manifest is not None:
+                with self._in_doubt(manifest.version):
+                    verdict = await change.verdict(self.tree(manifest))
+                if verdict is Verdict.IN:
+                    return None, None
+                if verdict is Verdict.UNKNOWN:
+                    raise OutcomeUnknown(
+                        f"{self.keys.root(manifest.version)}: nothing shows whether the change was in, since "
+                        "its offsets have been trimmed or compacted; look at what is there now"
+                    )
+            return await self._propose(change, manifest, committer), None
+        except (Absent, Conflict, Misuse, TryAgain) as refusal:
+            return None, refusal
+
+    @contextmanager
+    def _in_doubt(self, version: int) -> Iterator[None]:
+        """The change may be in: an error of the store leaves the outcome unknown."""
+        try:
+            yield
         except (Corrupt, Fenced, UnsupportedFormat, OutcomeUnknown):
             raise
         except OffloadError as exc:
-            where = self.keys.root(newest.version)
-            raise OutcomeUnknown(f"{where}: the store could not be asked whether the change is in") from exc
+            where = self.keys.root(version)
+            raise OutcomeUnknown(f"{where}: it could not be asked whether the change is in: {exc}") from exc
+
+    async def _newest_in_doubt(self, manifest: Manifest | None) -> Manifest | None:
+        known = _version(manifest)
+        with self._in_doubt(known):
+            return await self.load_newest(known=known)
 
     async def _propose(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
         """The root that would follow, after the groups that it names were stored."""
@@ -227,17 +260,11 @@ class RootLog:
         self, change: Change, base: Manifest | None, changed: Manifest
     ) -> tuple[Manifest, list[tuple[Group, bytes]]]:
         """`changed` with the fragments edited that the change edits, and the groups made anew for that."""
-        if base is None or change.edits is None:
+        if base is None or change.edit is None:
             return changed, []
-        try:
-            entries, groups = await edited(
-                self.tree(base), change.edits, change.edit, version=base.version + 1, uuid=self.env.uuid
-            )
-        except Absent as exc:  # of an old base: a commit came between, and a sweep
-            where = f"offset {change.edits} of stream {self.stream!r}"
-            raise Conflict(
-                f"what leads to {where} is gone; load the newest manifest, and decide anew"
-            ) from exc
+        entries, groups = await edited(
+            self.tree(base), change.edit, version=base.version + 1, uuid=self.env.uuid
+        )
         return replace(changed, entries=entries), groups
 
     async def _settle(self, proposal: Manifest) -> Manifest | None:
@@ -250,17 +277,11 @@ class RootLog:
             self.witness(Step.AFTER_CREATE)
 
             # 2. The listing decides, whatever the reply was.
-            try:
-                verdict = await self._look(proposal, reply)
-            except (Conflict, Fenced, Corrupt, UnsupportedFormat, OutcomeUnknown):
-                raise
-            except OffloadError as exc:
-                raise OutcomeUnknown(
-                    f"{key}: sent, but the store could not be asked what came of it"
-                ) from exc
+            with self._in_doubt(proposal.version):
+                found = await self._look(proposal, reply)
             self.witness(Step.AFTER_LISTING)
-            if verdict is not _NOT_LANDED:
-                return verdict
+            if found is not _NOT_LANDED:
+                return found
 
             # 3. Not landed, perhaps not yet.
             if refusal is not None:
@@ -347,10 +368,8 @@ async def first_object(store: ObjectStore, *prefixes: str) -> str | None:
     return None
 
 
-async def shows(tree: Tree, change: Change) -> bool:
-    """Whether the change is in the manifest of this tree."""
-    marked = None if change.mark is None else await tree.find(change.mark)
-    return change.is_in(tree.manifest, marked)
+def _version(manifest: Manifest | None) -> int:
+    return 0 if manifest is None else manifest.version
 
 
 def decode_root(raw: bytes, stream: str, version: int, *, where: str) -> Manifest:

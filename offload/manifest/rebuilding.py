@@ -24,7 +24,8 @@ from uuid import UUID
 
 from offload.errors import Conflict, Fenced
 from offload.formats.manifest import NO_ENTRIES, TOTALS, Entry, Manifest, State
-from offload.manifest.changes import Change, append_entries
+from offload.manifest.changes import Change, Verdict, append_entries
+from offload.manifest.tree import Tree
 
 JUMP: Final = 2**32
 """How far above every number ever used the fence is: no sleeper's create comes near it."""
@@ -94,9 +95,9 @@ class Fence(Change):
             commit_id=base.commit_id,
         )
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`."""
-        return manifest.writer == self.writer
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`."""
+        return Verdict.IN if tree.manifest.writer == self.writer else Verdict.OUT
 
     def _naming_nothing(self) -> Manifest:
         return Manifest(
@@ -124,15 +125,9 @@ class Rebuilt(Change):
     source_epoch: int = 0
     """The highest leader epoch of the broker that any of the data mentions."""
 
-    def check_author(self, base: Manifest | None) -> None:
-        """See `Change.check_author`: another rebuild, or a claim after it, ends this one."""
-        if base is None or base.writer != self.writer:
-            raise Fenced("another rebuild of the stream, or a writer, took over; run again")
-
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
-        self.check_author(base)
-        assert base is not None
+        base = self._fenced(base)
         if base.state is not State.REBUILDING:
             raise Conflict(f"stream {base.stream!r} is not being rebuilt any more")
         nothing: dict[str, Any] = dict.fromkeys((*TOTALS, "ledgers", "last_ledger_id"), 0)
@@ -150,9 +145,15 @@ class Rebuilt(Change):
         )
         return append_entries(empty, self.entries)
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`."""
-        return manifest.writer == self.writer and manifest.state is State.LIVE
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`."""
+        return Verdict.IN if self._fenced(tree.manifest).state is State.LIVE else Verdict.OUT
+
+    def _fenced(self, base: Manifest | None) -> Manifest:
+        """`base`, if this rebuild's fence is in it. Another rebuild, or a claim after it, ends this one."""
+        if base is None or base.writer != self.writer:
+            raise Fenced("another rebuild of the stream, or a writer, took over; run again")
+        return base
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

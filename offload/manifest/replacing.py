@@ -25,7 +25,7 @@ from uuid import UUID
 
 import numpy as np
 
-from offload.errors import Conflict, Misuse, OutcomeUnknown
+from offload.errors import Conflict, Misuse
 from offload.formats.manifest import (
     AttemptKind,
     Entries,
@@ -35,17 +35,17 @@ from offload.formats.manifest import (
     encode_entries,
     joined,
 )
-from offload.manifest.changes import OfJob, is_named
+from offload.manifest.changes import OfJob, Verdict, named, without
 from offload.manifest.tokens import token_of
+from offload.manifest.tree import Edit, Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replace(OfJob):
     """Name `new` where `old` is named, and drop the attempts of `new`, all in one commit.
 
-    Raises `Misuse` where the two cannot be the same records. `Conflict` says that nothing of it is in, nor
-    will be: `old` is not what stands there any more, or somebody aborted the copies. Where the attempts are
-    over and what stands there was trimmed, or is another copy, nothing tells: `OutcomeUnknown`.
+    Raises `Misuse` if the two cannot be the same records. It is a `Conflict` if other fragments than `old`
+    hold these offsets, or if somebody aborted the copies.
     """
 
     old: Sequence[Entry]
@@ -71,16 +71,11 @@ class Replace(OfJob):
         return frozenset(entry.attempt for entry in self.new)
 
     def apply(self, base: Manifest | None) -> Manifest:
-        """See `Change.apply`. Whether `base` names `old` is for `edit` to say."""
+        """See `Change.apply`. `edit` checks that `base` names `old`."""
         base = self.begun_on(base)
         own = self.own(base, AttemptKind.COPY)
         begin, end = self.old[0].first_offset, self.old[-1].next_offset
         if begin < base.first_offset:
-            if not own & self.attempts:
-                raise OutcomeUnknown(
-                    f"stream {base.stream!r}: offsets below {base.first_offset} were trimmed, "
-                    f"and nothing tells whether job {self.job} had replaced fragments there"
-                )
             raise Conflict(f"stream {base.stream!r}: offsets below {base.first_offset} were trimmed")
         if end >= base.next_offset:
             raise Conflict(f"stream {base.stream!r} ends at {base.next_offset}: its newest fragment stays")
@@ -88,19 +83,23 @@ class Replace(OfJob):
             raise Conflict(f"stream {base.stream!r}: attempt {attempt} runs not as a copy for job {self.job}")
         size_bytes = sum(e.stored_size_bytes for e in self.new) - sum(e.stored_size_bytes for e in self.old)
         return replace(
-            base,
+            without(base, self.attempts),
             stored_size_bytes=base.stored_size_bytes + size_bytes,
             fragments=base.fragments + len(self.new) - len(self.old),
-            running=tuple(r for r in base.running if r.attempt not in self.attempts),
         )
 
-    @property
-    def edits(self) -> int | None:
-        """See `Change.edits`."""
-        return self.old[0].first_offset
+    async def verdict(self, tree: Tree) -> Verdict:
+        """See `Change.verdict`."""
+        own = self.own(self.begun_on(tree.manifest), AttemptKind.COPY)
+        return await named(tree, self.new, over=not own & self.attempts)
 
-    def edit(self, run: Entries) -> Entries:
-        """See `Change.edit`. `Conflict` where `run` does not name `old`, one behind the other."""
+    @property
+    def edit(self) -> Edit:
+        """See `Change.edit`."""
+        return Edit(self.old[0].first_offset, self.replaced)
+
+    def replaced(self, run: Entries) -> Entries:
+        """`run` with the copies in it. Raises `Conflict` unless `run` names `old`, one behind the other."""
         at = int(np.searchsorted(run["first_offset"], np.uint64(self.old[0].first_offset)))
         end = at + len(self.old)
         if decode_entries(run[at:end]) != list(self.old):
@@ -108,16 +107,6 @@ class Replace(OfJob):
             raise Conflict(f"other fragments hold {offsets} now, or not all of them stand in one group")
         rows = encode_entries(self.new, after_ledger=None if run["ledgers"][at] else self.new[0].ledger_id)
         return joined(run[:at], rows, run[end:])
-
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        """See `Change.is_in`. All copies were committed at once, so the last one speaks for all."""
-        over = not self.own(manifest, AttemptKind.COPY) & self.attempts
-        return manifest.incarnation == self.incarnation and is_named(marked, self.new[-1], over=over)
-
-    @property
-    def mark(self) -> int | None:
-        """See `Change.mark`."""
-        return self.new[-1].first_offset
 
 
 def _content_of(entries: Sequence[Entry]) -> dict[str, Any]:

@@ -59,22 +59,33 @@ def collapse(
     return replace(manifest, entries=joined(*(runs[kind] for kind in reversed(Kind)))), groups
 
 
-async def edited(
-    tree: Tree, offset: int, edit: Callable[[Entries], Entries], *, version: int, uuid: Callable[[], UUID]
-) -> tuple[Entries, list[tuple[Group, bytes]]]:
-    """The root's entries with the fragments that stand together around `offset` edited.
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Other fragments in the place of some that stand together: in the root, or in one group."""
 
-    With them the groups to store before `version` is created: those on the way down to `offset`, made anew.
-    The offset is a live one. A group that becomes small stays one.
+    offset: int
+    """A live one, among the fragments to edit."""
+
+    edited: Callable[[Entries], Entries]
+    """What all fragments that stand together around `offset` become. Raises `Conflict` if it does not fit."""
+
+
+async def edited(
+    tree: Tree, edit: Edit, *, version: int, uuid: Callable[[], UUID]
+) -> tuple[Entries, list[tuple[Group, bytes]]]:
+    """The root's entries with the edit in them.
+
+    With them the groups to store before `version` is created: those on the way down to the edited fragments,
+    made anew. A group that becomes small stays one.
     """
     manifest, groups = tree.manifest, list[tuple[Group, bytes]]()
 
     async def below(entries: Entries) -> Entries:
-        row = _row_of(entries, offset)
+        row = _row_of(entries, edit.offset)
         one = entries[row : row + 1]
         if not one["kind"][0]:
             leaves = _leaves_of(entries)
-            return joined(entries[:leaves], edit(entries[leaves:]))
+            return joined(entries[:leaves], edit.edited(entries[leaves:]))
         group = Group(
             stream=manifest.stream,
             incarnation=manifest.incarnation,

@@ -24,7 +24,7 @@ from typing import Self
 from uuid import UUID
 
 from offload.env import Env
-from offload.errors import Misuse, StreamDeleted
+from offload.errors import Misuse, StreamDeleted, TryAgain
 from offload.formats.manifest import AttemptKind, Entry, Manifest
 from offload.manifest.changes import Abort, Announce, Change, Contribute
 from offload.manifest.replacing import Replace
@@ -93,8 +93,8 @@ class Job:
           somebody aborted them. Nothing of them is in, nor will be. To go on, `abort`, and upload under new
           attempts from the stream's end;
         - `StreamDeleted` where the stream was deleted, also where one of that name was born since;
-        - `OutcomeUnknown` where the store did not say what became of it: append again. Where what was
-          appended may have been trimmed or replaced since, it stays unknown.
+        - `OutcomeUnknown` if the store did not say what became of it: append again. If what was appended may
+          have been trimmed or compacted since, it stays unknown.
         """
         entries = _entries_of(receipts)
         for before, after in pairwise(entries):
@@ -162,9 +162,14 @@ class Job:
         return self.manifest, attempts
 
     async def _commit(self, change: Change) -> None:
-        """On the newest manifest: the one that is known may be old, for others commit meanwhile."""
-        stream = self.manifest.stream
-        base = await self.offloader.load_manifest(stream)
+        """On the newest manifest: the one that is known may be old, for others commit meanwhile.
+
+        If it cannot be loaded, the known one has to do. To raise `TryAgain` here would say that nothing was
+        committed, although an earlier call may have sent this change.
+        """
+        stream, base = self.manifest.stream, self.manifest
+        with suppress(TryAgain):
+            base = await self.offloader.load_manifest(stream)
         self.manifest = await self.offloader.commit_manifest(stream, change, base=base, committer=self.uid)
 
 

@@ -79,7 +79,6 @@ class StreamWriter:
         change = Claim(
             stream=stream,
             writer=env.uuid(),
-            incarnation=env.uuid(),
             first_offset=first_offset,
             source_epoch=source_epoch,
         )
@@ -191,8 +190,7 @@ class StreamWriter:
         )
 
     async def _resolve(self, agree: Agree) -> None:
-        change = Resolve(writer=self.writer, adopted=())
-        if change.is_in(self.manifest):
+        if not Resolve(writer=self.writer, adopted=()).settled(self.manifest):
             return
         adopted = []
         for leftover in await self.offloader.leftovers(self.manifest):

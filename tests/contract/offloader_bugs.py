@@ -23,7 +23,7 @@ from offload.errors import AlreadyExists, Conflict, Corrupt, NotOffloaded
 from offload.formats.chunk import ChunkTable
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entry, Manifest, Running, State
-from offload.manifest.changes import Append, Change, Claim, Delete, Trim
+from offload.manifest.changes import Append, Change, Claim, Delete, Trim, Verdict
 from offload.manifest.tree import Tree
 from offload.offloader import Attempt, CutHandle, Leftover, ReadHandle, Receipt
 from offload.store.memory import MemoryStore
@@ -565,8 +565,8 @@ class Unseen(Change):
     def apply(self, base: Manifest | None) -> Manifest:
         return self.change.apply(base)
 
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        return False
+    async def verdict(self, tree: Tree) -> Verdict:
+        return Verdict.OUT
 
 
 @bug("commits_are_idempotent")
@@ -713,8 +713,8 @@ class KeepsTheEpoch(_Reclaims):
 
 
 class _AnyClaim(Claim):
-    def is_in(self, manifest: Manifest, marked: Entry | None = None) -> bool:
-        return True
+    async def verdict(self, tree: Tree) -> Verdict:
+        return Verdict.IN
 
 
 @bug("claims_fence_at_once")

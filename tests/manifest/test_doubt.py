@@ -61,7 +61,7 @@ def test_an_append_that_landed_in_a_group_is_never_told_to_try_again() -> None:
     async def main() -> int:
         store = MemoryStore()
         log = RootLog(store=store, stream="orders", env=Env(), factor=2)
-        claim = Claim(stream="orders", writer=WRITER, incarnation=UUID(int=4), first_offset=0)
+        claim = Claim(stream="orders", writer=WRITER, first_offset=0)
         claimed = await log.commit(claim, base=None, committer=WRITER)
         prepare = Prepare(writer=WRITER, attempts=[(ATTEMPT, 0)])
         base = await log.commit(prepare, base=claimed, committer=WRITER)

@@ -33,7 +33,7 @@ from offload.formats.manifest import (
 )
 from offload.manifest.changes import Dropped, Trim, append_entries, entries_before
 from offload.manifest.groups import GroupCache, fetch_group
-from offload.manifest.tree import FACTOR, Tree, collapse, edited
+from offload.manifest.tree import FACTOR, Edit, Tree, collapse, edited
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.tier.stream_writer import COMMIT_ENTRIES
@@ -132,7 +132,7 @@ class Stream:
 
         version, offset = self.manifest.version + 1, self.live[where].first_offset
         uuid = lambda: UUID(int=next(self.uids))  # noqa: E731 - as for `collapse`
-        entries, groups = asyncio.run(edited(self.tree, offset, edit, version=version, uuid=uuid))
+        entries, groups = asyncio.run(edited(self.tree, Edit(offset, edit), version=version, uuid=uuid))
         for group, raw in groups:
             assert group.key not in self.objects
             assert (group.version, group.encode()) == (version, raw)

@@ -116,7 +116,7 @@ def test_a_claim_without_a_base_is_refused_as_well(world: World) -> None:
     committed(world)
     world.objects.lose_roots()
     uid = world.process("p").env.uuid()
-    change = Claim(stream=STREAM, writer=uid, incarnation=uid, first_offset=0)
+    change = Claim(stream=STREAM, writer=uid, first_offset=0)
 
     refused(world, world.process("q").offloader.commit_manifest(STREAM, change, base=None, committer=uid))
 

@@ -50,7 +50,6 @@ _TRIM, _CLAIM, _DELETE = Trim.apply, Claim.apply, Delete.apply
 _LOAD_GROUP, _GO_ON = GroupCache.load, StreamWindows._go_on
 _COMMIT = ObjectStoreOffloader.commit_manifest
 _EDITED, _JOB_REPLACE = commit.edited, Job.replace
-_OTHER = UUID(int=7)
 
 
 async def _load_then_list(self: Page) -> None:
@@ -170,8 +169,8 @@ async def _sources_go_before_the_commit(self: Job, old: Any, receipts: Any) -> M
     return await _JOB_REPLACE(self, old, receipts)
 
 
-async def _edited_for_this_number(tree: Tree, offset: int, edit: Any, *, version: int, uuid: Any) -> Any:
-    return await _EDITED(tree, offset, edit, version=version - 1, uuid=uuid)
+async def _edited_for_this_number(tree: Tree, edit: Any, *, version: int, uuid: Any) -> Any:
+    return await _EDITED(tree, edit, version=version - 1, uuid=uuid)
 
 
 async def _failed_upload_is_skipped(self: StreamWriter, handle: Any, attempt: Any, extra: Any) -> Receipt:
@@ -191,10 +190,8 @@ def _append_anywhere(self: Append, base: Manifest) -> Manifest:
 
 
 def _born_of_the_dead(self: Claim, base: Manifest | None) -> Manifest:
-    changed = _CLAIM(replace(self, incarnation=_OTHER), base)
-    if base is not None and base.state is State.DELETED:
-        return replace(changed, incarnation=base.incarnation)
-    return replace(changed, incarnation=self.incarnation) if base is None else changed
+    changed = _CLAIM(self, base)
+    return changed if base is None else replace(changed, incarnation=base.incarnation)
 
 
 def _rebirth_restarts(self: Claim, base: Manifest | None) -> Manifest:
@@ -345,55 +342,55 @@ BY_REPLAY: Final[dict[str, str]] = {
 FOUND_AT: Final[dict[str, int]] = {
     "probing": 3,
     "success is accepted": 3,
-    "own id is accepted": 36,
+    "own id is accepted": 1046,
     "exists is loss": 5,
-    "doubt is not decided by content": 193,
+    "doubt is not decided by content": 100,
     "fence by epoch only": 0,
-    "source epoch may fall": 9,
+    "source epoch may fall": 90,
     "upload first": 0,
     "same key for another cut": 1,
-    "append without running": 175,
-    "adopt any": 1,
-    "adopt unchecked": 28,
-    "fenced deletes": 25,
+    "append without running": 18,
+    "adopt any": 0,
+    "adopt unchecked": 33,
+    "fenced deletes": 42,
     "delete without a commit": 11,
-    "groups after the root": 0,
+    "groups after the root": 1,
     "groups made once": 8,
     "wrong total of a group": 0,
     "wrong time of a group": 0,
-    "trim from anywhere": 106,
-    "job: append without running": 2,
-    "job: append what runs for another": 2,
+    "trim from anywhere": 279,
+    "job: append without running": 9,
+    "job: append what runs for another": 9,
     "job: dropped with older writers": 2,
-    "job: adopted": 5,
-    "replace: whatever is named": 2,
-    "replace: without running": 192,
-    "replace: what was trimmed": 252,
-    "replace: the newest": 51,
-    "replace: a copy does not say so": 2,
+    "job: adopted": 2,
+    "replace: whatever is named": 16,
+    "replace: without running": 19,
+    "replace: what was trimmed": 152,
+    "replace: the newest": 32,
+    "replace: a copy does not say so": 10,
     "replace: copies of anybody's": 2,
     "trim: counted before a replacement": 106,
-    "sweep: root first": 168,
-    "sweep: what is unnamed": 15,
-    "sweep: undecided groups": 122,
-    "sweep: tombstones": 53,
-    "sweep: no grace": 182,
-    "sweep: groups trimmed in part": 3,
-    "sweep: what cannot be read names nothing": 15,
-    "a failed fetch of a group is nothing there": 2,
+    "sweep: root first": 212,
+    "sweep: what is unnamed": 10,
+    "sweep: undecided groups": 180,
+    "sweep: tombstones": 3,
+    "sweep: no grace": 13,
+    "sweep: groups trimmed in part": 8,
+    "sweep: what cannot be read names nothing": 19,
+    "a failed fetch of a group is nothing there": 19,
     "trim: totals stay": 0,
     "trim: backwards": 106,
     "trim: delete before the commit": 1,
-    "delete: the prefix goes": 3,
+    "delete: the prefix goes": 28,
     "delete: the writer stays": 3,
     "rebirth: the old incarnation": 3,
     "rebirth: epochs begin again": 3,
-    "lookup: the first child of a group": 2,
-    "lookup: by first times": 8,
-    "reader: skips silently": 812,
-    "reader: gone is the end": 812,
-    "replace: sources go before the commit": 2,
-    "replace: groups of this number": 2,
+    "lookup: the first child of a group": 10,
+    "lookup: by first times": 2,
+    "reader: skips silently": 104,
+    "reader: gone is the end": 104,
+    "replace: sources go before the commit": 10,
+    "replace: groups of this number": 10,
     "writer: a failed upload is skipped": 5,
     "resolve: attempts stay": 0,
     "commit: no listing": 0,

@@ -211,7 +211,7 @@ def test_a_copy_that_was_never_committed_does_not_hide_one_that_was() -> None:
         )
         return Found(entry=entry, incarnation=UUID(int=1), epoch=1, base_version=3)
 
-    choice = choose([found(0, 2, 0), found(0, 4, 1), found(2, 6, 1)])
+    choice = choose([found(0, 2, 0), found(0, 4, 1), found(2, 6, 1)], incarnation=UUID(int=1))
 
     assert [each.entry.next_offset for each in choice.chosen] == [2, 6]
     assert choice.holes == []

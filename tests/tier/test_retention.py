@@ -77,9 +77,7 @@ class Stream:
         self._ledger_id = 0
 
     async def begin(self) -> None:
-        claim = Claim(
-            stream=STREAM, writer=UUID(int=1), incarnation=ENV.uuid(), first_offset=self.first_offset
-        )
+        claim = Claim(stream=STREAM, writer=UUID(int=1), first_offset=self.first_offset)
         self.manifest = await self.offloader.commit_manifest(STREAM, claim, base=None, committer=claim.writer)
 
     async def append(self, fragments: Sequence[Fragment]) -> None:

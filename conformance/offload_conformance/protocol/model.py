@@ -13,7 +13,7 @@ from functools import cache
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from offload.errors import Conflict, Fenced, OffloadError
+from offload.errors import Conflict, Fenced, OffloadError, OutcomeUnknown
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Append, Change, Delete, Trim
@@ -152,6 +152,11 @@ class Stream:
         seen = copy.held.writer.manifest  # what did not fit there need not be asked about
         fitted = seen.runs(copy.attempt.uid) and copy.first == seen.next_offset
         return (Fenced,) if fitted else (Fenced, Conflict)
+
+    def forgets(self, change: Change) -> Verdict:
+        """What else may come of sending a committed change again: what it named may have been trimmed."""
+        named = change.entries if isinstance(change, Append) else ()
+        return (OutcomeUnknown,) if named and named[-1].first_offset < self.first else ()
 
     def repeats(self, change: Change) -> Verdict:
         """What becomes of sending a committed change again. Where it is taken, nothing changes."""

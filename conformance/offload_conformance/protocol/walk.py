@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID, uuid4
 
@@ -198,7 +199,8 @@ class Walk(RuleBasedStateMachine):
         if not stream.sent:
             return
         sent = newer(stream.sent, number)
-        await self._commit(stream, client, sent.change, stream.repeats(sent.change), base=sent.base)
+        with suppress(*stream.forgets(sent.change)):
+            await self._commit(stream, client, sent.change, stream.repeats(sent.change), base=sent.base)
         await self._agree(stream, client)
 
     async def _read(
