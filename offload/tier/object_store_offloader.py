@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Final
 from uuid import UUID
 
 from offload.env import Env
-from offload.errors import Conflict, Corrupt, Misuse, NotFound, NotOffloaded, StreamDeleted
+from offload.errors import Absent, Conflict, Corrupt, Misuse, NotFound, NotOffloaded, StreamDeleted
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
@@ -222,6 +223,12 @@ class ObjectStoreOffloader(LedgerOffloader):
         entries = await only_entries(self.tree(manifest), attempt.uid, only)
         if not entries:
             raise NotOffloaded(f"stream {attempt.stream!r} names nothing of attempt {attempt.uid}")
+        for before, after in pairwise(entries):
+            if before.next_offset != after.first_offset:  # fragments of an attempt are named together
+                raise NotOffloaded(
+                    f"stream {attempt.stream!r} names attempt {attempt.uid} in part: copies have replaced "
+                    f"[{before.next_offset}, {after.first_offset}); read the stream by its offsets"
+                )
         parts = [
             await FragmentHandle.open(self._store, manifest, entry, emit=self._emit) for entry in entries
         ]
@@ -248,12 +255,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         keys = StreamKeys(attempt.stream)
         listed = [row async for row in self._fragments_of(keys, attempt.uid)]
         condemned = [row.key for row in listed]
-        manifest = await log.load_newest()
-        _refuse_while_rebuilding(manifest)
-        if manifest is not None and (
-            manifest.runs(attempt.uid) or await self._names_any(manifest, keys, condemned)
-        ):
-            raise Conflict(f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first")
+        manifest = await self._newest_without(attempt, keys, condemned)
         if manifest is not None:  # a lost root may name it
             version, key = await newest_base(log, listed, at_once=1)
             if (loss := loss_shown_by_base(log, key, version, manifest)) is not None:
@@ -274,6 +276,28 @@ class ObjectStoreOffloader(LedgerOffloader):
             groups=self._groups,
             factor=FACTOR if self._anchor is None else self._anchor.branching_factor,
         )
+
+    async def _newest_without(
+        self, attempt: Attempt, keys: StreamKeys, fragments: list[str]
+    ) -> Manifest | None:
+        """The newest manifest. Raises `Conflict` if it runs the attempt or names one of its fragments."""
+        looked_at = 0
+        while True:
+            manifest = await self.log(keys.stream).load_newest()
+            _refuse_while_rebuilding(manifest)
+            try:
+                if manifest is not None and (
+                    manifest.runs(attempt.uid) or await self._names_any(manifest, keys, fragments)
+                ):
+                    raise Conflict(
+                        f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first"
+                    )
+            except Absent:  # unless it is damage, a compaction replaced the group, and a sweep took it
+                if manifest is None or manifest.version == looked_at:
+                    raise
+                looked_at = manifest.version
+            else:
+                return manifest
 
     async def _names_any(self, manifest: Manifest, keys: StreamKeys, fragments: list[str]) -> bool:
         tree = self.tree(manifest)

@@ -14,10 +14,10 @@ import pytest
 from protocol_sweep import Sweep
 from protocol_world import STREAM, Crash, Ledger, Process, World
 
-from offload.errors import Conflict, Misuse, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.errors import Absent, Conflict, Misuse, NotOffloaded, OffloadError, OutcomeUnknown, StreamDeleted
 from offload.events import Event
 from offload.formats.manifest import Kind
-from offload.offloader import Receipt
+from offload.offloader import Attempt, Receipt
 from offload.store.faults import Call, Fault
 from offload.tier.compaction import FragmentRun
 from offload.tier.reader import StreamReader
@@ -577,3 +577,66 @@ def test_a_repeated_replacement_whose_group_cannot_be_read_is_not_called_refused
 
     assert isinstance(error, OutcomeUnknown)
     assert_whole(world)
+
+
+def test_an_attempt_whose_midst_was_replaced_is_not_read_with_a_hole(world: World) -> None:
+    w0, compactor = world.process("w0"), world.process("compactor", chunks_per_fragment=9)
+    world.run(w0.claim())
+    world.run(w0.offload(Ledger(0, 12), Ledger(12, 14)))
+    found = world.run(w0.offloader.tree(world.newest()).find(0))
+    assert found is not None
+    attempt = Attempt(stream=STREAM, ledger_id=0, uid=found.attempt)
+    world.run(compactor.compact(4, 8))
+
+    with pytest.raises(NotOffloaded, match=r"copies have replaced \[4, 8\)"):
+        world.run(w0.offloader.read_offloaded(attempt))
+
+    for begin, end in ((0, 4), (8, 12)):
+        rest = world.run(w0.offloader.read_offloaded(attempt, only=range(begin, end)))
+        assert (rest.first_offset, rest.next_offset) == (begin, end)
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["garbage", "named"])
+def test_deleting_an_attempt_beside_a_compaction_and_a_sweep_finds_no_damage(
+    is_named: bool, world: World
+) -> None:
+    """The group that it is about to read is made anew for a copy, and swept at once."""
+    w0, compactor, person = (world.process(name) for name in ("w0", "compactor", "person"))
+    world.run(w0.claim())
+    garbage = world.run(w0.prepare(Ledger(0, 2)))
+    world.run(w0.upload(Ledger(0, 2), garbage))
+    world.run(w0.offload(Ledger(0, 8)))
+    found = world.run(w0.offloader.tree(world.newest()).find(0))
+    assert found is not None
+    named = Attempt(stream=STREAM, ledger_id=0, uid=found.attempt)
+    person.start(person.offloader.delete_offloaded(named if is_named else garbage))
+    person.run_to("list", "*data*").run_to("get", "*/groups/*")
+    world.run(compactor.compact(2, 4))
+    world.run(Sweep(world.process("sweeper")).run())
+
+    if is_named:
+        with pytest.raises(Conflict, match="trim it first"):
+            person.finish()
+    else:
+        person.finish()
+
+    world.check()
+    assert any(str(named.uid) in key for key in world.fragments)
+    assert is_named or not any(str(garbage.uid) in key for key in world.fragments)
+
+
+def test_deleting_an_attempt_of_a_stream_whose_group_is_lost_reports_the_damage(world: World) -> None:
+    w0 = world.process("w0")
+    world.run(w0.claim())
+    garbage = world.run(w0.prepare(Ledger(0, 2)))
+    world.run(w0.upload(Ledger(0, 2), garbage))
+    world.run(w0.offload(Ledger(0, 8)))
+    before = world.fragments
+    for key in world.groups:
+        dict.pop(world.objects, key)
+    person = world.process("person")  # one that has not read a group
+
+    with pytest.raises(Absent):
+        world.run(person.offloader.delete_offloaded(garbage))
+
+    assert world.fragments == before

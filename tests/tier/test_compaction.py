@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from offload_conformance.ledgers import ledger_of
+from offload_conformance.ledgers import MemoryLedger, ledger_of
 
 from offload import Conflict, Job, Misuse, ObjectStoreOffloader, StreamReader, StreamWriter, TierOptions
 from offload.formats.anchor import TierAnchor
@@ -164,6 +164,31 @@ def test_a_copy_ranks_with_what_it_copies() -> None:
         tail = await load_tail(offloader.store, manifest, (await entries_of(offloader))[0])
 
         assert (tail.trailer.copied, tail.trailer.epoch, claimed.manifest.epoch) == (1, 1, 2)
+
+    run(main())
+
+
+def test_a_copy_of_fragments_of_several_epochs_ranks_with_the_first() -> None:
+    """A rebuild compares it with what else begins there. Of a later epoch, it would outrank that."""
+
+    async def main() -> None:
+        offloader, _ = await small_fragments(1)
+        for first_offset in (1, 2):
+            writer = await StreamWriter.claim(offloader, "orders")
+            more = ledger_of(1, first_offset=first_offset).chunks
+            await writer.offload([MemoryLedger(more, ledger_id=0)])
+        await writer.offload([ledger_of(1, first_offset=3)])
+        old = await entries_of(offloader)
+        manifest = await offloader.load_manifest("orders")
+        epochs = [(await load_tail(offloader.store, manifest, each)).trailer.epoch for each in old]
+        await compacted(offloader)
+
+        manifest = await offloader.load_manifest("orders")
+        [copied, _] = await entries_of(offloader)
+        tail = await load_tail(offloader.store, manifest, copied)
+
+        assert epochs == [1, 2, 3, 3]
+        assert (copied.records, tail.trailer.copied, tail.trailer.epoch) == (3, 1, 1)
 
     run(main())
 
