@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ class DirectedLoop(asyncio.SelectorEventLoop):
         self.now = 0.0
         """Seconds since the world began."""
         super().__init__(_NoWorldOutside(director))
+        numbers = count()
+        self.set_task_factory(lambda loop, coro, **named: _NumberedTask(next(numbers), coro, loop, **named))
 
     def time(self) -> float:
         """The director's time."""
@@ -42,6 +45,17 @@ class DirectedLoop(asyncio.SelectorEventLoop):
         except Exception as exc:  # noqa: BLE001 - handed to whoever waits, as an executor does
             future.set_exception(exc)
         return future
+
+
+class _NumberedTask(asyncio.Task[Any]):
+    """Task groups cancel in the order of a set: here that is by number, and not by address."""
+
+    def __init__(self, number: int, coro: Any, loop: Any, **named: Any) -> None:
+        self._number = number
+        super().__init__(coro, loop=loop, **named)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 class _NoWorldOutside(selectors.BaseSelector):
