@@ -53,6 +53,11 @@ class StreamWriter:
     """The newest manifest that is known to be accepted."""
 
     env: Env = field(default_factory=Env)
+    writer: UUID = field(init=False)
+    """The identity under which this writer claimed the stream. A later manifest may name its successor."""
+
+    def __post_init__(self) -> None:
+        self.writer = self.manifest.writer
 
     @classmethod
     async def claim(
@@ -86,11 +91,6 @@ class StreamWriter:
         writer = cls(offloader=offloader, manifest=manifest, env=env)
         await writer._resolve(agree)
         return writer
-
-    @property
-    def writer(self) -> UUID:
-        """The identity under which this writer claimed the stream."""
-        return self.manifest.writer
 
     async def prepare(self, ledger_ids: Sequence[int]) -> list[Attempt]:
         """Announce one fresh attempt per ledger, in one commit."""

@@ -86,6 +86,21 @@ def test_the_rival_finishes_while_the_fenced_writer_wakes_up(request_number: int
     world.check_nothing_is_left()
 
 
+def test_a_fenced_writer_that_drops_its_attempts_does_not_become_its_successor(world: World) -> None:
+    """Anyone may abort, so that commit succeeds, and its manifest names the successor as the writer."""
+    w0, w1 = world.process("w0"), world.process("w1")
+    world.run(w0.claim())
+    attempt = world.run(w0.prepare(Ledger(0, 2)))
+    world.run(w1.claim())
+    other = world.run(w1.prepare(Ledger(0, 2)))
+    world.run(w0.holder.abort([attempt, other]))
+
+    with pytest.raises(Fenced):
+        world.run(w0.prepare(Ledger(0, 2)))
+
+    world.check()
+
+
 def test_a_fenced_writer_stays_fenced(world: World) -> None:
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
