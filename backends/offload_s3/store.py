@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from datetime import UTC
 from functools import cached_property
 from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import urlencode
@@ -134,6 +135,17 @@ class S3Store(ObjectStore):
                 raise NotFound(key, store=self.url) from exc.__cause__
             raise
         return None if stored is None else int.from_bytes(base64.b64decode(stored), "big")
+
+    async def retained(self, key: str) -> str | None:
+        """HeadObject names the version, if the bucket keeps versions, and the lock that is on it."""
+        client = await self.client()
+        call = client.head_object(Bucket=self.bucket, Key=check_key(key), **self._keyed, **self._payer)
+        reply = await self.ask(call, f"ask for the version of {key!r}", key=key)
+        if reply.get("VersionId") in {None, "null"}:
+            return None
+        until = reply.get("ObjectLockRetainUntilDate")
+        locked = f", locked until {until.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if until else ""
+        return f"the bucket keeps deleted objects as versions{locked}"
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """ListObjectsV2, page by page; keys come in order of their bytes."""

@@ -92,6 +92,9 @@ def _show(report: SweepReport) -> None:
         print(f"left alone {one_line(key)}: {reason}")
     if report.strangers_count > len(report.strangers):
         print(f"left alone {report.strangers_count - len(report.strangers)} more that are not ours")
+    if report.trials_deleted:
+        did = "would delete" if report.dry_run else "deleted"
+        print(f"{did} {counted(report.trials_deleted, 'object')} of interrupted trials of the store")
     for row in report.streams:
         for note in row.notes:
             print_note(note)

@@ -60,6 +60,13 @@ class HashedStore(StoreDecorator):
         except NotFound as error:
             raise NotFound(key, store=self.url) from error
 
+    async def retained(self, key: str) -> str | None:
+        """Ask in the key's folder."""
+        try:
+            return await self.inner.retained(_placed(key))
+        except NotFound as error:
+            raise NotFound(key, store=self.url) from error
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """One listing where the prefix holds a whole first part, else seventeen, merged."""
         part, slash, _ = prefix.partition("/")

@@ -175,6 +175,14 @@ class ObjectStore(ABC):
         check_key(key)
         return None
 
+    async def retained(self, key: str) -> str | None:
+        """What keeps the bytes of an object after its deletion, such as old versions. Raises `NotFound`.
+
+        Words for a person, such as "the bucket keeps deleted versions". Optional: None if nothing is known.
+        """
+        check_key(key)
+        return None
+
     @abstractmethod
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Every object whose key begins with `prefix` and is greater than `after`, in order of keys.

@@ -51,6 +51,11 @@ class PrefixStore(StoreDecorator):
         with self._naming(key):
             return await self.inner.stored_crc32c(self._full(key))
 
+    async def retained(self, key: str) -> str | None:
+        """Ask below the prefix."""
+        with self._naming(key):
+            return await self.inner.retained(self._full(key))
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List what is below the prefix."""
         cut = len(self._below)

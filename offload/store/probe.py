@@ -7,6 +7,7 @@ is created twice under a name of its own, and the second must lose.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -19,6 +20,14 @@ from offload.store.port import ObjectStore
 PROBE: Final = "tier.probe."
 """What the names of probes begin with."""
 
+CHECK: Final = "tier.check."
+"""What the names of `offload check` begin with."""
+
+LEFT_BEHIND_MS: Final = 24 * 3600 * 1000
+"""A trial takes minutes, so one that began so long ago was interrupted. Clocks differ by less."""
+
+_TRIAL: Final = re.compile(rf"(?:{re.escape(PROBE)}|{re.escape(CHECK)})([0-9]{{20}})\.")
+
 TRIALS_MAX: Final = 4
 FIRST, SECOND = b"ledger-offload probe 1\n", b"ledger-offload probe 2\n"
 
@@ -27,8 +36,8 @@ async def make_sure_of_create(store: ObjectStore, env: Env) -> None:
     """Return where create-if-absent holds. Raises `Denied`, with what to do, where it does not.
 
     Costs four small requests where `capabilities.create_is_probed`, else none. Leaves nothing behind
-    unless it is interrupted: then an object `tier.probe.<uuid>`, which nothing reads. Raises `TryAgain`
-    or `OutcomeUnknown` where the store does not answer in several trials.
+    unless it is interrupted: then an object that nothing reads, and that the sweep removes after a day.
+    Raises `TryAgain` or `OutcomeUnknown` where the store does not answer in several trials.
     """
     capabilities = store.capabilities
     if not capabilities.strong_listing:
@@ -46,14 +55,25 @@ async def make_sure_of_create(store: ObjectStore, env: Env) -> None:
         )
 
 
+def trial_name(prefix: str, env: Env) -> str:
+    """A name for a trial that begins now: the time in milliseconds, and a UUID."""
+    return f"{prefix}{max(env.now_ms(), 0):020d}.{env.uuid()}"
+
+
+def is_left_behind(key: str, env: Env) -> bool:
+    """Whether a trial left this object that was interrupted more than a day ago."""
+    trial = _TRIAL.match(key)
+    return trial is not None and env.now_ms() - int(trial[1]) > LEFT_BEHIND_MS
+
+
 async def _second_create_loses(store: ObjectStore, env: Env) -> bool:
     """The verdict; a trial that was interrupted says nothing, and the next one is made under a new name."""
     for attempt in range(TRIALS_MAX - 1):
         try:
-            return await _try_once(store, f"{PROBE}{env.uuid()}")
+            return await _try_once(store, trial_name(PROBE, env))
         except (TryAgain, OutcomeUnknown):
             await env.sleep(env.backoff_seconds(attempt))
-    return await _try_once(store, f"{PROBE}{env.uuid()}")
+    return await _try_once(store, trial_name(PROBE, env))
 
 
 async def _try_once(store: ObjectStore, key: str) -> bool:

@@ -69,6 +69,10 @@ class SplitStore(StoreDecorator):
         """Ask where the key belongs."""
         return await self._home(key).stored_crc32c(key)
 
+    async def retained(self, key: str) -> str | None:
+        """Ask where the key belongs."""
+        return await self._home(key).retained(key)
+
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """List both sides, or only the one that can hold such keys."""
         on_commits, on_data = self._sides_of(prefix)

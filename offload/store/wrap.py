@@ -46,6 +46,10 @@ class StoreDecorator(ObjectStore):
         """Pass on."""
         return await self.inner.stored_crc32c(key)
 
+    async def retained(self, key: str) -> str | None:
+        """Pass on."""
+        return await self.inner.retained(key)
+
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Pass on."""
         return self.inner.list(prefix, after=after)

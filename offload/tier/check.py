@@ -1,8 +1,11 @@
 """Finding out what a store can do with these credentials, and how fast, by trying it.
 
-Everything is tried under names of its own, `tier.check.<uuid>.…`, which no tier uses, and removed at
-the end whatever happened. Each trial is a `Finding`: what was tried, whether it works, what that means and
-what to change. Later trials that rest on a failed one are not made, and say so.
+Everything is tried under names of its own, `tier.check.<time>.<uuid>.…`, which no tier uses, and removed at
+the end whatever happened. If the store removes nothing, or keeps what was removed, the check puts as little
+as possible, and says what is left. A later check or a sweep removes what an interrupted one left.
+
+Each trial is a `Finding`: what was tried, whether it works, what that means and what to change. Later trials
+that rest on a failed one are not made, and say so.
 
 Invariant: the report never says that something works which was not seen to work.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from statistics import median
@@ -22,9 +25,11 @@ from offload.errors import AlreadyExists, NotFound, OffloadError
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix
+from offload.store.probe import CHECK, is_left_behind, trial_name
 from offload.tier.place import read_anchor
 
 SMALL: Final = b"0123456789"
+LISTED_OBJECTS: Final = 5
 LATENCY_ROUNDS: Final = 10
 THROUGHPUT_OBJECTS: Final = 4
 THROUGHPUT_SIZE_BYTES: Final = 8 * 2**20
@@ -100,10 +105,13 @@ class _Checking:
     tell: Callable[[Finding], None]
     report: CheckReport = field(init=False)
     below: str = field(init=False)
+    kept: str | None = None
+    """What stays of objects that were removed, as far as the store says it."""
+    removes: bool = True
 
     def __post_init__(self) -> None:
         self.report = CheckReport(url=self.store.url)
-        self.below = f"{TIER_PREFIX}check.{self.env.uuid()}."
+        self.below = f"{trial_name(CHECK, self.env)}."
 
     async def run(self, *, writing: bool) -> None:
         reached = await self.attempt("list", "read", self._list)
@@ -116,21 +124,28 @@ class _Checking:
         try:
             written = True
             for name, needed_for, trial in self._writing_trials():
-                if written:
+                if not written:
+                    self._note(name, needed_for, Verdict.NOT_TRIED, "it rests on put")
+                elif not needed_for and self._leaves_objects:
+                    self._note(name, needed_for, Verdict.NOT_TRIED, "its objects would stay in the store")
+                else:
                     works = await self.attempt(name, needed_for, trial)
                     written = works if name == "put" else written
-                else:
-                    self._note(name, needed_for, Verdict.NOT_TRIED, "it rests on put")
+                    self.removes = works if name == "delete" else self.removes
         finally:
             await self.attempt("clean up", "", self._clean_up)
+
+    @property
+    def _leaves_objects(self) -> bool:
+        return not self.removes or self.kept is not None
 
     def _writing_trials(self) -> Sequence[tuple[str, str, Callable[[], Awaitable[str]]]]:
         return (
             ("put", "write", self._put),
             ("ranges", "write", self._ranges),
+            ("delete", "write", self._delete),
             ("create", "commit", self._create),
             ("list after write", "commit", self._list_after_write),
-            ("delete", "write", self._delete),
             ("large objects", "write", self._upload),
             ("latency", "", self._latency),
             ("throughput", "", self._throughput),
@@ -177,7 +192,9 @@ class _Checking:
         await self.store.put(self.below + "small", Body.of(SMALL))
         found = await self.store.get(self.below + "small")
         _same(found, SMALL, "an object does not read back as it was put")
-        return "an object reads back as it was put"
+        with suppress(OffloadError):  # then nothing is known of that
+            self.kept = await self.store.retained(self.below + "small")
+        return f"an object reads back as it was put; names of this check begin with {self.below!r}"
 
     async def _ranges(self) -> str:
         key = self.below + "small"
@@ -206,17 +223,16 @@ class _Checking:
     async def _list_after_write(self) -> str:
         if not self.store.capabilities.strong_listing:
             raise _Broken("its listings may miss what was just written, says its backend: no commits here")
-        keys = [f"{self.below}listed.{number}" for number in range(5)]
-        for key in keys:
+        for number in range(1 if self._leaves_objects else LISTED_OBJECTS):
+            key = f"{self.below}listed.{number}"
             await self.store.put(key, Body.of(b""))
             if await self._first(key) != key:
                 raise _Broken("a listing misses what was just written: commits are not safe here")
         return "listings show what was just written"
 
     async def _delete(self) -> str:
-        keys = [f"{self.below}listed.{number}" for number in range(5)]
-        await self.store.delete([*keys, self.below + "absent"])
-        if await self._first(self.below + "listed.") is not None:
+        await self.store.delete([self.below + "small", self.below + "absent"])
+        if await self._first(self.below + "small") is not None:
             raise _Broken("a deleted object is still listed")
         return "objects are removed, and absent ones do no harm"
 
@@ -258,11 +274,27 @@ class _Checking:
         )
 
     async def _clean_up(self) -> str:
-        keys = [row.key async for row in self.store.list(self.below)]
+        left = [row.key async for row in self.store.list(self.below)]
+        why = ""
+        try:
+            await self.store.delete(left)
+            left = [row.key async for row in self.store.list(self.below)]
+        except OffloadError as error:
+            why = f" ({error})"
+        if left:
+            objects = "1 object is" if len(left) == 1 else f"{len(left)} objects are"
+            raise _Broken(f"{objects} left; remove by hand what begins with {self.below!r}{why}")
+        if self.kept is not None:
+            raise _Broken(f"{self.kept}: remove by hand all versions of what begins with {self.below!r}")
+        earlier = await self._remove_what_earlier_checks_left()
+        return f"nothing of this check is left{earlier}"
+
+    async def _remove_what_earlier_checks_left(self) -> str:
+        keys = [row.key async for row in self.store.list(TIER_PREFIX) if is_left_behind(row.key, self.env)]
+        if not keys:
+            return ""
         await self.store.delete(keys)
-        if await self._first(self.below) is not None:
-            raise _Broken(f"objects of this check are left below {self.below!r}; remove them")
-        return "nothing of this check is left"
+        return f"; removed {len(keys)} that interrupted trials had left"
 
     async def _first(self, prefix: str) -> str | None:
         async with aclosing(cast("AsyncGenerator[Listed, None]", self.store.list(prefix))) as listing:

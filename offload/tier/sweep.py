@@ -60,6 +60,7 @@ from offload.manifest.commit import RootLog
 from offload.manifest.groups import GroupCache
 from offload.offloader import LedgerOffloader
 from offload.store.port import Listed, ObjectStore
+from offload.store.probe import is_left_behind
 from offload.tier.lost_roots import (
     has_stream,
     loss_shown_by_base,
@@ -221,12 +222,24 @@ class _Run:
     async def _run(self, stream: str | None) -> None:
         if stream is not None:
             return await self._run_one(stream)
-        for name in [name async for name in self.store.level("")]:
+        names = [name async for name in self.store.level("")]
+        await self._remove_trials([name for name in names if is_left_behind(name, self.env)])
+        for name in names:
             if name.endswith("/"):
                 await self._sweep_part(name[:-1])
-            elif name != TIER_ANCHOR:
+            elif name != TIER_ANCHOR and not is_left_behind(name, self.env):
                 self.report.stranger(name, _strange(name))
         return None
+
+    async def _remove_trials(self, keys: Sequence[str]) -> None:
+        """Remove what interrupted trials of the store left. Nothing reads it, so there is no grace."""
+        try:
+            if keys and not self.report.dry_run:
+                await self.store.delete(keys)
+            self.report.trials_deleted = len(keys)
+        except OffloadError as error:
+            self.report.streams.append(StreamSweep(stream=TIER_PREFIX, state="unknown", errors=[error]))
+            _stop_if_every_stream_would_fail(error)
 
     async def _run_one(self, stream: str) -> None:
         part = escape(stream)
@@ -470,5 +483,5 @@ async def _refuse_if_roots_are_lost(page: Page, going: Sequence[Verdict]) -> Non
 
 def _strange(key: str) -> str:
     if key.startswith(TIER_PREFIX):
-        return "left by a trial of the store that was interrupted; nothing reads it, and it may go"
+        return "left by a trial of the store; nothing reads it, and it may go: a sweep removes it after a day"
     return "not ours; nothing here will ever touch it"

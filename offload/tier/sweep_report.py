@@ -99,6 +99,8 @@ class SweepReport:
     strangers: dict[str, str] = field(default_factory=dict)
     """Keys that are not of this format, and what is to be said of them: the first `STRANGERS_MAX`."""
     strangers_count: int = 0
+    trials_deleted: int = 0
+    """Objects of interrupted trials of the store. In a dry run: those that would be deleted."""
 
     @property
     def errors(self) -> list[OffloadError]:
@@ -113,6 +115,7 @@ class SweepReport:
             "streams": [stream.as_json() for stream in self.streams],
             "strangers": [{"object": key, "reason": reason} for key, reason in self.strangers.items()],
             "strangers_count": self.strangers_count,
+            "trials_deleted": self.trials_deleted,
         }
 
     def stranger(self, key: str, reason: str) -> None:

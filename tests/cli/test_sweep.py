@@ -29,7 +29,7 @@ from osiris_data import DATA
 from offload.cli.sweep import duration_text
 from offload.formats.keys import StreamKeys
 
-REPORT = ["dry_run", "grace_seconds", "streams", "strangers", "strangers_count"]
+REPORT = ["dry_run", "grace_seconds", "streams", "strangers", "strangers_count", "trials_deleted"]
 STREAM_REPORT = [
     "stream", "state", "version", "listed", "stays", "waits", "waits_seconds", "deleted", "notes", "errors",
 ]  # fmt: skip

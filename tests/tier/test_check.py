@@ -12,6 +12,7 @@ from command_line import offload
 from osiris_data import DATA
 from split_tier import Overwriting
 
+from offload.env import Env
 from offload.errors import AlreadyExists, Denied, NotFound, OffloadError
 from offload.store.capabilities import Capabilities
 from offload.store.memory import MemoryStore
@@ -226,3 +227,59 @@ class TestCommand:
 
         assert done.code == 2
         assert "has no option 'colour'" in done.stderr
+
+
+DAY_MS = 24 * 3600 * 1000
+ENOUGH = 4
+"""Objects for all that a tier needs: one that is put, created, listed, and uploaded in parts."""
+
+
+def says(report: CheckReport, name: str) -> str:
+    return next(finding.says for finding in report.findings if finding.name == name)
+
+
+def test_a_store_that_lets_nothing_go_gets_few_objects_and_a_person_is_told_their_names() -> None:
+    objects: dict[str, bytes] = {}
+
+    report = checked(MayNotDelete(MemoryStore(objects=objects)))
+
+    [prefix] = {key.rpartition(".")[0].removesuffix(".listed") for key in objects}
+    assert len(objects) == ENOUGH
+    assert f"begin with '{prefix}.'" in says(report, "put")
+    assert f"4 objects are left; remove by hand what begins with '{prefix}.'" in says(report, "clean up")
+    untried = [finding.name for finding in report.findings if finding.verdict is Verdict.NOT_TRIED]
+    assert untried == ["latency", "throughput"]
+    assert failed(report) == ["delete", "clean up"]
+
+
+def test_a_store_that_keeps_what_is_deleted_gets_few_objects_and_a_person_is_told() -> None:
+    puts: list[str] = []
+
+    class Versioned(MemoryStore):
+        async def put(self, key: str, body: Body) -> None:
+            puts.append(key)
+            await super().put(key, body)
+
+        async def retained(self, key: str) -> str | None:
+            assert key in self.objects
+            return "the bucket keeps deleted objects as versions"
+
+    report = checked(Versioned())
+
+    assert len(puts) == ENOUGH - 1, "one is created"
+    assert "keeps deleted objects as versions: remove by hand all versions" in says(report, "clean up")
+    assert failed(report) == ["clean up"]
+    assert report.can("commit")
+
+
+def test_a_check_removes_what_interrupted_trials_left_a_day_ago_and_nothing_younger() -> None:
+    now_ms = 1_000 * DAY_MS
+    old, young = now_ms - DAY_MS - 1, now_ms - DAY_MS
+    left = [f"tier.check.{old:020}.uuid.small", f"tier.probe.{old:020}.uuid"]
+    stay = [f"tier.check.{young:020}.uuid.small", "tier.check.uuid.small", "tier.anchor.old", "orders/x"]
+    store = MemoryStore(objects=dict.fromkeys([*left, *stay], b""))
+
+    report = asyncio.run(check(store, env=Env(now_ms=lambda: now_ms)))
+
+    assert sorted(store.objects) == sorted(stay)
+    assert says(report, "clean up").endswith("removed 2 that interrupted trials had left")

@@ -33,6 +33,7 @@ from offload import (
     verify,
 )
 from offload import sync as sync_all
+from offload.env import Env
 from offload.errors import Denied, Misuse, RootsLost, TryAgain
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import StreamKeys
@@ -1052,3 +1053,22 @@ def test_where_listings_may_be_late_nothing_is_swept(yard: Yard) -> None:
         once(yard, store=Late(yard.store), grace_seconds=0)
 
     assert dict(yard.objects) == before
+
+
+def test_a_sweep_removes_what_interrupted_trials_left_and_no_trial_under_way(yard: Yard) -> None:
+    now_ms = Env().now_ms()
+    old, young = f"tier.probe.{now_ms - 25 * 3_600_000:020}.a", f"tier.check.{now_ms - 3_600_000:020}.a.small"
+    yard.objects[old] = yard.objects[young] = b"trial"
+
+    async def swept(*, dry_run: bool) -> SweepReport:
+        return await sweep(yard.store, dry_run=dry_run)
+
+    assert asyncio.run(swept(dry_run=True)).trials_deleted == 1
+    assert old in yard.objects
+    report = asyncio.run(swept(dry_run=False))
+
+    assert (report.trials_deleted, report.errors) == (1, [])
+    assert old not in yard.objects
+    assert young in yard.objects
+    assert young in report.strangers
+    assert old not in report.strangers
