@@ -198,20 +198,22 @@ def _show_plan(report: RebuildReport, command: str, *, dry_run: bool) -> None:
         print(f"{stream}: rebuilt {what}, as version {report.manifest.version}")
         print("run `offload verify` to read every byte of it, then start the writers")
     elif choice.holes:
-        print(f"{stream}: nothing was committed. Before the first hole there is {what}")
+        print(f"{stream}: nothing was committed. Without a hole there is {what}")
         _advise(report)
     elif dry_run:
         print(f"{stream}: would rebuild {what}")
 
 
 def _advise(report: RebuildReport) -> None:
-    last = report.choice.next_offset
-    print(
-        f"if the source still has what follows offset {last}: --end-before {last}, "
-        "and the next sync copies it again"
-    )
-    begin = report.choice.holes[-1][1]
-    print(f"if it is gone for good: --accept-holes-before {begin} gives up all before {begin}")
+    choice, last = report.choice, report.choice.next_offset
+    if any(begin == last for begin, _ in choice.holes):
+        print(
+            f"if the source still has what follows offset {last}: --end-before {last}, "
+            "and the next sync copies it again"
+        )
+    begins = {each.entry.first_offset for each in (*choice.chosen, *choice.beyond)}
+    for begin in [end for _, end in choice.holes if end in begins][-1:]:
+        print(f"if it is gone for good: --accept-holes-before {begin} gives up all before {begin}")
 
 
 def _show_histories(report: RebuildReport, command: str) -> None:

@@ -219,14 +219,14 @@ def _history(incarnation: UUID, found: Sequence[Found]) -> History:
     )
 
 
-def continuing(found: Sequence[Found], base: Manifest, named: Sequence[Entry]) -> list[Found]:
+def continuing(found: Sequence[Found], base: Manifest, named: Sequence[Entry] | None) -> list[Found]:
     """Those fragments that can be committed, if `base` is not the newest root that there was, but was once.
 
-    `named` are its fragments. They were committed, so nothing else was where they are, unless some of them
-    are gone: then others took their place.
+    `named` are its fragments; None if nobody can say, because a group is damaged. They were committed, so
+    nothing else was where they are, unless some of them are gone: then others took their place.
     """
-    names = {(entry.first_offset, entry.attempt) for entry in named}
-    if names <= {each.name for each in found}:
+    names = {(entry.first_offset, entry.attempt) for entry in named or ()}
+    if named is not None and names <= {each.name for each in found}:
         return [each for each in found if each.name in names or each.entry.first_offset >= base.next_offset]
     return [each for each in found if each.entry.first_offset >= base.first_offset]
 

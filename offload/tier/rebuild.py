@@ -10,9 +10,9 @@ The steps (docs/commit-protocol.md, step "rebuild"), each in this order for a re
 
 The operator asserts that no writer and no sweep of the stream is alive: a sweep in between could delete what
 the rebuild names. Invariants: nothing is deleted; a sound manifest is replaced only if objects prove that
-newer roots are lost, or if the operator names another incarnation; nothing is committed over a hole, unless
-the operator says where the stream begins or ends; a rebuild that was interrupted is begun again by the same
-command, above its own fence.
+newer roots are lost, if what it names is gone, or if the operator names another incarnation; nothing is
+committed over a hole, or short of what the manifest names, unless the operator says where the stream begins
+or ends; a rebuild that was interrupted is begun again by the same command, above its own fence.
 
 What comes back may be more than was committed: fragments that were trimmed, or whose attempt was dropped,
 say nothing of that. Groups are not needed. Only the tails of fragments are read; `verify` reads the rest.
@@ -165,8 +165,9 @@ async def rebuild(
     again after its roots were lost: then what the manifest names now is joined to it. Without it nothing is
     committed in these cases, and the report says what can be chosen.
 
-    With holes, and no word on them, nothing is committed: the report has no manifest. If the manifest is
-    sound and only the stream's anchor is lost, the anchor is restored.
+    With holes, and no word on them, nothing is committed: the report has no manifest. What the manifest
+    names and no fragment holds is a hole as well. If the manifest is sound and only the stream's anchor is
+    lost, the anchor is restored.
 
     Raises `Conflict` if nothing is lost, if two histories cannot be joined, or if another process commits
     meanwhile; `NotOffloaded` if no fragment is left; `Misuse` if no fragment begins at `begin` or ends at
@@ -206,8 +207,9 @@ class _Rebuild:
         log = self.offloader.log(self.stream)
         await self.survey.look()
         standing = await _newest(log)
+        is_lost = standing is not None and await self._is_lost(log, standing)
         found = list(self.survey.found.values())
-        target = self._target(log, standing, asked, found)
+        target = self._target(standing, asked, found, is_lost=is_lost)
         report = RebuildReport(
             stream=self.stream,
             standing=standing,
@@ -262,8 +264,28 @@ class _Rebuild:
         manifest = await log.commit(rebuilt, base=fenced, committer=fence.writer)
         return replace(_with(report, plan), manifest=manifest, anchor_restored=anchor_restored)
 
+    async def _is_lost(self, log: RootLog, standing: Manifest) -> bool:
+        """Whether newer roots are lost, or some of what this one names.
+
+        A root that names what is gone may be an older one, which a sweep no longer kept anything for.
+        """
+        if standing.state is not State.LIVE:
+            return False
+        if self.survey.proves_lost_roots(log, standing):
+            return True
+        if await self._holds(standing):
+            return False
+        await self.survey.look()  # what was committed since the first look is there by now
+        return not await self._holds(standing)
+
+    async def _holds(self, manifest: Manifest) -> bool:
+        """Whether all that the manifest names was found sound, groups included."""
+        named = await self._named(manifest, manifest.incarnation)
+        names = {each.name for each in self.survey.found.values()}
+        return named is not None and all((each.first_offset, each.attempt) in names for each in named)
+
     def _target(
-        self, log: RootLog, standing: Manifest | None, asked: UUID | None, found: Sequence[Found]
+        self, standing: Manifest | None, asked: UUID | None, found: Sequence[Found], *, is_lost: bool
     ) -> UUID | None:
         """The incarnation to bring back, or None if the operator must name it or nothing is lost."""
         incarnations = {each.incarnation for each in found}
@@ -276,7 +298,6 @@ class _Rebuild:
             if asked not in (None, standing.incarnation):
                 return asked
             others = incarnations - {standing.incarnation}
-            is_lost = self.survey.proves_lost_roots(log, standing)
             return standing.incarnation if is_lost and (asked or not others) else None
         if standing is not None and standing.state is State.DELETED:
             return asked
@@ -315,7 +336,9 @@ class _Rebuild:
         if base.incarnation == target:
             others = [each for each in found if each.incarnation != target]
             own = [each for each in found if each.incarnation == target]
-            return _Plan(choice=self._chosen([*others, *continuing(own, base, named)], target))
+            choice = self._chosen([*others, *continuing(own, base, named)], target)
+            return _Plan(choice=self._with_edges(choice, base))
+        assert named is not None
         if self.survey.proves_lost_roots(self.offloader.log(self.stream), base):
             raise Conflict(
                 f"stream {self.stream!r}: newer roots than version {base.version} are lost as well. "
@@ -335,14 +358,25 @@ class _Rebuild:
         before, behind = await parts_to_copy(self.offloader, kept, other)
         return _Plan(choice=choice, other=other, before=before, behind=behind)
 
-    async def _named(self, base: Manifest, target: UUID) -> list[Entry]:
-        """The fragments that `base` names. Of the history that is rebuilt, none if its groups are damaged."""
+    def _with_edges(self, choice: Choice, base: Manifest) -> Choice:
+        """With holes where `base` begins earlier or ends later, unless the operator says where."""
+        holes = list(choice.holes)
+        first = choice.chosen[0].entry.first_offset
+        last = max(each.entry.next_offset for each in (*choice.chosen, *choice.beyond))
+        if self.begin is None and base.first_offset < first:
+            holes.insert(0, (base.first_offset, first))
+        if self.end is None and last < base.next_offset:
+            holes.append((last, base.next_offset))
+        return replace(choice, holes=holes)
+
+    async def _named(self, base: Manifest, target: UUID) -> list[Entry] | None:
+        """The fragments that `base` names. Of the history that is rebuilt, None if its groups are damaged."""
         try:
             return await fragments_of(self.offloader, base)
         except Corrupt:
             if base.incarnation != target:
                 raise
-            return []
+            return None
 
     def _chosen(self, found: Sequence[Found], target: UUID) -> Choice:
         choice = choose(found, incarnation=target, begin=self.begin, end=self.end)

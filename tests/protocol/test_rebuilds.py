@@ -515,3 +515,76 @@ def test_a_key_of_a_number_beyond_64_bits_is_no_root(world: World) -> None:
     world.run(world.process("next").claim())
 
     assert StreamKeys(STREAM).parse_root(KEYS.root(2**64)) is None
+
+
+# The root that is left names what is gone.
+
+
+def test_a_damaged_group_of_the_root_that_is_left_hides_no_fragment(world: World) -> None:
+    writer = world.process("writer")
+    world.run(writer.claim())
+    world.run(writer.offload(Ledger(0, 8)))
+    left, groups = world.roots[-1], list(world.groups)
+    world.run(writer.offload(Ledger(8, 12)))
+    world.objects.lose_roots(above=left)
+    assert groups
+    for key in groups:
+        del world.objects[key]
+
+    rebuilt(world)
+
+    assert extent(world) == (State.LIVE, 0, 12)
+
+
+def test_a_lost_group_of_a_sound_root_is_made_again(world: World) -> None:
+    written(world, Ledger(0, 8))
+    for key in list(world.groups):
+        del world.objects[key]
+
+    rebuilt(world)
+
+    assert extent(world) == (State.LIVE, 0, 8)
+
+
+def test_a_copy_whose_commit_is_lost_takes_the_place_of_what_it_replaced() -> None:
+    """The root that is left runs the copy's attempt, and names originals that a sweep deleted."""
+    with World(factor=16) as world:
+        written(world, Ledger(0, 8))
+        world.run(world.process("compactor", chunks_per_fragment=9).compact(2, 6))
+        cleaner = world.process("cleaner")
+        world.run(sweep(cleaner.offloader, grace_seconds=0, env=cleaner.env))
+        world.objects.lose_roots(above=world.roots[-1] - 1)
+
+        rebuilt(world)
+
+        assert extent(world) == (State.LIVE, 0, 8)
+        assert len(world.root.fragments) == 3
+
+
+def test_a_trim_whose_commit_is_lost_is_done_again_by_the_operators_word(world: World) -> None:
+    written(world, Ledger(0, 8))
+    world.run(world.process("trimmer").trim(4))
+    cleaner = world.process("cleaner")
+    world.run(sweep(cleaner.offloader, grace_seconds=0, env=cleaner.env))
+    world.objects.lose_roots(above=world.roots[-1] - 1)
+
+    asked = rebuilt(world, "asks")
+
+    assert asked.manifest is None
+    assert asked.choice.holes == [(0, 4)]
+    assert rebuilt(world, begin=4).manifest is not None
+    assert extent(world) == (State.LIVE, 4, 8)
+
+
+def test_an_end_that_the_manifest_names_is_not_given_up_in_silence(world: World) -> None:
+    written(world, Ledger(0, 8))
+    del world.objects[max(world.fragments)]
+    before = dict(world.objects)
+
+    asked = rebuilt(world, "asks")
+
+    assert asked.manifest is None
+    assert asked.choice.holes == [(6, 8)]
+    assert dict(world.objects) == before
+    assert rebuilt(world, end=6).manifest is not None
+    assert extent(world) == (State.LIVE, 0, 6)
