@@ -18,7 +18,8 @@ from offload.formats.keys import StreamKeys
 from offload.manifest.changes import Abort, Claim
 from offload.store.faults import Call, Fault, Rule
 from offload.store.memory import MemoryStore
-from offload.store.port import Body
+from offload.store.port import Body, Listed
+from offload.tier.lost_roots import newest_base
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.stream_writer import StreamWriter
 from offload.tier.sweep import Sweeper, sweep
@@ -431,3 +432,16 @@ def test_a_sweep_whose_listing_breaks_off_deletes_nothing(world: World) -> None:
     world.check()
     assert (len(first.errors), after_first) == (1, before)
     assert (second.errors, KEYS.fragment(8, dropped.uid) in world.objects) == ([], False)
+
+
+def test_a_root_that_the_caller_knows_and_nobody_finds_is_lost(world: World) -> None:
+    """Nothing else is left that could prove it."""
+    with pytest.raises(RootsLost, match="root 3 was committed, but no root is there"):
+        world.run(world.process("p").offloader.log(STREAM).load_newest(known=3))
+
+
+def test_a_fragment_that_vanishes_before_its_trailer_is_read_proves_nothing(world: World) -> None:
+    log = world.process("p").offloader.log(STREAM)
+    gone = Listed(KEYS.fragment(0, UUID(int=1)), 1 << 20)
+
+    assert world.run(newest_base(log, [gone], at_once=1))[0] == 0

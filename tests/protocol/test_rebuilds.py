@@ -346,23 +346,24 @@ def test_an_old_history_that_was_trimmed_gets_its_beginning_from_the_new_one(wor
     assert extent(world) == (State.LIVE, 0, 8)
 
 
-def other_chunks(ledger: Ledger) -> Ledger:
+def other_chunks(ledger: Ledger, *, epoch: int = 1) -> Ledger:
     """The same offsets, of a stream that was made again under the same name."""
     from offload.formats.chunk_writer import build_chunk
 
     offsets = range(ledger.first_offset, ledger.next_offset, 2)
-    raw = b"".join(build_chunk([b"x", b"y"], offset=o, timestamp_ms=1, epoch=1) for o in offsets)
+    raw = b"".join(build_chunk([b"x", b"y"], offset=o, timestamp_ms=1, epoch=epoch) for o in offsets)
     return Ledger(ledger.first_offset, ledger.next_offset, raw=raw)
 
 
 @pytest.mark.parametrize(
     ("newborn", "why"),
     [
+        (Ledger(9, 11), r"no fragment of either holds offsets \[8, 9\)"),
         (Ledger(10, 12), r"no fragment of either holds offsets \[8, 10\)"),
         (other_chunks(Ledger(4, 12)), "they hold different chunks from offset 4 on"),
         (Ledger(0, 12), "nothing is lost"),
     ],
-    ids=["gap", "other chunks", "all of it"],
+    ids=["gap of one", "gap", "other chunks", "all of it"],
 )
 def test_histories_that_do_not_fit_are_left_as_they_are(newborn: Ledger, why: str, world: World) -> None:
     old = written(world, Ledger(0, 8))
@@ -588,3 +589,143 @@ def test_an_end_that_the_manifest_names_is_not_given_up_in_silence(world: World)
     assert dict(world.objects) == before
     assert rebuilt(world, end=6).manifest is not None
     assert extent(world) == (State.LIVE, 0, 6)
+
+
+# What a joined or repeated rebuild must not do.
+
+
+def test_a_newborn_that_lost_roots_as_well_is_rebuilt_first(world: World) -> None:
+    old = written(world, Ledger(0, 8))
+    new = begun_again(world, Ledger(2, 4))
+    left = world.roots[-1]
+    written(world, Ledger(4, 6), Ledger(6, 8))
+    written(world, Ledger(8, 10))
+    world.objects.lose_roots(above=left)
+
+    assert {row.incarnation for row in rebuilt(world, "asks").histories} == {old, new}
+    with pytest.raises(Conflict, match=f"First rebuild incarnation {new}"):
+        rebuilt(world, "too early", incarnation=old)
+    assert rebuilt(world, "first", incarnation=new).manifest is not None
+    assert rebuilt(world, "second", incarnation=old).manifest is not None
+    assert extent(world) == (State.LIVE, 0, 10)
+
+
+def test_naming_the_incarnation_of_a_sound_manifest_changes_nothing(world: World) -> None:
+    incarnation = written(world, Ledger(0, 8))
+
+    with pytest.raises(Conflict, match="nothing is lost"):
+        rebuilt(world, incarnation=incarnation)
+
+
+def test_numbers_of_the_old_history_prove_no_loss_of_the_newborn(world: World) -> None:
+    old = written(world, Ledger(0, 2))
+    for first_offset in (2, 4, 6):
+        written(world, Ledger(first_offset, first_offset + 2))
+    for key in list(world.groups):
+        del world.objects[key]
+    begun_again(world, Ledger(6, 8))
+
+    assert rebuilt(world, incarnation=old).manifest is not None
+    assert extent(world) == (State.LIVE, 0, 8)
+
+
+def test_a_newborn_whose_groups_are_gone_is_not_joined(world: World) -> None:
+    old = written(world, Ledger(0, 4))
+    for key in list(world.groups):
+        del world.objects[key]
+    begun_again(world, Ledger(4, 12))
+    assert world.groups
+    for key in list(world.groups):
+        del world.objects[key]
+    before = dict(world.objects)
+
+    with pytest.raises(Corrupt):
+        rebuilt(world, incarnation=old)
+
+    assert dict(world.objects) == before
+
+
+@pytest.mark.parametrize(("epochs", "fits"), [((1, 2), True), ((2, 1), False)])
+def test_the_leader_epoch_does_not_fall_where_one_history_follows_the_other(
+    epochs: tuple[int, int], fits: bool, world: World
+) -> None:
+    old = written(world, other_chunks(Ledger(0, 4), epoch=epochs[0]))
+    begun_again(world, other_chunks(Ledger(4, 8), epoch=epochs[1]))
+
+    if fits:
+        assert rebuilt(world, incarnation=old).manifest is not None
+    else:
+        with pytest.raises(Conflict, match="at offset 4 the broker's leader epoch falls from 2 to 1"):
+            rebuilt(world, incarnation=old)
+
+
+def test_a_hole_with_data_beyond_the_other_history_is_told(world: World) -> None:
+    old = written(world, Ledger(0, 8))
+    [gone] = [key for key in world.fragments if KEYS.parse_fragment(key)[0] == 4]  # type: ignore[index]
+    begun_again(world, Ledger(2, 6))
+    del world.objects[gone]
+
+    report = rebuilt(world, incarnation=old)
+
+    assert report.manifest is None
+    assert report.choice.holes == [(4, 6)]
+
+
+def test_a_hole_that_shows_only_behind_the_fence_is_told(world: World) -> None:
+    """A fragment that was under way at the first look is there at the second."""
+    written(world, Ledger(0, 6))
+    world.objects.lose_roots()
+    keys = sorted(world.fragments)
+    late = world.objects[keys[-1]]
+    for key in keys[1:]:
+        del world.objects[key]
+
+    async def read_and_land(*asked: Any) -> Mapping[str, Tail]:
+        found = await one_by_one(*asked)
+        world.objects[keys[-1]] = late
+        return found
+
+    operator = world.process("operator")
+    report = world.run(rebuild(operator.offloader, STREAM, env=operator.env, read_tails=read_and_land))
+
+    assert report.manifest is None
+    assert report.choice.holes == [(2, 4)]
+    assert world.root.state == State.REBUILDING
+
+
+def test_a_rebuild_begins_above_the_base_versions_of_fragments() -> None:
+    """Nothing else mentions the numbers of the first rebuild: few entries make no groups."""
+    with World(factor=16) as world:
+        written(world, Ledger(0, 2))
+        world.objects.lose_roots()
+        rebuilt(world, "first")
+        written(world, Ledger(2, 4))
+        world.objects.lose_roots()
+
+        second = rebuilt(world, "second")
+
+        assert second.manifest is not None
+        assert second.manifest.version > 2 * JUMP
+
+
+def test_what_was_trimmed_does_not_come_back_beside_a_lost_group(world: World) -> None:
+    written(world, Ledger(0, 8))
+    world.run(world.process("trimmer").trim(4))
+    for key in list(world.groups):
+        del world.objects[key]
+
+    rebuilt(world)
+
+    assert extent(world) == (State.LIVE, 4, 8)
+
+
+def test_the_source_epoch_of_a_root_that_is_left_is_kept(world: World) -> None:
+    """The leader claimed, and no fragment records that yet."""
+    written(world, Ledger(0, 8), source_epoch=3)
+    world.run(world.process("leader").claim(source_epoch=9))
+    for key in list(world.groups):
+        del world.objects[key]
+
+    rebuilt(world)
+
+    assert world.root.source_epoch == 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from offload_conformance.ledgers import ledger_of
@@ -12,6 +13,7 @@ from offload import ObjectStoreOffloader, StreamWriter
 from offload.errors import Corrupt, Misuse, NotOffloaded
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.store.hashed import folder_of
 from offload.store.memory import MemoryStore
 from offload.tier.anchors import NO_COMMIT_STORE
 from offload.tier.place import TierPlan
@@ -105,6 +107,30 @@ def test_another_tiers_commit_store_is_refused() -> None:
     assert (TIER_ANCHOR in data, roots[TIER_ANCHOR]) == (False, theirs)
 
 
+def test_a_commit_store_of_a_tier_that_was_made_again_is_refused() -> None:
+    """Both anchors name both stores, and only their uids differ."""
+    data: Objects = {}
+    roots: Objects = {}
+    asyncio.run(fill(split_tier(data, roots)))
+    roots[TIER_ANCHOR] = replace(TierAnchor.decode(roots[TIER_ANCHOR], where=""), uid="other").encode()
+    before = dict(data), dict(roots)
+
+    with pytest.raises(Misuse, match="the anchors differ"):
+        restored(split_tier(data, roots, plan=TierPlan(commit_store=ROOTS)))
+
+    assert (data, roots) == before
+
+
+def test_a_store_that_holds_data_is_taken_for_no_commit_store() -> None:
+    data: Objects = {}
+    roots: Objects = {"somebody/else": b""}
+    asyncio.run(fill(split_tier(data, roots)))
+    del roots[TIER_ANCHOR]
+
+    with pytest.raises(Misuse, match="is no commit store: it holds 'somebody/else'"):
+        restored(split_tier(data, roots, plan=TierPlan(commit_store=ROOTS)))
+
+
 @pytest.mark.parametrize("raw", [None, b"ledger"], ids=["lost", "damaged"])
 def test_a_streams_anchor_is_restored_beside_a_sound_manifest(raw: bytes | None) -> None:
     objects: Objects = {}
@@ -130,3 +156,14 @@ def test_an_anchor_of_another_stream_is_left_alone() -> None:
         asyncio.run(rebuild(plain(objects, TierPlan()), "a"))
 
     assert objects[KEYS.anchor] == theirs
+
+
+def test_a_copy_of_a_tier_in_a_folder_of_strangers_gets_no_anchor() -> None:
+    """Keys would be hashed if the folder were the one of the stream."""
+    tier: Objects = {}
+    asyncio.run(fill(plain(tier, TierPlan())))
+    stranger = next(folder for folder in "0123456789abcdef" if folder != folder_of("a"))
+    objects = {f"{stranger}/{key}": raw for key, raw in tier.items()}
+
+    with pytest.raises(NotOffloaded, match="no objects of a tier"):
+        restored(plain(objects, TierPlan()))
