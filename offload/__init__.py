@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from offload.errors import (
         Absent,
         AlreadyExists,
+        AnchorLost,
         Conflict,
         Corrupt,
         Denied,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Absent",
     "AlreadyExists",
+    "AnchorLost",
     "AtOffset",
     "AtTime",
     "Attempt",
@@ -179,6 +181,7 @@ _HOMES = {
     "Receipt": "offload.offloader",
     "Retention": "offload.tier.retention",
     "RootsLost": "offload.errors",
+    "AnchorLost": "offload.errors",
     "Snapshot": "offload.source",
     "Source": "offload.source",
     "SourceStream": "offload.source",

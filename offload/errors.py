@@ -199,13 +199,32 @@ class RootsLost(Corrupt):
         lost = "all roots" if found is None else "the newest roots"
         newest = "no root is there" if found is None else f"the newest root is {found}"
         what_to_do = "Stop every writer and sweep of the stream, then run: "
-        command = shlex.join(("offload", "rebuild", tier, stream))
+        command = rebuild_command(tier, stream)
         text = f"{lost} of the manifest are lost: {evidence}, but {newest}. Nothing was deleted. "
         self.args = (text + what_to_do + command,)
 
     def within(self, where: str, *, offset: int = 0, stream: str | None = None) -> Corrupt:
         """The same error: it names its object and its stream already."""
         return self
+
+
+class AnchorLost(Corrupt):
+    """The anchor of a stream or a tier is gone, and its objects are not. `offload rebuild` restores it."""
+
+    def __init__(self, where: str, *, tier: str, stream: str | None = None) -> None:
+        super().__init__("anchor", where, expected="present", found="absent", stream=stream)
+        command = rebuild_command(tier, *([] if stream is None else [stream]))
+        self.args = (f"{self.args[0]}. To restore it, run: {command}",)
+
+    def within(self, where: str, *, offset: int = 0, stream: str | None = None) -> Corrupt:
+        """The same error: it names its object and its stream already."""
+        return self
+
+
+def rebuild_command(*arguments: str) -> str:
+    """The command line that rebuilds this tier, or this stream of it, as a shell takes it."""
+    ends_options = ["--"] if any(each.startswith("-") for each in arguments) else []
+    return shlex.join(("offload", "rebuild", *ends_options, *arguments))
 
 
 def _remade(kind: type[OffloadError], args: tuple[Any, ...]) -> OffloadError:

@@ -9,7 +9,16 @@ from collections.abc import Iterator
 import pytest
 
 from offload import errors
-from offload.errors import AlreadyExists, Corrupt, Fenced, NotFound, OffloadError, RootsLost, StreamDeleted
+from offload.errors import (
+    AlreadyExists,
+    AnchorLost,
+    Corrupt,
+    Fenced,
+    NotFound,
+    OffloadError,
+    RootsLost,
+    StreamDeleted,
+)
 
 WITH_ATTRIBUTES = (
     Fenced("epoch 4 is behind", epoch=5),
@@ -17,6 +26,7 @@ WITH_ATTRIBUTES = (
     NotFound("streams/orders/root", store="file:///srv/tier"),
     AlreadyExists("streams/orders/root"),
     Corrupt("magic", "a.fragment", expected=b"OFTR", found=b"\0", position=7, stream="orders"),
+    AnchorLost("orders/stream.anchor", tier="file:///srv/tier", stream="orders"),
     RootsLost("a exists", "a", stream="orders", tier="file:///srv/tier", expected=1, found=None),
 )
 

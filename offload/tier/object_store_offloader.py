@@ -16,7 +16,17 @@ from typing import Final
 from uuid import UUID
 
 from offload.env import Env
-from offload.errors import Absent, Conflict, Corrupt, Misuse, NotFound, NotOffloaded, StreamDeleted
+from offload.errors import (
+    Absent,
+    AnchorLost,
+    Conflict,
+    Corrupt,
+    Misuse,
+    NotFound,
+    NotOffloaded,
+    StreamDeleted,
+    rebuild_command,
+)
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
@@ -124,7 +134,8 @@ class ObjectStoreOffloader(LedgerOffloader):
             except NotFound as exc:
                 if not create:
                     raise NotOffloaded(
-                        f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one"
+                        f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one, "
+                        f"and `{rebuild_command(self.url)}` restores one that was lost"
                     ) from exc
                 self._anchor, self._store = await self._place.make()
 
@@ -154,7 +165,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         try:
             await read_anchor(self._store, keys.anchor, partial(check_stream_anchor, keys=keys))
         except NotFound as exc:
-            raise Corrupt("anchor", keys.anchor, stream=stream, expected="present", found="absent") from exc
+            raise AnchorLost(keys.anchor, tier=self.url, stream=stream) from exc
         return manifest
 
     async def load_group(self, manifest: Manifest, entry: Entries) -> Entries:

@@ -18,7 +18,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from offload.env import Env
-from offload.errors import AlreadyExists, Denied, Misuse, NotFound, NotOffloaded, OutcomeUnknown, TryAgain
+from offload.errors import (
+    AlreadyExists,
+    Denied,
+    Misuse,
+    NotFound,
+    NotOffloaded,
+    OutcomeUnknown,
+    TryAgain,
+    rebuild_command,
+)
 from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, is_decisive, sides_of
 from offload.store.checked import checked
@@ -84,7 +93,7 @@ class Place:
         except NotFound as exc:
             message = (
                 f"{self.data.url} is no tier and not empty: it holds {stranger!r}; name an empty place. "
-                f"If it is a tier that lost its {TIER_ANCHOR}, `offload rebuild {self.data.url}` restores it"
+                f"If it is a tier that lost its {TIER_ANCHOR}, `{rebuild_command(self.data.url)}` restores it"
             )
             raise NotOffloaded(message) from exc
 

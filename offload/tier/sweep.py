@@ -44,6 +44,7 @@ import numpy as np
 
 from offload.env import Env
 from offload.errors import (
+    AnchorLost,
     Corrupt,
     Denied,
     Misuse,
@@ -273,7 +274,9 @@ class _Run:
             stream = await name_without_anchor(self.store, part)
             if stream is not None:  # if the roots are lost as well, that is the graver news
                 await RootLog(store=self.store, stream=stream, env=self.env).load_newest()
-            raise Corrupt("anchor", where, stream=stream, expected="present", found="absent") from exc
+            if stream is None:  # then no command can name it
+                raise Corrupt("anchor", where, expected="present", found="absent") from exc
+            raise AnchorLost(where, tier=self.store.url, stream=stream) from exc
 
 
 @dataclass(kw_only=True)

@@ -23,6 +23,7 @@ from uuid import UUID
 from offload.env import Env
 from offload.errors import (
     Absent,
+    AnchorLost,
     Corrupt,
     Misuse,
     NotFound,
@@ -33,7 +34,7 @@ from offload.errors import (
 )
 from offload.formats.anchor import TierAnchor
 from offload.formats.group import Group
-from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape
+from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, is_of_a_stream
 from offload.formats.manifest import Entries, Entry, Manifest, State
 from offload.manifest.commit import RootLog, decode_root
 from offload.manifest.groups import fetch_group
@@ -183,11 +184,11 @@ class _Verifier:
         except NotFound as exc:
             if not await self._holds_a_stream():
                 raise NotOffloaded(f"{self.store.url} is no tier: it has no {TIER_ANCHOR}") from exc
-            raise Corrupt("anchor", TIER_ANCHOR, expected="present", found="absent") from exc
+            raise AnchorLost(TIER_ANCHOR, tier=self.store.url) from exc
 
     async def _holds_a_stream(self) -> bool:
         async for listed in self.store.list(""):
-            if listed.key.endswith("/stream.anchor"):
+            if listed.key.endswith("/stream.anchor") or is_of_a_stream(listed.key):
                 return True
         return False
 
@@ -227,7 +228,10 @@ class _Verifier:
             if not await has_stream(self.store, part[:-1]):
                 return self._part(part, None)
             stream = await name_without_anchor(self.store, part[:-1])
-            found.damages.append(Corrupt("anchor", anchor, expected="present", found="absent", stream=stream))
+            if stream is None:  # then no command can name it
+                found.damages.append(Corrupt("anchor", anchor, expected="present", found="absent"))
+            else:
+                found.damages.append(AnchorLost(anchor, tier=self.store.url, stream=stream))
             return self._part(part, stream, found)
         except (Corrupt, UnsupportedFormat) as exc:
             found.damages.append(_as_damage(exc, anchor, None))

@@ -158,6 +158,45 @@ def test_a_stream_that_was_begun_again_is_joined_to_its_lost_history(source: Pat
     sync(source, tier)
 
 
+def pasted(text: str) -> list[str]:
+    """The arguments of the command that an error prints, as a shell takes them."""
+    return shlex.split(text[text.rindex("offload rebuild ") :].partition("`")[0])[1:]
+
+
+def test_the_printed_commands_restore_what_is_lost(source: Path, tmp_path: Path) -> None:
+    """The place has spaces and quotes in its name, and a stream begins with a dash."""
+    tier, stream = tmp_path / "a tier's place", "-x y"
+    (source / STREAM).rename(source / stream)
+    sync(source, tier)
+    [folder] = {path.parent for path in tier.rglob("stream.anchor")}
+    before = offload("read", tier, "--", stream).stdout
+
+    (tier / "tier.anchor").unlink()
+    (folder / "stream.anchor").unlink()
+    for command in ("ls", "ls"):
+        ran = offload(command, tier)
+        assert ran.code == 1
+        assert offload(pasted(ran.error)[0], "--yes", *pasted(ran.error)[1:]).code == 0
+    lose_roots(tier, folder.name)
+    ran = offload("ls", tier)
+    assert offload(pasted(ran.stderr.strip())[0], "--yes", *pasted(ran.stderr.strip())[1:]).code == 0
+
+    assert offload("read", tier, "--", stream).stdout == before
+
+
+def test_a_verify_finds_a_tier_that_lost_all_anchors(tier: Path) -> None:
+    (tier / "tier.anchor").unlink()
+    (tier / STREAM / "stream.anchor").unlink()
+
+    ran = offload("verify", tier)
+
+    assert ran.code == 1
+    assert [pasted(line) for line in ran.lines if line.startswith("DAMAGE")] == [
+        ["rebuild", tier.as_uri()],
+        ["rebuild", tier.as_uri(), STREAM],
+    ]
+
+
 def test_lost_anchors_come_back(tier: Path) -> None:
     before = offload("read", tier, STREAM).stdout
     (tier / "tier.anchor").unlink()
