@@ -109,7 +109,7 @@ async def _opened(store: S3Store) -> Fast | None:
     is_tls = endpoint.startswith("https://")
     region = client.meta.region_name
     config: S3Config = {
-        "endpoint": endpoint,
+        "aws_endpoint_url_s3": endpoint,  # `endpoint` would yield to AWS_ENDPOINT_URL_S3: another server
         "virtual_hosted_style_request": is_virtual,
         "region": "us-east-1" if region in {None, "aws-global"} else region,
         "skip_signature": options.anonymous,

@@ -108,6 +108,19 @@ def test_obstore_is_taken_where_it_can_be_and_nobody_objects(s3: Wire) -> None:
     assert [by_obstore(heard) for heard in s3.heard] == [True, True, False]
 
 
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize("elsewhere", ["http://127.0.0.1:1", ""])
+def test_obstore_sends_fragments_to_the_option_and_not_to_the_environment(
+    s3: Wire, monkeypatch: pytest.MonkeyPatch, name: str, elsewhere: str
+) -> None:
+    monkeypatch.setenv(name, elsewhere)
+
+    for call in (put, get):
+        of_store(s3.url, call, **FAST)
+
+    assert [by_obstore(heard) for heard in s3.heard] == [True, True]
+
+
 @pytest.mark.parametrize("name", OF_OBSTORE_ALONE)
 def test_what_obstore_alone_would_obey_keeps_it_out(
     s3: Wire, monkeypatch: pytest.MonkeyPatch, name: str
