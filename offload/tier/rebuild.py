@@ -162,7 +162,8 @@ async def rebuild(
 
     `begin` and `end` are the operator's word on where its history begins and ends. `incarnation` names the
     history to bring back. It is needed if several are found, if the stream was deleted, or if it was begun
-    again after its roots were lost: then what the manifest names now is joined to it. Without it nothing is
+    again after its roots were lost: then what the manifest names now is joined to it. That of the manifest
+    takes in what continues it, which was committed by a root that is lost, or by none. Without it nothing is
     committed in these cases, and the report says what can be chosen.
 
     With holes, and no word on them, nothing is committed: the report has no manifest. What the manifest
@@ -284,6 +285,18 @@ class _Rebuild:
         names = {each.name for each in self.survey.found.values()}
         return named is not None and all((each.first_offset, each.attempt) in names for each in named)
 
+    def _reach_behind(self, manifest: Manifest) -> int:
+        """The offset to which fragments of the manifest's incarnation continue it; its end if none does."""
+        ends: dict[int, int] = {}
+        for each in self.survey.found.values():
+            if each.incarnation == manifest.incarnation:
+                first = each.entry.first_offset
+                ends[first] = max(ends.get(first, 0), each.entry.next_offset)
+        reach = manifest.next_offset
+        while ends.get(reach, reach) > reach:
+            reach = ends[reach]
+        return reach
+
     def _target(
         self, standing: Manifest | None, asked: UUID | None, found: Sequence[Found], *, is_lost: bool
     ) -> UUID | None:
@@ -298,7 +311,8 @@ class _Rebuild:
             if asked not in (None, standing.incarnation):
                 return asked
             others = incarnations - {standing.incarnation}
-            return standing.incarnation if is_lost and (asked or not others) else None
+            is_told = asked is not None and self._reach_behind(standing) > standing.next_offset
+            return standing.incarnation if is_told or (is_lost and (asked or not others)) else None
         if standing is not None and standing.state is State.DELETED:
             return asked
         if not found:
@@ -323,9 +337,14 @@ class _Rebuild:
         assert standing is not None
         if standing.state is State.DELETED:
             raise Conflict(f"stream {self.stream!r} was deleted, and no fragment of it is left")
-        raise Conflict(
-            f"stream {self.stream!r} has a sound manifest, version {standing.version}; nothing is lost"
-        )
+        text = f"stream {self.stream!r} has a sound manifest, version {standing.version}; nothing is lost"
+        if (reach := self._reach_behind(standing)) > standing.next_offset:
+            text += (
+                f". Fragments that it does not name continue it and reach to offset {reach}: a crash left "
+                "them, and the next sync sees to them. If a newer root was lost instead, and the source no "
+                f"longer has these offsets, take them in with --incarnation {standing.incarnation}"
+            )
+        raise Conflict(text)
 
     async def _plan(self, base: Manifest | None, target: UUID) -> _Plan:
         """What to commit on `base`, which is the newest root before the fence, or the fence itself."""
@@ -380,6 +399,10 @@ class _Rebuild:
 
     def _chosen(self, found: Sequence[Found], target: UUID) -> Choice:
         choice = choose(found, incarnation=target, begin=self.begin, end=self.end)
+        if not any(each.incarnation == target for each in found):
+            raise NotOffloaded(
+                f"stream {self.stream!r} has no fragment that is sound; nothing can be rebuilt"
+            )
         if not choice.chosen:
             starts = sorted({each.entry.first_offset for each in found if each.incarnation == target})
             near = ", ".join(map(str, starts[:5])) + (", …" if len(starts) > 5 else "")

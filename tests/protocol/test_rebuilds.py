@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from protocol_world import KEYS, STREAM, Crash, Ledger, Process, World
 
-from offload.errors import Conflict, Corrupt, Fenced, Misuse
+from offload.errors import Conflict, Corrupt, Fenced, Misuse, NotOffloaded
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import State
 from offload.manifest.rebuilding import JUMP, NUMBER_MAX
@@ -729,3 +729,26 @@ def test_the_source_epoch_of_a_root_that_is_left_is_kept(world: World) -> None:
     rebuilt(world)
 
     assert world.root.source_epoch == 9
+
+
+def test_a_last_append_whose_root_is_lost_comes_back_by_the_operators_word(world: World) -> None:
+    """It looks like a crash before the commit. Nobody can tell, so the error says how to take it in."""
+    incarnation = written(world, Ledger(0, 4))
+    written(world, Ledger(4, 8))
+    world.objects.lose_roots(above=world.roots[-1] - 1)
+
+    with pytest.raises(Conflict, match=rf"reach to offset 8.*--incarnation {incarnation}"):
+        rebuilt(world, "asks")
+    assert rebuilt(world, incarnation=incarnation).manifest is not None
+
+    world.check()
+    assert extent(world) == (State.LIVE, 0, 8)
+
+
+def test_a_manifest_of_which_no_fragment_is_left_cannot_be_rebuilt(world: World) -> None:
+    written(world, Ledger(0, 8))
+    for key in list(world.fragments):
+        del world.objects[key]
+
+    with pytest.raises(NotOffloaded, match="has no fragment that is sound"):
+        rebuilt(world)
