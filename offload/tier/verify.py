@@ -31,6 +31,7 @@ from offload.errors import (
     OffloadError,
     RootsLost,
     UnsupportedFormat,
+    rebuild_command,
 )
 from offload.formats.anchor import TierAnchor
 from offload.formats.group import Group
@@ -183,7 +184,10 @@ class _Verifier:
             await read_anchor(self.store, TIER_ANCHOR, _counting(report, decode))
         except NotFound as exc:
             if not await self._holds_a_stream():
-                raise NotOffloaded(f"{self.store.url} is no tier: it has no {TIER_ANCHOR}") from exc
+                raise NotOffloaded(
+                    f"{self.store.url} is no tier: it has no {TIER_ANCHOR}; "
+                    f"`{rebuild_command(self.store.url)}` restores one that was lost"
+                ) from exc
             raise AnchorLost(TIER_ANCHOR, tier=self.store.url) from exc
 
     async def _holds_a_stream(self) -> bool:

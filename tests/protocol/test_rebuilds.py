@@ -752,3 +752,21 @@ def test_a_manifest_of_which_no_fragment_is_left_cannot_be_rebuilt(world: World)
 
     with pytest.raises(NotOffloaded, match="has no fragment that is sound"):
         rebuilt(world)
+
+
+def test_what_was_committed_since_the_first_look_is_no_loss(world: World) -> None:
+    written(world, Ledger(0, 4))
+    earlier = dict(world.objects)
+    written(world, Ledger(4, 8))
+    later = {key: data for key, data in world.objects.items() if key not in earlier}
+    for key in later:
+        del world.objects[key]
+
+    async def read_and_commit(*asked: Any) -> Mapping[str, Tail]:
+        found = await one_by_one(*asked)
+        world.objects.update(later)
+        return found
+
+    operator = world.process("operator")
+    with pytest.raises(Conflict, match=r"nothing is lost$"):
+        world.run(rebuild(operator.offloader, STREAM, env=operator.env, read_tails=read_and_commit))
