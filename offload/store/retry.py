@@ -128,9 +128,9 @@ class RetryingStore(StoreDecorator):
         while True:
             try:
                 async for name in self.inner.level(prefix):
-                    attempts.answered()
-                    if name not in given:
+                    if name not in given:  # one that comes again is no progress
                         given.add(name)
+                        attempts.answered()
                         yield name
             except TryAgain as error:
                 if not await attempts.pause(error):

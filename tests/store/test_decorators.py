@@ -90,6 +90,9 @@ def test_a_listing_of_two_stores_raises_the_error_of_one_while_the_other_is_stil
     asyncio.run(main())
 
 
+ATTEMPTS_MAX = 4
+
+
 class World:
     """A faulty store behind retries, with a clock that only moves when somebody sleeps."""
 
@@ -98,7 +101,7 @@ class World:
         self.objects = self.behind.objects
         self.faulty = FaultyStore(self.behind, rules=rules)
         self.pauses: list[float] = []
-        policy = RetryPolicy(attempts_max=4, pause_seconds_first=1, pause_seconds_max=3)
+        policy = RetryPolicy(attempts_max=ATTEMPTS_MAX, pause_seconds_first=1, pause_seconds_max=3)
         self.retrying = RetryingStore(
             self.faulty, policy=policy, clock=self.now, sleep=self.sleep, random=lambda: chance
         )
@@ -107,6 +110,7 @@ class World:
         return sum(self.pauses)
 
     async def sleep(self, seconds: float) -> None:
+        assert len(self.pauses) < 100, "it retries for ever"
         self.pauses.append(seconds)
 
     def asked(self, operation: str) -> int:
@@ -212,6 +216,18 @@ class TestRetryingStore(Asynchronous):
 
         assert run(names()) == ["a/", "b", "c/"]
         assert world.asked("list") == 2
+
+    def test_a_level_that_always_breaks_off_where_it_did_before_is_given_up(self, run: Run) -> None:
+        """Names that were given already are no progress."""
+        world = World(Rule(Fault.CUT, "list"))
+        world.objects.update(dict.fromkeys(["a/1", "b/1"], b""))
+
+        async def names() -> list[str]:
+            return [name async for name in world.retrying.level("")]
+
+        with pytest.raises(TryAgain):
+            run(names())
+        assert world.asked("list") == ATTEMPTS_MAX
 
     def test_a_listing_goes_on_after_the_last_key_it_gave(self, run: Run) -> None:
         """Each break costs one attempt, progress renews them; no key comes twice or is missed."""
