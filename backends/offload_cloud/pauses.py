@@ -17,5 +17,5 @@ def pause_of(retry_after: str, *, now: Callable[[], float] = time.time) -> float
         return float(said)
     try:
         return max(parsedate_to_datetime(said).timestamp() - now(), 0.0)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from offload_cloud.pauses import pause_of
 
@@ -20,6 +22,9 @@ NOW = 1_700_000_000.0  # 14 November 2023, 22:13:20
         ("-3", None),
         ("1.5", None),
         ("\u0667", None),
+        ("9" * 400, math.inf),
+        ("Tue, 14 Nov 99999999999 22:13:20 GMT", None),
+        ("Tue, 14 Nov 2023 22:13:20 +99999999999", None),
     ],
 )
 def test_a_pause_is_read_from_seconds_and_from_a_date(said: str, pause_seconds: float | None) -> None:
