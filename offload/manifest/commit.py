@@ -27,8 +27,8 @@ The second step creates root n+1. Whatever came of the create, a listing follows
 
 The manifest that a caller hands in may be old, and an earlier call may have sent the change. So an old
 manifest decides only where to try first. `TryAgain`, `Conflict` and `Misuse` promise that the change is not
-in, so they are raised only if the newest manifest shows that. If the store cannot be asked, the outcome is
-unknown.
+in, and never will be, so they are raised only if the newest manifest shows that. If the store cannot be
+asked, or refuses a group, the outcome is unknown: a create of the earlier call may still be on its way.
 
     stopped             left behind                 cured by
     before the create   perhaps groups of n+1       the sweep, as soon as n+1 is decided
@@ -218,8 +218,10 @@ class RootLog:
                         "its offsets have been trimmed or compacted; look at what is there now"
                     )
             return await self._propose(change, manifest, committer), None
-        except (Absent, Conflict, Misuse, TryAgain) as refusal:
+        except (Absent, Conflict, Misuse) as refusal:
             return None, refusal
+        except TryAgain as exc:  # a create that an earlier call sent may still land, so this denies nothing
+            raise OutcomeUnknown(f"{exc}; if this change was sent before, it may still be committed") from exc
 
     @contextmanager
     def _in_doubt(self, version: int) -> Iterator[None]:

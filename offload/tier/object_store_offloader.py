@@ -24,7 +24,9 @@ from offload.errors import (
     Misuse,
     NotFound,
     NotOffloaded,
+    OutcomeUnknown,
     StreamDeleted,
+    TryAgain,
     rebuild_command,
 )
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
@@ -177,15 +179,11 @@ class ObjectStoreOffloader(LedgerOffloader):
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
         """See `LedgerOffloader.commit_manifest`."""
-        await self.open(create=isinstance(change, Claim))
-        await self._make_sure_of_create()
-        log = self.log(stream)
-        if base is None and isinstance(change, Claim):
-            base = await log.load_newest()  # refuses to begin a stream whose roots are lost
-            await self._create_stream_anchor(StreamKeys(stream))
-        if base is not None and isinstance(change, FIRST_CHANGES):
-            await refuse_to_overtake(log, base)
-        manifest = await log.commit(change, base=base, committer=committer)
+        try:
+            base = await self._base_for(stream, change, base)
+        except TryAgain as exc:  # "nothing was committed" would deny an earlier call of the same change
+            raise OutcomeUnknown(f"{exc}; if this change was sent before, it may be committed") from exc
+        manifest = await self.log(stream).commit(change, base=base, committer=committer)
         self._emit(ManifestCommitted(manifest=manifest, change=type(change).__name__.lower()))
         return manifest
 
@@ -309,6 +307,18 @@ class ObjectStoreOffloader(LedgerOffloader):
                 looked_at = manifest.version
             else:
                 return manifest
+
+    async def _base_for(self, stream: str, change: Change, base: Manifest | None) -> Manifest | None:
+        """The base of a commit, after all that must hold before it."""
+        await self.open(create=isinstance(change, Claim))
+        await self._make_sure_of_create()
+        log = self.log(stream)
+        if base is None and isinstance(change, Claim):
+            base = await log.load_newest()  # refuses to begin a stream whose roots are lost
+            await self._create_stream_anchor(StreamKeys(stream))
+        if base is not None and isinstance(change, FIRST_CHANGES):
+            await refuse_to_overtake(log, base)
+        return base
 
     async def _names_any(self, manifest: Manifest, keys: StreamKeys, fragments: list[str]) -> bool:
         tree = self.tree(manifest)

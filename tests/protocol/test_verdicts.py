@@ -16,10 +16,11 @@ from protocol_world import NOTHING_COMMITTED, STREAM, Ledger, Process, World
 
 from offload.errors import Corrupt, Denied, Fenced, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.manifest import Manifest
-from offload.manifest.changes import Append, Change, Prepare, Verdict
+from offload.manifest.changes import Announce, Append, Change, Prepare, Verdict
 from offload.manifest.commit import REQUESTS_MAX
 from offload.manifest.tree import Tree
-from offload.store.faults import Fault
+from offload.store.capabilities import Capabilities
+from offload.store.faults import Fault, Rule
 from offload.store.wrap import StoreDecorator
 from offload.tier import stream_writer
 
@@ -116,6 +117,73 @@ def test_a_second_call_never_denies_a_commit_that_is_in(
     roots = world.roots
     world.run(act())
     assert world.roots == roots, "what is in is not committed again"
+
+
+def announcement_in_doubt(world: World) -> Sent:
+    """A job's announcement landed unheard. It is sent again as it was, by the offloader's own method."""
+    world.run(world.process("writer").claim())
+    job = world.process("job")
+    base = world.run(job.begin_job()).manifest
+    attempts = [(job.env.uuid(), 0)]
+    change = Announce(job=job.guest.uid, incarnation=base.incarnation, attempts=attempts)
+    return job, lambda: job.offloader.commit_manifest(STREAM, change, base=base, committer=change.job)
+
+
+def test_a_refused_look_at_what_a_crash_left_denies_no_commit(world: World) -> None:
+    """Before the first change on a base comes a listing. If the store refuses it, nobody knows."""
+    job, act = announcement_in_doubt(world)
+    land_unheard(job, act)
+
+    job.start(act())
+    job.step(Fault.FAIL_BEFORE)
+
+    assert isinstance(end_of(job), OutcomeUnknown)
+    world.check_what_was_told()
+
+
+class Probed(StoreDecorator):
+    """A store that each process has to try first."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """To be probed."""
+        return replace(self.inner.capabilities, create_is_probed=True)
+
+
+def test_a_job_that_goes_on_in_another_process_is_not_denied_its_commit(world: World) -> None:
+    """Its append landed unheard, and the new process cannot even try whether the store is fit for commits."""
+    job, ledger = world.process("job"), Ledger(0, 6)
+    world.run(world.process("writer").claim())
+    world.run(job.begin_job())
+    receipts = world.run(job.copy([ledger], world.run(job.announce(ledger))))
+    land_unheard(job, lambda: job.guest.append(receipts))
+    job.crash()
+    again = world.process("again", wrap=Probed)
+    world.run(again.begin_job(uid=job.guest.uid))
+
+    again.store.rules.append(Rule(Fault.FAIL_BEFORE, "create"))
+    again.start(again.guest.append(receipts))
+
+    assert isinstance(end_of(again), OutcomeUnknown)
+    world.check_what_was_told()
+
+
+def test_a_create_that_lands_after_the_second_call_was_not_denied_by_it(world: World) -> None:
+    """The first call's create is still on its way when the second one cannot store its groups."""
+    writer, act = writer_in_doubt(world)
+    writer.start(act()).run_to("create", "*/root.*")
+    writer.step(Fault.DELAY)
+    writer.step(Fault.FAIL_BEFORE)
+    assert isinstance(end_of(writer), OutcomeUnknown)
+
+    writer.start(act()).run_to("put", "*/groups/*")
+    writer.step(Fault.FAIL_BEFORE)
+    assert isinstance(end_of(writer), OutcomeUnknown)
+
+    world.run(writer.store.land())
+    world.check()
+    world.check_what_was_told()
+    assert world.root.next_offset == 6
 
 
 @pytest.mark.parametrize("finishes", [False, True], ids=["a part", "all"])
