@@ -14,7 +14,7 @@ import pytest
 from protocol_sweep import Sweep
 from protocol_world import NOTHING_COMMITTED, STREAM, Ledger, Process, World
 
-from offload.errors import Corrupt, Denied, Fenced, OffloadError, OutcomeUnknown, TryAgain
+from offload.errors import Corrupt, Denied, Fenced, NoSpace, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.manifest import Manifest
 from offload.manifest.changes import Announce, Append, Change, Prepare, Verdict
 from offload.manifest.commit import REQUESTS_MAX
@@ -315,6 +315,26 @@ def test_a_refusal_never_wins_over_a_listing_that_shows_the_commit(world: World)
 
     world.check()
     assert world.root.next_offset == 2
+
+
+@pytest.mark.parametrize("refusal", [Denied("no"), NoSpace("full")], ids=["denied", "full"])
+def test_a_refused_create_that_did_not_land_is_told_as_it_is_and_sent_once(
+    refusal: OffloadError, world: World
+) -> None:
+    asked = []
+
+    class Refuses(StoreDecorator):
+        async def create(self, key: str, data: bytes) -> None:
+            asked.append(key)
+            raise refusal
+
+    world.run(world.process("first").claim())
+    writer = world.process("writer", wrap=Refuses)
+
+    with pytest.raises(type(refusal)):
+        world.run(writer.claim())
+
+    assert len(asked) == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,11 @@ class TestRetryingStore(Asynchronous):
         assert run(keys(world.retrying, after="02")) == [f"{n:02}" for n in range(3, 20)]
 
     def test_parts_are_repeated_and_completion_is_not(self, run: Run) -> None:
-        world = World(Rule(Fault.FAIL_BEFORE, "put_part", nth=1), Rule(Fault.FAIL_BEFORE, "complete", nth=1))
+        world = World(
+            Rule(Fault.FAIL_BEFORE, "put_part", nth=1),
+            Rule(Fault.LOSE_REPLY, "put_part", nth=2),
+            Rule(Fault.FAIL_BEFORE, "complete", nth=1),
+        )
 
         async def scenario() -> None:
             upload = await world.retrying.start_upload("key")
@@ -247,7 +251,7 @@ class TestRetryingStore(Asynchronous):
 
         run(scenario())
 
-        assert world.asked("put_part") == 2
+        assert world.asked("put_part") == 3
         assert world.asked("complete") == 1
 
 

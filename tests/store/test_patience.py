@@ -67,11 +67,13 @@ class Sick(MemoryStore):
         super().__init__(objects={"key": b"data"})
         self.clock, self.error, self.well_at = clock, error, well_at
         self.asked: Counter[str] = Counter()
+        self.asked_at_last = -1.0
         self.spared: set[str] = set()
         """Keys whose requests succeed all the same."""
 
     async def get(self, key: str, span: object = None) -> bytes:
         self.asked[key] += 1
+        self.asked_at_last = self.clock.now
         if self.clock.now < self.well_at and key not in self.spared:
             raise self.error
         return b"data"
@@ -119,7 +121,8 @@ def test_a_store_that_recovers_within_the_patience_costs_no_request(
 
 def test_when_patience_is_spent_all_waiting_requests_fail_at_the_same_moment() -> None:
     clock = Clock()
-    retrying = patient(Sick(clock, SLOW_DOWN))
+    store = Sick(clock, SLOW_DOWN)
+    retrying = patient(store)
     ended: list[float] = []
 
     async def ask(number: int) -> None:
@@ -133,6 +136,7 @@ def test_when_patience_is_spent_all_waiting_requests_fail_at_the_same_moment() -
 
     assert results == [SLOW_DOWN] * 20
     assert set(ended) == {PATIENCE_SECONDS}
+    assert store.asked_at_last < PATIENCE_SECONDS, "nobody asks once more, at the end, all at once"
 
 
 def test_any_answer_renews_the_patience_of_all() -> None:
@@ -313,6 +317,26 @@ def test_a_long_pause_that_the_store_asks_for_is_announced_when_it_begins() -> N
     assert isinstance(event, Waiting)
     assert (event.waited_seconds, event.error) == (0.0, asks)
     assert (clock.now >= 40, store.asked["key"]) == (True, 2)
+
+
+def test_a_store_that_asks_for_a_longer_pause_than_patience_lasts_is_not_waited_for() -> None:
+    clock = Clock()
+    store = Sick(clock, asks := Throttled("SlowDown", 365 * 24 * 3600.0))
+
+    assert asyncio.run(clock.run(patient(store).get("key"))) == [asks]
+    assert (clock.now, store.asked["key"]) == (0, 1)
+
+
+def test_a_listing_of_nothing_is_an_answer_too() -> None:
+    clock = Clock()
+    store = Sick(clock, SLOW_DOWN, well_at=150)
+    retrying = patient(store)
+
+    async def lists() -> list[str]:
+        await clock.sleep(60)
+        return [row.key async for row in retrying.list("nothing/")]
+
+    assert asyncio.run(clock.run(retrying.get("key"), lists())) == [b"data", []]
 
 
 def test_whoever_waits_can_be_cancelled_at_once() -> None:

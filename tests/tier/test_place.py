@@ -61,6 +61,15 @@ def whole() -> dict[str, int]:
     return run(counts(ObjectStoreOffloader(MemoryStore(objects=objects))))
 
 
+class Late(MemoryStore):
+    """A store whose listings may miss what was just written."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As it declares."""
+        return replace(super().capabilities, strong_listing=False)
+
+
 class TestCommitStore:
     def test_data_on_a_store_that_overwrites_is_committed_on_another_one(self, whole: dict[str, int]) -> None:
         data: Objects = {}
@@ -98,6 +107,20 @@ class TestCommitStore:
 
         with pytest.raises(Denied, match="two writers could both commit"):
             run(fill(tier))
+
+    def test_a_commit_store_does_not_help_a_store_of_data_whose_listings_are_late(self) -> None:
+        data: Objects = {}
+        roots: Objects = {}
+        tier = ObjectStoreOffloader(
+            Late(objects=data),
+            plan=TierPlan(commit_store=ROOTS),
+            open_store=lambda url: MemoryStore(objects=roots, name="roots"),
+        )
+
+        with pytest.raises(Denied, match="may miss what was just written"):
+            run(fill(tier))
+
+        assert (data, roots) == ({}, {})
 
     def test_a_commit_store_serves_one_tier(self) -> None:
         roots: Objects = {}
