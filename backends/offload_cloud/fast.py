@@ -53,6 +53,9 @@ FAILURES: Final = (BaseError, OSError, ValueError)
 NEVER_SENT: Final = (InvalidPathError, NotSupportedError, UnauthenticatedError)
 _STATUS: Final = re.compile(r"status code: (\d{3})[^:\n]*:? ?(.*?)(?:\n\nDebug source:|\Z)", re.DOTALL)
 _KIND: Final = re.compile(r"HttpError \{\s*kind: (\w+)")
+_SOURCE: Final = re.compile(r"\bsource: (\w+)")
+"""The text of an error also holds the key, which may have any of these words in it."""
+
 _BEYOND: Final = "StartTooLarge"
 """A server answered with nothing where it should have refused."""
 
@@ -180,7 +183,7 @@ class FastStore(StoreDecorator):
                 result = await obstore.get_async(fast.reads, key, options=_options_of(span))
                 data = await result.bytes_async()
         except FAILURES as exc:
-            if _status_of(exc)[0] == BEYOND_THE_END or _BEYOND in str(exc):
+            if _status_of(exc)[0] == BEYOND_THE_END or _BEYOND in _sources_of(exc):
                 return b""
             self._make_sure_unanswered(exc, what, key, mutation=False)
             return await self.inner.get(key, span)
@@ -229,10 +232,10 @@ class FastStore(StoreDecorator):
             if "InvalidCertificate" in text:
                 self._step_back("it does not trust the server's certificate")
             return  # nothing was sent; the store behind succeeds, or tells why it cannot
-        if not mutation and _WHOLE in text:
+        if not mutation and _WHOLE in _sources_of(exc):
             self._step_back("the server ignores ranges")
             return
-        if not mutation and _UNREAD in text:
+        if not mutation and _UNREAD in _sources_of(exc):
             return
         if isinstance(exc, FileNotFoundError):
             raise NotFound(key, store=self.url) from exc
@@ -261,3 +264,8 @@ def _status_of(exc: BaseException) -> tuple[int, str]:
     """The HTTP status of an error reply and its body, from the error's text, where obstore has them."""
     found = _STATUS.search(str(exc))
     return (int(found[1]), found[2]) if found else (0, "")
+
+
+def _sources_of(exc: BaseException) -> set[str]:
+    """The kinds of errors that obstore names as causes of this one."""
+    return set(_SOURCE.findall(str(exc).partition("\n\nDebug source:")[2]))
