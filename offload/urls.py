@@ -30,8 +30,9 @@ def scheme_of(url: str) -> str | None:
     word, slashes = match.groups()
     if not slashes:
         raise Misuse(
-            f"{_without_login(url)!r} is no URL: a URL begins with {word.lower()}://; "
-            f"a folder whose name begins so is ./{word}:…"
+            f"{_without_login(url)!r} is not a URL: use {word.lower()}:// and two slashes, as in "
+            f"{word.lower()}://{_without_login(url[match.end() :]).lstrip('/')}; "
+            f"for a folder of that name, put ./ before it"
         )
     return str(word.lower())
 

@@ -240,7 +240,7 @@ class FastStore(StoreDecorator):
         if isinstance(exc, FileNotFoundError):
             raise NotFound(key, store=self.url) from exc
         said = " ".join(text.partition("\n\nDebug source:")[0].split())[:400]
-        if kind and kind[1] == "Request" and " http://" in said:  # nothing came back
+        if "error sending request" in said and " http://" in said:  # nothing came back
             said += "; does the server want https:// in `endpoint_url`?"
         lost = OutcomeUnknown if mutation else TryAgain
         raise lost(f"{self.url}: cannot {what}: {said} ({kind[1] if kind else type(exc).__name__})") from exc

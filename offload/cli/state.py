@@ -104,8 +104,8 @@ def waiting_text(event: Waiting) -> str:
     """For what a command waits, why, since when, and how long it will."""
     cause = re.sub(r"^\w+://\S*: ", "", str(event.error))  # the store was named already
     return (
-        f"waiting for {event.url}: {cause}, for {event.waited_seconds:.0f} s so far, "
-        f"gives up after {event.patience_seconds:.0f} s"
+        f"waiting for {event.url} for {event.waited_seconds:.0f} s of at most "
+        f"{event.patience_seconds:.0f} s: {cause}"
     )
 
 
