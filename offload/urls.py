@@ -32,7 +32,7 @@ def scheme_of(url: str) -> str | None:
         raise Misuse(
             f"{_without_login(url)!r} is not a URL: use {word.lower()}:// and two slashes, as in "
             f"{word.lower()}://{_without_login(url[match.end() :]).lstrip('/')}; "
-            f"for a folder of that name, put ./ before it"
+            f"a folder of that name is ./{word}:…"
         )
     return str(word.lower())
 
