@@ -272,6 +272,7 @@ class RootLog:
     async def _settle(self, proposal: Manifest) -> Manifest | None:
         """Create the proposal and find out what came of it: None is accepted, else the newest root."""
         key, raw = self.keys.root(proposal.version), proposal.encode()
+        is_open = False  # whether an earlier create may land yet
         for attempt in range(REQUESTS_MAX):
             # 1. One create, always of the same bytes: whichever of them lands, it is the same root.
             self.witness(Step.BEFORE_CREATE)
@@ -286,8 +287,11 @@ class RootLog:
                 return found
 
             # 3. Not landed, perhaps not yet.
+            if refusal is not None and is_open:
+                raise OutcomeUnknown(f"{key}: it may have been committed before this: {refusal}") from refusal
             if refusal is not None:
                 raise refusal
+            is_open = True
             await self.env.sleep(self.env.backoff_seconds(attempt))
         raise OutcomeUnknown(f"{key}: the store did not say in time whether it was committed; run again")
 

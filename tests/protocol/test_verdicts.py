@@ -337,6 +337,24 @@ def test_a_refused_create_that_did_not_land_is_told_as_it_is_and_sent_once(
     assert len(asked) == 1
 
 
+def test_a_refusal_does_not_deny_a_create_that_may_land_yet(world: World) -> None:
+    """The reply to the first create is lost, and the credentials expire before it is sent again."""
+    asked = []
+
+    class LosesThenRefuses(StoreDecorator):
+        async def create(self, key: str, data: bytes) -> None:
+            asked.append(key)
+            raise OutcomeUnknown("no reply") if len(asked) == 1 else Denied("the credentials have expired")
+
+    world.run(world.process("first").claim())
+    writer = world.process("writer", wrap=LosesThenRefuses)
+
+    with pytest.raises(OutcomeUnknown, match="the credentials have expired"):
+        world.run(writer.claim())
+
+    assert len(asked) == 2
+
+
 @dataclass(frozen=True, slots=True)
 class Backwards(Change):
     """A change with a bug: the stream would end before it begins."""
