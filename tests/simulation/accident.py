@@ -9,9 +9,11 @@ from __future__ import annotations
 from uuid import UUID
 
 from protocol_judge import LIVE, REBUILDING
-from protocol_world import STREAM, check_told
+from protocol_world import KEYS, STREAM, check_told
 
 from offload.errors import Conflict, OffloadError
+from offload.formats.keys import TIER_ANCHOR
+from offload.tier.anchors import restore_tier_anchor
 from offload.tier.rebuild import rebuild
 from simulation.judgement import roots_in
 from simulation.world import World
@@ -35,7 +37,10 @@ async def strike(world: World) -> None:
     world.objects.lose_roots(above=above)
     world.happened("losses of all roots" if not above else "losses of the newest roots")
     world.say(f"all roots above {above} are lost")
-    await world.until(world.figures.steps + world.random.choice((0, 0, 20, 80, 200)))
+    if world.random.random() < 0.5:  # nobody is left who knows of the lost roots, and commits behind them
+        for process in world.living:
+            world.crash(process)
+    await world.until(world.figures.steps + world.random.choice((0, 20, 80, 200, 200)))
     if weather.stops_everybody:
         await world.calm_down(crashing=world.random.choice((0.3, 1.0)))
     for _ in range(TRIES_MAX):
@@ -45,8 +50,46 @@ async def strike(world: World) -> None:
         world.go_on()
 
 
+async def strike_anchor(world: World) -> None:
+    """Lose an anchor, let people live on for a while, and restore it. Commits do not rest on anchors."""
+    key = TIER_ANCHOR if world.weather.loses_anchor == "tier" else KEYS.anchor
+    if dict.pop(world.objects, key, None) is None:
+        return
+    world.judge.losses += 1
+    world.lost_anchor = key
+    world.happened(f"losses of a {world.weather.loses_anchor}'s anchor")
+    world.say(f"{key} is lost")
+    await world.until(world.figures.steps + world.random.choice((0, 20, 80)))
+    for _ in range(TRIES_MAX):
+        if not world.lost_anchor or await _is_restored(world):
+            break
+
+
+async def _is_restored(world: World) -> bool:
+    operator = world.process("operator")
+    try:
+        if world.lost_anchor == TIER_ANCHOR:
+            await restore_tier_anchor(operator.place)
+        else:
+            await rebuild(operator.offloader, STREAM, env=operator.env)
+    except OffloadError as error:
+        world.say(f"{operator.name} could not restore the anchor: {error}")
+    if world.lost_anchor not in world.objects:
+        return False
+    world.judge.losses += 1
+    world.lost_anchor = ""
+    world.happened("anchors restored")
+    return True
+
+
 async def recover(world: World) -> bool:
     """Rebuild what is lost still, now that nobody is alive. False if nothing shows that anything is lost."""
+    if world.lost_anchor and not await _is_restored(world):
+        root = world.judge.root  # where no data is, the next claim makes the anchor
+        assert root is None or not root.fragments, f"{world.lost_anchor} could not be restored"
+        if world.lost_anchor == TIER_ANCHOR and world.weather.split:
+            return False  # a claim does not know where the commit store is
+        world.lost_anchor = ""
     if world.judge.loss is None:
         return await _is_unfenced(world)
     proven = world.judge.is_proven
@@ -88,6 +131,7 @@ async def _is_rebuilt(world: World) -> bool:
         return False
     world.check()
     if report.manifest is None:
+        world.say(f"{operator.name} could not rebuild: {report}")
         return False
     for process in world.processes:  # what they were told while roots were lost may be lost
         process.offloader.commits.clear()

@@ -105,6 +105,11 @@ class Broker:
             at += len(chunk(offset, leader))
         return at == len(data)
 
+    def forget(self, incarnation: bytes, offset: int) -> None:
+        """What was committed from this offset on is lost: something else may be committed there."""
+        for key in [key for key in self.committed if key[0] == incarnation and key[1] >= offset]:
+            del self.committed[key]
+
     def _leader_of(self, data: bytes, at: int, offset: int) -> int | None:
         return next((leader for leader in self.logs if data.startswith(chunk(offset, leader), at)), None)
 

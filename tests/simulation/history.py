@@ -34,6 +34,7 @@ async def _live(world: World) -> None:
         ("trimmer", weather.trimmers, people.retain),
         ("job", weather.jobs, people.work),
         ("compactor", weather.compactors, people.compact),
+        ("fetcher", weather.fetchers, people.fetch),
         ("aborter", weather.aborters, people.abort),
         ("remover", weather.deletes, people.remove),
         ("scrubber", weather.scrubs or weather.loses_roots, people.scrub),
@@ -43,6 +44,9 @@ async def _live(world: World) -> None:
     if weather.loses_roots:
         await world.until(int(weather.loses_roots * weather.steps))
         await accident.strike(world)
+    elif weather.loses_anchor:
+        await world.until(weather.steps // 3)
+        await accident.strike_anchor(world)
     await world.until(weather.steps)
     await world.calm_down()
     if not await accident.recover(world):

@@ -27,7 +27,7 @@ from protocol_judge import DATA, LIVE, REBUILDING, ROOT, Judge, Root, read_root
 from protocol_world import source
 
 from offload.errors import Corrupt
-from offload.formats.fragment import TRAILER, FragmentTrailer
+from offload.formats.fragment import TRAILER, FragmentTail, FragmentTrailer
 from offload.formats.manifest import Manifest
 from simulation.broker import Broker
 
@@ -40,7 +40,7 @@ class Loss:
     condemned: set[str]
     """What a sweep may have condemned before."""
     overtaken: set[str] = field(default_factory=set)
-    """What it named and what proves nothing any more: a sweep that looks may delete it."""
+    """Fragments that prove nothing any more: a sweep that looks may delete them."""
 
 
 @lru_cache(4096)
@@ -48,6 +48,14 @@ def base_version(data: bytes) -> int:
     """The root that the writer of this fragment knew; 0 if the fragment is torn."""
     try:
         return FragmentTrailer.decode(data[-TRAILER.size_bytes :], where="a fragment").base_version
+    except Corrupt:
+        return 0
+
+
+def source_epoch(data: bytes) -> int:
+    """The leader epoch of the broker that this fragment records; 0 if there is none."""
+    try:
+        return FragmentTail.decode(data, where="a fragment", size_bytes=len(data)).source_epoch
     except Corrupt:
         return 0
 
@@ -61,6 +69,8 @@ class SimulationJudge(Judge):
         self.asked: set[bytes] = set()
         """The commits of all that were decided while no root was lost: they may land at any time."""
         self.loss: Loss | None = None
+        self.last: Loss | None = None
+        """The last one that a sleeper ended."""
         self.losses = 0
         """Begun and ended ones together: whoever sees another number has lived through one."""
         self.healed = 0
@@ -118,6 +128,12 @@ class SimulationJudge(Judge):
 
     def _root_stored(self, number: int, root: Root) -> None:
         before = self.root
+        if root.state == REBUILDING and self.loss is None and self.last is not None and number > self.newest:
+            # An operator had begun before a sleeper brought the lost roots back. What came behind is lost.
+            self.loss, self.losses, lost = self.last, self.losses + 1, self.last.root
+            self._told[lost.incarnation] = min(self._told.get(lost.incarnation, 0), lost.next_offset)
+            self.broker.forget(lost.incarnation, lost.next_offset)
+            self.last.overtaken |= self._condemned
         super()._root_stored(number, root)
         if self.loss is None or self.newest != number:
             return
@@ -126,13 +142,13 @@ class SimulationJudge(Judge):
             self.violations.append(f"root {number} begins a stream of which data is there")
         if root.state == REBUILDING:
             self.fence = number
-        elif before is not None and before.state == REBUILDING:
+        elif before and before.state == REBUILDING and root.parent_commit_id == before.commit_id:
             self._check_rebuilt(self.loss)
             self.perhaps_gone = set() if self.all_stopped else self.loss.condemned | self.loss.overtaken
             self.loss, self.losses = None, self.losses + 1
         elif root.parent_commit_id == self.loss.root.commit_id:  # a sleeper brings it all back
             self._condemned, self.perhaps_gone = self.loss.condemned, self.loss.overtaken
-            self.loss, self.losses, self.fence = None, self.losses + 1, number - 1
+            self.last, self.loss, self.losses, self.fence = self.loss, None, self.losses + 1, number - 1
             self.healed += 1
 
     def _check_rebuilt(self, loss: Loss) -> None:
@@ -141,8 +157,11 @@ class SimulationJudge(Judge):
         left = [row for name, row in lost.named.items() if name not in loss.overtaken]
         if root.incarnation != lost.incarnation:
             self.violations.append("a rebuild of another incarnation than the one that was lost")
-        if root.source_epoch < lost.source_epoch:
-            self.violations.append(f"a rebuild forgot the source epoch {lost.source_epoch}")
+        known = max(
+            (source_epoch(self.objects.get(self._data + name, b"")) for name in lost.named), default=0
+        )
+        if root.source_epoch < known:
+            self.violations.append(f"a rebuild forgot the source epoch {known}")
         for row in left:
             if not root.first_offset <= row["first_offset"] < root.next_offset:
                 self.violations.append(
@@ -168,7 +187,7 @@ class SimulationJudge(Judge):
             return
         for key, data in self.objects.items():
             name, match = key.rpartition("/")[2], DATA.fullmatch(key)
-            if match is None or name not in self.loss.root.named or name in self.root.named:
+            if match is None or name in self.root.named:
                 continue
             if UUID(match[2]).bytes not in self.root.running and not self._proves(key, data):
                 self.loss.overtaken.add(name)

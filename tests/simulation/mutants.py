@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Final
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import numpy as np
 import numpy.typing as npt
 from protocol_mutants import MUTANTS, Mutant, check_no_totals, set_to
 
+import offload.tier.rebuild as rebuild_run
+import offload.tier.sweep as sweep_run
+import offload.tier.verify as verify_run
 from offload.errors import OffloadError, TryAgain
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import NO_ENTRIES, Entries, Manifest, State
@@ -38,10 +41,11 @@ from offload.tier import sweep_page
 from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.reader import StreamWindows
-from offload.tier.stream_writer import StreamWriter
+from offload.tier.stream_writer import StreamWriter, always
 from offload.tier.sweep_notes import Seen, Times
 from offload.tier.sweep_page import Page, Why
 from simulation import people
+from simulation.store import Life
 
 _LIST, _LOAD, _JUDGE = Page.list, Page.load, Page.judge
 _WHY_FRAGMENT, _WHY_GROUP = sweep_page._why_fragment, sweep_page._why_group
@@ -50,6 +54,7 @@ _TRIM, _CLAIM, _DELETE = Trim.apply, Claim.apply, Delete.apply
 _LOAD_GROUP, _GO_ON = GroupCache.load, StreamWindows._go_on
 _COMMIT = ObjectStoreOffloader.commit_manifest
 _EDITED, _JOB_REPLACE = commit.edited, Job.replace
+_RESOLVE_STREAM = StreamWriter._resolve
 
 
 async def _load_then_list(self: Page) -> None:
@@ -214,7 +219,77 @@ async def _look_at_nothing(self: RootLog, proposal: Manifest, reply: Any) -> Non
     return None
 
 
+async def _data_is_no_stream(store: Any, *prefixes: str) -> str | None:
+    return None
+
+
+async def _nothing_proves_a_loss(page: Page, going: Any) -> None:
+    pass
+
+
+def _proves_nothing(*args: Any, **options: Any) -> None:
+    pass
+
+
+async def _agree_always(self: StreamWriter, agree: Any) -> None:
+    await _RESOLVE_STREAM(self, always)
+
+
+async def _source_epoch_is_forgotten(self: Any, *args: Any) -> int:
+    return 0
+
+
+def _what_vanished_is_left_out(
+    self: Life, there: dict[str, int], wanted: Any, since: int, chance: Any
+) -> dict[str, int]:
+    return {key: size for key, size in there.items() if self.born.get(key, 0) <= since}
+
+
+def _born_of_the_claim_alone(self: Claim, base: Manifest | None) -> Manifest:
+    changed = _CLAIM(self, base)
+    is_birth = base is None or base.state is State.DELETED
+    return replace(changed, incarnation=uuid5(self.writer, "incarnation")) if is_birth else changed
+
+
 BUGS: Final[dict[str, Mutant]] = {
+    "birth: beside data": Mutant(
+        "2.0",
+        "where data is, no stream is begun",
+        set_to((commit, "first_object", _data_is_no_stream)),
+    ),
+    "sweep: nothing proves a loss": Mutant(
+        "2.8",
+        "what proves that roots are lost is not deleted",
+        set_to((sweep_run, "_refuse_if_roots_are_lost", _nothing_proves_a_loss)),
+    ),
+    "verify: nothing proves a loss": Mutant(
+        "2.9",
+        "verify reports roots that are lost",
+        set_to(
+            (verify_run, "loss_shown_by_base", _proves_nothing),
+            (verify_run, "loss_shown_by_group", _proves_nothing),
+        ),
+    ),
+    "resolve: agree always": Mutant(
+        "2.6",
+        "what the source cut since is not adopted",
+        set_to((StreamWriter, "_resolve", _agree_always)),
+    ),
+    "rebuild: the source epoch is forgotten": Mutant(
+        "2.9",
+        "a rebuild keeps the source epoch",
+        set_to((rebuild_run._Rebuild, "_source_epoch", _source_epoch_is_forgotten)),
+    ),
+    "listing: what vanished is left out": Mutant(
+        "2.0",
+        "a listing ends no lower than it began",
+        set_to((Life, "shown", _what_vanished_is_left_out)),
+    ),
+    "rebirth: an incarnation of the claim alone": Mutant(
+        "2.7",
+        "an incarnation lives once",
+        set_to((Claim, "apply", _born_of_the_claim_alone)),
+    ),
     "sweep: root first": Mutant(
         "2.8",
         "the sweep lists before it loads",
@@ -340,59 +415,65 @@ BY_REPLAY: Final[dict[str, str]] = {
 """Bugs that CI's seeds need not find, and why. `tests/protocol/test_counterexamples.py` has them."""
 
 FOUND_AT: Final[dict[str, int]] = {
-    "probing": 3,
-    "success is accepted": 3,
-    "own id is accepted": 1046,
-    "exists is loss": 5,
-    "doubt is not decided by content": 100,
+    "probing": 31,
+    "success is accepted": 13,
+    "own id is accepted": 510,
+    "exists is loss": 18,
+    "doubt is not decided by content": 669,
     "fence by epoch only": 0,
-    "source epoch may fall": 90,
+    "source epoch may fall": 45,
     "upload first": 0,
     "same key for another cut": 1,
-    "append without running": 18,
-    "adopt any": 0,
-    "adopt unchecked": 33,
-    "fenced deletes": 42,
-    "delete without a commit": 11,
-    "groups after the root": 1,
-    "groups made once": 8,
+    "append without running": 254,
+    "adopt any": 4,
+    "adopt unchecked": 93,
+    "fenced deletes": 26,
+    "delete without a commit": 7,
+    "groups after the root": 0,
+    "groups made once": 9,
     "wrong total of a group": 0,
     "wrong time of a group": 0,
-    "trim from anywhere": 279,
-    "job: append without running": 9,
-    "job: append what runs for another": 9,
-    "job: dropped with older writers": 2,
-    "job: adopted": 2,
-    "replace: whatever is named": 16,
-    "replace: without running": 19,
-    "replace: what was trimmed": 152,
-    "replace: the newest": 32,
+    "trim from anywhere": 84,
+    "job: append without running": 85,
+    "job: append what runs for another": 85,
+    "job: dropped with older writers": 10,
+    "job: adopted": 27,
+    "replace: whatever is named": 64,
+    "replace: without running": 362,
+    "replace: what was trimmed": 124,
+    "replace: the newest": 64,
     "replace: a copy does not say so": 10,
-    "replace: copies of anybody's": 2,
-    "trim: counted before a replacement": 106,
-    "sweep: root first": 212,
-    "sweep: what is unnamed": 10,
-    "sweep: undecided groups": 180,
-    "sweep: tombstones": 3,
-    "sweep: no grace": 13,
-    "sweep: groups trimmed in part": 8,
-    "sweep: what cannot be read names nothing": 19,
-    "a failed fetch of a group is nothing there": 19,
-    "trim: totals stay": 0,
-    "trim: backwards": 106,
-    "trim: delete before the commit": 1,
-    "delete: the prefix goes": 28,
-    "delete: the writer stays": 3,
-    "rebirth: the old incarnation": 3,
-    "rebirth: epochs begin again": 3,
-    "lookup: the first child of a group": 10,
-    "lookup: by first times": 2,
-    "reader: skips silently": 104,
-    "reader: gone is the end": 104,
+    "trim: counted before a replacement": 84,
+    "birth: beside data": 73,
+    "sweep: nothing proves a loss": 123,
+    "verify: nothing proves a loss": 71,
+    "resolve: agree always": 7,
+    "rebuild: the source epoch is forgotten": 75,
+    "listing: what vanished is left out": 394,
+    "rebirth: an incarnation of the claim alone": 19,
+    "sweep: root first": 1,
+    "sweep: what is unnamed": 13,
+    "sweep: undecided groups": 634,
+    "sweep: tombstones": 2,
+    "sweep: no grace": 124,
+    "sweep: groups trimmed in part": 13,
+    "sweep: what cannot be read names nothing": 172,
+    "a failed fetch of a group is nothing there": 172,
+    "trim: totals stay": 13,
+    "trim: backwards": 84,
+    "trim: delete before the commit": 13,
+    "delete: the prefix goes": 14,
+    "delete: the writer stays": 14,
+    "rebirth: the old incarnation": 2,
+    "rebirth: epochs begin again": 2,
+    "lookup: the first child of a group": 18,
+    "lookup: by first times": 16,
+    "reader: skips silently": 98,
+    "reader: gone is the end": 98,
     "replace: sources go before the commit": 10,
     "replace: groups of this number": 10,
-    "writer: a failed upload is skipped": 5,
-    "resolve: attempts stay": 0,
-    "commit: no listing": 0,
+    "writer: a failed upload is skipped": 9,
+    "resolve: attempts stay": 3,
+    "commit: no listing": 3,
 }
 """The first seed that found each bug. Other code makes other histories: then another one is sought."""

@@ -470,14 +470,14 @@ async def clean(process: Process) -> None:
 async def scrub(process: Process) -> None:
     """Verifies the tier while all this goes on: there is no damage, unless roots are lost."""
     judge = process.world.judge
-    while await process.rest(20.0):
-        seen, is_proven = (judge.newest, judge.losses), judge.is_proven
+    while await process.rest(5.0 if process.world.weather.loses_roots else 20.0):
+        losses, is_proven = judge.losses, judge.is_proven
         try:
             report = await process.do(verify(process.offloader, env=process.env))
         except (NotOffloaded, *failures(process)):
             continue
         process.world.happened("scrubs")
-        if is_proven and judge.is_proven and seen == (judge.newest, judge.losses):
+        if is_proven and judge.is_proven and losses == judge.losses:
             assert report.damages, "verify found nothing while objects prove that roots are lost"
             process.world.happened("losses that verify reported")
         if not (process.world.weather.flips or process.world.in_doubt or process.lived_through_a_loss):

@@ -53,8 +53,7 @@ class Life:
     def ends(self, key: str, size_bytes: int) -> None:
         """An object is deleted."""
         self.now += 1
-        if (born := self.born.pop(key, None)) is not None:
-            self.gone.append((born, self.now, key, size_bytes))
+        self.gone.append((self.born.pop(key, 0), self.now, key, size_bytes))
 
     def shown(
         self,
@@ -102,7 +101,9 @@ class SimulatedStore(ObjectStore):
 
     @property
     def url(self) -> str:
-        return f"simulated://{self._process.name}"
+        if self._holds is None:
+            return f"simulated://{self._process.name}"
+        return "simulated://data" if self._holds is is_data else "simulated://roots"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -182,7 +183,8 @@ class SimulatedStore(ObjectStore):
 
         def delete() -> None:
             for key in keys:
-                self._world.life.ends(key, len(self._objects.pop(key, b"")))
+                if (data := self._objects.pop(key, None)) is not None:
+                    self._world.life.ends(key, len(data))
 
         await self._ask("delete", ", ".join(keys), delete)
 

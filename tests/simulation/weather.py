@@ -69,6 +69,8 @@ class Weather:
     """Stores are behind retries and limits, as users have them."""
     loses_newest: bool = False
     """Sometimes only the newest roots are lost."""
+    loses_anchor: str = ""
+    """Of the tier or of the stream, if roots are not lost."""
     stops_everybody: bool = True
     """Before roots that are lost are rebuilt."""
     first_version: int = 0
@@ -116,8 +118,8 @@ class Weather:
             tears=sometimes(1.0, 0.3),
             loses_roots=random.choice((0.3, 0.6, 1.0)) if maybe(0.25) else 0.0,
         )
-        kinds = (drawn, drawn, drawn, drawn._of_readers(random), drawn._of_sleepers(), drawn._of_mayflies())
-        return random.choice(kinds)
+        made = (drawn._of_readers(random), drawn._of_sleepers(), drawn._of_mayflies(), drawn._of_losses())
+        return random.choice((drawn, drawn, drawn, drawn, *made))
 
     def _of_readers(self, random: Random) -> Self:
         """Slow readers, whose fragments are trimmed and swept meanwhile; little else goes wrong."""
@@ -160,13 +162,16 @@ class Weather:
 
         return replace(
             self,
+            # A rebuild may prefer what a job uploaded in vain (docs/commit-protocol.md, step 10).
+            jobs=0 if self.loses_roots else self.jobs,
             commit_entries=random.choice((1, 2, 256, 256)),
-            truncates=random.random() * 0.03 if maybe(0.2) and not (self.loses_roots and self.jobs) else 0.0,
+            truncates=random.random() * 0.03 if maybe(0.2) else 0.0,
             **random.choice((*({},) * 6, {"births": True}, {"split": True})),
             guarded=maybe(0.2),
             weak_listings=maybe(0.3),
-            loses_newest=maybe(0.5),
+            loses_newest=self.loses_newest or maybe(0.5),
             stops_everybody=maybe(0.7),
+            loses_anchor=random.choice(("tier", "stream", *("",) * 8)),
             first_version=random.choice((0, 0, 0, 2**32 - 10, 2**63 - 2**34)),
             first_offset=random.choice((0, 0, 0, 2**32 - 20, 2**64 - 2**16)),
         )
@@ -175,6 +180,11 @@ class Weather:
         """Rival writers that stall before their creates, while sweeps take every old root at once."""
         people = replace(self, writers=3, readers=0, sweepers=2, trimmers=2, scrubs=False)
         return replace(people, grace_seconds=0.0, steps=400, stall=0.1, crash=0.002, page_keys=100)
+
+    def _of_losses(self) -> Self:
+        """The newest roots are lost, and sweeps without a grace, fresh writers and scrubs go on."""
+        people = replace(self, writers=2, readers=0, sweepers=2, trimmers=0, deletes=False, scrubs=True)
+        return replace(people, grace_seconds=0.0, steps=400, loses_roots=0.4, loses_newest=True)
 
     def _of_mayflies(self) -> Self:
         """A stream that is deleted and born again all the time, by writers that stall."""

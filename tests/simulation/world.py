@@ -54,6 +54,7 @@ from offload.store.port import ObjectStore, Unfinished
 from offload.tier import stream_writer
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.opening import guarded
+from offload.tier.place import Place, TierPlan
 from simulation.broker import Broker
 from simulation.judgement import SimulationJudge
 from simulation.loop import DirectedLoop
@@ -108,12 +109,18 @@ class Process:
         self.resends = world.weather.resends and self.random.random() < 0.5
         deadline_seconds = self.random.choice((600.0, 20.0, 4.0))
         self.limits = Limits(deadline_seconds=deadline_seconds) if world.weather.guarded else None
+        self.place = Place(
+            data=self._store(is_data if world.weather.split else None),
+            env=self.env,
+            plan=TierPlan(commit_store="simulated://roots" if world.weather.split else ""),
+            open_store=lambda url: self._store(is_decisive),
+        )
         self.offloader = WitnessedOffloader(
-            self._store(is_data if world.weather.split else None),
+            self.place.data,
             env=self.env,
             options=TierOptions(fragment_size_bytes=size_bytes, uploads_max=2),
             emit=self._emit,
-            open_store=lambda url: self._store(is_decisive),
+            open_store=self.place.open_store,
             factor=world.weather.factor,
         )
 
@@ -208,6 +215,8 @@ class World:
         self.late: list[Callable[[], None]] = []
         self.torn: set[str] = set()
         """The keys of torn objects."""
+        self.lost_anchor = ""
+        """Its key."""
         self.receipts: list[Receipt] = []
         """What jobs uploaded lately."""
 
@@ -493,8 +502,8 @@ class World:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether roots are lost, or may have been rebuilt beside people who live on."""
-        return self.judge.loss is not None or bool(self.judge.perhaps_gone)
+        """Whether an anchor or roots are lost, or roots may have been rebuilt beside people who live on."""
+        return self.judge.loss is not None or bool(self.judge.perhaps_gone or self.lost_anchor)
 
     async def _all_ended(self, processes: Iterable[Process]) -> None:
         tasks = [task for process in processes for task in process.tasks if not task.done()]
