@@ -179,8 +179,16 @@ class Absent(Corrupt):
     after the manifest was loaded, and swept since.
     """
 
-    def __init__(self, where: str, stream: str | None = None) -> None:
+    def __init__(self, where: str, stream: str | None = None, *, tier: str | None = None) -> None:
+        """`tier` is given by whoever knows that it is damage, and says what to do."""
         super().__init__("object", where, expected="present", found="absent", stream=stream)
+        if tier is not None and stream is not None:
+            command = rebuild_command(tier, stream)
+            self.args = (f"{self.args[0]}. Restore it from a copy of the tier, or run: {command}",)
+
+    def within(self, where: str, *, offset: int = 0, stream: str | None = None) -> Corrupt:
+        """The same error: it names its object, and its stream if that is known."""
+        return self
 
 
 class RootsLost(Corrupt):
@@ -191,16 +199,29 @@ class RootsLost(Corrupt):
     """
 
     def __init__(
-        self, evidence: str, where: str, *, stream: str, tier: str, expected: int, found: int | None
+        self,
+        evidence: str,
+        where: str,
+        *,
+        stream: str,
+        tier: str,
+        expected: int,
+        found: int | None,
+        begun_again: bool = False,
     ) -> None:
-        """`evidence` is a sentence that shows that root `expected` existed. `found` is the newest root."""
+        """`evidence` is a sentence that shows that root `expected` existed. `found` is the newest root.
+
+        `begun_again` says that it is of a life of the stream that began after the loss, from root 1 on.
+        """
         at_least = f"root {expected} or newer"
         super().__init__("root sequence", where, expected=at_least, found=found, stream=stream)
         lost = "all roots" if found is None else "the newest roots"
         newest = "no root is there" if found is None else f"the newest root is {found}"
+        text = f"{lost} of the manifest are lost: {evidence}, but {newest}. Nothing was deleted. "
+        if begun_again:
+            text = f"roots are lost, and the stream was begun again: {evidence}. Nothing was deleted. "
         what_to_do = "Stop every writer and sweep of the stream, then run: "
         command = rebuild_command(tier, stream)
-        text = f"{lost} of the manifest are lost: {evidence}, but {newest}. Nothing was deleted. "
         self.args = (text + what_to_do + command,)
 
     def within(self, where: str, *, offset: int = 0, stream: str | None = None) -> Corrupt:

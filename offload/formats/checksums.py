@@ -34,13 +34,13 @@ def check_sealed(what: str, raw: bytes, *, version: int, known: int, where: str,
     """Check that `raw` ends with its own CRC-32C, and then that its `version` is the `known` one.
 
     The checksum comes first: a flipped bit of the version is damage, and an upgrade would not help.
-    `position` is where in the object `raw` begins. Raises `Corrupt` if the checksum does not match, and
-    `UnsupportedFormat` for a sound object of another version.
+    `position` is where in the object `raw` begins. Raises `Corrupt` with this position if the checksum does
+    not match, for the damage may be anywhere in `raw`; and `UnsupportedFormat` for a sound object of another
+    version.
     """
     checksum, stored = crc32c(bytes(raw[:-4])), int.from_bytes(raw[-4:], "big")
     if checksum != stored:
-        at = position + len(raw) - 4
-        raise Corrupt(f"{what} checksum", where, expected=stored, found=checksum, position=at)
+        raise Corrupt(f"{what} checksum", where, expected=stored, found=checksum, position=position)
     check_version(what, version, known, where)
 
 

@@ -352,7 +352,15 @@ class RootLog:
             self.store, key, partial(decode_root, stream=self.stream, version=version, where=key)
         )
 
-    def lost(self, version: int, *, found: int | None, evidence: str = "", where: str = "") -> RootsLost:
+    def lost(
+        self,
+        version: int,
+        *,
+        found: int | None,
+        evidence: str = "",
+        where: str = "",
+        begun_again: bool = False,
+    ) -> RootsLost:
         """The error that says: root `version` existed, and the newest one is `found`."""
         return RootsLost(
             evidence or f"root {version} was committed",
@@ -361,6 +369,7 @@ class RootLog:
             tier=self.store.url,
             expected=version,
             found=found,
+            begun_again=begun_again,
         )
 
 

@@ -12,25 +12,34 @@ A group of newest + 1 is ordinary: the writer that lost this number leaves it. E
 root named, and that no remaining root names or runs, is such proof itself: a lost root announced its attempt,
 and nothing is uploaded before that root is accepted. The proof lasts until numbers have overtaken it.
 
+A stream that was begun again from root 1, by a release that took lost roots for none, has fragments of two
+incarnations. After a deletion root numbers and epochs go on, so those of an old life are below all of the
+present one. Where they overlap, the stream was begun again. A rebuild has settled that for all fragments
+before it: its fence is `JUMP` above them.
+
 Invariant: the objects were listed before the newest root was loaded. So a writer or a job that is at work
 gives no false alarm: whatever base it uploaded on, the root that was loaded later is at least as new.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing, suppress
 from typing import Final, cast
 from uuid import UUID
 
-from offload.errors import Corrupt, NotFound, RootsLost, UnsupportedFormat
-from offload.formats.fragment import HEADER, TRAILER, stream_digest
+from offload.errors import Absent, Corrupt, NotFound, RootsLost, TryAgain, UnsupportedFormat
+from offload.formats.fragment import HEADER, TRAILER, FragmentTrailer, stream_digest
 from offload.formats.keys import StreamKeys, looks_escaped, unescape
 from offload.formats.manifest import Kind, Manifest, State
 from offload.manifest.commit import RootLog, first_object
-from offload.store.port import Listed, ObjectStore
+from offload.manifest.rebuilding import JUMP, Found
+from offload.store.port import Listed, ObjectStore, Span
 from offload.tasks import run_each
 from offload.tier.fragment_check import load_own_tail, load_trailer
+
+Trailers = Sequence[tuple[str, FragmentTrailer]]
+"""What fragments say of themselves, each with its key."""
 
 FRAGMENT_SIZE_BYTES_MIN: Final = HEADER.size_bytes + TRAILER.size_bytes
 
@@ -55,18 +64,99 @@ def loss_shown_by_base(log: RootLog, key: str, base_version: int, newest: Manife
 async def newest_base(log: RootLog, fragments: Iterable[Listed], *, at_once: int) -> tuple[int, str]:
     """The highest `base_version` of these fragments, and the key of the one that has it; 0 if none has one.
 
-    One request for each fragment. One that is gone, damaged or too small to be one proves nothing.
+    Requests and exceptions as `trailers_of`.
     """
-    found = [(0, "")]
-    fragments = [listed for listed in fragments if listed.size_bytes >= FRAGMENT_SIZE_BYTES_MIN]
-    if not fragments:
-        return found[0]
+    return newest_base_in(await trailers_of(log, fragments, at_once=at_once))
+
+
+def newest_base_in(trailers: Trailers) -> tuple[int, str]:
+    """The highest `base_version` of these, and the key of the one that has it."""
+    return max(((trailer.base_version, key) for key, trailer in trailers), default=(0, ""))
+
+
+async def trailers_of(log: RootLog, fragments: Iterable[Listed], *, at_once: int) -> Trailers:
+    """What these fragments say of themselves. One request for each.
+
+    One that is gone, damaged, too small to be one, or of another stream says nothing.
+    """
+    found = list[tuple[str, FragmentTrailer]]()
 
     async def read(listed: Listed) -> None:
-        found.append((await _base_version(log, listed), listed.key))
+        with suppress(Corrupt, NotFound):
+            trailer = await load_trailer(log.store, listed.key, size_bytes=listed.size_bytes)
+            if trailer.stream_digest == stream_digest(log.stream):
+                found.append((listed.key, trailer))
 
-    await run_each(read, fragments, at_once=at_once)
-    return max(found)
+    fragments = [listed for listed in fragments if listed.size_bytes >= FRAGMENT_SIZE_BYTES_MIN]
+    if fragments:
+        await run_each(read, fragments, at_once=at_once)
+    return found
+
+
+async def loss_shown_by_old_life(log: RootLog, trailers: Trailers, newest: Manifest) -> RootsLost | None:
+    """The loss that one of these fragments, none of which `newest` names or runs, proves by its incarnation.
+
+    If one is of another incarnation, one more request: the trailer of the first fragment that `newest` names.
+    Raises `Corrupt` if that is damaged or absent, `TryAgain` if it was trimmed or replaced meanwhile.
+    """
+    if newest.state is State.REBUILDING or not any(_is_of_old_life(each, newest) for _, each in trailers):
+        return None
+    found = old_life_in([*trailers, *await _first_trailer(log, newest)], newest)
+    if found is None:
+        return None
+    key, old = found
+    evidence = (
+        f"{key} is of incarnation {old.incarnation}, root {old.base_version} and epoch {old.epoch}, but the "
+        f"present incarnation {newest.incarnation} has data that is as old"
+    )
+    return log.lost(old.base_version, found=newest.version, evidence=evidence, where=key, begun_again=True)
+
+
+def old_life_in(
+    fragments: Iterable[tuple[str, FragmentTrailer | Found]], newest: Manifest
+) -> tuple[str, FragmentTrailer | Found] | None:
+    """A fragment of another incarnation that is not older than all of the present one, with its key."""
+    fragments = sorted(fragments, key=lambda each: each[0])
+    own = [each for _, each in fragments if each.incarnation == newest.incarnation]
+    version = min([newest.version, *(each.base_version for each in own)])
+    epoch = min([newest.epoch, *(each.epoch for each in own)])
+    for key, each in fragments:
+        if _is_of_old_life(each, newest) and (each.base_version >= version or each.epoch >= epoch):
+            return key, each
+    return None
+
+
+def _is_of_old_life(fragment: FragmentTrailer | Found, newest: Manifest) -> bool:
+    """Whether it is of another incarnation, and no rebuild since has settled what becomes of that."""
+    return fragment.incarnation != newest.incarnation and newest.version - fragment.base_version < JUMP
+
+
+async def _first_trailer(log: RootLog, newest: Manifest) -> Trailers:
+    """Of the first fragment that `newest` names, if it names any."""
+    first = await log.tree(newest).find(newest.first_offset)
+    if first is None:
+        return []
+    key = log.keys.fragment(first.first_offset, first.attempt)
+    try:
+        return [(key, await load_trailer(log.store, key, size_bytes=first.stored_size_bytes))]
+    except NotFound:
+        await refuse_if_absent(log, key)
+        raise TryAgain(
+            f"stream {log.stream!r}: its manifest changes faster than it can be read; run again"
+        ) from None
+
+
+async def refuse_if_absent(log: RootLog, key: str) -> None:
+    """Raise `Absent` if this fragment, which the newest root named, is gone, and a root loaded now names it.
+
+    One small request. Only if the fragment is gone, the newest root is loaded.
+    """
+    try:
+        await log.store.get(key, Span(0, HEADER.size_bytes))
+    except NotFound:
+        fragment, newest = log.keys.parse_fragment(key), await log.load_newest()
+        if fragment is not None and newest is not None and await log.tree(newest).names(*fragment):
+            raise Absent(key, log.stream, tier=log.store.url) from None
 
 
 async def refuse_to_overtake(log: RootLog, base: Manifest) -> None:
@@ -127,12 +217,3 @@ async def _name_in(store: ObjectStore, listed: Listed) -> str | None:
         return (await load_own_tail(store, listed.key, size_bytes=listed.size_bytes))[0].stream
     except (Corrupt, NotFound, UnsupportedFormat):
         return None
-
-
-async def _base_version(log: RootLog, listed: Listed) -> int:
-    """What the fragment says of the newest root that its writer knew; 0 if it cannot be believed."""
-    try:
-        trailer = await load_trailer(log.store, listed.key, size_bytes=listed.size_bytes)
-    except (Corrupt, NotFound):
-        return 0
-    return trailer.base_version if trailer.stream_digest == stream_digest(log.stream) else 0

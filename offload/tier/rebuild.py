@@ -42,6 +42,7 @@ from offload.manifest.rebuilding import (
 )
 from offload.tier.anchors import restore_stream_anchor
 from offload.tier.joining import Part, Side, copied, fragments_of, last_leader_epoch, parts_to_copy
+from offload.tier.lost_roots import old_life_in
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.survey import ReadTails, Survey, read_tails
 
@@ -163,8 +164,9 @@ async def rebuild(
     `begin` and `end` are the operator's word on where its history begins and ends. `incarnation` names the
     history to bring back. It is needed if several are found, if the stream was deleted, or if it was begun
     again after its roots were lost: then what the manifest names now is joined to it. That of the manifest
-    takes in what continues it, which was committed by a root that is lost, or by none. Without it nothing is
-    committed in these cases, and the report says what can be chosen.
+    takes in what continues it, which was committed by a root that is lost, or by none; and gives up the other
+    lives of a stream that was begun again, so that a sweep may take them. Without it nothing is committed in
+    these cases, and the report says what can be chosen.
 
     With holes, and no word on them, nothing is committed: the report has no manifest. What the manifest
     names and no fragment holds is a hole as well. If the manifest is sound and only the stream's anchor is
@@ -311,7 +313,10 @@ class _Rebuild:
             if asked not in (None, standing.incarnation):
                 return asked
             others = incarnations - {standing.incarnation}
-            is_told = asked is not None and self._reach_behind(standing) > standing.next_offset
+            is_told = asked is not None and (
+                self._reach_behind(standing) > standing.next_offset
+                or old_life_in(self.survey.found.items(), standing) is not None  # to give that one up
+            )
             return standing.incarnation if is_told or (is_lost and (asked or not others)) else None
         if standing is not None and standing.state is State.DELETED:
             return asked

@@ -9,7 +9,8 @@ For each page of a stream's listing, and then for what all pages found (docs/com
                     a group       made for a root version that is decided: at most the newest
                     a root        below the newest, the last `ROOTS_KEPT` excepted
     4. prove    of what was seen condemned for the whole grace: no fragment of it, and no group of the page,
-                was made on a root above the newest. Else the newest roots are lost: stop, delete nothing
+                was made on a root above the newest, or in another life that is no earlier one. Else roots
+                are lost: stop, delete nothing. Nor where a fragment that the root names is not there
     5. delete   all of it, once every page was judged; note the rest
 
 A verdict of 3 stays true for ever: an attempt that does not run never runs again, a decided version is
@@ -44,6 +45,7 @@ import numpy as np
 
 from offload.env import Env
 from offload.errors import (
+    Absent,
     AnchorLost,
     Corrupt,
     Denied,
@@ -66,8 +68,11 @@ from offload.tier.lost_roots import (
     has_stream,
     loss_shown_by_base,
     loss_shown_by_group,
+    loss_shown_by_old_life,
     name_without_anchor,
-    newest_base,
+    newest_base_in,
+    refuse_if_absent,
+    trailers_of,
 )
 from offload.tier.object_store_offloader import ObjectStoreOffloader, read_stream_anchor
 from offload.tier.sweep_notes import InMemory, InTier, Seen, SweepNotes, Times, joined_rows
@@ -314,12 +319,13 @@ class _StreamRun:
 
     async def _judge_pages(self, log: RootLog) -> bool:
         """Whether something may be deleted: the last page may prove that the first was judged wrongly."""
-        listing = self.sweep.store.list(self.keys.prefix)
+        listing, after = self.sweep.store.list(self.keys.prefix), ""
         async with aclosing(cast("AsyncGenerator[Listed, None]", listing)) as rows:
             while True:
                 page = Page(
                     log=log,
                     rows=rows,
+                    after=after,
                     keys_max=self.sweep.page_keys_max,
                     roots_kept=self.sweep.roots_kept,
                 )
@@ -327,6 +333,7 @@ class _StreamRun:
                 self.sweep.progress(self.sweep.report)
                 if page.is_last or not goes_on:
                     return goes_on
+                after = page.listed[-1].key
 
     async def _sweep_page(self, page: Page) -> bool:
         """Steps 1 to 4 for a page. False forbids to delete anything of the stream."""
@@ -343,11 +350,13 @@ class _StreamRun:
             await self._judge(page)
         except OffloadError as error:  # of this page nothing is condemned
             self._failed(error)
-            return True
+            return not isinstance(error, Absent)
         for key in page.strangers:
             self.sweep.report.stranger(key, _strange(key))
         going = self._due(page.verdicts)
         try:
+            for key in page.unlisted():
+                await refuse_if_absent(page.log, key)
             await _refuse_if_roots_are_lost(page, going)
         except OffloadError as error:
             self._failed(error)
@@ -361,9 +370,11 @@ class _StreamRun:
             judged = page.root
             try:
                 return await page.judge()
-            except Corrupt:
+            except Corrupt as damage:
                 await page.load()
                 if judged is None or page.root is None or page.root.version == judged.version:
+                    if isinstance(damage, Absent):
+                        raise Absent(damage.where, self.keys.stream, tier=self.sweep.store.url) from None
                     raise
         raise TryAgain(
             f"stream {self.keys.stream!r}: its manifest changes faster than it can be read; run again"
@@ -479,8 +490,12 @@ async def _refuse_if_roots_are_lost(page: Page, going: Sequence[Verdict]) -> Non
         if (loss := loss_shown_by_group(page.log, listed.key, page.root)) is not None:
             raise loss
     fragments = [verdict.listed for verdict in going if page.log.keys.parse_fragment(verdict.listed.key)]
-    version, key = await newest_base(page.log, fragments, at_once=TRAILERS_AT_ONCE)
-    if (loss := loss_shown_by_base(page.log, key, version, page.root)) is not None:
+    trailers = await trailers_of(page.log, fragments, at_once=TRAILERS_AT_ONCE)
+    version, key = newest_base_in(trailers)
+    loss = loss_shown_by_base(page.log, key, version, page.root)
+    if loss is None:
+        loss = await loss_shown_by_old_life(page.log, trailers, page.root)
+    if loss is not None:
         raise loss
 
 

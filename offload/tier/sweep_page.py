@@ -23,7 +23,7 @@ from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entries, Kind, Manifest, State
 from offload.formats.sighting import ROOT_KIND, SIGHTING_ROW, Rows, as_bytes
 from offload.manifest.commit import RootLog
-from offload.manifest.tree import Tree
+from offload.manifest.tree import OFFSET_MAX, Tree
 from offload.store.port import Listed
 
 ROOTS_KEPT: Final = 16
@@ -87,10 +87,13 @@ class Page:
     """The stream's listing, behind what the pages before this one took of it."""
     keys_max: int
     roots_kept: int = ROOTS_KEPT
+    after: str = ""
+    """The last key of the page before this one."""
     listed: list[Listed] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     root: Manifest | None = None
     verdicts: list[Verdict] = field(default_factory=list)
+    _unlisted: list[Rows] = field(default_factory=list)
 
     @property
     def is_last(self) -> bool:
@@ -128,10 +131,52 @@ class Page:
             verdicts += [Verdict(row, why, None) for rows in named.values() for row, _ in rows]
         else:
             tree = self.log.tree(self.root)
-            verdicts += await _judge_fragments(tree, named[0])
+            verdicts += await self._judge_fragments(tree, named[0])
             verdicts += await _judge_groups(tree, named[1])
             verdicts += [_judge_root(self.root, row, name, self.roots_kept) for row, name in named[2]]
         self.verdicts, self.strangers = verdicts, strangers
+
+    def unlisted(self) -> Iterator[str]:
+        """Fragments that the root names within the page and that were not listed: uploaded since, or gone."""
+        for rows in self._unlisted:
+            yield from (key_of(self.log.keys, row) for row in rows)
+
+    async def _judge_fragments(
+        self, tree: Tree, objects: Sequence[tuple[Listed, bytes]]
+    ) -> Sequence[Verdict]:
+        """Verdicts on fragments that come in order of their offsets, as listings have them."""
+        self._unlisted = []
+        if self.after > self.log.keys.data + ":":  # all fragments were on the pages before
+            return []
+        before, last = (self.log.keys.parse_fragment(key) for key in (self.after, self.listed[-1].key))
+        end = OFFSET_MAX if self.is_last or last is None else last[0]
+        root, rows = tree.manifest, rows_named([name for _, name in objects])
+        starts, named = rows["first_offset"], np.zeros(len(rows), bool)
+        replaced = np.zeros(len(rows), bool)
+        async with aclosing(tree.walk(before[0] if before else 0)) as runs:
+            async for run in runs:
+                if run["first_offset"][0] > end:
+                    break
+                _mark(named, rows, run)
+                replaced |= _are_in_copies(starts, run)
+                absent = _rows_of(run)
+                absent = absent[~np.isin(as_bytes(absent), as_bytes(rows))]
+                held = [self._holds(key_of(self.log.keys, row)) for row in absent]
+                self._unlisted.append(absent[np.array(held, bool)])
+                if run["first_offset"][-1] >= end:
+                    break
+        attempts = {running.attempt.bytes for running in root.running}
+        verdicts = []
+        for (row, name), is_named, start, is_in_copy in zip(
+            objects, named.tolist(), starts.tolist(), replaced.tolist(), strict=True
+        ):
+            why = _why_fragment(root, is_named, start, name[-16:] in attempts)
+            verdicts.append(Verdict(row, Why.REPLACED if is_in_copy and why is Why.DROPPED else why, name))
+        return verdicts
+
+    def _holds(self, key: str) -> bool:
+        """Whether an object of this key would be listed here."""
+        return self.after < key and (self.is_last or key <= self.listed[-1].key)
 
 
 def name_of(keys: StreamKeys, key: str) -> bytes | None:
@@ -197,31 +242,6 @@ def _rows_of(entries: Entries) -> Rows:
     rows["version"] = np.where(entries["kind"] > 0, entries["ledger_id"], 0)
     rows["uid"] = entries["attempt"]
     return rows
-
-
-async def _judge_fragments(tree: Tree, objects: Sequence[tuple[Listed, bytes]]) -> list[Verdict]:
-    """Verdicts on fragments that come in order of their offsets, as listings have them."""
-    if not objects:
-        return []
-    root, rows = tree.manifest, rows_named([name for _, name in objects])
-    starts, named = rows["first_offset"], np.zeros(len(rows), bool)
-    replaced = np.zeros(len(rows), bool)
-    async with aclosing(tree.walk(int(starts[0]))) as runs:
-        async for run in runs:
-            if run["first_offset"][0] > starts[-1]:
-                break
-            _mark(named, rows, run)
-            replaced |= _are_in_copies(starts, run)
-            if run["first_offset"][-1] >= starts[-1]:
-                break
-    attempts = {running.attempt.bytes for running in root.running}
-    verdicts = []
-    for (row, name), is_named, start, is_in_copy in zip(
-        objects, named.tolist(), starts.tolist(), replaced.tolist(), strict=True
-    ):
-        why = _why_fragment(root, is_named, start, name[-16:] in attempts)
-        verdicts.append(Verdict(row, Why.REPLACED if is_in_copy and why is Why.DROPPED else why, name))
-    return verdicts
 
 
 def _are_in_copies(starts: npt.NDArray[np.uint64], entries: Entries) -> npt.NDArray[np.bool_]:

@@ -30,6 +30,7 @@ from offload.errors import (
     NotOffloaded,
     OffloadError,
     RootsLost,
+    TryAgain,
     UnsupportedFormat,
     rebuild_command,
 )
@@ -48,11 +49,13 @@ from offload.tasks import in_order
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
 from offload.tier.lost_roots import (
+    Trailers,
     has_stream,
     loss_shown_by_base,
     loss_shown_by_group,
+    loss_shown_by_old_life,
     name_without_anchor,
-    newest_base,
+    trailers_of,
 )
 from offload.tier.object_store_offloader import ObjectStoreOffloader, keys_in_anchor
 from offload.tier.place import read_anchor
@@ -341,7 +344,7 @@ class _StreamJudge:
             size_bytes = await groups.size_bytes(self.newest, entry)
         except Absent:
             if await self._is_still_named(key):
-                raise
+                raise Absent(key, self.keys.stream, tier=self.store.url) from None
             return
         _count(report, size_bytes)
         if listed is not None and listed.size_bytes != size_bytes:
@@ -353,7 +356,7 @@ class _StreamJudge:
             await self._check_named((listed or await self._list_now(key)).size_bytes, key, entry, report)
         except NotFound:
             if await self._is_still_named(key):
-                raise Absent(key, self.keys.stream) from None
+                raise Absent(key, self.keys.stream, tier=self.store.url) from None
 
     async def _list_now(self, key: str) -> Listed:
         async with aclosing(cast("AsyncGenerator[Listed, None]", self.store.list(key))) as rows:
@@ -393,23 +396,28 @@ class _StreamJudge:
         if self.named.hides(first_offset):
             reason = "the group that would say whether it is named is damaged"
         _explain(report, listed.key, attempt=attempt, reason=reason)
-        base_version = await self._base_version(listed, report)
+        trailers = await self._trailers(listed, report)
         if self.newest is None:
             return
-        if (loss := loss_shown_by_base(self.log, listed.key, base_version, self.newest)) is not None:
-            report.unreferenced.clear()  # a lost root may have named it
-            raise loss
+        for _, trailer in trailers:
+            loss = loss_shown_by_base(self.log, listed.key, trailer.base_version, self.newest)
+            if loss is None:
+                with suppress(Corrupt, TryAgain):  # of the first fragment named, which is judged in its turn
+                    loss = await loss_shown_by_old_life(self.log, trailers, self.newest)
+            if loss is not None:
+                report.unreferenced.clear()  # a lost root may have named it
+                raise loss
 
-    async def _base_version(self, listed: Listed, report: VerifyReport) -> int:
-        """The newest root that the fragment's writer knew; 0 if it cannot be read."""
+    async def _trailers(self, listed: Listed, report: VerifyReport) -> Trailers:
+        """What the fragment says of itself; nothing if it cannot be read."""
         if self.level is not VerifyLevel.BYTES:
-            return (await newest_base(self.log, [listed], at_once=1))[0]
+            return await trailers_of(self.log, [listed], at_once=1)
         try:
             checked = await check_fragment(self.store, listed.key, size_bytes=listed.size_bytes)
         except NotFound:  # swept since it was listed
-            return 0
+            return []
         _count(report, listed.size_bytes)
-        return checked.tail.trailer.base_version
+        return [(listed.key, checked.tail.trailer)]
 
     async def _unnamed_group(
         self, key: str, *, first_offset: int, version: int, report: VerifyReport

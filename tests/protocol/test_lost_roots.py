@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from protocol_world import KEYS, STREAM, Ledger, Process, World
 
-from offload.errors import Conflict, RootsLost
+from offload.errors import Absent, Conflict, RootsLost
 from offload.formats.keys import StreamKeys
 from offload.manifest.changes import Abort, Claim
 from offload.store.faults import Call, Fault, Rule
@@ -21,6 +21,7 @@ from offload.store.memory import MemoryStore
 from offload.store.port import Body, Listed
 from offload.tier.lost_roots import newest_base
 from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.rebuild import rebuild
 from offload.tier.stream_writer import StreamWriter
 from offload.tier.sweep import Sweeper, sweep
 from offload.tier.sweep_page import Why
@@ -445,3 +446,146 @@ def test_a_fragment_that_vanishes_before_its_trailer_is_read_proves_nothing(worl
     gone = Listed(KEYS.fragment(0, UUID(int=1)), 1 << 20)
 
     assert world.run(newest_base(log, [gone], at_once=1))[0] == 0
+
+
+def begun_again(world: World, *, shown_by: str = "version and epoch") -> set[str]:
+    """A stream of [0, 8) that an older release began again at 8 after an accident. The old fragments.
+
+    That release took the stream for absent: its data was out of sight, and it is back now.
+    """
+    w0 = committed(world, Ledger(0, 4))
+    world.run(w0.offload(Ledger(4, 8)))
+    world.objects.lose_roots()
+    old = {key: world.objects[key] for key in world.fragments}
+    for key in world.fragments | world.groups:
+        dict.pop(world.objects, key)
+    w1 = world.process("w1")
+    for _ in range(2 if shown_by == "version" else 1):
+        world.run(w1.claim(first_offset=8))
+    world.run(w1.offload(Ledger(8, 12)))
+    world.run(w1.offload(Ledger(12, 16)))
+    if shown_by == "epoch":  # a copy says when it was made, and keeps the epoch of what it copies
+        world.run(world.process("compactor").compact(8, 12))
+        assert swept(world).errors == []
+    for key, raw in old.items():
+        dict.__setitem__(world.objects, key, raw)
+    return set(old)
+
+
+@pytest.mark.parametrize("shown_by", ["version and epoch", "version", "epoch"])
+def test_a_stream_that_was_begun_again_after_a_loss_keeps_its_old_fragments(
+    shown_by: str, world: World
+) -> None:
+    """Step 8. The new life's numbers have reached those of the old one, so they prove no newer root."""
+    old = begun_again(world, shown_by=shown_by)
+    before = dict(world.objects)
+
+    for page_keys_max in (3, 1000):
+        [error] = swept(world, page_keys_max=page_keys_max).errors
+
+        assert isinstance(error, RootsLost)
+        assert "begun again" in str(error)
+        assert COMMAND in str(error)
+        assert dict(world.objects) == before
+    for level in VerifyLevel:
+        damages = verified(world, level).damages
+        assert damages
+        assert {damage.where for damage in damages} <= old
+        assert all(COMMAND in str(damage) for damage in damages)
+
+
+def test_a_rebuild_settles_which_life_of_a_stream_goes_on(world: World) -> None:
+    """Its fence is far above what it left out, which may go then."""
+    old = begun_again(world)
+    process = world.process("rebuilder")
+    chosen = world.newest().incarnation
+    world.run(rebuild(process.offloader, STREAM, incarnation=chosen, env=process.env))
+
+    report = swept(world)
+
+    assert report.errors == []
+    assert not old & world.fragments
+
+
+def test_a_deletion_and_a_rebirth_look_like_no_loss(world: World) -> None:
+    """Neither what the old life left does, nor what its writer and its job upload late."""
+    w0, job = committed(world, Ledger(0, 4)), world.process("job")
+    late = world.run(w0.prepare(Ledger(4, 6)))
+    world.run(job.begin_job())
+    copies = world.run(job.announce(Ledger(4, 8)))
+    world.run(world.process("p").delete_stream())
+    w1 = world.process("w1")
+    world.run(w1.claim(first_offset=0))
+
+    first = swept(world)  # of the new life there is only a root
+    world.run(w1.offload(Ledger(0, 8)))
+    world.run(w0.upload(Ledger(4, 6), late))
+    world.run(job.copy([Ledger(4, 8)], copies))
+    world.run(world.process("compactor").compact(0, 4))
+    old = {KEYS.fragment(4, attempt.uid) for attempt in (late, *copies)}
+    assert len(old & world.fragments) == 2
+    damages = [verified(world, level).damages for level in VerifyLevel]
+    second = swept(world)
+
+    world.check()
+    assert (first.errors, second.errors, damages) == ([], [], [[], [], []])
+    assert not old & world.fragments
+
+
+def test_copies_whose_commit_is_lost_stay_as_long_as_a_root_names_what_they_replaced(world: World) -> None:
+    """Step 8: a sweep took the originals, the root that names the copy was lost, the job was dropped."""
+    committed(world)
+    compactor = world.process("compactor")
+    world.run(compactor.compact(0, 4))
+    before = world.roots[-2]
+    assert swept(world).errors == []
+    world.objects.lose_roots(above=before)
+    world.run(compactor.guest.abort())
+    objects = dict(world.objects)
+
+    for page_keys_max in (3, 1000):
+        [error] = swept(world, page_keys_max=page_keys_max).errors
+
+        assert isinstance(error, Absent)
+        assert COMMAND.removeprefix("run: ") in str(error)
+        assert dict(world.objects) == objects
+    [absent, *_] = verified(world, VerifyLevel.MANIFEST).damages
+    assert COMMAND.removeprefix("run: ") in str(absent)
+
+
+@pytest.mark.parametrize("page_keys_max", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize("gone", range(4))
+def test_a_sweep_deletes_nothing_of_a_stream_that_misses_any_named_fragment(
+    gone: int, page_keys_max: int, world: World
+) -> None:
+    """Wherever it is missing: at the beginning, between pages, or at the end."""
+    w0 = committed(world)
+    dropped = world.run(w0.prepare(Ledger(2, 4)))
+    world.run(w0.upload(Ledger(2, 4), dropped))
+    world.run(w0.holder.abort([dropped]))
+    garbage = KEYS.fragment(2, dropped.uid)
+    missing = sorted(world.fragments - {garbage})[gone]
+    dict.pop(world.objects, missing)
+
+    [error] = swept(world, page_keys_max=page_keys_max).errors
+
+    assert isinstance(error, Absent)
+    assert error.where == missing
+    assert garbage in world.objects
+
+
+def test_what_is_named_and_not_listed_is_no_damage_if_it_is_new_or_trimmed(world: World) -> None:
+    """A rival commits after the listing; another one trims and sweeps after the root was loaded."""
+    w0 = committed(world)
+    sweeper = world.process("sweeper")
+    sweeper.start(sweep(sweeper.offloader, grace_seconds=0, env=sweeper.env, page_keys_max=2))
+    sweeper.run_to("list", KEYS.roots)  # the first page is listed, the second is not
+    sweeper.run_to("list", KEYS.roots)
+    world.run(w0.offload(Ledger(8, 10)))
+    world.run(world.process("trimmer").trim(6))
+    assert swept(world).errors == []
+
+    report = sweeper.finish()
+
+    world.check()
+    assert report.errors == []
