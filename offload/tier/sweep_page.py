@@ -159,8 +159,7 @@ class Page:
                     break
                 _mark(named, rows, run)
                 replaced |= _are_in_copies(starts, run)
-                absent = _rows_of(run)
-                absent = absent[~np.isin(as_bytes(absent), as_bytes(rows))]
+                absent = _absent_from(rows, run)
                 held = [self._holds(key_of(self.log.keys, row)) for row in absent]
                 self._unlisted.append(absent[np.array(held, bool)])
                 if run["first_offset"][-1] >= end:
@@ -309,10 +308,23 @@ async def _groups_in(tree: Tree, low: int, high: int) -> AsyncIterator[Entries]:
 
 def _mark(named: npt.NDArray[np.bool_], rows: Rows, entries: Entries) -> None:
     """Set `named` where a row is what one of the entries names. Both are in order of offsets."""
+    near = _near(rows, entries)
+    named[near] |= np.isin(as_bytes(rows[near]), as_bytes(_rows_of(entries)))
+
+
+def _absent_from(rows: Rows, entries: Entries) -> Rows:
+    """What the entries name and no row is. Both are in order of offsets."""
+    own = _rows_of(entries)
+    absent: Rows = own[~np.isin(as_bytes(own), as_bytes(rows[_near(rows, entries)]))]
+    return absent
+
+
+def _near(rows: Rows, entries: Entries) -> slice:
+    """The rows of the entries' offsets."""
     starts = rows["first_offset"]
     low = np.searchsorted(starts, entries["first_offset"][0], side="left")
     high = np.searchsorted(starts, entries["first_offset"][-1], side="right")
-    named[low:high] |= np.isin(as_bytes(rows[low:high]), as_bytes(_rows_of(entries)))
+    return slice(int(low), int(high))
 
 
 def _judge_root(newest: Manifest, row: Listed, name: bytes, kept: int) -> Verdict:
