@@ -574,18 +574,41 @@ def test_a_sweep_deletes_nothing_of_a_stream_that_misses_any_named_fragment(
     assert garbage in world.objects
 
 
-def test_what_is_named_and_not_listed_is_no_damage_if_it_is_new_or_trimmed(world: World) -> None:
-    """A rival commits after the listing; another one trims and sweeps after the root was loaded."""
+def test_what_is_named_and_not_listed_is_no_damage_if_it_is_new(world: World) -> None:
     w0 = committed(world)
     sweeper = world.process("sweeper")
-    sweeper.start(sweep(sweeper.offloader, grace_seconds=0, env=sweeper.env, page_keys_max=2))
-    sweeper.run_to("list", KEYS.roots)  # the first page is listed, the second is not
-    sweeper.run_to("list", KEYS.roots)
+    sweeper.start(sweep(sweeper.offloader, grace_seconds=0, env=sweeper.env)).run_to("list", KEYS.roots)
     world.run(w0.offload(Ledger(8, 10)))
-    world.run(world.process("trimmer").trim(6))
+
+    report = sweeper.finish()
+
+    world.check()
+    assert report.errors == []
+
+
+def test_what_is_named_and_not_listed_is_no_damage_if_it_was_trimmed_since(world: World) -> None:
+    """Committed after the listing, trimmed and swept after the root was loaded."""
+    w0 = committed(world)
+    sweeper = world.process("sweeper")
+    sweeper.start(sweep(sweeper.offloader, grace_seconds=0, env=sweeper.env)).run_to("list", KEYS.roots)
+    world.run(w0.offload(Ledger(8, 10)))
+    sweeper.run_to("get", "*/data/*")
+    world.run(world.process("trimmer").trim(10))
     assert swept(world).errors == []
 
     report = sweeper.finish()
 
     world.check()
     assert report.errors == []
+
+
+@pytest.mark.parametrize("page_keys_max", [1, 2, 3, 1000])
+def test_a_sweep_of_a_sound_stream_asks_for_no_fragment(page_keys_max: int, world: World) -> None:
+    committed(world)
+    process = world.process("sweeper")
+
+    world.run(
+        sweep(process.offloader, grace_seconds=0, env=process.env, page_keys_max=page_keys_max, roots_kept=99)
+    )
+
+    assert [call for call in process.store.calls if call.operation == "get" and "/data/" in call.key] == []
