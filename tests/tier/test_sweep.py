@@ -39,6 +39,7 @@ from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import NO_ENTRIES, State
 from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
+from offload.manifest.changes import Resolve
 from offload.store.capabilities import Capabilities
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
@@ -123,11 +124,8 @@ def test_a_fragment_of_an_older_epoch_stays_as_long_as_its_attempt_runs() -> Non
         attempt = yard.prepare()
         yard.upload(attempt)
         yard.claim()
-        change = yard.appending(attempt)
-        return at_once(yard), lambda: yard.commit(change_of(yard, change)) and None
-
-    def change_of(yard: Yard, change: Any) -> Any:
-        return type(change)(writer=yard.writer, entries=change.entries, finished=change.finished)
+        adopted = yard.appending(attempt).entries
+        return at_once(yard), lambda: yard.commit(Resolve(writer=yard.writer, adopted=adopted)) and None
 
     stalls(begin)
 
