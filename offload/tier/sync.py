@@ -28,7 +28,7 @@ from offload.formats.manifest import Manifest
 from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, ReadHandle
 from offload.source import Snapshot, Source, SourceStream
 from offload.tier.fragment_writer import check_source, first_damage
-from offload.tier.stream_writer import StreamWriter
+from offload.tier.stream_writer import Agree, StreamWriter
 
 LEDGERS_AT_ONCE: Final = 16
 CHUNKS_AT_ONCE: Final = 500_000
@@ -252,7 +252,7 @@ class _Copy:
             base=manifest,
             first_offset=self.snapshot.first_offset,
             source_epoch=self.snapshot.epoch,
-            agree=self._agrees,
+            agree=agreement(self.offloader, self.stream, self.snapshot),
             env=self.env,
         )
         if manifest is None or writer.manifest.next_offset != manifest.next_offset:
@@ -307,11 +307,26 @@ class _Copy:
                 break
         return batch
 
-    async def _agrees(self, leftover: Leftover) -> bool:
-        """Whether the source still stands behind a fragment that an earlier writer left."""
-        if leftover.last_chunk_offset < self.snapshot.first_offset:
-            return True  # the source has let go of it; nobody can say otherwise
-        return await checksum_at(self.snapshot, leftover.last_chunk_offset) == leftover.last_chunk_checksum
+
+def agreement(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> Agree:
+    """Return the function that says whether the source still has what an earlier writer left.
+
+    The histories are compared once more before the first answer, which may raise `Diverged`. A job may have
+    appended since the sync compared them, and the leftovers continue what that job appended.
+    """
+    is_compared = False
+
+    async def agrees(leftover: Leftover) -> bool:
+        nonlocal is_compared
+        manifest = None if is_compared else await newest(offloader, stream)
+        if manifest is not None:
+            await check_same_history(offloader, manifest, snapshot)
+        is_compared = True
+        if leftover.last_chunk_offset < snapshot.first_offset:
+            return True  # the source no longer has it, so nobody can disagree
+        return await checksum_at(snapshot, leftover.last_chunk_offset) == leftover.last_chunk_checksum
+
+    return agrees
 
 
 async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, snapshot: Snapshot) -> None:

@@ -10,10 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 from protocol_sweep import Sweep
-from protocol_world import Crash, Ledger, Process, World
+from protocol_world import STREAM, Crash, Ledger, Process, World, chunk, source
 
-from offload.errors import Conflict, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.errors import Conflict, Diverged, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.source import Snapshot
 from offload.store.faults import Call, Fault
+from offload.tier.stream_writer import StreamWriter
+from offload.tier.sync import agreement
 
 ADDED = (Ledger(4, 6), Ledger(6, 8))
 
@@ -342,3 +345,28 @@ def test_an_append_in_doubt_that_was_trimmed_stays_in_doubt(world: World) -> Non
 
     assert isinstance(error, OutcomeUnknown)
     assert_whole(world, next_offset=8)
+
+
+def test_a_sync_adopts_nothing_behind_what_a_job_appended_from_another_log() -> None:
+    """Found by the simulation (seed 4935): the last chunk agreed, the committed one before it did not."""
+    with World() as world:
+        w0, job, w1 = (world.process(name) for name in ("w0", "job", "w1"))
+        world.run(w0.claim())
+        seen_by_the_sync = world.newest()
+        attempt = world.run(w0.prepare(Ledger(0, 4)))
+        world.run(w0.upload(Ledger(0, 4), attempt))
+        world.judge.source = lambda first, end: source(first, end) if first else chunk(0, 2)
+        world.run(job.do_job(Ledger(0, 2, raw=chunk(0, 2))))
+        log = Snapshot(ledgers=[Ledger(0, 4)], first_offset=0, next_offset=4, epoch=1)
+
+        claim = StreamWriter.claim(
+            w1.offloader,
+            STREAM,
+            base=seen_by_the_sync,
+            agree=agreement(w1.offloader, STREAM, log),
+            env=w1.env,
+        )
+        with pytest.raises(Diverged):
+            world.run(claim)
+
+        assert world.root.next_offset == 2

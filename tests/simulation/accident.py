@@ -120,7 +120,7 @@ async def _is_rebuilt(world: World) -> bool:
             operator.offloader,
             STREAM,
             incarnation=UUID(bytes=lost.incarnation),
-            begin=lost.first_offset,
+            begin=None if world.judge.newest else lost.first_offset,  # a root that is left says it
             end=lost.next_offset,
             env=operator.env,
         )

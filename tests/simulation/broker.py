@@ -100,7 +100,7 @@ class Broker:
                 return False
             if offset > root.first_offset:  # else nothing is left that a sync could compare
                 before = self.committed[root.incarnation, offset - CHUNK_RECORDS]
-                if self.logs[leader].leader_at(offset - CHUNK_RECORDS) != before:
+                if not self._follows(before, leader, offset):
                     return False
             at += len(chunk(offset, leader))
         return at == len(data)
@@ -109,6 +109,13 @@ class Broker:
         """What was committed from this offset on is lost: something else may be committed there."""
         for key in [key for key in self.committed if key[0] == incarnation and key[1] >= offset]:
             del self.committed[key]
+
+    def _follows(self, before: int, leader: int, offset: int) -> bool:
+        """Whether in some log this leader's chunk at an offset is behind one of that other leader."""
+        return any(
+            (log.leader_at(offset - CHUNK_RECORDS), log.leader_at(offset)) == (before, leader)
+            for log in self.logs.values()
+        )
 
     def _leader_of(self, data: bytes, at: int, offset: int) -> int | None:
         return next((leader for leader in self.logs if data.startswith(chunk(offset, leader), at)), None)

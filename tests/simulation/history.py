@@ -14,6 +14,7 @@ from offload.tier.reader import StreamReader
 from offload.tier.stream_writer import StreamWriter
 from offload.tier.sweep import Sweeper
 from offload.tier.sweep_page import ROOTS_KEPT
+from offload.tier.sync import agreement
 from simulation import accident, people
 from simulation.weather import GRACE_SECONDS
 from simulation.world import Figures, World, after
@@ -61,10 +62,10 @@ async def _finish(world: World) -> None:
     """A last writer goes on where the tier ends, a last reader reads it all, a last sweep takes the rest."""
     last = world.process("last")
     world.restore_the_broker()
-    log, begin = world.broker.log, world.broker.first_offset
-    writer = await StreamWriter.claim(
-        last.offloader, STREAM, first_offset=begin, agree=people.agreeing(log), env=last.env
-    )
+    log, begin, root = world.broker.log, world.broker.first_offset, world.judge.root
+    at = begin if root is None else max(begin, root.next_offset)
+    agree = agreement(last.offloader, STREAM, log.snapshot(at))
+    writer = await StreamWriter.claim(last.offloader, STREAM, first_offset=begin, agree=agree, env=last.env)
     for job in sorted({running.writer for running in writer.manifest.running}):  # no claim ends them
         await (await Job.begin(last.offloader, STREAM, uid=job, env=last.env)).abort()
     first = writer.manifest.next_offset

@@ -23,7 +23,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from uuid import UUID
 
-from protocol_judge import DATA, LIVE, REBUILDING, ROOT, Judge, Root, read_root
+from protocol_judge import (
+    DATA,
+    LIVE,
+    REBUILDING,
+    ROOT,
+    Judge,
+    Root,
+    end_of,
+    fragment_name,
+    read_root,
+)
 from protocol_world import source
 
 from offload.errors import Corrupt
@@ -41,6 +51,8 @@ class Loss:
     """What a sweep may have condemned before."""
     overtaken: set[str] = field(default_factory=set)
     """Fragments that prove nothing any more: a sweep that looks may delete them."""
+    trimmed: int = 0
+    """Where the stream begins by roots that were committed since."""
 
 
 @lru_cache(4096)
@@ -150,11 +162,14 @@ class SimulationJudge(Judge):
             self._condemned, self.perhaps_gone = self.loss.condemned, self.loss.overtaken
             self.last, self.loss, self.losses, self.fence = self.loss, None, self.losses + 1, number - 1
             self.healed += 1
+        elif root.state == LIVE:
+            self.loss.trimmed = max(self.loss.trimmed, root.first_offset)
 
     def _check_rebuilt(self, loss: Loss) -> None:
         root, lost = self.root, loss.root
         assert root is not None
-        left = [row for name, row in lost.named.items() if name not in loss.overtaken]
+        left = [row for row in lost.named.values() if end_of(row) > loss.trimmed]
+        left = [row for row in left if fragment_name(row) not in loss.overtaken]
         if root.incarnation != lost.incarnation:
             self.violations.append("a rebuild of another incarnation than the one that was lost")
         known = max(

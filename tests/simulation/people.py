@@ -31,15 +31,15 @@ from offload.errors import (
 from offload.events import Event, Skipped
 from offload.formats.manifest import Manifest, decode_entries
 from offload.manifest.tokens import token_of
-from offload.offloader import Attempt, Leftover, Receipt
+from offload.offloader import Attempt, Receipt
 from offload.position import AtOffset, AtTime, Place
 from offload.tier.compaction import FragmentRun, copy_run, plan_runs
 from offload.tier.guest import Job
 from offload.tier.reader import StreamReader
 from offload.tier.retention import Retention, delete_stream, trim
-from offload.tier.stream_writer import Agree, StreamWriter
+from offload.tier.stream_writer import StreamWriter
 from offload.tier.sweep import Sweeper, sweep
-from offload.tier.sync import check_same_history, checksum_at, newest
+from offload.tier.sync import agreement, check_same_history, newest
 from offload.tier.verify import verify
 from simulation.broker import Log
 from simulation.world import COMPACTED_SIZE_BYTES, Cancelled, Process, after
@@ -140,13 +140,14 @@ class Leader:
         if base is not None:
             await compare(self.process, base, self.log)
         source_epoch = self._source_epoch()
+        at = self.world.broker.first_offset if base is None else base.next_offset
         writer = await StreamWriter.claim(
             offloader,
             STREAM,
             base=base,
             first_offset=self.world.broker.first_offset,
             source_epoch=source_epoch,
-            agree=agreeing(self.log),
+            agree=agreement(offloader, STREAM, self.log.snapshot(at)),
             env=self.process.env,
         )
         recorded = writer.manifest.source_epoch
@@ -179,16 +180,6 @@ def next_ledgers(process: Process, log: Log, first: int, count: int) -> list[Led
         ledgers.append(log.ledger(first, after(first, process.random.choice(process.world.ledger_chunks))))
         first = ledgers[-1].next_offset
     return ledgers
-
-
-def agreeing(log: Log) -> Agree:
-    """Asks a log about leftovers, as a sync asks its source."""
-
-    async def agrees(leftover: Leftover) -> bool:
-        offset = leftover.last_chunk_offset
-        return await checksum_at(log.snapshot(offset), offset) == leftover.last_chunk_checksum
-
-    return agrees
 
 
 async def compare(process: Process, manifest: Manifest, log: Log) -> None:
