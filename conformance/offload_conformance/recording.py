@@ -80,6 +80,11 @@ class RecordingStore(StoreDecorator):
         self._account.note()
         return await self.inner.stored_crc32c(key)
 
+    async def retained(self, key: str) -> str | None:
+        """Count, and pass on."""
+        self._account.note()
+        return await self.inner.retained(key)
+
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         """Count, and pass on."""
         self._account.note()

@@ -20,6 +20,9 @@ FOUND = {
 }
 """Per class of `fsspec_suites`, the clauses that its file system does not keep."""
 
+BY_CHANCE = {"listing_keeps_its_end"}
+"""Whether `find` misses the end of a folder that another thread changes depends on when threads switch."""
+
 PAGE = ROOT / "docs" / "fsspec-findings.md"
 
 
@@ -34,7 +37,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_these_clauses_fail_and_no_others(ended: dict[str, str], suite: str) -> None:
     mine = {name: error for name, error in ended.items() if name.startswith(f"{suite}::")}
 
-    assert refusing(mine) == FOUND[suite]
+    assert refusing(mine) - BY_CHANCE == FOUND[suite]
     assert len(mine) > 100
 
 

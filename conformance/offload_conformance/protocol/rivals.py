@@ -20,6 +20,10 @@ STRIDES: Final = (1, 1, 2, 3, 5, 8)
 """How many requests a rival makes in one go: short enough to stall anywhere, long enough to get somewhere."""
 
 TURNS_MAX: Final = 40
+
+COURSES: Final = 4
+"""Of one alone, some seeds have no two rivals before the same create."""
+
 INTERLEAVED_END: Final = 8
 
 
@@ -51,7 +55,7 @@ class RivalClauses(ProtocolClauses):
     def test_rivals_make_one_history(self, run: Run, new_world: Worlds) -> None:
         """Writers that take the stream from each other, at any request, make one line of commits."""
 
-        async def scenario() -> None:
+        async def course() -> None:
             world = new_world()
             rivals = [world.process() for _ in range(RIVALS)]
             await interleaved(world, rivals)
@@ -59,6 +63,10 @@ class RivalClauses(ProtocolClauses):
             await rivals[0].copy(INTERLEAVED_END, trimmed=0)
             await world.history()
             await world.check(first=0, end=INTERLEAVED_END)
+
+        async def scenario() -> None:
+            for _ in range(COURSES):
+                await course()
 
         run(scenario())
 
