@@ -14,6 +14,8 @@ If people live on while roots are lost, or while the stream is rebuilt, this may
     what proves the loss no more: numbers overtook its `base_version`, by commits on an older root
     what was trimmed, aborted or deleted before the loss, and comes back by the rebuild: a sweep that looked
     before the loss may still delete it
+    what the lost roots named behind the end of an older root that a sleeper brought back: if a writer goes on
+    from there, its epoch is higher, and the rebuild prefers its fragments. The others are left out, and stay
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Loss:
     """Fragments that prove nothing any more: a sweep that looks may delete them."""
     trimmed: int = 0
     """Where the stream begins by roots that were committed since."""
+    branched: int = 2**64
+    """Where the first of these ends: a writer may have gone on from there."""
 
 
 @lru_cache(4096)
@@ -156,6 +160,7 @@ class SimulationJudge(Judge):
             self.fence = number
         elif before and before.state == REBUILDING and root.parent_commit_id == before.commit_id:
             self._check_rebuilt(self.loss)
+            self.broker.forget(self.loss.root.incarnation, self.loss.branched)
             self.perhaps_gone = set() if self.all_stopped else self.loss.condemned | self.loss.overtaken
             self.loss, self.losses = None, self.losses + 1
         elif root.parent_commit_id == self.loss.root.commit_id:  # a sleeper brings it all back
@@ -164,6 +169,7 @@ class SimulationJudge(Judge):
             self.healed += 1
         elif root.state == LIVE:
             self.loss.trimmed = max(self.loss.trimmed, root.first_offset)
+            self.loss.branched = min(self.loss.branched, root.next_offset)
 
     def _check_rebuilt(self, loss: Loss) -> None:
         root, lost = self.root, loss.root
