@@ -27,6 +27,7 @@ from uuid import UUID
 
 from protocol_judge import (
     DATA,
+    GROUP,
     LIVE,
     REBUILDING,
     ROOT,
@@ -52,7 +53,7 @@ class Loss:
     condemned: set[str]
     """What a sweep may have condemned before."""
     overtaken: set[str] = field(default_factory=set)
-    """Fragments that prove nothing any more: a sweep that looks may delete them."""
+    """Fragments that prove nothing any more, and groups: a sweep that looks may delete them."""
     trimmed: int = 0
     """Where the stream begins by roots that were committed since."""
     branched: int = 2**64
@@ -148,7 +149,7 @@ class SimulationJudge(Judge):
             # An operator had begun before a sleeper brought the lost roots back. What came behind is lost.
             self.loss, self.losses, lost = self.last, self.losses + 1, self.last.root
             self._told[lost.incarnation] = min(self._told.get(lost.incarnation, 0), lost.next_offset)
-            self.broker.forget(lost.incarnation, lost.next_offset)
+            self._forget(lost.incarnation, lost.next_offset)
             self.last.overtaken |= self._condemned
         super()._root_stored(number, root)
         if self.loss is None or self.newest != number:
@@ -160,7 +161,7 @@ class SimulationJudge(Judge):
             self.fence = number
         elif before and before.state == REBUILDING and root.parent_commit_id == before.commit_id:
             self._check_rebuilt(self.loss)
-            self.broker.forget(self.loss.root.incarnation, self.loss.branched)
+            self._forget(self.loss.root.incarnation, self.loss.branched)
             self.perhaps_gone = set() if self.all_stopped else self.loss.condemned | self.loss.overtaken
             self.loss, self.losses = None, self.losses + 1
         elif root.parent_commit_id == self.loss.root.commit_id:  # a sleeper brings it all back
@@ -170,6 +171,12 @@ class SimulationJudge(Judge):
         elif root.state == LIVE:
             self.loss.trimmed = max(self.loss.trimmed, root.first_offset)
             self.loss.branched = min(self.loss.branched, root.next_offset)
+
+    def _forget(self, incarnation: bytes, offset: int) -> None:
+        """From this offset on, other chunks may be committed: all fragments are read again."""
+        self.broker.forget(incarnation, offset)
+        for name in [name for name in self._sound if name.endswith(".fragment")]:
+            del self._sound[name]
 
     def _check_rebuilt(self, loss: Loss) -> None:
         root, lost = self.root, loss.root
@@ -207,10 +214,15 @@ class SimulationJudge(Judge):
         if self.loss is None or self.root is None or self.root.state == REBUILDING:
             return
         for key, data in self.objects.items():
-            name, match = key.rpartition("/")[2], DATA.fullmatch(key)
-            if match is None or name in self.root.named:
-                continue
-            if UUID(match[2]).bytes not in self.root.running and not self._proves(key, data):
+            name, fragment, group = key.rpartition("/")[2], DATA.fullmatch(key), GROUP.fullmatch(key)
+            if group is not None:
+                goes = name not in self.root.groups and int(group[2]) <= self.newest
+            elif fragment is not None and name not in self.root.named:
+                runs = UUID(fragment[2]).bytes in self.root.running
+                goes = not runs and not self._proves(key, data)
+            else:
+                goes = False
+            if goes:
                 self.loss.overtaken.add(name)
 
     def _check_named(self) -> None:
@@ -218,7 +230,10 @@ class SimulationJudge(Judge):
             super()._check_named()
 
     def _broken(self, invariant: int, how: str) -> None:
-        gone = any(name in how for name in self.perhaps_gone) if invariant == 2 else False
+        # Of a root that names a group which is gone, nobody knows what it covers.
+        gone = bool(self.perhaps_gone) and (
+            invariant == 1 or (invariant == 2 and any(name in how for name in self.perhaps_gone))
+        )
         if self.loss is None and not gone:
             super()._broken(invariant, how)
 
