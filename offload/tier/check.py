@@ -129,7 +129,8 @@ class _Checking:
                 elif not needed_for and self._leaves_objects:
                     self._note(name, needed_for, Verdict.NOT_TRIED, "its objects would stay in the store")
                 else:
-                    works = await self.attempt(name, needed_for, trial)
+                    # A measurement that is skipped says nothing. One that fails is a write that failed.
+                    works = await self.attempt(name, needed_for or "write", trial)
                     written = works if name == "put" else written
                     self.removes = works if name == "delete" else self.removes
         finally:

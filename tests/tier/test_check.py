@@ -13,7 +13,7 @@ from osiris_data import DATA
 from split_tier import Overwriting
 
 from offload.env import Env
-from offload.errors import AlreadyExists, Denied, NotFound, OffloadError
+from offload.errors import AlreadyExists, Denied, NoSpace, NotFound, OffloadError
 from offload.store.capabilities import Capabilities
 from offload.store.memory import MemoryStore
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
@@ -194,6 +194,19 @@ def test_an_error_in_the_middle_still_cleans_up() -> None:
 
     assert failed(checked(Breaks(objects=objects))) == ["latency"]
     assert objects == {}
+
+
+def test_a_store_that_is_full_cannot_be_written_to_although_small_objects_fit() -> None:
+    class NearlyFull(MemoryStore):
+        async def put(self, key: str, body: Body) -> None:
+            if body.size_bytes > 100_000:
+                raise NoSpace("the store is full: make room")
+            await super().put(key, body)
+
+    report = checked(NearlyFull())
+
+    assert "throughput" in failed(report)
+    assert (report.can("read"), report.can("write"), report.can("commit")) == (True, False, False)
 
 
 class TestCommand:
