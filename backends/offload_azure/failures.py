@@ -65,7 +65,7 @@ STORE_DENIED: Final = {
     "ContainerBeingDeleted": "the container is being deleted; wait, and create it anew",
     "407": "the proxy wants a login; put it into the option `proxy`",
 }
-"""What is wrong with every request: credentials, account, container."""
+"""Codes of errors that hit every request: credentials, account, container."""
 
 DENIED: Final = {
     "AuthorizationFailure": "it is not allowed: the account's network rules keep this machine out, or the "
@@ -85,7 +85,7 @@ DENIED: Final = {
     "InvalidBlobTier": "the account has no such tier; check `access_tier`",
     "InvalidBlobType": "another program's blob of another type has this name; delete it",
 }
-"""What may be wrong with one blob, or one kind of request."""
+"""Codes of errors that hit one blob, or one kind of request."""
 UNAVAILABLE: Final = 503
 THROTTLED: Final = {"ServerBusy", "TooManyRequests", "429", "503"}
 DAMAGED: Final = {"Md5Mismatch", "Crc64Mismatch", "InvalidMd5"}
@@ -97,7 +97,7 @@ SUPERSEDED: Final = {"InvalidBlockList"}
 TRANSIENT: Final = {"InternalError", "OperationTimedOut", "408", "AccountBeingCreated"}
 FULL: Final = {"507", "InsufficientStorage"}
 PLAIN_HTTP: Final = 400
-"""What a server of HTTPS answers to a request that comes without TLS."""
+"""The answer of an HTTPS server to a request without TLS."""
 WRONG: Final = {"RequestBodyTooLarge", "OutOfRangeInput", "InvalidUri", "BlockListTooLong", "InvalidInput"}
 
 

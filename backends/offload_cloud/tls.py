@@ -1,4 +1,4 @@
-"""What a failed TLS handshake says about the server."""
+"""Conclude from a failed TLS handshake what is wrong with the server or the URL."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Refused(Exception):
         self.status = status
         self.reason, self.message = _understood(body)
         self.pause_seconds = pause_of(retry_after)
-        """What the header `Retry-After` asks for."""
+        """The pause in seconds that the header `Retry-After` asks for."""
 
         super().__init__(" ".join(filter(None, (str(status), self.reason, self.message))))
 

@@ -97,7 +97,7 @@ STORE_DENIED: Final = {
     "InvalidBucketName": "the bucket's name breaks the rules of names",
     "407": "the proxy wants a login; put it into the option `proxy`",
 }
-"""What is wrong with every request: credentials, clock, account, bucket."""
+"""Codes of errors that hit every request: credentials, clock, account, bucket."""
 
 DENIED: Final = {
     "InvalidObjectState": "the object is archived; restore it first, and wait until that is done",
@@ -112,7 +112,7 @@ DENIED: Final = {
     "KMS.InvalidKeyUsageException": "the KMS key does not encrypt; name another by `sse_kms_key_id`",
     "KMS.AccessDeniedException": "the credentials lack kms:GenerateDataKey or kms:Decrypt on the KMS key",
 }
-"""What may be wrong with one object, or one kind of request."""
+"""Codes of errors that hit one object, or one kind of request."""
 FULL: Final = {
     "QuotaExceeded",
     "InsufficientStorage",

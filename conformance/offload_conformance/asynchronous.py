@@ -39,7 +39,7 @@ GRACE_SECONDS: Final = 5.0
 
 WAITS_SHOWN_MAX: Final = 3
 OWN: Final = (asyncio.__path__[0], threading.__file__, pools.__file__, str(Path(__file__).parent))
-"""Where code waits on behalf of others."""
+"""Files whose code waits on behalf of others: a message names the caller instead."""
 
 
 class Run(Protocol):
@@ -130,7 +130,7 @@ class Loop:
         )
 
     def _waits(self) -> list[str]:
-        """Where the loop's thread is, if it is blocked; else where its tasks wait."""
+        """Describe where the loop's thread is blocked, or else where its tasks wait."""
         asked = threading.Event()
         self._loop.call_soon_threadsafe(asked.set)
         if not asked.wait(1.0):

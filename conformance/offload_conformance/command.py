@@ -210,7 +210,7 @@ def _show(document: dict[str, Any], again: str) -> None:
 
 
 def _show_interruption(document: dict[str, Any]) -> None:
-    """Where Ctrl-C ended the run, and how much was left."""
+    """Print in which clause Ctrl-C ended the run, and how many clauses were left."""
     unasked = [each for each in document["clauses"] if each["outcome"] == "not_run"]
     for clause in unasked:
         if clause["message"].startswith("Ctrl-C"):

@@ -110,12 +110,12 @@ class StorePlace(Place):
         return job_of_backend(self.backend.name, self._url, self._options, account.folder)
 
     def keys(self, account: Account) -> set[str]:
-        """What is really in a test's folder: what was written there, and what else a listing names."""
+        """Return the keys in a test's folder: those written there, and others that a listing names."""
         found = self.looker.there(account.keys) | self.looker.listed(f"{account.folder}/")
         return {key.removeprefix(f"{account.folder}/") for key in found}
 
     def top(self) -> set[str]:
-        """What is at the top of the place, the run's own folder excepted."""
+        """Return the keys and folders at the top of the place, without the run's own folder."""
         return self.looker.top() - {f"{self.folder}/"}
 
     def clean(self, account: Account) -> None:

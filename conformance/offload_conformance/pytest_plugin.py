@@ -1,4 +1,4 @@
-"""What pytest loads for authors of backends: assertions of the clauses say what they expected and found.
+"""A plugin of pytest for authors of backends: assertions of the clauses say what they expected and found.
 
 Pytest rewrites assertions while a module is imported, so the clauses are registered before anything imports
 them. The entry point `pytest11` does that in an author's tests, `-p` in `offload conformance`. A wheel lists

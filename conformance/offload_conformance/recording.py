@@ -195,11 +195,11 @@ class Looker:
         return {key for key, there in found.items() if there}
 
     def listed(self, prefix: str) -> set[str]:
-        """Which keys with this prefix a listing names and a read finds."""
+        """Return the keys with this prefix that a listing names and a read finds."""
         return self.there(self._run(self._listed(prefix)))
 
     def top(self) -> set[str]:
-        """The keys and folders at the top of the place."""
+        """Return the keys and folders at the top of the place."""
         return set(self._run(self._level("")))
 
     def remove(self, keys: Iterable[str]) -> dict[str, str]:

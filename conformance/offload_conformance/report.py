@@ -102,7 +102,7 @@ def _xml_text(text: str) -> str:
 
 
 def about(report: Document) -> list[tuple[str, str]]:
-    """What a verdict holds for: whoever reads it alone can tell what was tested, when, and by what."""
+    """Return what a verdict holds for, so that a report stands alone: what was tested, when, and by what."""
     backend, environment = report["backend"], report["environment"]
     server = " ".join(filter(None, (report["server"], report["server_version"]))) or "not stated (--server)"
     return [

@@ -55,7 +55,7 @@ class StoreClauses(Asynchronous, ABC):
         """The keys that are really there, found by other means than the store."""
 
     def keys_beside(self) -> set[str]:
-        """What is stored beside the place of this test, if the place is a part of a larger one."""
+        """Return what is stored beside the place of this test, if that is a part of a larger one."""
         return set()
 
     def elsewhere(self, keys: Sequence[str]) -> Job:
