@@ -77,6 +77,7 @@ class Loop:
         self._late = False
         self._pooled = set(pools._threads_queues)
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_log_later)
         self._thread = threading.Thread(target=self._serve, name="conformance", daemon=True)
         self._thread.start()
 
@@ -143,6 +144,16 @@ class Loop:
         """Let Python exit without the pools' threads that the test started: it joins all on this list."""
         for thread in set(pools._threads_queues) - self._pooled:
             pools._threads_queues.pop(thread, None)  # type: ignore[attr-defined]  # typed as read-only
+
+
+def _log_later(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that no one took, on the loop's own thread; once the loop has ended, not at all.
+
+    Asyncio asks for this in the middle of garbage collection. A log record formats its traceback, for which
+    Python parses source; and if Python 3.11 was parsing already, the outer parse fails with a `SystemError`.
+    """
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(loop.default_exception_handler, context)
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
