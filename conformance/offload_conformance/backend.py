@@ -16,13 +16,14 @@ from uuid import uuid4
 import pytest
 
 from offload.offloader import LedgerOffloader
-from offload.store.capabilities import Capabilities
-from offload.store.port import KEY_SIZE_BYTES_MAX, ObjectStore
+from offload.store.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
+from offload.store.port import ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX, Asynchronous
 from offload_conformance.declared import Declared
 from offload_conformance.offloader import OffloaderConformance
 from offload_conformance.opened import KIB
+from offload_conformance.patience import PatientOffloader, PatientStore
 from offload_conformance.protocol import ProtocolConformance, WalkConformance
 from offload_conformance.store import StoreConformance
 
@@ -32,7 +33,7 @@ class Limits:
     """What a backend cannot be asked beyond."""
 
     key_size_bytes_max: int = KEY_SIZE_BYTES_MAX
-    """Less only for a store that sets something before each key."""
+    """Of the keys that are used. A store that takes no longer ones declares that in its `Capabilities`."""
 
     huge_chunk_size_bytes: int = 3 * KIB * KIB
     """Less for an offloader that cannot take so large a chunk."""
@@ -74,6 +75,9 @@ class _Backend(ABC):
     def keys_in_store(self) -> set[str]:
         """What is really there, each object under its own name, found by other means than the backend."""
 
+    def note_retry(self) -> None:
+        """Hear that a call is repeated, because the backend refused it for now. The command counts these."""
+
     @pytest.fixture(autouse=True)
     def _fresh_place(self, tmp_path: Path) -> None:
         self.folder = tmp_path / "place"
@@ -90,41 +94,42 @@ class _Backend(ABC):
 
 class _AsStore(StoreConformance):
     open_backend: Any
+    note_retry: Any
 
     def open_store(self) -> ObjectStore:
-        store: ObjectStore = self.open_backend()
-        return store
+        return PatientStore(self.open_backend(), self.note_retry)
 
 
 class _AsTier(OffloaderConformance):
     open_backend: Any
+    note_retry: Any
 
     def open_offloader(self) -> LedgerOffloader:
-        return ObjectStoreOffloader(self.open_backend())
+        return ObjectStoreOffloader(PatientStore(self.open_backend(), self.note_retry))
 
 
 class _AsProtocol(ProtocolConformance):
     open_backend: Any
+    note_retry: Any
 
     def open_store(self) -> ObjectStore:
-        store: ObjectStore = self.open_backend()
-        return store
+        return PatientStore(self.open_backend(), self.note_retry)
 
 
 class _AsOffloader(OffloaderConformance):
     open_backend: Any
+    note_retry: Any
 
     def open_offloader(self) -> LedgerOffloader:
-        offloader: LedgerOffloader = self.open_backend()
-        return offloader
+        return PatientOffloader(self.open_backend(), self.note_retry)
 
 
 class _AsWalked(WalkConformance):
     open_backend: Any
+    note_retry: Any
 
     def open_offloader(self) -> LedgerOffloader:
-        offloader: LedgerOffloader = self.open_backend()
-        return offloader
+        return PatientOffloader(self.open_backend(), self.note_retry)
 
 
 _NAMES: Final = {

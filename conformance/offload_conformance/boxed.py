@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from offload.offloader import LedgerOffloader
-from offload.store.port import KEY_SIZE_BYTES_MAX, ObjectStore
+from offload.store.port import ObjectStore
 from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
 from offload_conformance.contender import Job
 from offload_conformance.current import CURRENT
@@ -28,7 +28,6 @@ def _store(place: StorePlace) -> type:
     class TestBackend(StoreBackend):
         capabilities = place.meant
         limits = Limits(
-            key_size_bytes_max=KEY_SIZE_BYTES_MAX - place.folder_size_bytes,
             upload_size_bytes=place.upload_size_bytes,
             clause_seconds_max=place.clause_seconds_max,
         )
@@ -38,6 +37,9 @@ def _store(place: StorePlace) -> type:
             self.account = place.begin(request.node.nodeid)
             yield
             place.clean(self.account)
+
+        def note_retry(self) -> None:
+            self.account.note_retry()
 
         def open_backend(self) -> ObjectStore:
             return place.open(self.account)
@@ -62,6 +64,9 @@ def _offloader(place: OffloaderPlace) -> type:
         @pytest.fixture(autouse=True)
         def _account(self, request: pytest.FixtureRequest) -> None:
             self.account = place.begin(request.node.nodeid)
+
+        def note_retry(self) -> None:
+            self.account.note_retry()
 
         def open_backend(self) -> LedgerOffloader:
             return place.open(self.account)

@@ -197,7 +197,7 @@ def _show(document: dict[str, Any], again: str) -> None:
             print(f"  {_short(clause['message'])}; again: {again} --select {clause['id']}")
     if any(clause["message"] != "not selected" for clause in document["clauses"]):
         print_table(
-            ("layer", "passed", "failed", "not run"),
+            ("layer", "passed", "failed", "not run", "retries"),
             [(layer, *found.values()) for layer, found in reports.by_layer(document)],
         )
     for heads, rows in reports.performance_tables(document):

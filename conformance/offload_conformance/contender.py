@@ -20,6 +20,7 @@ from typing import Any
 from offload.errors import AlreadyExists
 from offload.plugins import Backend, Plugins
 from offload.store.port import ObjectStore
+from offload_conformance.patience import PatientStore
 from offload_conformance.recording import Folder
 
 Job = dict[str, Any]
@@ -68,7 +69,8 @@ def opener(job: Job) -> Callable[[], ObjectStore]:
 def _opened_by_backend(job: Job) -> ObjectStore:
     backend = Plugins.find().by_name("backend", job["backend"])
     assert isinstance(backend, Backend)
-    return Folder(backend.open(job["url"], job["options"]), job["folder"])
+    store = Folder(backend.open(job["url"], job["options"]), job["folder"])
+    return PatientStore(store, lambda: None)
 
 
 def _module(name: str, file: str) -> ModuleType:

@@ -82,11 +82,6 @@ class StorePlace(Place):
         """As the store tells it."""
         return self.looker.store.url
 
-    @property
-    def folder_size_bytes(self) -> int:
-        """What a test's folder takes of each key."""
-        return len(f"{self.folder}/0000/")
-
     def capabilities(self) -> dict[str, object]:
         """As the store declares them."""
         return self.looker.store.capabilities.as_dict()

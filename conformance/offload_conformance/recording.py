@@ -41,7 +41,7 @@ class Account:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.keys: dict[str, None] = {}
-        self.requests = 0
+        self.requests = self.retries = 0
         self._lock = threading.Lock()
 
     def note(self, *keys: str) -> None:
@@ -49,6 +49,11 @@ class Account:
         with self._lock:
             self.requests += 1
             self.keys |= dict.fromkeys(keys)
+
+    def note_retry(self) -> None:
+        """A call is repeated, because the backend refused it for now."""
+        with self._lock:
+            self.retries += 1
 
 
 class RecordingStore(StoreDecorator):

@@ -46,11 +46,11 @@ def totals(clauses: Iterable[Document]) -> dict[str, int]:
 
 
 def by_layer(report: Document) -> Iterator[tuple[str, dict[str, int]]]:
-    """The totals of each layer that has clauses."""
+    """The totals of each layer that has clauses, and how many calls were repeated for it."""
     for layer in LAYERS:
         clauses = [clause for clause in report["clauses"] if clause["layer"] == layer]
         if clauses:
-            yield layer, totals(clauses)
+            yield layer, totals(clauses) | {"retries": sum(clause.get("retries", 0) for clause in clauses)}
 
 
 def verdict(report: Document) -> bool:
@@ -126,12 +126,9 @@ def markdown(report: Document) -> str:
         *(f"| {name} | {_cell(value)} |" for name, value in about(report)),
         *(["", "Stopped by Ctrl-C before its end."] if report.get("interrupted") else []),
         "",
-        "| layer | passed | failed | not run |",
-        "|---|---|---|---|",
-        *(
-            f"| {layer} | {found['passed']} | {found['failed']} | {found['not_run']} |"
-            for layer, found in by_layer(report)
-        ),
+        "| layer | passed | failed | not run | retries |",
+        "|---|---|---|---|---|",
+        *(f"| {layer} | {' | '.join(map(str, found.values()))} |" for layer, found in by_layer(report)),
         "",
         "| clause | outcome | what it says |",
         "|---|---|---|",

@@ -193,6 +193,7 @@ def _clause(result: Result, place: Place) -> reports.Document:
         "message": result.message,
         "duration_seconds": round(result.duration_seconds, 3),
         "requests": sum(account.requests for account in accounts),
+        "retries": sum(account.retries for account in accounts),
     }
 
 

@@ -6,7 +6,11 @@ error. A number is a limit that the store really has, `None` that it has none we
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+KEY_SIZE_BYTES_MAX: Final = 1024
+"""Of a key in UTF-8, on every store: the limit of S3, GCS and Azure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +50,15 @@ class Capabilities:
     one_process: bool = False
     """Only the process that wrote an object sees it: such a store is for tests, and holds no tier."""
 
+    key_size_bytes_max: int = KEY_SIZE_BYTES_MAX
+    """The longest key in UTF-8. A longer one is `Misuse`. Never more than `KEY_SIZE_BYTES_MAX`."""
+
     keys_refused: str | None = None
     """A regular expression: a key in which it is found is `Misuse` here. None: all keys are taken."""
+
+    def behind(self, prefix: str) -> Capabilities:
+        """Return those of a store that sets `prefix` before each key: it takes its share of a key's bytes."""
+        return replace(self, key_size_bytes_max=self.key_size_bytes_max - len(prefix.encode()))
 
     def as_dict(self) -> dict[str, object]:
         """For `--json` and reports."""

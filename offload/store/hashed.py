@@ -14,6 +14,7 @@ from typing import Final
 
 from offload.errors import AlreadyExists, NotFound
 from offload.formats.checksums import crc32c
+from offload.store.capabilities import Capabilities
 from offload.store.merge import merged
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.wrap import StoreDecorator
@@ -34,6 +35,11 @@ class HashedStore(StoreDecorator):
     def __init__(self, inner: ObjectStore, *, lone: str) -> None:
         super().__init__(inner)
         self._lone = lone
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the store behind, but for the length of keys."""
+        return self.inner.capabilities.behind("0/")
 
     async def put(self, key: str, body: Body) -> None:
         """Put into the key's folder."""

@@ -7,6 +7,8 @@ that a backend stays small.
 
 Keys are non-empty strings of at most 1,024 bytes in UTF-8, parts separated by `/`; no part is
 empty, `.` or `..`, and no part begins with a dot. `check_key` is that rule; backends call it first.
+A store that takes only shorter keys declares `Capabilities.key_size_bytes_max`, and refuses longer ones with
+`Misuse`.
 """
 
 from __future__ import annotations
@@ -19,9 +21,8 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from offload.errors import Misuse
-from offload.store.capabilities import Capabilities
+from offload.store.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
 
-KEY_SIZE_BYTES_MAX: Final = 1024
 _LAST: Final = chr(sys.maxunicode)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from offload.errors import AlreadyExists, NotFound
+from offload.store.capabilities import Capabilities
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.wrap import StoreDecorator
 
@@ -17,7 +18,7 @@ from offload.store.wrap import StoreDecorator
 class PrefixStore(StoreDecorator):
     """The objects of `inner` whose keys begin with `<prefix>/`. Errors name keys as the caller does.
 
-    The prefix takes its share of the 1,024 bytes of a key.
+    The prefix takes its share of a key's bytes, as `capabilities` declare.
     """
 
     __slots__ = ("_below",)
@@ -31,6 +32,11 @@ class PrefixStore(StoreDecorator):
         """The url of the store behind, and the prefix."""
         outer = self.inner.url
         return f"{outer}{'' if outer.endswith('/') else '/'}{self._below[:-1]}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the store behind, but for the length of keys."""
+        return self.inner.capabilities.behind(self._below)
 
     async def put(self, key: str, body: Body) -> None:
         """Put below the prefix."""

@@ -102,6 +102,10 @@ class RetryingStore(StoreDecorator):
         """Ask, again if refused."""
         return await self.retry(lambda: self.inner.stored_crc32c(key))
 
+    async def retained(self, key: str) -> str | None:
+        """Ask, again if refused."""
+        return await self.retry(lambda: self.inner.retained(key))
+
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete, again if refused or if nobody knows; a key that is gone counts as deleted."""
         await self.retry(lambda: self.inner.delete(keys), on=_REFUSED_OR_UNKNOWN)

@@ -41,13 +41,14 @@ class SplitStore(StoreDecorator):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of creating, those of the commit store; of everything else, those of the data store."""
+        """Of creating, those of the commit store; of the rest, those of the data store or of both."""
         data, commits = self.inner.capabilities, self._commits.capabilities
         return replace(
             data,
             atomic_create=commits.atomic_create,
             create_is_probed=commits.create_is_probed,
             strong_listing=data.strong_listing and commits.strong_listing,
+            key_size_bytes_max=min(data.key_size_bytes_max, commits.key_size_bytes_max),
             durable=data.durable and commits.durable,
         )
 

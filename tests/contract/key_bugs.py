@@ -19,6 +19,27 @@ KEY_BUGS: Final[list[Bug]] = []
 bug = partial(breaks, room=KEY_BUGS)
 
 
+@bug("keys_may_be_long")
+class CutsWhatItDeclaresTooLong(MemoryStore):
+    """Declares that keys have at most 511 bytes, and cuts longer ones.
+
+    The width of a column, written down for a plan of what to store, and checked by nobody.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, key_size_bytes_max=511)
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key[:511], body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(key[:511], data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        return await super().get(key[:511], span)
+
+
 @bug("keys_are_refused_as_declared")
 class DropsDotsAtTheEnd(MemoryStore):
     """Drops dots at the end of a key, and takes one key for another.

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import Final
+from uuid import UUID
 
-from offload.errors import Misuse
+from offload_conformance.patience import PatientOffloader
+
+from offload.errors import Misuse, Throttled, TryAgain
+from offload.formats.manifest import Manifest
+from offload.manifest.changes import Change
+from offload.offloader import Attempt, Leftover, ReadHandle
 from offload.store.capabilities import Capabilities
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.wrap import StoreDecorator, UploadDecorator
+from offload.tier.object_store_offloader import ObjectStoreOffloader
 
 
 class Slow(StoreDecorator):
@@ -164,3 +172,194 @@ class WithoutCreate(MemoryStore):
 
     async def create(self, key: str, data: bytes) -> None:
         await self.put(key, Body.of(data))
+
+
+class Refusing(StoreDecorator):
+    """Refuses any call now and then before it acts, as a store that wants fewer requests."""
+
+    def __init__(self, inner: ObjectStore, *, seed: int, share: float = 0.1) -> None:
+        super().__init__(inner)
+        self.random, self.share = random.Random(seed), share
+
+    def admit(self) -> None:
+        """Let a request through, or refuse it."""
+        if self.random.random() < self.share:
+            raise self.random.choice(
+                [Throttled("slow down", 0.001), Throttled("slow down"), TryAgain("busy")]
+            )
+
+    async def put(self, key: str, body: Body) -> None:
+        check_key(key)
+        self.admit()
+        await super().put(key, body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        check_key(key)
+        self.admit()
+        await super().create(key, data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        self.admit()
+        return await super().get(key, span)
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        self.admit()
+        return await super().stored_crc32c(key)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        """Each page is a request: it may be refused when some rows have been given."""
+        self.admit()
+        async for row in super().list(prefix, after=after):
+            yield row
+            self.admit()
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        self.admit()
+        async for name in super().level(prefix):
+            yield name
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.admit()
+        await super().delete(keys)
+
+    async def start_upload(self, key: str) -> Upload:
+        self.admit()
+        return RefusingUpload(await super().start_upload(key), self)
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        self.admit()
+        return await super().unfinished_uploads(prefix)
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        self.admit()
+        await super().abort_upload(upload)
+
+
+class RefusingUpload(UploadDecorator):
+    """The same for the calls of an upload."""
+
+    def __init__(self, inner: Upload, store: Refusing) -> None:
+        super().__init__(inner)
+        self.store = store
+
+    async def put_part(self, number: int, data: bytes) -> None:
+        self.store.admit()
+        await super().put_part(number, data)
+
+    async def complete(self) -> None:
+        self.store.admit()
+        await super().complete()
+
+    async def abort(self) -> None:
+        self.store.admit()
+        await super().abort()
+
+
+class SendsLosersAway(MemoryStore):
+    """Answers `TryAgain` to a create while another of the same key is under way, as S3 does with a 409."""
+
+    under_way: Final[set[tuple[int, str]]] = set()
+
+    async def create(self, key: str, data: bytes) -> None:
+        turn = id(self.objects), check_key(key)
+        if turn in self.under_way:
+            raise TryAgain(f"{key!r} is being created")
+        self.under_way.add(turn)
+        try:
+            await super().create(key, data)
+        finally:
+            self.under_way.discard(turn)
+
+
+class ShortKeys(StoreDecorator):
+    """Takes keys of at most 511 bytes, none with a combining mark, and declares both: a database's column."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, key_size_bytes_max=511, keys_refused="[\u0300-\u036f]")
+
+    def checked(self, key: str) -> str:
+        """Return a key that this store takes."""
+        if len(check_key(key).encode()) > 511:
+            raise Misuse(f"{key[:40]!r}… has more than 511 bytes")
+        if any("\u0300" <= letter <= "\u036f" for letter in key):
+            raise Misuse(f"{key!r} has a combining mark")
+        return key
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(self.checked(key), body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(self.checked(key), data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        return await super().get(self.checked(key), span)
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        return await super().stored_crc32c(self.checked(key))
+
+    async def retained(self, key: str) -> str | None:
+        return await super().retained(self.checked(key))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete([self.checked(key) for key in keys])
+
+    async def start_upload(self, key: str) -> Upload:
+        return await super().start_upload(self.checked(key))
+
+
+class RefusingOffloader(PatientOffloader):
+    """Refuses calls now and then before they act, as a database that aborts a transaction for another's.
+
+    The base is here only what passes calls on: the offloader behind refuses nothing.
+    """
+
+    def __init__(self, store: ObjectStore, *, seed: int) -> None:
+        super().__init__(ObjectStoreOffloader(store), count=lambda: None)
+        self.random = random.Random(seed)
+
+    def admit(self) -> None:
+        """Let a call through, or refuse it."""
+        if self.random.random() < 0.1:
+            raise TryAgain("another transaction was first")
+
+    async def open(self, *, create: bool = False) -> None:
+        self.admit()
+        await super().open(create=create)
+
+    async def streams(self) -> list[str]:
+        self.admit()
+        return await super().streams()
+
+    async def load_manifest(self, stream: str) -> Manifest:
+        self.admit()
+        return await super().load_manifest(stream)
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        self.admit()
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        self.admit()
+        return await super().read_offloaded(attempt, manifest=manifest, only=only)
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        self.admit()
+        return await super().leftovers(manifest)
+
+
+ODD_STORES: Final[dict[str, Callable[[dict[str, bytes], int], ObjectStore]]] = {
+    "slow": lambda objects, number: Slow(MemoryStore(objects=objects), seed=number),
+    "throttles": lambda objects, number: Refusing(MemoryStore(objects=objects), seed=number),
+    "sends-losers-away": lambda objects, _: SendsLosersAway(objects=objects),
+    "short-keys": lambda objects, _: ShortKeys(MemoryStore(objects=objects)),
+    "tiny-pages": lambda objects, _: TinyPages(objects=objects),
+    "pages-of-two": lambda objects, _: PagesOfTwo(objects=objects),
+    "austere": lambda objects, _: Austere(objects=objects),
+    "large-parts": lambda objects, _: LargeParts(objects=objects),
+}
+"""Correct stores that hold tiers, by a name: each client is made of the objects and a number of its own."""

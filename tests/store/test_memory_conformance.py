@@ -84,8 +84,6 @@ class TestFaultyStoreWithoutFaults(TestMemoryStore):
 
 
 class TestPrefixStore(TestMemoryStore):
-    key_size_bytes_max = 1024 - len("a/tier/")
-
     @pytest.fixture(autouse=True)
     def neighbours(self, place: None) -> None:
         """Objects beside the prefix, which must stay unseen."""
@@ -102,8 +100,6 @@ class TestPrefixStore(TestMemoryStore):
 
 class TestHashedStore(TestMemoryStore):
     """Lone keys are listed too, wherever they begin: at the price of a look at everything."""
-
-    key_size_bytes_max = 1024 - len("0/")
 
     def open_store(self) -> ObjectStore:
         return HashedStore(super().open_store(), lone="")

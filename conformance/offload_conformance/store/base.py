@@ -15,8 +15,8 @@ from typing import ClassVar, Final
 import pytest
 
 from offload.errors import Denied
-from offload.store.capabilities import Capabilities
-from offload.store.port import KEY_SIZE_BYTES_MAX, Body, Listed, ObjectStore
+from offload.store.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
+from offload.store.port import Body, Listed, ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload_conformance.asynchronous import Asynchronous, Run
 from offload_conformance.contender import Job, job_of
@@ -38,7 +38,7 @@ class StoreClauses(Asynchronous, ABC):
     """What is meant of the store, where that is stated apart from its own word."""
 
     key_size_bytes_max = KEY_SIZE_BYTES_MAX
-    """Less only for a store that sets something before each key."""
+    """Of the keys that the tests use, if that is less than the store declares."""
 
     newest_kept: ClassVar[int] = 16
     """How many of a folder's greatest keys exist at any moment while listings run: as many as a sweep keeps.

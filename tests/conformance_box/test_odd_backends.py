@@ -1,0 +1,65 @@
+"""Correct backends that are not what one expects pass `offload conformance` with default options."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+from conformance_box.installed import Site, box
+from contract.unusual_stores import ODD_STORES
+from servers.selection import CAMPAIGN
+
+STORES = """
+    import itertools
+    from contract.unusual_stores import ODD_STORES
+
+    OBJECTS, CLIENTS = {}, itertools.count()
+
+    def open_url(url):
+        return ODD_STORES[url.partition("://")[2]](OBJECTS, next(CLIENTS))
+"""
+
+OFFLOADERS = """
+    import itertools
+    from contract.unusual_stores import RefusingOffloader
+    from offload.store.memory import MemoryStore
+    from offload.store.prefix import PrefixStore
+
+    OBJECTS, CLIENTS = {}, itertools.count()
+    DECLARES = {"kind": "offloader"}
+
+    def open_url(url):
+        store = PrefixStore(MemoryStore(objects=OBJECTS), url.partition("://")[2])
+        return RefusingOffloader(store, seed=next(CLIENTS))
+"""
+
+ASKED: Final = {
+    "throttles": "store/create*",
+    "sends-losers-away": "store/create*",
+    "short-keys": "store/keys*",
+}
+"""What `make test` asks of some stores. The campaign asks each everything: some 5 seconds of CPU each."""
+
+REFUSING: Final = ("throttles", "sends-losers-away")
+
+
+@pytest.mark.parametrize("name", ODD_STORES if CAMPAIGN else ASKED)
+def test_an_odd_store_fails_no_clause(name: str, site: Site) -> None:
+    site.install("odd", STORES)
+
+    ran = box(f"odd://{name}", "--json", *([] if CAMPAIGN else ["--select", ASKED[name]]))
+
+    clauses = ran.document["clauses"]
+    assert [each for each in clauses if each["outcome"] == "failed"] == []
+    assert ran.code == 0
+    assert bool(sum(each["retries"] for each in clauses)) == (name in REFUSING)
+    assert site.objects("odd") == {}
+
+
+def test_an_offloader_that_refuses_for_now_fails_no_clause(site: Site) -> None:
+    site.install("odd", OFFLOADERS)
+
+    ran = box("odd://tier", *([] if CAMPAIGN else ["--select", "contract/claims*"]))
+
+    assert ran.code == 0, ran.stdout
+    assert any(line.startswith("contract") and not line.endswith("\t0") for line in ran.lines)
