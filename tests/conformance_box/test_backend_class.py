@@ -17,6 +17,7 @@ from offload_conformance.clauses import Clause, clause_of, clauses_of, since
 from offload_conformance.report import verdict
 
 from offload import Capabilities, ObjectStoreOffloader
+from offload.offloader import LedgerOffloader
 from offload.store.memory import MemoryStore
 
 MINE = """
@@ -104,7 +105,7 @@ def test_an_offloader_has_no_layer_of_a_store() -> None:
     assert not hasattr(Whole, "TestStore")
     asked = [clause.id for clause in clauses_of(Whole.TestProtocol)]  # type: ignore[attr-defined]
     assert asked == ["protocol/walks_go_as_the_model_says"]
-    assert isinstance(Whole.TestOffloader().open_offloader(), ObjectStoreOffloader)  # type: ignore[attr-defined]
+    assert isinstance(Whole.TestOffloader().open_offloader(), LedgerOffloader)  # type: ignore[attr-defined]
 
 
 # Clauses are read off the tests
