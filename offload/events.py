@@ -7,9 +7,12 @@ fit for a line of a log: whatever is long is in its attributes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from offload.errors import Corrupt, OffloadError
-from offload.formats.manifest import Entry, Manifest
+
+if TYPE_CHECKING:  # plugins import events, and finding plugins must not import NumPy
+    from offload.formats.manifest import Entry, Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from offload.cli.ending import Usage
 from offload.cli.output import one_line, print_json, print_note, print_table
 from offload.cli.quantities import parse_size
-from offload.cli.state import State, Usage
+from offload.cli.state import State
 from offload.errors import Misuse
 from offload.extras import install_command
 from offload.plugins import Backend

@@ -18,7 +18,7 @@ from typing import Annotated, Final
 
 import typer
 
-from offload.cli.state import Usage
+from offload.cli.ending import Usage
 from offload.errors import Misuse
 from offload.plugins import Plugins
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from offload.cli.output import live_line, print_note
-from offload.cli.state import Usage
+from offload.cli.ending import Usage
+from offload.cli.output import print_note
+from offload.cli.terminal import live_line
 from offload.errors import Misuse, OffloadError
 from offload.plugins import CONTRACT, Backend, Plugin
 from offload_conformance import performance

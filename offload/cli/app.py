@@ -5,30 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import takewhile
 from typing import Annotated, Any, Final
 
 import typer
 
-from offload.cli import (
-    abandon,
-    check,
-    delete,
-    demo,
-    inspect,
-    ls,
-    plugins,
-    read,
-    rebuild,
-    sweep,
-    sync,
-    trim,
-    verify,
-)
+from offload.cli.commands import BUILT_IN
+from offload.cli.ending import ClosedPipe, Interrupted, Usage, guarded
 from offload.cli.output import escape_what_cannot_be_printed, one_line, print_error, print_note
-from offload.cli.state import ClosedPipe, Interrupted, State, Usage, guarded
+from offload.cli.values import take_values_as_they_are
 from offload.errors import OffloadError
 from offload.plugins import Command, Plugins, conflict_text
 
@@ -38,28 +26,14 @@ _ArgumentError: Any = typer.BadParameter.__mro__[2]
 # What the library returns after Ctrl-C outside of any command; no command of ours returns it.
 _CTRL_C: Final = 130
 
-
-BUILT_IN: Final[dict[str, Callable[..., int | None]]] = {
-    "demo": demo.demo,
-    "sync": sync.sync,
-    "ls": ls.ls,
-    "inspect": inspect.inspect,
-    "read": read.read,
-    "verify": verify.verify,
-    "trim": trim.trim,
-    "delete": delete.delete,
-    "abandon": abandon.abandon,
-    "sweep": sweep.sweep,
-    "check": check.check,
-    "rebuild": rebuild.rebuild,
-    "plugins": plugins.plugins,
-}
+BLAS_THREADS: Final = "OPENBLAS_NUM_THREADS"
+"""The variable that the library in NumPy's wheels reads when it is loaded."""
 
 
-def build(state: State, named: str | None) -> typer.Typer:
-    """The application, with every command that a plugin adds.
+def build(found: Plugins, named: str | None) -> typer.Typer:
+    """Return the application: the commands of its own, and every command that a plugin adds.
 
-    Of those only the one that is `named` is imported, and may fail; the others are there to be listed.
+    Only the one that is `named` is imported, and may fail; the others are there to be listed.
     """
     app = typer.Typer(
         name="offload",
@@ -79,13 +53,13 @@ def build(state: State, named: str | None) -> typer.Typer:
         ] = False,
     ) -> None:
         """Move a broker's sealed log data to any object store, and read it back."""
-        context.obj = state
-        state.debug = debug
-        _log(state.plugins, debug=debug)
+        from offload.cli.state import State  # here, because help and completion need no tier
 
-    for name, command in BUILT_IN.items():
-        app.command(name)(guarded(command))
-    _add_plugin_commands(app, state.plugins, named)
+        context.obj = State(plugins=found, debug=debug)
+        _log(found, debug=debug)
+
+    for declaration in (*BUILT_IN.values(), *_plugin_commands(found)):
+        _add(app, declaration, named)
     return app
 
 
@@ -123,13 +97,12 @@ def _words_to_complete() -> list[str]:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     escape_what_cannot_be_printed()
-    state = State(plugins=Plugins.find())
+    words = arguments or _words_to_complete()
+    options = [*takewhile(lambda word: word.startswith("-"), words)]  # none of them takes a value
+    named = next(iter(words[len(options) :]), None)
     try:
-        words = arguments or _words_to_complete()
-        options = [*takewhile(lambda word: word.startswith("-"), words)]  # none of them takes a value
-        state.debug = "--debug" in options  # known before the application is, should a plugin's code fail
-        named = next(iter(words[len(options) :]), None)
-        command = typer.main.get_command(build(state, named))
+        command = typer.main.get_command(build(Plugins.find(), named))
+        take_values_as_they_are(command)
         code: int | None = command.main(args=arguments, prog_name="offload", standalone_mode=False)
         if code == _CTRL_C:
             raise Interrupted
@@ -144,13 +117,14 @@ def run(arguments: list[str]) -> int:
         error.show()
         return int(error.exit_code)
     except OffloadError as error:
-        if state.debug:
+        if "--debug" in options:  # known before the application is, should a command's code fail
             raise
         print_error(error)
         return 2 if isinstance(error, Usage) else 1
 
 
-def _add_plugin_commands(app: typer.Typer, found: Plugins, named: str | None) -> None:
+def _plugin_commands(found: Plugins) -> Iterator[Command]:
+    """The commands of plugins, without those that would take another's name."""
     for declared in found.of_kind("command"):
         rivals = [found.conflicts[claim] for claim in declared.claims() if claim in found.conflicts]
         name = declared.declaration.name
@@ -160,15 +134,37 @@ def _add_plugin_commands(app: typer.Typer, found: Plugins, named: str | None) ->
             print_note(conflict_text(f"command {name!r}", rivals[0]))
         else:
             assert isinstance(declared.declaration, Command)
-            _add(app, declared.declaration, named)
+            yield declared.declaration
 
 
 def _add(app: typer.Typer, declaration: Command, named: str | None) -> None:
-    target = declaration.load() if declaration.name == named else _only_listed
+    target: Callable[..., Any] | typer.Typer = _only_listed
+    text: str | None = declaration.help
+    if declaration.name == named and declaration.name in BUILT_IN:
+        with _one_blas_thread():
+            target, text = declaration.load(), None  # its own page shows the whole docstring
+    elif declaration.name == named:
+        target = declaration.load()
     if isinstance(target, typer.Typer):
-        app.add_typer(target, name=declaration.name, help=declaration.help)
+        app.add_typer(target, name=declaration.name, help=text)
     else:
-        app.command(declaration.name, help=declaration.help)(guarded(target))
+        app.command(declaration.name, help=text)(guarded(target))
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """While it is imported, NumPy starts no threads for linear algebra, which no command of ours needs.
+
+    They cost more processor time than the rest of the import. A value that the user has set is kept.
+    """
+    is_ours = BLAS_THREADS not in os.environ
+    if is_ours:
+        os.environ[BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if is_ours:  # programs that a command starts are no concern of ours
+            del os.environ[BLAS_THREADS]
 
 
 def _only_listed() -> None:

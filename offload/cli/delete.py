@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import Options, Stream, Tier
+from offload.cli.ending import Usage
 from offload.cli.output import counted, one_line, print_json, size_text
-from offload.cli.state import State, Usage, run_async
+from offload.cli.state import State, run_async
 from offload.errors import OffloadError
 from offload.formats.manifest import Manifest
 from offload.tier.retention import delete_stream, load_unless_deleted
-from offload.tier.sync import totals
+from offload.tier.totals import totals
 
 
 def delete(

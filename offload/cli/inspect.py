@@ -18,7 +18,7 @@ from offload.formats.keys import StreamKeys
 from offload.formats.manifest import AttemptKind, Entries, Entry, Kind, Manifest, Running, decode_entries
 from offload.manifest.groups import key_of
 from offload.position import iso_of
-from offload.tier.sync import totals
+from offload.tier.totals import totals
 
 WIDTH: Final = 100_000
 """Wider than any line: a terminal wraps what it must, and nothing is cut."""

@@ -13,7 +13,7 @@ from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, Unsuppor
 from offload.formats.manifest import Manifest
 from offload.offloader import LedgerOffloader
 from offload.position import iso_of
-from offload.tier.sync import totals
+from offload.tier.totals import totals
 
 HEADS: Final = ("stream", "messages", "first offset", "next offset", "size", "fragments", "version", "newest")
 

@@ -1,4 +1,4 @@
-"""What the commands share: consoles, lines, tables, and errors as one line each.
+"""What the commands share: lines, tables, and errors as one line each. Imports no rich (`terminal` does).
 
 Invariants: with `--json`, stdout carries JSON in UTF-8 and nothing else; notes, progress and errors go to
 stderr. No text fails to be printed: what an encoding lacks is escaped, and so are names that are no text.
@@ -9,42 +9,9 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-
-from rich.console import Console
-from rich.status import Status
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterable, Sequence
 
 from offload.errors import Corrupt, OffloadError
-
-
-def stderr() -> Console:
-    """A console on stderr, for notes and progress."""
-    return Console(stderr=True, soft_wrap=True, highlight=False)
-
-
-@contextmanager
-def live_line(first: str) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that changes, where that is a terminal; silence elsewhere."""
-    console = stderr()
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with Status(first, console=console) as live:
-        yield live.update
-
-
-def stdout() -> Console:
-    """A console on stdout, for people. Where no terminal is, lines are not cut or wrapped."""
-    return _Stdout(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 400)
-
-
-class _Stdout(Console):
-    def on_broken_pipe(self) -> None:
-        """Raise the error on, where the library would end the process with an exit code of its own."""
-        raise
 
 
 def escape_what_cannot_be_printed() -> None:
@@ -117,9 +84,6 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         for row in (heads, *rows):
             sys.stdout.write("\t".join(one_line(str(cell)) for cell in row) + "\n")
         return
-    table = Table(box=None, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="left" if head == heads[0] else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(one_line(str(cell))) for cell in row))
-    stdout().print(table)
+    from offload.cli.terminal import show_table  # here, because most tables are read by programs
+
+    show_table(heads, [[one_line(str(cell)) for cell in row] for row in rows])

@@ -13,20 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
-
-from offload.cli.output import one_line, size_text, stderr
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
@@ -55,53 +41,16 @@ def progress(*, json: bool = False) -> Iterator[Show]:
     if json or not on_terminal():
         yield lambda seen: None
         return
-    # The description holds a stream's name, in which brackets are no markup.
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        _Moved(),
-        TimeRemainingColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=stderr(), transient=True) as bars:
-        yield _Bar(bars).show
+    from offload.cli.bar import bar  # here, because a scheduler's sync needs no rich
+
+    with bar() as show:
+        yield show
 
 
 def on_terminal() -> bool:
     """Whether a person watches, and no log is shown instead."""
-    return (
-        stderr().is_terminal
-        and sys.stdout.isatty()
-        and not logging.getLogger("offload").isEnabledFor(logging.DEBUG)
-    )
+    if not sys.stdout.isatty() or logging.getLogger("offload").isEnabledFor(logging.DEBUG):
+        return False
+    from offload.cli.terminal import stderr  # as above
 
-
-class _Bar:
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        bars.add_task("", total=None, visible=False)  # never shown: it measures the rate in bytes
-        bars.add_task("", total=None, visible=False)
-        self._what = ""
-
-    def show(self, seen: Seen) -> None:
-        moved, task = self._bars.tasks
-        if seen.what != self._what:
-            self._what = seen.what
-            self._bars.reset(task.id, visible=True)
-        task.total = seen.total  # `update` takes None for no change
-        self._bars.update(moved.id, completed=seen.size_bytes)
-        self._bars.update(
-            task.id,
-            description=one_line(seen.what + seen.note),
-            completed=seen.done if seen.total is None else min(seen.done, seen.total),
-            size_bytes=seen.size_bytes,
-            rate=moved.speed,
-        )
-
-
-class _Moved(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        """The bytes moved, and the rate once it is known."""
-        size_bytes, rate = task.fields.get("size_bytes", 0), task.fields.get("rate")
-        return Text(size_text(size_bytes) + ("" if rate is None else f", {size_text(int(rate))}/s"))
+    return stderr().is_terminal

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from typing import Final
 
-from offload.cli.state import Usage
+from offload.cli.ending import Usage
 
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 """The units of a duration."""

@@ -11,8 +11,10 @@ from uuid import UUID
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import counted, error_line, live_line, one_line, print_json, size_text
-from offload.cli.state import State, Usage, run_async
+from offload.cli.ending import Usage
+from offload.cli.output import counted, error_line, one_line, print_json, size_text
+from offload.cli.state import State, run_async
+from offload.cli.terminal import live_line
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Manifest

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, TypeVar
 
+from offload.cli.ending import Usage
 from offload.cli.output import print_note
 from offload.decoder import Decoder
 from offload.env import Env
-from offload.errors import Misuse, OffloadError
+from offload.errors import Misuse
 from offload.events import Event, Waiting
 from offload.offloader import LedgerOffloader
 from offload.plugins import Plugins
@@ -33,10 +32,6 @@ from offload.tier.opening import guarded as guarded_store
 from offload.tier.place import TierPlan
 
 T = TypeVar("T")
-
-
-class Usage(Misuse):
-    """An argument is wrong, whatever the state of the world."""
 
 
 @dataclass(slots=True)
@@ -125,42 +120,6 @@ def position_of(text: str) -> Position:
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a command's asynchronous part; Ctrl-C cancels it cleanly and is raised again."""
     return asyncio.run(main())
-
-
-class Interrupted(BaseException):
-    """Ctrl-C, carried past the command-line library, which would make an exit code of its own of it.
-
-    Its argument, if it has one, says what was done so far, and how to go on.
-    """
-
-
-class ClosedPipe(BaseException):
-    """Whoever read stdout has gone, carried past the command-line library as well."""
-
-
-def guarded(command: Callable[..., T]) -> Callable[..., T]:
-    """A command whose end by Ctrl-C or a closed pipe is decided by `main` alone.
-
-    With `--json`, which every command with JSON output names `json`, it is quiet.
-    """
-
-    @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> T:
-        if "context" in kwargs:
-            kwargs["context"].obj.is_quiet = bool(kwargs.get("json"))
-        try:
-            result = command(*args, **kwargs)
-            sys.stdout.flush()
-        except KeyboardInterrupt as exc:
-            raise Interrupted(*exc.args) from exc
-        except BrokenPipeError as exc:
-            raise ClosedPipe from exc
-        except OSError as exc:  # stores and sources raise errors of ours: this is the output's, or the demo's
-            place = "" if exc.filename is None else f" {exc.filename}"
-            raise OffloadError(f"the operating system refuses{place}: {exc.strerror or exc}") from exc
-        return result
-
-    return run
 
 
 @contextmanager

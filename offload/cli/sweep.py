@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import OnlyStream, Options, Tier
-from offload.cli.output import counted, live_line, one_line, print_error, print_json, print_note, size_text
+from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text
 from offload.cli.quantities import parse_duration
 from offload.cli.state import State, run_async
+from offload.cli.terminal import live_line
 from offload.tier.sweep import sweep as sweep_tier
 from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport, Tally
 

@@ -10,9 +10,10 @@ from typing import Annotated, Final
 import typer
 
 from offload.cli.arguments import Options, Tier
+from offload.cli.ending import Usage
 from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text
 from offload.cli.progress import Seen, Show, progress
-from offload.cli.state import State, Usage, run_async
+from offload.cli.state import State, run_async
 from offload.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.place import TierPlan

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import Options, Stream, Tier
+from offload.cli.ending import Usage
 from offload.cli.output import counted, one_line, print_json, size_text
 from offload.cli.quantities import parse_duration, parse_size
-from offload.cli.state import State, Usage, run_async
+from offload.cli.state import State, run_async
 from offload.tier.retention import Retention, TrimReport
 from offload.tier.retention import trim as trim_stream
-from offload.tier.sync import totals
+from offload.tier.totals import totals
 
 
 def trim(

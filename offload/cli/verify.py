@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import OnlyStream, Options, Tier
+from offload.cli.ending import Usage
 from offload.cli.output import counted, error_line, one_line, print_json, print_note, size_text
 from offload.cli.progress import Seen, progress
 from offload.cli.quantities import parse_size
-from offload.cli.state import State, Usage, run_async
+from offload.cli.state import State, run_async
 from offload.errors import OffloadError
 from offload.events import DamageFound
 from offload.tier.verify import verify as verify_tier

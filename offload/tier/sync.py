@@ -29,6 +29,7 @@ from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, Rea
 from offload.source import Snapshot, Source, SourceStream
 from offload.tier.fragment_writer import check_source, first_damage
 from offload.tier.stream_writer import Agree, StreamWriter
+from offload.tier.totals import totals
 
 LEDGERS_AT_ONCE: Final = 16
 CHUNKS_AT_ONCE: Final = 500_000
@@ -64,13 +65,6 @@ class StreamReport:
         failed = {} if self.error is None else {"error": str(self.error)}
         part = {} if self.continue_as is None else {"continue_as": self.continue_as}
         return {**committed, "uploaded_bytes": self.uploaded_bytes, **failed, **part}
-
-
-def totals(stream: str, manifest: Manifest | None) -> dict[str, object]:
-    """What is committed of a stream, as `sync` and `ls` print it."""
-    names = ("ledgers", "fragments", "records", "messages", "first_offset", "next_offset", "version")
-    numbers = {name: getattr(manifest, name) if manifest else 0 for name in names}
-    return {"stream": stream, **numbers, "bytes": manifest.data_size_bytes if manifest else 0}
 
 
 async def sync(

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from offload.cli.arguments import OnlyStream, Options, Tier
-from offload.cli.output import counted, error_line, live_line, print_json, print_note, size_text
-from offload.cli.state import State, Usage
+from offload.cli.ending import Usage
+from offload.cli.output import counted, error_line, print_json, print_note, size_text
+from offload.cli.state import State
+from offload.cli.terminal import live_line
 from offload.errors import OffloadError
 from offload.events import DamageFound
 from offload.tier.verify_report import VerifyReport

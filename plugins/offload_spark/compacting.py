@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import counted, live_line, one_line, print_json, print_note, size_text
+from offload.cli.ending import Usage
+from offload.cli.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.quantities import parse_size
-from offload.cli.state import Usage
+from offload.cli.terminal import live_line
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at

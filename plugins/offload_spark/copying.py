@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from offload.cli.ending import Usage
 from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text
 from offload.cli.progress import Seen, Show, progress
-from offload.cli.state import Usage
 from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at
 

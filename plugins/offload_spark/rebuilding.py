@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from offload.cli.arguments import Options, Tier
-from offload.cli.output import counted, live_line
+from offload.cli.output import counted
 from offload.cli.rebuild import Begin, DryRun, End, Incarnation, Yes, make_sure, tell
+from offload.cli.terminal import live_line
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import offload
 
-from offload.cli.app import BUILT_IN
+from offload.cli.commands import BUILT_IN
 
 SPARK = [("spark", job) for job in ("backfill", "copy", "verify", "compact", "rebuild", "export")]
 COMMANDS = [(), ("spark",), *((name,) for name in (*BUILT_IN, "conformance", "new-backend")), *SPARK]

@@ -18,7 +18,8 @@ from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 from rich.console import Console
 
-from offload.cli import progress as bars
+from offload.cli import bar
+from offload.cli import progress as progress_module
 from offload.cli.output import counted, one_line, print_json
 from offload.cli.progress import Seen, progress
 from offload.position import Position
@@ -273,8 +274,8 @@ class TestOnATerminal:
     def test_progress_says_how_much_of_how_much_and_how_fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
         shown = StringIO()
         console = Console(file=shown, force_terminal=True, width=120)
-        monkeypatch.setattr(bars, "stderr", lambda: console)
-        monkeypatch.setattr(bars, "on_terminal", lambda: True)
+        monkeypatch.setattr(bar, "stderr", lambda: console)
+        monkeypatch.setattr(progress_module, "on_terminal", lambda: True)
 
         with progress() as show:
             for done in (25, 50):
@@ -324,8 +325,8 @@ class TestOnATerminal:
         """Other sources than folders may have streams of such names."""
         shown = StringIO()
         console = Console(file=shown, force_terminal=True, width=120)
-        monkeypatch.setattr(bars, "stderr", lambda: console)
-        monkeypatch.setattr(bars, "on_terminal", lambda: True)
+        monkeypatch.setattr(bar, "stderr", lambda: console)
+        monkeypatch.setattr(progress_module, "on_terminal", lambda: True)
 
         with progress() as show:
             show(Seen(what=f"uploading {name}", done=1, total=2, size_bytes=1000))

@@ -28,8 +28,8 @@ from command_line import (
 from osiris_writer import TIMESTAMP_MS, simple_chunks, write_stream
 
 from offload import StreamReader
+from offload.cli.ending import Usage
 from offload.cli.quantities import parse_duration, parse_size
-from offload.cli.state import Usage
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
 from offload.formats.manifest import Manifest

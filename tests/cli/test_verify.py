@@ -17,7 +17,7 @@ from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 
 from offload.cli.app import run
-from offload.cli.state import Interrupted
+from offload.cli.ending import Interrupted
 from offload.errors import TryAgain
 from offload.tier.verify import _StreamJudge
 

@@ -17,7 +17,7 @@ from offload_conformance.clauses import clauses_of
 from offload_conformance.recording import RecordingStore, RecordingUpload
 from offload_conformance.report import SCHEMA
 
-from offload.cli.state import Interrupted
+from offload.cli.ending import Interrupted
 from offload.extras import install_command
 from offload.store.port import ObjectStore, Upload
 

@@ -15,7 +15,7 @@ from offload_conformance.performance import MIB, Bounds, measure, spread
 from offload_conformance.report import SCHEMA
 from simulation.loop import DirectedLoop
 
-from offload.cli.state import Interrupted
+from offload.cli.ending import Interrupted
 from offload.errors import Denied
 from offload.store.capabilities import Capabilities
 from offload.store.memory import MemoryStore
