@@ -110,7 +110,8 @@ class ReadHandle(ABC):
 class LedgerOffloader(ABC):
     """Copies ledgers into a store and reads them back, and keeps each stream's manifest.
 
-    Every clause below has a test of the same name in `offload_conformance`.
+    Every clause below has a test of the same name in `offload_conformance`. docs/contract.md names the
+    clauses that ask for each sentence of this module.
 
     **Attempts are disjoint.** No two attempts share an object, so a crashed attempt is garbage,
     never a hazard.

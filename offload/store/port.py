@@ -113,6 +113,8 @@ class Upload(ABC):
 class ObjectStore(ABC):
     """What a backend must do. Every clause has a test of the same name in `offload_conformance`.
 
+    docs/contract.md names the clauses that ask for each sentence of this module.
+
     **Puts are whole.** A reader finds an object entire or not at all, also while it is replaced.
     **Puts are durable.** When `put`, `create` or `complete` returns, a power cut does not undo it.
     **Create is atomic.** Of any number of creates of one absent key, exactly one succeeds.
