@@ -1,8 +1,13 @@
 """The contract between the framework and a backend, and the few types that cross it.
 
-A backend is written in one of two ways. The easy one: implement the `ObjectStore` port, and
-`ObjectStoreOffloader` makes an offloader of it. The full one: implement `LedgerOffloader` itself,
-for a database or an archive service.
+A backend is written in one of three ways. The easy one: implement the `ObjectStore` port, and
+`ObjectStoreOffloader` makes an offloader of it. The full one: implement `LedgerOffloader` itself, for a
+database or an archive service. The one for what others wrote: implement a `Catalogue`, which is only read.
+
+`LedgerOffloader` is the sum of smaller contracts, and whoever calls it asks for no more than it needs:
+
+    Catalogue    streams, views, handles on fragments    readers, `ls`, `inspect`, `verify`, Spark
+    Committer    manifests, and changes of them          writers, jobs, retention
 """
 
 from __future__ import annotations
@@ -13,9 +18,10 @@ from dataclasses import dataclass
 from typing import Self
 from uuid import UUID
 
+from offload.catalogue import Catalogue, EntryView, StreamView
 from offload.errors import Misuse
 from offload.formats.chunk import ChunkTable, row_from
-from offload.formats.manifest import Entries, Entry, Manifest
+from offload.formats.manifest import CommittedStream, Entries, Entry, Manifest, decode_entries
 from offload.manifest.changes import Change
 from offload.manifest.tree import Tree
 
@@ -107,24 +113,9 @@ class ReadHandle(ABC):
         await self.aclose()
 
 
-class LedgerOffloader(ABC):
-    """Copies ledgers into a store and reads them back, and keeps each stream's manifest.
+class Committer(ABC):
+    """Keeps each stream's manifest, and moves it from one to the next.
 
-    Every clause below has a test of the same name in `offload_conformance`. docs/contract.md names the
-    clauses that ask for each sentence of this module.
-
-    **Attempts are disjoint.** No two attempts share an object, so a crashed attempt is garbage,
-    never a hazard.
-    **Prepared before uploaded.** `offload` refuses an attempt that its manifest does not run, with
-    `Conflict`, before the first byte is stored; and a handle of another ledger, with `Misuse`.
-    **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it,
-    and any one where there are several, for fragments may be on their way together.
-    **Fragments are whole.** A reader sees a fragment entire or not at all.
-    **Reads are verbatim.** What is read back is, chunk for chunk, the bytes that were offloaded.
-    **Absence is an error.** Reading what was never committed raises `NotOffloaded`, never `None`.
-    **Deletion is idempotent.** Deleting an absent attempt succeeds.
-    **Deletion spares the committed.** Deleting an attempt that the manifest names raises `Conflict`
-    and removes nothing.
     **Commits are atomic.** A change is in the manifest entire or not at all.
     **History is linear.** Of two commits on one parent exactly one succeeds; the other is applied
     to the newer manifest if it still fits, and raises `Conflict` otherwise. Fragments that begin beyond
@@ -132,41 +123,9 @@ class LedgerOffloader(ABC):
     **Claims fence.** After a claim is accepted, commits of every earlier writer raise `Fenced`.
     **Commits are idempotent.** Committing a change that is in already returns the newest manifest, or
     raises `OutcomeUnknown` if what it named was trimmed or compacted since.
-
-    Not promised: any order among fragments on their way to the store; that a failed `offload` left
-    nothing behind (call `delete_offloaded`, or leave it to the next writer). Every method may
-    raise `TryAgain`, `Denied` or `NoSpace`; what that leaves behind stands with the method.
-
-    An offloader belongs to one event loop; its methods may be called at the same time. `Blocking`
-    serves threads.
     """
 
     __slots__ = ()
-
-    @property
-    @abstractmethod
-    def url(self) -> str:
-        """Where the tier is, for messages. Carries no credentials."""
-
-    @property
-    @abstractmethod
-    def put_size_bytes(self) -> int:
-        """How many bytes this instance has stored so far, metadata and failed requests included."""
-
-    @abstractmethod
-    async def open(self, *, create: bool = False) -> None:
-        """Make sure that the place is a tier; with `create`, make it one where it is empty.
-
-        Raises `NotOffloaded` where it is none (and, with `create`, holds something else).
-        """
-
-    @abstractmethod
-    async def streams(self) -> list[str]:
-        """The streams that were ever begun here, in order of names.
-
-        Of one that was deleted `load_manifest` raises `StreamDeleted`; of one whose first commit never came,
-        `NotOffloaded`. So does this method where the place is no tier.
-        """
 
     @abstractmethod
     async def load_manifest(self, stream: str) -> Manifest:
@@ -176,12 +135,12 @@ class LedgerOffloader(ABC):
         Where it was deleted, that is a `StreamDeleted`.
         """
 
-    async def load_group(self, manifest: Manifest, entry: Entries) -> Entries:
-        """The entries of the group that `entry`, one row of `manifest`'s tree, names.
+    async def load_group(self, committed: CommittedStream, entry: Entries) -> Entries:
+        """The entries of the group that `entry`, one row of the stream's tree, names.
 
-        For offloaders whose manifests have groups. Raises `Corrupt` where it is gone or does not hold.
+        For those whose manifests have groups. Raises `Corrupt` where it is gone or does not hold.
         """
-        raise Misuse(f"the manifests of {self.url} have no groups")
+        raise Misuse(f"the manifest of stream {committed.stream!r} has no groups here")
 
     def tree(self, manifest: Manifest) -> Tree:
         """The fragments that `manifest` names, to be found by offset and time."""
@@ -202,6 +161,62 @@ class LedgerOffloader(ABC):
         - `OutcomeUnknown` if the store did not tell in time whether the change is in, or if the manifest no
           longer shows it since what it named was trimmed or compacted. Load the manifest, then decide.
         """
+
+
+class LedgerOffloader(Catalogue, Committer):
+    """Copies ledgers into a store and reads them back, and keeps each stream's manifest.
+
+    It has four verbs: `offload`, `read_offloaded`, `delete_offloaded`, and `commit_manifest` of `Committer`.
+    Every clause below, and those of `Committer`, has a test of the same name in `offload_conformance`.
+    docs/contract.md names the clauses that ask for each sentence of this module.
+
+    **Attempts are disjoint.** No two attempts share an object, so a crashed attempt is garbage,
+    never a hazard.
+    **Prepared before uploaded.** `offload` refuses an attempt that its manifest does not run, with
+    `Conflict`, before the first byte is stored; and a handle of another ledger, with `Misuse`.
+    **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it,
+    and any one where there are several, for fragments may be on their way together.
+    **Fragments are whole.** A reader sees a fragment entire or not at all.
+    **Reads are verbatim.** What is read back is, chunk for chunk, the bytes that were offloaded.
+    **Absence is an error.** Reading what was never committed raises `NotOffloaded`, never `None`.
+    **Deletion is idempotent.** Deleting an absent attempt succeeds.
+    **Deletion spares the committed.** Deleting an attempt that the manifest names raises `Conflict`
+    and removes nothing.
+
+    Not promised: any order among fragments on their way to the store; that a failed `offload` left
+    nothing behind (call `delete_offloaded`, or leave it to the next writer). Every method may
+    raise `TryAgain`, `Denied` or `NoSpace`; what that leaves behind stands with the method.
+
+    An offloader belongs to one event loop; its methods may be called at the same time. `Blocking`
+    serves threads.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def put_size_bytes(self) -> int:
+        """How many bytes this instance has stored so far, metadata and failed requests included."""
+
+    @abstractmethod
+    async def open(self, *, create: bool = False) -> None:
+        """Make sure that the place is a tier; with `create`, make it one where it is empty.
+
+        Raises `NotOffloaded` where it is none (and, with `create`, holds something else).
+        """
+
+    async def view(self, stream: str) -> StreamView:
+        """See `Catalogue.view`: a view of the newest manifest."""
+        return self.view_of(await self.load_manifest(stream))
+
+    def view_of(self, committed: CommittedStream) -> StreamView:
+        """See `Catalogue.view_of`; `committed` is a `Manifest`, as in every view of an offloader.
+
+        This one opens a fragment by `read_offloaded`, which has to look its entry up again. Override it if a
+        fragment can be opened by its entry alone.
+        """
+        assert isinstance(committed, Manifest), "the views of an offloader are of manifests"
+        return _ViewOfAttempts(self, committed)
 
     @abstractmethod
     async def offload(
@@ -241,15 +256,28 @@ class LedgerOffloader(ABC):
         what is removed. Raises `Conflict` where the manifest names the attempt.
         """
 
-    async def aclose(self) -> None:
-        """Release what the offloader holds. Idempotent."""
 
-    async def __aenter__(self) -> Self:
-        """Close on the way out."""
-        return self
+class _ViewOfAttempts(EntryView):
+    """A view that opens fragments by the four verbs alone."""
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
+    __slots__ = ("_manifest", "_offloader")
+
+    def __init__(self, offloader: LedgerOffloader, manifest: Manifest) -> None:
+        super().__init__(offloader.tree(manifest))
+        self._offloader, self._manifest = offloader, manifest
+
+    @property
+    def where(self) -> str:
+        return f"version {self._manifest.version} of stream {self._manifest.stream!r}"
+
+    def name_of(self, row: Entries) -> str:
+        entry = decode_entries(row)[0]
+        return f"attempt {entry.attempt} at offset {entry.first_offset} of stream {self._manifest.stream!r}"
+
+    async def open(self, entry: Entry) -> ReadHandle:
+        attempt = Attempt(stream=self._manifest.stream, ledger_id=entry.ledger_id, uid=entry.attempt)
+        only = range(entry.first_offset, entry.next_offset)
+        return await self._offloader.read_offloaded(attempt, manifest=self._manifest, only=only)
 
 
 def rows_from(table: ChunkTable, first_offset: int) -> ChunkTable:

@@ -376,12 +376,10 @@ def _own_of_any_kind(self: Any, manifest: Manifest, kind: AttemptKind = AttemptK
 
 
 async def _go_on_elsewhere(self: StreamWindows, *, behind: bool) -> None:
-    tree = self._tree_of(self._manifest)
-    entry = await tree.find(self._next_offset)
+    entry = await self._view.find(self._next_offset)
     if entry is not None and entry.copied and entry.first_offset < self._next_offset:
         self._next_offset = entry.next_offset if behind else entry.first_offset
-        open_entry = partial(self._reader.open_entry, manifest=self._manifest)
-        await self.begin_anew(tree, self._next_offset, open_entry=open_entry)
+        await self.begin_anew(self._view, self._next_offset)
 
 
 async def _copies_are_read_anew(self: StreamWindows, absent: Any) -> None:

@@ -165,22 +165,20 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Manifest:
-    """The committed state of one stream: one root, decoded. Immutable, `entries` included.
+class CommittedStream:
+    """What is committed of one stream at one moment: its totals and its entries. Immutable.
 
-    `entries` are the root's own, groups first; `manifest.tree` finds the fragments in them.
+    This is all that a reader needs. A tier of a foreign layout has no more than this; a tier that takes
+    commits says the rest in a `Manifest`.
     """
 
     stream: str
     version: int
+    """A higher one for each later state."""
+
     incarnation: UUID
-    writer: UUID
-    epoch: int
-    source_epoch: int
-    committer: UUID
-    commit_id: UUID
-    parent_commit_id: UUID = NOBODY
-    state: State = State.LIVE
+    """Another one if the stream was deleted and begun again: its offsets then mean other records."""
+
     first_offset: int
     next_offset: int
     messages: int = 0
@@ -188,14 +186,31 @@ class Manifest:
     stored_size_bytes: int = 0
     fragments: int = 0
     ledgers: int = 0
-    last_ledger_id: int = 0
-    running: tuple[Running, ...] = ()
     entries: Entries = field(default_factory=lambda: NO_ENTRIES)
+    """Those at hand, in the order of offsets: fragments, and before them groups of more."""
 
     @property
     def records(self) -> int:
         """How many offsets are committed, tracking records included."""
         return self.next_offset - self.first_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Manifest(CommittedStream):
+    """The committed state of one stream: one root, decoded. Immutable, `entries` included.
+
+    `entries` are the root's own, groups first; `manifest.tree` finds the fragments in them.
+    """
+
+    writer: UUID
+    epoch: int
+    source_epoch: int
+    committer: UUID
+    commit_id: UUID
+    parent_commit_id: UUID = NOBODY
+    state: State = State.LIVE
+    last_ledger_id: int = 0
+    running: tuple[Running, ...] = ()
 
     @property
     def has_groups(self) -> bool:

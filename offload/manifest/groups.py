@@ -19,7 +19,7 @@ from offload.errors import Absent, Corrupt, NotFound
 from offload.formats.checksums import crc32c
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entries, Manifest
+from offload.formats.manifest import CommittedStream, Entries
 from offload.store.checked import checked
 from offload.store.port import ObjectStore
 
@@ -39,17 +39,17 @@ class GroupCache:
     _size_bytes: int = 0
     _turns: WeakValueDictionary[_Name, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
-    async def load(self, store: ObjectStore, manifest: Manifest, entry: Entries) -> Entries:
+    async def load(self, store: ObjectStore, committed: CommittedStream, entry: Entries) -> Entries:
         """The entries of the group that `entry`, one row, names.
 
         Raises `Absent` where the object is gone, `Corrupt` where it is not what the entry says.
         """
-        name = manifest.stream, manifest.incarnation, entry.tobytes()
+        name = committed.stream, committed.incarnation, entry.tobytes()
         turn = self._turns.setdefault(name, asyncio.Lock())
         async with turn:
             kept = self._groups.get(name)
             if kept is None:
-                kept = (await fetch_group(store, manifest, entry)).entries
+                kept = (await fetch_group(store, committed, entry)).entries
                 self._keep(name, kept)
             else:
                 self._groups.move_to_end(name)
@@ -63,24 +63,24 @@ class GroupCache:
             self._size_bytes -= gone.nbytes
 
 
-async def fetch_group(store: ObjectStore, manifest: Manifest, entry: Entries) -> Group:
-    """The group that `entry`, one row of `manifest`'s tree, names. Raises as `GroupCache.load` does."""
-    key = key_of(manifest.stream, entry)
+async def fetch_group(store: ObjectStore, committed: CommittedStream, entry: Entries) -> Group:
+    """The group that `entry`, one row of the stream's tree, names. Raises as `GroupCache.load` does."""
+    key = key_of(committed.stream, entry)
     try:
-        return await checked(store, key, partial(_decoded, manifest=manifest, entry=entry, key=key))
+        return await checked(store, key, partial(_decoded, committed=committed, entry=entry, key=key))
     except NotFound as exc:
-        raise Absent(key, manifest.stream) from exc
+        raise Absent(key, committed.stream) from exc
     except Corrupt as exc:
-        raise exc.within(key, stream=manifest.stream) from exc
+        raise exc.within(key, stream=committed.stream) from exc
 
 
-def _decoded(raw: bytes, *, manifest: Manifest, entry: Entries, key: str) -> Group:
+def _decoded(raw: bytes, *, committed: CommittedStream, entry: Entries, key: str) -> Group:
     checksum = crc32c(raw)
     if checksum != int(entry["checksum"][0]):
         raise Corrupt("object checksum", key, expected=int(entry["checksum"][0]), found=checksum)
-    group = Group.decode(raw, stream=manifest.stream, where=key)
-    if group.incarnation != manifest.incarnation:
-        raise Corrupt("group incarnation", key, expected=manifest.incarnation, found=group.incarnation)
+    group = Group.decode(raw, stream=committed.stream, where=key)
+    if group.incarnation != committed.incarnation:
+        raise Corrupt("group incarnation", key, expected=committed.incarnation, found=group.incarnation)
     said = group.entry(raw)
     if said.tobytes() != entry.tobytes():
         wrong = next(name for name in entry.dtype.names or () if said[name][0] != entry[name][0])

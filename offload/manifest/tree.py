@@ -22,15 +22,24 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
+from offload.errors import Misuse
 from offload.formats.group import Group
-from offload.formats.manifest import Entries, Entry, Kind, Manifest, decode_entries, joined
+from offload.formats.manifest import (
+    CommittedStream,
+    Entries,
+    Entry,
+    Kind,
+    Manifest,
+    decode_entries,
+    joined,
+)
 
 FACTOR: Final = 1024
 OFFSET_MAX: Final = 2**64 - 1
 """No fragment reaches beyond: what is asked for from there on, or from any integer above, is nothing."""
 
-LoadGroup = Callable[[Manifest, Entries], Awaitable[Entries]]
-"""The entries of the group that this one entry of `manifest`'s tree names."""
+LoadGroup = Callable[[CommittedStream, Entries], Awaitable[Entries]]
+"""The entries of the group that this one entry of the stream's tree names."""
 
 
 def collapse(
@@ -101,34 +110,35 @@ async def edited(
     return await below(manifest.entries), groups
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """The fragments of one manifest."""
+class EntryTree:
+    """The fragments of one committed state of a stream, to be found by offset and time."""
 
-    manifest: Manifest
-    load: LoadGroup
+    __slots__ = ("committed", "load")
+
+    def __init__(self, committed: CommittedStream, load: LoadGroup) -> None:
+        self.committed, self.load = committed, load
 
     async def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
         """The entries of the live fragments from the one that holds `offset` on, in runs. Close it."""
-        start = max(offset, self.manifest.first_offset)
-        async with aclosing(self._walk(self.manifest.entries, start)) as runs:
+        start = max(offset, self.committed.first_offset)
+        async with aclosing(self._walk(self.committed.entries, start)) as runs:
             async for run in runs:
                 yield run
 
     async def find(self, offset: int) -> Entry | None:
         """The fragment that holds `offset`, or None where no live one does. One request per level at most."""
-        if not self.manifest.first_offset <= offset < self.manifest.next_offset:
+        if not self.committed.first_offset <= offset < self.committed.next_offset:
             return None
-        entries = self.manifest.entries
+        entries = self.committed.entries
         while True:
             row = _row_of(entries, offset)
             if not entries["kind"][row]:
                 return decode_entries(entries[row : row + 1])[0]
-            entries = await self.load(self.manifest, entries[row : row + 1])
+            entries = await self.load(self.committed, entries[row : row + 1])
 
     async def last(self) -> Entry | None:
         """The newest fragment."""
-        return await self.find(self.manifest.next_offset - 1) if self.manifest.fragments else None
+        return await self.find(self.committed.next_offset - 1) if self.committed.fragments else None
 
     async def first_since(self, timestamp_ms: int) -> Entry | None:
         """The first live fragment, in order of offsets, with a chunk of that time or later.
@@ -144,10 +154,10 @@ class Tree:
 
         No request, unless only a group that was trimmed in part says that it reaches so far.
         """
-        entries, greatest_ms = self.manifest.entries, None
+        entries, greatest_ms = self.committed.entries, None
         while True:
-            entries = entries[_row_of(entries, self.manifest.first_offset) :]
-            whole = entries[entries["first_offset"] >= np.uint64(self.manifest.first_offset)]
+            entries = entries[_row_of(entries, self.committed.first_offset) :]
+            whole = entries[entries["first_offset"] >= np.uint64(self.committed.first_offset)]
             if len(whole):
                 last_ms = int(whole["last_timestamp_ms"].max())
                 greatest_ms = last_ms if greatest_ms is None else max(greatest_ms, last_ms)
@@ -156,14 +166,14 @@ class Tree:
                 greatest_ms is not None and trimmed["last_timestamp_ms"][0] <= greatest_ms
             ):
                 return greatest_ms
-            entries = await self.load(self.manifest, trimmed)
+            entries = await self.load(self.committed, trimmed)
 
     async def last_with_messages(self) -> Entry | None:
         """The newest live fragment with a record that is a message."""
-        return await self._last(self.manifest.entries)
+        return await self._last(self.committed.entries)
 
     async def names(self, first_offset: int, attempt: UUID) -> bool:
-        """Whether the manifest names the fragment of this attempt that begins at this offset."""
+        """Whether it names the fragment of this attempt that begins at this offset."""
         entry = await self.find(first_offset)
         return entry is not None and (entry.first_offset, entry.attempt) == (first_offset, attempt)
 
@@ -171,7 +181,7 @@ class Tree:
         entries = entries[_row_of(entries, start) :]
         leaves = _leaves_of(entries)
         for row in range(leaves):
-            below = await self.load(self.manifest, entries[row : row + 1])
+            below = await self.load(self.committed, entries[row : row + 1])
             async with aclosing(self._walk(below, start)) as runs:
                 async for run in runs:
                     yield run
@@ -179,31 +189,46 @@ class Tree:
             yield entries[leaves:]
 
     async def _first(self, fits: Callable[[Entries], npt.NDArray[np.bool_]]) -> Entry | None:
-        return await self._first_in(self.manifest.entries, fits)
+        return await self._first_in(self.committed.entries, fits)
 
     async def _first_in(
         self, entries: Entries, fits: Callable[[Entries], npt.NDArray[np.bool_]]
     ) -> Entry | None:
-        entries = entries[_row_of(entries, self.manifest.first_offset) :]
+        entries = entries[_row_of(entries, self.committed.first_offset) :]
         for row in np.flatnonzero(fits(entries)):
             one = entries[row : row + 1]
             if not one["kind"][0]:
                 return decode_entries(one)[0]
-            found = await self._first_in(await self.load(self.manifest, one), fits)
+            found = await self._first_in(await self.load(self.committed, one), fits)
             if found is not None:  # else what fits in this group is trimmed
                 return found
         return None
 
     async def _last(self, entries: Entries) -> Entry | None:
-        entries = entries[_row_of(entries, self.manifest.first_offset) :]
+        entries = entries[_row_of(entries, self.committed.first_offset) :]
         for row in np.flatnonzero(entries["messages"])[::-1]:
             one = entries[row : row + 1]
             if not one["kind"][0]:
                 return decode_entries(one)[0]
-            found = await self._last(await self.load(self.manifest, one))
+            found = await self._last(await self.load(self.committed, one))
             if found is not None:
                 return found
         return None
+
+
+class Tree(EntryTree):
+    """The fragments of one manifest: what a commit looks at as well."""
+
+    __slots__ = ("manifest",)
+
+    def __init__(self, manifest: Manifest, load: LoadGroup) -> None:
+        super().__init__(manifest, load)
+        self.manifest = manifest
+
+
+async def no_groups(committed: CommittedStream, entry: Entries) -> Entries:
+    """The `LoadGroup` of a tier whose streams have no groups."""
+    raise Misuse(f"stream {committed.stream!r} has no groups here")
 
 
 def _leaves_of(entries: Entries) -> int:

@@ -20,9 +20,9 @@ from offload.formats.manifest import Entry, Manifest, decode_entries
 from offload.manifest.tokens import token_of
 from offload.manifest.tree import Tree
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
-from offload.tier.fragments import LedgerHandle
+from offload.tier.fragments import open_entries
 from offload.tier.guest import Job
-from offload.tier.reader import StreamReader
+from offload.tier.reader import newer_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +108,15 @@ async def copy_run(
                 handle, attempt, manifest=manifest, extra_metadata=extra_metadata or {}
             )
     except Absent as absent:
-        await StreamReader(offloader, manifest).newer_than(manifest, absent)  # raises where it is damage
+        await newer_manifest(offloader, manifest, absent)  # raises where it is damage
         raise Conflict(f"{absent.where} was trimmed or replaced, and swept, before it was copied") from absent
 
 
 async def open_run(offloader: LedgerOffloader, run: FragmentRun, *, manifest: Manifest) -> ReadHandle:
     """All that the run holds, as one handle. Raises `Conflict` where `manifest` names some of it no more."""
-    parts = []
+    tree = offloader.tree(manifest)
     for entry in run.entries:
-        if not await offloader.tree(manifest).names(entry.first_offset, entry.attempt):
+        if not await tree.names(entry.first_offset, entry.attempt):
             raise Conflict(f"offset {entry.first_offset} was trimmed or replaced since that was planned")
-        attempt = Attempt(stream=manifest.stream, ledger_id=entry.ledger_id, uid=entry.attempt)
-        only = range(entry.first_offset, entry.next_offset)
-        parts.append(await offloader.read_offloaded(attempt, manifest=manifest, only=only))
-    sizes = [entry.stored_size_bytes for entry in run.entries]
     where = f"offsets [{run.entries[0].first_offset}, {run.entries[-1].next_offset})"
-    return LedgerHandle(parts, sizes, where=where)
+    return await open_entries(offloader.view_of(manifest), run.entries, where=where)

@@ -9,52 +9,53 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import pairwise
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Absent, Corrupt, Misuse, NotFound
+from offload.catalogue import StreamView
+from offload.errors import Absent, Corrupt, Misuse, NotFound, NotOffloaded
 from offload.events import DamageFound, Event
 from offload.formats.chunk import ChunkTable, check_stored
 from offload.formats.fragment import HEADER, FragmentTail, FragmentTrailer, stream_digest
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest, decode_entries
-from offload.manifest.tree import Tree
-from offload.offloader import ReadHandle
+from offload.formats.manifest import CommittedStream, Entry, decode_entries
+from offload.offloader import Attempt, ReadHandle
 from offload.store.checked import checked
 from offload.store.port import ObjectStore, Span
 
 
-async def load_tail(store: ObjectStore, manifest: Manifest, entry: Entry) -> FragmentTail:
+async def load_tail(store: ObjectStore, committed: CommittedStream, entry: Entry) -> FragmentTail:
     """Index, description and trailer of a committed fragment, by one exact range.
 
     Raises `Corrupt` where they break the format or are not what the entry names, and `Absent` where the
     object is gone.
     """
-    key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
+    key = StreamKeys(committed.stream).fragment(entry.first_offset, entry.attempt)
     start = HEADER.size_bytes + entry.data_size_bytes
 
     def decode(raw: bytes) -> FragmentTail:
         if len(raw) != entry.stored_size_bytes - start:
             raise Corrupt("object size", key, expected=entry.stored_size_bytes, found=start + len(raw))
         tail = FragmentTail.decode(raw, where=key, size_bytes=entry.stored_size_bytes)
-        check_entry(tail.trailer, manifest, entry, where=key)
+        check_entry(tail.trailer, committed, entry, where=key)
         return tail
 
     try:
         return await checked(store, key, decode, span=Span(start, entry.stored_size_bytes - start))
     except NotFound as exc:
-        raise Absent(key, manifest.stream) from exc
+        raise Absent(key, committed.stream) from exc
     except Corrupt as exc:
-        raise exc.within(key, stream=manifest.stream) from exc
+        raise exc.within(key, stream=committed.stream) from exc
 
 
-def check_entry(trailer: FragmentTrailer, manifest: Manifest, entry: Entry, *, where: str) -> None:
+def check_entry(trailer: FragmentTrailer, committed: CommittedStream, entry: Entry, *, where: str) -> None:
     """Raise `Corrupt` unless the object that says `trailer` of itself is the one that `entry` names."""
     claims = (
-        ("stream", stream_digest(manifest.stream).hex(), trailer.stream_digest.hex()),
-        ("incarnation", manifest.incarnation, trailer.incarnation),
+        ("stream", stream_digest(committed.stream).hex(), trailer.stream_digest.hex()),
+        ("incarnation", committed.incarnation, trailer.incarnation),
         ("attempt", entry.attempt, trailer.attempt),
         ("ledger", entry.ledger_id, trailer.ledger_id),
         ("first offset", entry.first_offset, trailer.first_offset),
@@ -78,32 +79,32 @@ class FragmentHandle(ReadHandle):
     def __init__(
         self,
         store: ObjectStore,
-        manifest: Manifest,
+        committed: CommittedStream,
         entry: Entry,
         tail: FragmentTail,
         emit: Callable[[Event], None],
     ) -> None:
-        self._store, self._stream, self._entry, self._emit = store, manifest.stream, entry, emit
-        self._key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
+        self._store, self._stream, self._entry, self._emit = store, committed.stream, entry, emit
+        self._key = StreamKeys(committed.stream).fragment(entry.first_offset, entry.attempt)
         self._table = tail.table()
         self._checksums = tail.index["checksum"].astype(np.uint32)
 
     @classmethod
     async def open(
-        cls, store: ObjectStore, manifest: Manifest, entry: Entry, *, emit: Callable[[Event], None]
+        cls, store: ObjectStore, committed: CommittedStream, entry: Entry, *, emit: Callable[[Event], None]
     ) -> FragmentHandle:
         """Fetch the fragment's index, by one request. Damage, here or later, is told to `emit` too.
 
         `Absent` is not: whether that is damage, the newest manifest says.
         """
         try:
-            tail = await load_tail(store, manifest, entry)
+            tail = await load_tail(store, committed, entry)
         except Absent:
             raise
         except Corrupt as damage:
             emit(DamageFound(damage=damage))
             raise
-        return cls(store, manifest, entry, tail, emit)
+        return cls(store, committed, entry, tail, emit)
 
     @property
     def ledger_id(self) -> int:
@@ -211,16 +212,38 @@ class LedgerHandle(ReadHandle):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def only_entries(tree: Tree, attempt: UUID, only: range | None) -> list[Entry]:
-    """The entries of one attempt, in order; where `only` is given, those that hold some of its offsets.
+async def open_attempt(view: StreamView, attempt: Attempt, only: range | None) -> ReadHandle:
+    """All that the view names of an attempt, as one handle. Raises as `LedgerOffloader.read_offloaded`."""
+    entries = await _only_entries(view, attempt.uid, only)
+    if not entries:
+        raise NotOffloaded(f"stream {attempt.stream!r} names nothing of attempt {attempt.uid}")
+    for before, after in pairwise(entries):
+        if before.next_offset != after.first_offset:  # fragments of an attempt are named together
+            raise NotOffloaded(
+                f"stream {attempt.stream!r} names attempt {attempt.uid} in part: copies have replaced "
+                f"[{before.next_offset}, {after.first_offset}); read the stream by its offsets"
+            )
+    return await open_entries(view, entries, where=str(attempt.uid))
 
-    Without `only` the whole tree is walked.
+
+async def open_entries(view: StreamView, entries: Sequence[Entry], *, where: str) -> ReadHandle:
+    """Fragments of one ledger that follow each other, as one handle. One request for each."""
+    parts = [await view.open(entry) for entry in entries]
+    if len(parts) == 1:
+        return parts[0]
+    return LedgerHandle(parts, [entry.stored_size_bytes for entry in entries], where=where)
+
+
+async def _only_entries(view: StreamView, attempt: UUID, only: range | None) -> list[Entry]:
+    """The entries of one attempt, in order; if `only` is given, those that hold some of its offsets.
+
+    Without `only` all entries are walked.
     """
     only = range(2**64) if only is None else only
     if only.step != 1:
         raise Misuse("offsets are narrowed by a range of step 1")
     found: list[Entry] = []
-    async with aclosing(tree.walk(only.start)) as runs:
+    async with aclosing(view.walk(only.start)) as runs:
         async for run in runs:
             rows = run[run["first_offset"] < np.uint64(min(only.stop, 2**64 - 1))]
             found += decode_entries(rows[rows["attempt"] == np.void(attempt.bytes)])

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Final
 from uuid import UUID
 
@@ -32,11 +31,11 @@ from offload.errors import (
 from offload.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
-from offload.formats.manifest import AttemptKind, Entries, Manifest, State
+from offload.formats.manifest import AttemptKind, CommittedStream, Entries, Entry, Manifest, State
 from offload.manifest.changes import Abort, Announce, Change, Claim, Delete, Trim
 from offload.manifest.commit import RootLog, Step, nobody
 from offload.manifest.groups import GroupCache
-from offload.manifest.tree import FACTOR
+from offload.manifest.tree import FACTOR, EntryTree
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.metrics import MeteredStore, StoreMetrics
 from offload.store.port import Listed, ObjectStore
@@ -45,7 +44,7 @@ from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
 from offload.tier.anchors import restore_tier_anchor
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
-from offload.tier.fragments import FragmentHandle, LedgerHandle, load_tail, only_entries
+from offload.tier.fragments import FragmentHandle, load_tail, open_attempt
 from offload.tier.lost_roots import (
     has_stream,
     loss_shown_by_base,
@@ -53,6 +52,7 @@ from offload.tier.lost_roots import (
     newest_base,
     refuse_to_overtake,
 )
+from offload.tier.object_view import ObjectView
 from offload.tier.place import Place, TierPlan, create_anchor, no_other_store, read_anchor
 
 FIRST_CHANGES: Final = (Abort, Announce, Claim, Delete, Trim)
@@ -108,7 +108,7 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     @property
     def url(self) -> str:
-        """See `LedgerOffloader.url`."""
+        """See `Catalogue.url`."""
         return self._store.url
 
     @property
@@ -146,14 +146,14 @@ class ObjectStoreOffloader(LedgerOffloader):
         return await restore_tier_anchor(self._place, dry_run=dry_run)
 
     async def streams(self) -> list[str]:
-        """See `LedgerOffloader.streams`."""
+        """See `Catalogue.streams`."""
         await self.open()
         folders = [name[:-1] async for name in self._store.level("") if name.endswith("/")]
         names = [await self._name_of(part) for part in folders if looks_escaped(part)]
         return sorted(name for name in names if name is not None)
 
     async def load_manifest(self, stream: str) -> Manifest:
-        """See `LedgerOffloader.load_manifest`."""
+        """See `Committer.load_manifest`."""
         await self.open()
         keys = StreamKeys(stream)
         manifest = await self.log(stream).load_newest()
@@ -170,15 +170,19 @@ class ObjectStoreOffloader(LedgerOffloader):
             raise AnchorLost(keys.anchor, tier=self.url, stream=stream) from exc
         return manifest
 
-    async def load_group(self, manifest: Manifest, entry: Entries) -> Entries:
-        """See `LedgerOffloader.load_group`. One request, unless the group was used lately."""
+    async def load_group(self, committed: CommittedStream, entry: Entries) -> Entries:
+        """See `Committer.load_group`. One request, unless the group was used lately."""
         await self.open()
-        return await self._groups.load(self._store, manifest, entry)
+        return await self._groups.load(self._store, committed, entry)
+
+    def view_of(self, committed: CommittedStream) -> ObjectView:
+        """See `Catalogue.view_of`."""
+        return ObjectView(EntryTree(committed, self.load_group), partial(self._open_entry, committed))
 
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
-        """See `LedgerOffloader.commit_manifest`."""
+        """See `Committer.commit_manifest`."""
         try:
             base = await self._base_for(stream, change, base)
         except TryAgain as exc:  # "nothing was committed" would deny an earlier call of the same change
@@ -229,21 +233,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         """See `LedgerOffloader.read_offloaded`."""
         await self.open()
         manifest = manifest or await self.load_manifest(attempt.stream)
-        entries = await only_entries(self.tree(manifest), attempt.uid, only)
-        if not entries:
-            raise NotOffloaded(f"stream {attempt.stream!r} names nothing of attempt {attempt.uid}")
-        for before, after in pairwise(entries):
-            if before.next_offset != after.first_offset:  # fragments of an attempt are named together
-                raise NotOffloaded(
-                    f"stream {attempt.stream!r} names attempt {attempt.uid} in part: copies have replaced "
-                    f"[{before.next_offset}, {after.first_offset}); read the stream by its offsets"
-                )
-        parts = [
-            await FragmentHandle.open(self._store, manifest, entry, emit=self._emit) for entry in entries
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return LedgerHandle(parts, [entry.stored_size_bytes for entry in entries], where=str(attempt.uid))
+        return await open_attempt(self.view_of(manifest), attempt, only)
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         """See `LedgerOffloader.leftovers`."""
@@ -272,7 +262,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         await self._store.delete(condemned)
 
     async def aclose(self) -> None:
-        """See `LedgerOffloader.aclose`."""
+        """See `Catalogue.aclose`."""
         await self._store.aclose()
 
     def log(self, stream: str) -> RootLog:
@@ -327,6 +317,10 @@ class ObjectStoreOffloader(LedgerOffloader):
             if parsed is not None and await tree.names(*parsed):
                 return True
         return False
+
+    async def _open_entry(self, committed: CommittedStream, entry: Entry) -> ReadHandle:
+        await self.open()
+        return await FragmentHandle.open(self._store, committed, entry, emit=self._emit)
 
     async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
         """That of the fragment with which the handle begins: a rebuild ranks a copy with what it copies."""

@@ -25,7 +25,7 @@ from offload.events import CopyBegun, Event
 from offload.formats.chunk import ChunkHeader
 from offload.formats.keys import escape
 from offload.formats.manifest import Manifest
-from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, ReadHandle
+from offload.offloader import CutHandle, LedgerOffloader, Leftover, ReadHandle
 from offload.source import Snapshot, Source, SourceStream
 from offload.tier.fragment_writer import check_source, first_damage
 from offload.tier.stream_writer import Agree, StreamWriter
@@ -359,11 +359,10 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
 
 async def last_chunk(offloader: LedgerOffloader, manifest: Manifest) -> ChunkHeader:
     """The header of the last committed chunk, read and checked."""
-    entry = await offloader.tree(manifest).last()
+    view = offloader.view_of(manifest)
+    entry = await view.find(manifest.next_offset - 1)
     assert entry is not None, "only asked where there are fragments"
-    attempt = Attempt(stream=manifest.stream, ledger_id=entry.ledger_id, uid=entry.attempt)
-    only = range(entry.first_offset, entry.next_offset)
-    async with await offloader.read_offloaded(attempt, manifest=manifest, only=only) as handle:
+    async with await view.open(entry) as handle:
         rows = (await handle.table())[-1:]
         return ChunkHeader.decode(await handle.read(rows), where=handle.where)
 

@@ -37,7 +37,7 @@ from offload.errors import (
 from offload.formats.anchor import TierAnchor
 from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape, is_of_a_stream
-from offload.formats.manifest import Entries, Entry, Manifest, State
+from offload.formats.manifest import CommittedStream, Entries, Entry, Manifest, State
 from offload.manifest.commit import RootLog, decode_root
 from offload.manifest.groups import fetch_group
 from offload.manifest.tree import LoadGroup
@@ -458,8 +458,8 @@ class _StreamJudge:
         return key in named.fragments or key in named.groups
 
 
-async def _load_group(store: ObjectStore, manifest: Manifest, entry: Entries) -> Entries:
-    return (await fetch_group(store, manifest, entry)).entries
+async def _load_group(store: ObjectStore, committed: CommittedStream, entry: Entries) -> Entries:
+    return (await fetch_group(store, committed, entry)).entries
 
 
 async def _raise(error: Corrupt, _: VerifyReport) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from offload.formats.group import group_size_bytes
-from offload.formats.manifest import Entries, Manifest
+from offload.formats.manifest import CommittedStream, Entries
 from offload.manifest.groups import GroupCache
 from offload.store.port import ObjectStore
 
@@ -29,18 +29,18 @@ class ReadGroups:
     cache: GroupCache = field(default_factory=GroupCache)
     _sizes: dict[bytes, int] = field(default_factory=dict)
 
-    async def load(self, manifest: Manifest, entry: Entries) -> Entries:
+    async def load(self, committed: CommittedStream, entry: Entries) -> Entries:
         """As `GroupCache.load`."""
-        entries = await self.cache.load(self.store, manifest, entry)
+        entries = await self.cache.load(self.store, committed, entry)
         if len(self._sizes) < NAMES_MAX:
-            self._sizes[_name(manifest, entry)] = group_size_bytes(len(entries))
+            self._sizes[_name(committed, entry)] = group_size_bytes(len(entries))
         return entries
 
-    async def size_bytes(self, manifest: Manifest, entry: Entries) -> int:
+    async def size_bytes(self, committed: CommittedStream, entry: Entries) -> int:
         """The size of the group that `entry` names, which holds. Raises as `load` does where it does not."""
-        known = self._sizes.get(_name(manifest, entry))
-        return group_size_bytes(len(await self.load(manifest, entry))) if known is None else known
+        known = self._sizes.get(_name(committed, entry))
+        return group_size_bytes(len(await self.load(committed, entry))) if known is None else known
 
 
-def _name(manifest: Manifest, entry: Entries) -> bytes:
-    return manifest.incarnation.bytes + entry.tobytes()
+def _name(committed: CommittedStream, entry: Entries) -> bytes:
+    return committed.incarnation.bytes + entry.tobytes()

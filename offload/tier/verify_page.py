@@ -6,16 +6,23 @@ So of a stream of any length a page, the groups of its offsets, and those above 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, cast
 
 from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import NO_ENTRIES, Entries, Entry, Manifest, decode_entries
+from offload.formats.manifest import (
+    NO_ENTRIES,
+    CommittedStream,
+    Entries,
+    Entry,
+    Manifest,
+    decode_entries,
+)
 from offload.manifest.groups import key_of
-from offload.manifest.tree import OFFSET_MAX, LoadGroup, Tree
+from offload.manifest.tree import OFFSET_MAX, EntryTree, LoadGroup
 from offload.store.port import Listed
 
 PAGE_ROWS: Final = 1000
@@ -84,7 +91,7 @@ async def named_in(page: Page, manifest: Manifest, load: LoadGroup) -> NamedHere
     """Look the page's keys up in the manifest's tree. A damaged group names nothing here, and is no error."""
     named = NamedHere()
 
-    async def load_or_skip(base: Manifest, one: Entries) -> Entries:
+    async def load_or_skip(base: CommittedStream, one: Entries) -> Entries:
         try:
             return await load(base, one)
         except (Corrupt, UnsupportedFormat):
@@ -103,7 +110,7 @@ async def named_in(page: Page, manifest: Manifest, load: LoadGroup) -> NamedHere
 async def _add_fragments(named: NamedHere, page: Page, manifest: Manifest, load: LoadGroup) -> None:
     keys = StreamKeys(manifest.stream)
     start = _offset_in(page.after, keys.data, otherwise=0)
-    async with aclosing(Tree(manifest, load).walk(start)) as runs:
+    async with aclosing(EntryTree(manifest, load).walk(start)) as runs:
         async for run in runs:
             for entry in decode_entries(run):
                 key = keys.fragment(entry.first_offset, entry.attempt)
@@ -118,7 +125,7 @@ async def _add_groups(
     page: Page,
     manifest: Manifest,
     entries: Entries,
-    load: Callable[[Manifest, Entries], Awaitable[Entries]],
+    load: LoadGroup,
 ) -> None:
     """Groups have the offsets of what is below them, so those of other offsets are not descended into."""
     groups = StreamKeys(manifest.stream).groups

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from offload.catalogue import StreamView
 from offload.errors import Corrupt, OffloadError
 from offload.formats.chunk import ChunkTable, row_from, row_holding
 from offload.formats.manifest import NO_ENTRIES, Entry, decode_entries
-from offload.manifest.tree import OFFSET_MAX, Tree
+from offload.manifest.tree import OFFSET_MAX
 from offload.offloader import ReadHandle
 from offload.tier.fragment_writer import windows_of
 
@@ -56,7 +57,9 @@ class _Fetch:
 
 
 class WindowStream:
-    """An asynchronous iterator of windows, from the chunk that holds `offset` to the end of `tree`.
+    """An asynchronous iterator of windows, from the chunk that holds `offset` to the end of `view`.
+
+    Entries are walked once, and each is opened as it is: no fragment is looked up again.
 
     Chunks that begin at `until` or behind it are not fetched, and neither are those that `keep` leaves out.
     The number of requests in flight grows by one with each window taken. Close it when done.
@@ -64,21 +67,20 @@ class WindowStream:
 
     def __init__(
         self,
-        tree: Tree,
+        view: StreamView,
         offset: int,
         *,
-        open_entry: Callable[[Entry], Awaitable[ReadHandle]],
         in_flight_max: int,
         until: int = OFFSET_MAX,
         keep: Keep | None = None,
     ) -> None:
         self._in_flight_max, self._until, self._keep = in_flight_max, until, keep
-        self._begin(tree, offset, open_entry)
+        self._begin(view, offset)
 
-    def _begin(self, tree: Tree, offset: int, open_entry: Callable[[Entry], Awaitable[ReadHandle]]) -> None:
-        self._offset, self._open_entry = offset, open_entry
+    def _begin(self, view: StreamView, offset: int) -> None:
+        self._offset, self._view = offset, view
         self._in_flight = 1
-        self._entries = _Ahead(tree, offset, self._until)
+        self._entries = _Ahead(view, offset, self._until)
         self._opening: asyncio.Future[tuple[Entry, ReadHandle] | None] | None = None
         self._handles: deque[ReadHandle] = deque()
         self._planned: deque[tuple[ReadHandle, ChunkTable]] = deque()
@@ -113,12 +115,10 @@ class WindowStream:
         await self._let_go()
         return Window(first.rows, data, first.handle.where)
 
-    async def begin_anew(
-        self, tree: Tree, offset: int, *, open_entry: Callable[[Entry], Awaitable[ReadHandle]]
-    ) -> None:
-        """Go on at this offset of another tree, whatever error has ended the iteration."""
+    async def begin_anew(self, view: StreamView, offset: int) -> None:
+        """Go on at this offset of another view, whatever error has ended the iteration."""
         await self.aclose()
-        self._begin(tree, offset, open_entry)
+        self._begin(view, offset)
 
     async def aclose(self) -> None:
         """Cancel what is in flight and release the handles. Idempotent."""
@@ -187,14 +187,14 @@ class WindowStream:
 
     async def _open_next(self) -> tuple[Entry, ReadHandle] | None:
         entry = await self._entries.next()
-        return None if entry is None else (entry, await self._open_entry(entry))
+        return None if entry is None else (entry, await self._view.open(entry))
 
 
 class _Ahead:
-    """The fragments of a tree that have offsets in a range, one at a time."""
+    """The fragments of a view that have offsets in a range, one at a time."""
 
-    def __init__(self, tree: Tree, offset: int, until: int) -> None:
-        self._runs, self._until = tree.walk(offset), until
+    def __init__(self, view: StreamView, offset: int, until: int) -> None:
+        self._runs, self._until = view.walk(offset), until
         self._run, self._row = NO_ENTRIES, 0
 
     async def next(self) -> Entry | None:

@@ -122,11 +122,12 @@ async def _tables_of(
     offloader: LedgerOffloader, reader: StreamReader, manifest: Manifest, entry: Entry
 ) -> list[ChunkTable]:
     """The fragment's table. Where it was replaced and swept, those of what stands in its place, cut to it."""
+    view = offloader.view_of(manifest)
     try:
-        async with await reader.open_entry(entry, manifest=manifest) as handle:
+        async with await view.open(entry) as handle:
             return [await handle.table()]
     except Absent as absent:
-        newest = await reader.newer_than(manifest, absent)
+        newest = (await reader.newer_view(view, absent)).committed
     begin = min(max(entry.first_offset, newest.first_offset), entry.next_offset)
     if begin > entry.first_offset:
         where = {"from_offset": entry.first_offset, "to_offset": begin}

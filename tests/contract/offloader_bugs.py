@@ -25,7 +25,7 @@ from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entry, Manifest, Running, State
 from offload.manifest.changes import Append, Change, Claim, Delete, Trim, Verdict
 from offload.manifest.tree import Tree
-from offload.offloader import Attempt, CutHandle, Leftover, ReadHandle, Receipt
+from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.memory import MemoryStore
 from offload.store.port import Body, ObjectStore, Span, Suffix
 from offload.store.wrap import StoreDecorator
@@ -44,6 +44,12 @@ class _Around(CutHandle):
 
     async def aclose(self) -> None:
         await self._whole.aclose()
+
+
+class ByVerbs(ObjectStoreOffloader):
+    """Reads streams by `tree` and `read_offloaded`, as an offloader that has no views of its own."""
+
+    view_of = LedgerOffloader.view_of  # type: ignore[assignment]
 
 
 # Attempts
@@ -360,7 +366,7 @@ class _Unchecked(_Around):
 
 
 @bug("streams_do_not_end_at_damage")
-class EndsAtDamage(ObjectStoreOffloader):
+class EndsAtDamage(ByVerbs):
     """Ends a ledger where its bytes stop to hold.
 
     A broker recovers its own log so, for there a torn end is what a crash leaves; here it is lost data.
@@ -746,7 +752,7 @@ class IgnoresTheBrokersEpoch(_Reclaims):
 
 
 @bug("streams_come_out_as_they_went_in")
-class ForgetsTheLastChunk(ObjectStoreOffloader):
+class ForgetsTheLastChunk(ByVerbs):
     """Leaves the last chunk of each ledger out.
 
     A loop over pairs of offsets: the last has no successor.
@@ -768,7 +774,7 @@ class _OneOff(Tree):
 
 
 @bug("streams_are_found_by_time")
-class IsOneFragmentOff(ObjectStoreOffloader):
+class IsOneFragmentOff(ByVerbs):
     """Leads a time to the fragment behind the right one.
 
     A binary search for the first fragment that begins then, instead of the first that has not ended.

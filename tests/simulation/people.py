@@ -35,7 +35,7 @@ from offload.offloader import Attempt, Receipt
 from offload.position import AtOffset, AtTime, Place
 from offload.tier.compaction import FragmentRun, copy_run, plan_runs
 from offload.tier.guest import Job
-from offload.tier.reader import StreamReader
+from offload.tier.reader import StreamReader, newer_manifest
 from offload.tier.retention import Retention, delete_stream, trim
 from offload.tier.stream_writer import StreamWriter
 from offload.tier.sweep import Sweeper, sweep
@@ -189,7 +189,7 @@ async def compare(process: Process, manifest: Manifest, log: Log) -> None:
     try:
         await check_same_history(process.offloader, manifest, log.snapshot(manifest.next_offset))
     except Absent as absent:
-        await StreamReader(process.offloader, manifest).newer_than(manifest, absent)  # raises if it is damage
+        await newer_manifest(process.offloader, manifest, absent)  # raises if it is damage
         raise Conflict("what was compared was trimmed and swept meanwhile") from absent
 
 
@@ -304,7 +304,7 @@ class Compacting:
                 return [run async for run in plan_runs(tree, fragment_size_bytes=COMPACTED_SIZE_BYTES)]
             entries = [entry async for run in tree.walk() for entry in decode_entries(run)]
         except Absent as absent:
-            await StreamReader(self.process.offloader, manifest).newer_than(manifest, absent)
+            await newer_manifest(self.process.offloader, manifest, absent)
             return []
         first = self.random.randrange(len(entries)) if entries else 0
         some = entries[first : first + self.random.choice((1, 2, 3))]
@@ -384,7 +384,7 @@ async def _fetch_one(process: Process) -> None:
             table = await handle.table()
             data = await handle.read(table)
     except Absent as absent:
-        await StreamReader(offloader, manifest).newer_than(manifest, absent)  # raises if it is damage
+        await newer_manifest(offloader, manifest, absent)  # raises if it is damage
         return
     begin, end = handle.first_offset, handle.next_offset
     incarnation = manifest.incarnation.bytes

@@ -30,7 +30,7 @@ from offload.tier.compaction import FragmentRun, copy_run, plan_runs
 from offload.tier.guest import Job
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.opening import open_tier
-from offload.tier.reader import StreamReader
+from offload.tier.reader import newer_manifest
 from offload_spark.planning import of_fragments
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class _Compaction:
                 async with aclosing(runs):
                     return [run async for run in runs]
             except Absent as absent:  # trimmed or replaced, and swept
-                manifest = await StreamReader(offloader, manifest).newer_than(manifest, absent)
+                manifest = await newer_manifest(offloader, manifest, absent)
 
     def _copied(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Receipt | None]]:
         """By tasks, one for each run."""

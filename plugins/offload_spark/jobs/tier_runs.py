@@ -15,9 +15,10 @@ from typing import Final
 from offload.errors import Absent, TryAgain
 from offload.formats.chunk import ChunkTable
 from offload.formats.manifest import Entries, Manifest, decode_entries, exact_sum
-from offload.offloader import Attempt, LedgerOffloader, ReadHandle
+from offload.offloader import LedgerOffloader, ReadHandle
 from offload.source import Snapshot
-from offload.tier.reader import StreamReader
+from offload.tier.fragments import open_entries
+from offload.tier.reader import newer_manifest
 from offload_spark.planning import of_fragments
 
 RUN_SIZE_BYTES: Final = 256 * 1024 * 1024
@@ -86,15 +87,14 @@ class TierRun(ReadHandle):
 
     async def _handle(self) -> ReadHandle:
         if self._opened is None:
-            uid = decode_entries(self._entries[:1])[0].attempt
-            attempt = Attempt(stream=self._manifest.stream, ledger_id=self.ledger_id, uid=uid)
-            only = range(self.first_offset, self.next_offset)
-            self._opened = await self._offloader.read_offloaded(attempt, manifest=self._manifest, only=only)
+            entries = decode_entries(self._entries)
+            view = self._offloader.view_of(self._manifest)
+            self._opened = await open_entries(view, entries, where=str(entries[0].attempt))
         return self._opened
 
     async def _gone(self, absent: Absent) -> TryAgain:
         """What to say of an object that is gone. Raises `absent` where the newest manifest names it still."""
-        newest = await StreamReader(self._offloader, self._manifest).newer_than(self._manifest, absent)
+        newest = await newer_manifest(self._offloader, self._manifest, absent)
         return TryAgain(
             f"{self._offloader.url}: stream {newest.stream!r} was trimmed or compacted while it was copied, "
             f"and begins at offset {newest.first_offset} now; run again"

@@ -23,7 +23,7 @@ from offload.formats.manifest import Entry, Manifest, decode_entries
 from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
 from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.reader import StreamReader
+from offload.tier.reader import newer_manifest
 from offload.tier.verify_report import VerifyLevel, VerifyReport
 from offload_spark.planning import of_fragments
 
@@ -143,7 +143,7 @@ async def is_checked(offloader: ObjectStoreOffloader, manifest: Manifest, entry:
         checked = await check_fragment(offloader.store, key, size_bytes=entry.stored_size_bytes)
     except NotFound:
         with suppress(NotOffloaded):  # deleted meanwhile
-            await StreamReader(offloader, manifest).newer_than(manifest, Absent(key, manifest.stream))
+            await newer_manifest(offloader, manifest, Absent(key, manifest.stream))
         return False
     check_entry(checked.tail.trailer, manifest, entry, where=key)
     if checked.checksum != entry.checksum:

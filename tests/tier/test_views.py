@@ -1,0 +1,161 @@
+"""Views: what a reader holds, on our own layout, on a foreign one, and on the four verbs alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign_tier import LinesCatalogue, write_lines
+from offload_conformance import ledger_of
+
+from offload import ObjectStoreOffloader, StreamReader, StreamWriter
+from offload.catalogue import Catalogue
+from offload.errors import Absent, NotOffloaded
+from offload.events import Event, Skipped
+from offload.formats.manifest import CommittedStream, Manifest
+from offload.manifest.tree import EntryTree
+from offload.offloader import LedgerOffloader
+from offload.position import AtOffset, AtTime, Place
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+
+
+class Noting(FaultyStore):
+    """Notes which keys are read."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.read: list[str] = []
+
+    async def get(self, key: str, span: Any = None) -> bytes:
+        self.read.append(key)
+        return await super().get(key, span)
+
+
+class ByVerbs(ObjectStoreOffloader):
+    """An offloader that has the four verbs, and no views of its own."""
+
+    view_of = LedgerOffloader.view_of  # type: ignore[assignment]
+
+
+def on_four_fragments(act: Callable[[Noting, Manifest], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        store = Noting()
+        async with ObjectStoreOffloader(store) as offloader:
+            writer = await StreamWriter.claim(offloader, "orders")
+            await writer.offload([ledger_of(10, first_offset=first) for first in range(0, 40, 10)])
+        store.read.clear()
+        await act(store, writer.manifest)
+
+    asyncio.run(scenario())
+
+
+async def offsets_read(reader: StreamReader, start: int = 0) -> list[int]:
+    async with aclosing(reader.messages(start)) as batches:
+        return [batch.offset + n async for batch in batches for n in range(len(batch.bodies))]
+
+
+def test_a_stream_of_four_fragments_is_read_by_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[int] = []
+    walk = EntryTree.walk
+
+    def counted(self: EntryTree, offset: int = 0) -> Any:
+        walks.append(offset)
+        return walk(self, offset)
+
+    async def act(store: Noting, manifest: Manifest) -> None:
+        reader = await StreamReader.open(ObjectStoreOffloader(store), "orders")
+        assert await offsets_read(reader) == [*range(40)]
+
+    monkeypatch.setattr(EntryTree, "walk", counted)
+    on_four_fragments(act)
+
+    assert walks == [0]
+
+
+def test_opening_an_entry_asks_for_its_table_alone() -> None:
+    """Two requests for the tier's anchor and the fragment's tail; the tree is not looked at again."""
+
+    async def act(store: Noting, manifest: Manifest) -> None:
+        offloader = ObjectStoreOffloader(store)
+        view = offloader.view_of(manifest)
+        entry = await view.find(25)
+        assert entry is not None
+        assert store.read == [], "what the manifest names is found without a request"
+        async with await view.open(entry) as handle:
+            assert (handle.first_offset, handle.next_offset) == (20, 30)
+        assert store.read == ["tier.anchor", f"orders/data/{20:020}.{entry.attempt}.fragment"]
+
+    on_four_fragments(act)
+
+
+def test_the_four_verbs_are_enough_to_be_read_as_a_catalogue() -> None:
+    async def act(store: Noting, manifest: Manifest) -> None:
+        catalogue: Catalogue = ByVerbs(store)
+        reader = await StreamReader.open(catalogue, "orders")
+        assert await offsets_read(reader, await reader.offset_of(AtOffset(15))) == [*range(15, 40)]
+        assert await reader.offset_of(Place.LAST) == 39
+
+    on_four_fragments(act)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> LinesCatalogue:
+    """Two files, four records at 1000 ms and three at 2000 ms."""
+    write_lines(tmp_path, "orders", 0, 1000, ["a", "b", "c", "d"])
+    write_lines(tmp_path, "orders", 4, 2000, ["e", "f", "g"])
+    return LinesCatalogue(tmp_path)
+
+
+def test_a_foreign_layout_is_read_by_offset_and_by_time(foreign: LinesCatalogue) -> None:
+    async def scenario() -> None:
+        reader = await StreamReader.open(foreign, "orders")
+        assert type(reader.manifest) is CommittedStream
+        async with aclosing(reader.messages(3)) as batches:
+            assert [body async for batch in batches for body in batch.bodies] == [b"d", b"e", b"f", b"g"]
+        assert await reader.offset_of(AtTime(1001)) == 4
+        assert await reader.offset_of(Place.LAST) == 6
+        assert await reader.last_timestamp_ms() == 2000
+        with pytest.raises(NotOffloaded):
+            await reader.offset_of(AtOffset(8))
+
+    asyncio.run(scenario())
+
+
+def test_a_foreign_layout_that_loses_its_head_is_read_on_from_where_it_begins(
+    foreign: LinesCatalogue,
+) -> None:
+    """The file is gone and the newest view does not name it: the records were trimmed, and that is told."""
+    told: list[Event] = []
+
+    async def scenario() -> list[int]:
+        reader = await StreamReader.open(foreign, "orders", emit=told.append)
+        (foreign.root / "orders" / "0.1000.lines").unlink()
+        return await offsets_read(reader)
+
+    assert asyncio.run(scenario()) == [4, 5, 6]
+    assert told == [Skipped(stream="orders", from_offset=0, to_offset=4)]
+
+
+def test_what_a_foreign_view_names_and_cannot_open_is_damage(
+    foreign: LinesCatalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing newer lets go of it, so a reader neither ends there nor steps over it."""
+
+    async def scenario() -> None:
+        reader = await StreamReader.open(foreign, "orders")
+        view = await foreign.view("orders")
+        (foreign.root / "orders" / "0.1000.lines").unlink()
+        monkeypatch.setattr(foreign, "view", lambda stream: _returned(view))
+        with pytest.raises(Absent, match=r"orders/0\.1000\.lines"):
+            await offsets_read(reader)
+
+    asyncio.run(scenario())
+
+
+async def _returned(view: Any) -> Any:
+    return view
