@@ -14,6 +14,7 @@ from offload.late import late_names
 
 if TYPE_CHECKING:
     from offload.blocking import Blocking
+    from offload.catalogue import Catalogue, EntryView, StreamView
     from offload.decoder import Decoded, Decoder
     from offload.env import Env
     from offload.errors import (
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
         UnsupportedFormat,
     )
     from offload.formats.chunk_writer import build_chunk
-    from offload.formats.manifest import Entry, Manifest
+    from offload.formats.manifest import CommittedStream, Entry, Manifest
     from offload.memory_handle import MemoryHandle
-    from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
+    from offload.offloader import Attempt, Committer, LedgerOffloader, Leftover, ReadHandle, Receipt
     from offload.plugins import Backend, Command, DecoderType, Plugins, SourceType, hookimpl
     from offload.position import AtOffset, AtTime, Place, Position, parse_position
     from offload.source import Snapshot, Source, SourceStream
@@ -71,7 +72,10 @@ __all__ = [
     "Blocking",
     "Body",
     "Capabilities",
+    "Catalogue",
     "Command",
+    "CommittedStream",
+    "Committer",
     "Conflict",
     "Corrupt",
     "Decoded",
@@ -80,6 +84,7 @@ __all__ = [
     "Denied",
     "Diverged",
     "Entry",
+    "EntryView",
     "Env",
     "Fenced",
     "Job",
@@ -113,6 +118,7 @@ __all__ = [
     "StreamDeleted",
     "StreamReader",
     "StreamReport",
+    "StreamView",
     "StreamWriter",
     "Suffix",
     "SweepReport",
@@ -141,6 +147,7 @@ __all__ = [
 _HOMES = {
     "Absent": "offload.errors",
     "AlreadyExists": "offload.errors",
+    "AnchorLost": "offload.errors",
     "AtOffset": "offload.position",
     "AtTime": "offload.position",
     "Attempt": "offload.offloader",
@@ -148,7 +155,10 @@ _HOMES = {
     "Blocking": "offload.blocking",
     "Body": "offload.store.port",
     "Capabilities": "offload.store.capabilities",
+    "Catalogue": "offload.catalogue",
     "Command": "offload.plugins",
+    "CommittedStream": "offload.formats.manifest",
+    "Committer": "offload.offloader",
     "Conflict": "offload.errors",
     "Corrupt": "offload.errors",
     "Decoded": "offload.decoder",
@@ -157,6 +167,7 @@ _HOMES = {
     "Denied": "offload.errors",
     "Diverged": "offload.errors",
     "Entry": "offload.formats.manifest",
+    "EntryView": "offload.catalogue",
     "Env": "offload.env",
     "Fenced": "offload.errors",
     "Job": "offload.tier.guest",
@@ -181,7 +192,6 @@ _HOMES = {
     "Receipt": "offload.offloader",
     "Retention": "offload.tier.retention",
     "RootsLost": "offload.errors",
-    "AnchorLost": "offload.errors",
     "Snapshot": "offload.source",
     "Source": "offload.source",
     "SourceStream": "offload.source",
@@ -191,6 +201,7 @@ _HOMES = {
     "StreamDeleted": "offload.errors",
     "StreamReader": "offload.tier.reader",
     "StreamReport": "offload.tier.sync",
+    "StreamView": "offload.catalogue",
     "StreamWriter": "offload.tier.stream_writer",
     "Suffix": "offload.store.port",
     "SweepReport": "offload.tier.sweep_report",

@@ -3,8 +3,8 @@
     orders/0.1000.lines     the records from offset 0 on, one to a line, all of the time 1000 ms
     orders/20.1500.lines
 
-There are no chunks in it, no manifest, no writer and no checksum. What the framework needs of these is made when it is
-asked for. This is as much as `Catalogue` and `StreamView` leave to an author.
+It has no chunks, no manifest, no writer and no checksum. Chunks are made when they are asked for. This is
+as much as `Catalogue` and `StreamView` leave to an author.
 """
 
 from __future__ import annotations

@@ -101,7 +101,13 @@ def test_formats_do_no_input_and_output() -> None:
 
 def test_the_contract_knows_no_tier() -> None:
     """Whoever writes a backend from the contract alone needs nothing of ours but formats and errors."""
-    contract = ("offload/offloader.py", "offload/source.py", "offload/errors.py", "offload/store/")
+    contract = (
+        "offload/catalogue.py",
+        "offload/offloader.py",
+        "offload/source.py",
+        "offload/errors.py",
+        "offload/store/",
+    )
     rooms = ("offload.tier", "offload.cli", "offload.plugins", "offload.blocking")
 
     found = [

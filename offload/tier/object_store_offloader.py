@@ -177,7 +177,7 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     def view_of(self, committed: CommittedStream) -> ObjectView:
         """See `Catalogue.view_of`."""
-        return ObjectView(EntryTree(committed, self.load_group), partial(self._open_entry, committed))
+        return self._objects_of(committed)
 
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
@@ -233,7 +233,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         """See `LedgerOffloader.read_offloaded`."""
         await self.open()
         manifest = manifest or await self.load_manifest(attempt.stream)
-        return await open_attempt(self.view_of(manifest), attempt, only)
+        return await open_attempt(self._objects_of(manifest), attempt, only)
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         """See `LedgerOffloader.leftovers`."""
@@ -317,6 +317,9 @@ class ObjectStoreOffloader(LedgerOffloader):
             if parsed is not None and await tree.names(*parsed):
                 return True
         return False
+
+    def _objects_of(self, committed: CommittedStream) -> ObjectView:
+        return ObjectView(EntryTree(committed, self.load_group), partial(self._open_entry, committed))
 
     async def _open_entry(self, committed: CommittedStream, entry: Entry) -> ReadHandle:
         await self.open()

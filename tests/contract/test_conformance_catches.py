@@ -32,7 +32,7 @@ from offload_posix import PosixStore
 
 from offload.env import Env
 from offload.errors import OffloadError
-from offload.offloader import LedgerOffloader, ReadHandle
+from offload.offloader import Committer, LedgerOffloader, ReadHandle
 from offload.store.memory import MemoryStore
 from offload.store.port import ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
@@ -185,6 +185,7 @@ def clauses_in(suite: type) -> list[str]:
     ("contract", "suite"),
     [
         (LedgerOffloader, OffloaderConformance),
+        (Committer, OffloaderConformance),
         (ReadHandle, OffloaderConformance),
         (ObjectStore, StoreConformance),
     ],
