@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from offload.catalogue import StreamView
 from offload.errors import Throttled, TryAgain
 from offload.formats.chunk import ChunkTable
-from offload.formats.manifest import Entries, Manifest
+from offload.formats.manifest import CommittedStream, Entries, Entry, Manifest
 from offload.manifest.changes import Change
 from offload.manifest.tree import Tree
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
@@ -103,9 +104,13 @@ class PatientOffloader(LedgerOffloader):
         """Load, again if refused."""
         return await retried(lambda: self._inner.load_manifest(stream), self._count)
 
-    async def load_group(self, manifest: Manifest, entry: Entries) -> Entries:
+    async def load_group(self, committed: CommittedStream, entry: Entries) -> Entries:
         """Load, again if refused."""
-        return await retried(lambda: self._inner.load_group(manifest, entry), self._count)
+        return await retried(lambda: self._inner.load_group(committed, entry), self._count)
+
+    def view_of(self, committed: CommittedStream) -> StreamView:
+        """Return the offloader's own view, whose calls are repeated, except for walks."""
+        return _PatientView(self._inner.view_of(committed), self._count)
 
     def tree(self, manifest: Manifest) -> Tree:
         """Return the offloader's own tree, whose loads are not repeated."""
@@ -145,6 +150,46 @@ class PatientOffloader(LedgerOffloader):
     async def aclose(self) -> None:
         """Close the offloader."""
         await self._inner.aclose()
+
+
+class _PatientView(StreamView):
+    __slots__ = ("_count", "_inner")
+
+    def __init__(self, inner: StreamView, count: Count) -> None:
+        self._inner, self._count = inner, count
+
+    @property
+    def committed(self) -> CommittedStream:
+        return self._inner.committed
+
+    @property
+    def where(self) -> str:
+        return self._inner.where
+
+    def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
+        return self._inner.walk(offset)
+
+    async def find(self, offset: int) -> Entry | None:
+        return await retried(lambda: self._inner.find(offset), self._count)
+
+    async def first_since(self, timestamp_ms: int) -> Entry | None:
+        return await retried(lambda: self._inner.first_since(timestamp_ms), self._count)
+
+    async def last_with_messages(self) -> Entry | None:
+        return await retried(self._inner.last_with_messages, self._count)
+
+    async def last_timestamp_ms(self) -> int | None:
+        return await retried(self._inner.last_timestamp_ms, self._count)
+
+    def name_of(self, row: Entries) -> str:
+        return self._inner.name_of(row)
+
+    async def names(self, where: str) -> bool:
+        return await retried(lambda: self._inner.names(where), self._count)
+
+    async def open(self, entry: Entry) -> ReadHandle:
+        handle = await retried(lambda: self._inner.open(entry), self._count)
+        return _PatientHandle(handle, self._count)
 
 
 class _PatientHandle(ReadHandle):
