@@ -1,19 +1,22 @@
 # Two commands for a fresh machine that has Python 3.11+ (with pip and venv) and make:
 #   make demo    the main job on a small real sample
 #   make test    every test
-# Both make the virtual environment .venv first, with the versions of constraints.txt.
+# Both make the virtual environment .venv first, with the versions of constraints.txt: the demo installs
+# the core alone, all others what the tests need as well.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+CORE   := $(VENV)/.core
 READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # The tests start some two hundred processes; each would compile the program anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test servers lint types check bench campaign faults clean
 
-demo: $(READY)
+demo: $(CORE)
 	$(BIN)/offload demo
 
 # In three processes, because tests wait as much as they work; Spark's stay in one (tests/conftest.py).
@@ -46,10 +49,15 @@ campaign: $(READY)
 faults: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m faults.table
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	$(PIP) --editable .
+	touch $(CORE)
+
+# After the core, not beside it: two pips at once would break one environment.
+$(READY): $(CORE)
+	$(PIP) --editable ".[test]"
 	touch $(READY)
 
 clean:

@@ -42,6 +42,11 @@ def install_command(requirement: str) -> str:
     return _pip(words)
 
 
+def missing_text(who: str, what: str, requirement: str) -> str:
+    """Return the sentence of an error: `who` needs `what`, and the command that installs `requirement`."""
+    return f"{who} needs {what}, which is not installed: {install_command(requirement)}"
+
+
 def _pip(words: list[str]) -> str:
     return shlex.join([sys.executable, "-m", "pip", *words])
 

@@ -25,7 +25,7 @@ import pluggy
 
 from offload.errors import Misuse
 from offload.events import Event
-from offload.extras import install_command
+from offload.extras import missing_text
 from offload.store.capabilities import Capabilities
 from offload.urls import with_lower_scheme
 
@@ -60,8 +60,7 @@ class Declaration:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as exc:
             if self.needs and isinstance(exc, ModuleNotFoundError):
-                command = install_command(self.needs)
-                raise Misuse(f"{self.name!r} needs {exc.name}, which is not installed: {command}") from exc
+                raise Misuse(missing_text(repr(self.name), str(exc.name), self.needs)) from exc
             raise Misuse(f"{self.name!r} cannot be used: {exc}") from exc
         except (Exception, SystemExit) as exc:  # as in `_load`: a stranger's module may do anything
             raise Misuse(f"{self.name!r} cannot be used: {type(exc).__name__}: {exc}") from exc

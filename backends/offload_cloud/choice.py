@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from offload.errors import Misuse
-from offload.extras import install_command
+from offload.extras import install_command, missing_text
 
 Client = Literal["auto", "fsspec", "obstore"]
+EXTRA: Final = "ledger-offload[fast]"
 OLDEST: Final = (0, 12)
 """The first release that takes a timeout for reading."""
 
@@ -30,7 +31,7 @@ def takes_obstore(client: Client, why_not: str | None, *, backend: str) -> bool:
         return False
     why_not = _why_not_there() or why_not
     if why_not is not None and client == "obstore":
-        raise Misuse(f"{backend}: client=obstore cannot be: {why_not}")
+        raise Misuse(f"{backend}: client=obstore is not available: {why_not}")
     return why_not is None
 
 
@@ -41,13 +42,12 @@ def is_the_systems(path: str) -> bool:
 
 
 def _why_not_there() -> str | None:
-    remedy = install_command("ledger-offload[fast]")
     try:
         found = version("obstore") if find_spec("obstore") else None
     except PackageNotFoundError:
         found = None
     if found is None:
-        return f"obstore is not installed: {remedy}"
+        return missing_text("it", "obstore", EXTRA)
     if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
-        return f"obstore {found} is too old: {remedy}"
+        return f"obstore {found} is too old: {install_command(EXTRA)}"
     return None

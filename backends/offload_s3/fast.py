@@ -102,7 +102,7 @@ async def _opened(store: S3Store) -> Fast | None:
         why_not = f"the environment or the profile names authorities{TRUSTS_MORE}"
     if place is None or why_not is not None:
         if options.client == "obstore":
-            raise Misuse(f"{store.url}: client=obstore cannot be: {why_not}")
+            raise Misuse(f"{store.url}: client=obstore is not available: {why_not}")
         _log.info("%s: without obstore: %s", store.url, why_not)
         return None
     endpoint, is_virtual = place

@@ -19,7 +19,7 @@ from offload.cli.output import one_line, print_json, print_note, print_table
 from offload.cli.quantities import parse_size
 from offload.cli.state import State
 from offload.errors import Misuse
-from offload.extras import install_command
+from offload.extras import missing_text
 from offload.plugins import Backend
 from offload.store.limit import Limits
 from offload.tier.opening import backend_of
@@ -134,7 +134,7 @@ def _run(
     """The document of one run."""
     for needed in ("pytest", "hypothesis"):
         if find_spec(needed) is None:
-            raise Misuse(f"this needs {needed}: {install_command('ledger-offload[conformance]')}")
+            raise Misuse(missing_text("'conformance'", needed, "ledger-offload[conformance]"))
     from offload_conformance import running
 
     given = state.options(options)

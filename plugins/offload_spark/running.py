@@ -11,7 +11,7 @@ import typer
 
 from offload.cli.state import State
 from offload.errors import Misuse
-from offload.extras import install_command
+from offload.extras import missing_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ Master = Annotated[
 def session_at(master: str | None) -> Iterator[SparkSession]:
     """Spark, at this master, until the command ends. One that runs in this process already goes on."""
     if find_spec("pyspark") is None:
-        raise Misuse(f"this needs Spark: {install_command('ledger-offload[spark]')}")
+        raise Misuse(missing_text("'spark'", "pyspark", "ledger-offload[spark]"))
     from pyspark.sql import SparkSession
 
     from offload_spark.session import session

@@ -18,7 +18,7 @@ from offload_conformance.recording import RecordingStore, RecordingUpload
 from offload_conformance.report import SCHEMA
 
 from offload.cli.ending import Interrupted
-from offload.extras import install_command
+from offload.extras import missing_text
 from offload.store.port import ObjectStore, Upload
 
 MEMORY = """
@@ -403,4 +403,4 @@ def test_where_pytest_is_missing_it_is_said_what_to_install(
     ran = box(tmp_path / "there")
 
     assert ran.code == 1
-    assert ran.error == f"offload: this needs pytest: {install_command('ledger-offload[conformance]')}"
+    assert ran.error == "offload: " + missing_text("'conformance'", "pytest", "ledger-offload[conformance]")

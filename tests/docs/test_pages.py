@@ -104,6 +104,18 @@ def test_every_dependency_is_explained_and_nothing_else():
     assert set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == names
 
 
+def test_the_readme_lists_every_extra_and_all_is_all_of_them_but_the_tests():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    users = {*extras} - {"test"}
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = page.partition("## Install")[2].partition("\n## ")[0]
+
+    assert {*re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)} == users
+    assert extras["all"] == [f"ledger-offload[{','.join(sorted(users - {'all'}))}]"]
+    assert "ledger-offload[all]" in extras["test"]
+
+
 def test_the_words_of_the_glossary_are_used():
     page = (DOCS / "glossary.md").read_text(encoding="utf-8")
     terms = re.findall(r"^\| \*\*([\w -]+)\*\* \|", page, re.MULTILINE)
