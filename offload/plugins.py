@@ -70,11 +70,12 @@ class Declaration:
 class Backend(Declaration):
     """A place for tiers. The target is called with the URL, and returns what `kind` says.
 
-    That is an `ObjectStore` (store) or a `LedgerOffloader` (offloader). Where `options` are declared,
-    the target also takes a mapping of them as `options`; it checks their values.
+    That is an `ObjectStore` (store), a `LedgerOffloader` (offloader), or, of a place that is only read, a
+    `Catalogue` (catalogue). Where `options` are declared, the target also takes a mapping of them as
+    `options`; it checks their values.
     """
 
-    kind: Literal["store", "offloader"] = "store"
+    kind: Literal["store", "offloader", "catalogue"] = "store"
     options: tuple[str, ...] = ()
     """The names of the options that the target takes."""
 

@@ -9,6 +9,7 @@ as much as `Catalogue` and `StreamView` leave to an author.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid5
@@ -20,9 +21,29 @@ from offload.formats.manifest import CommittedStream, Entries, Entry, encode_ent
 from offload.manifest.tree import EntryTree, no_groups
 from offload.memory_handle import MemoryHandle
 from offload.offloader import ReadHandle
+from offload.plugins import Backend, hookimpl
 
 ATTEMPT = UUID(int=7)
 RECORDS_IN_CHUNK = 2
+
+
+@hookimpl
+def offload_backends() -> Sequence[Backend]:
+    """`lines://`, for whoever has `installed` it."""
+    return [Backend(name="lines", target="foreign_tier:open_url", schemes=("lines",), kind="catalogue")]
+
+
+def open_url(url: str) -> LinesCatalogue:
+    return LinesCatalogue(Path(url.removeprefix("lines://")))
+
+
+def installed(folder: Path) -> Path:
+    """Make `folder` one from which plugins are found: a distribution that declares this module."""
+    info = folder / "lines-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lines\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[offload]\nlines = foreign_tier\n")
+    return folder
 
 
 class LinesCatalogue(Catalogue):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import numpy as np
@@ -11,12 +11,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from offload.catalogue import StreamView
 from offload.cli.arguments import Options, Stream, Tier
 from offload.cli.output import counted, one_line, print_json, size_text
 from offload.cli.state import State, run_async
-from offload.formats.keys import StreamKeys
-from offload.formats.manifest import AttemptKind, Entries, Entry, Kind, Manifest, Running, decode_entries
-from offload.manifest.groups import key_of
+from offload.formats.manifest import (
+    AttemptKind,
+    CommittedStream,
+    Entries,
+    Kind,
+    Manifest,
+    Running,
+    decode_entries,
+)
 from offload.position import iso_of
 from offload.tier.totals import totals
 
@@ -34,24 +41,39 @@ def inspect(
     """Show totals, root, fragments and running attempts of STREAM."""
     state: State = context.obj
 
-    async def main() -> Manifest:
-        async with state.tier(tier, option) as offloader:
-            return await offloader.load_manifest(stream)
+    async def main() -> StreamView:
+        async with state.catalogue(tier, option) as catalogue:
+            return await catalogue.view(stream)
 
-    manifest = run_async(main)
+    view = run_async(main)
     if json:
-        print_json(document(manifest), indent=2)
+        print_json(document(view), indent=2)
     else:
-        Console(width=WIDTH, highlight=False, emoji=False).print(_tree(manifest))
+        Console(width=WIDTH, highlight=False, emoji=False).print(_tree(view))
 
 
-def document(manifest: Manifest) -> dict[str, object]:
+def document(view: StreamView) -> dict[str, object]:
     """The stream as `offload inspect --json` prints it."""
-    root = {
-        "object": StreamKeys(manifest.stream).root(manifest.version),
-        "version": manifest.version,
+    committed = view.committed
+    return {
+        "stream": committed.stream,
+        "totals": totals(committed.stream, committed) | {"stored_bytes": committed.stored_size_bytes},
+        "root": {"object": view.where, "version": committed.version} | _who_may_change(committed),
+        "groups": [_group(view, row) for row in _groups_of(committed)],
+        "fragments": [_fragment(view, row) for row in _fragments_of(committed)],
+        "attempts": [_running(running) for running in _running_in(committed)],
+    }
+
+
+def _who_may_change(committed: CommittedStream) -> dict[str, object]:
+    """The incarnation, and what a manifest says besides: a tier that is only read has none."""
+    incarnation: dict[str, object] = {"incarnation": str(committed.incarnation)}
+    if not isinstance(committed, Manifest):
+        return incarnation
+    manifest = committed
+    return {
         "state": manifest.state.name.lower(),
-        "incarnation": str(manifest.incarnation),
+        **incarnation,
         "writer": str(manifest.writer),
         "epoch": manifest.epoch,
         "source_epoch": manifest.source_epoch,
@@ -59,32 +81,28 @@ def document(manifest: Manifest) -> dict[str, object]:
         "commit_id": str(manifest.commit_id),
         "parent_commit_id": str(manifest.parent_commit_id),
     }
-    return {
-        "stream": manifest.stream,
-        "totals": totals(manifest.stream, manifest) | {"stored_bytes": manifest.stored_size_bytes},
-        "root": root,
-        "groups": [_group(manifest, row) for row in _groups_of(manifest)],
-        "fragments": [_fragment(manifest, entry) for entry in decode_entries(_fragments_of(manifest))],
-        "attempts": [_running(running) for running in manifest.running],
-    }
 
 
-def _groups_of(manifest: Manifest) -> Iterator[Entries]:
+def _running_in(committed: CommittedStream) -> Sequence[Running]:
+    return committed.running if isinstance(committed, Manifest) else ()
+
+
+def _groups_of(committed: CommittedStream) -> Iterator[Entries]:
     """The root's own groups, oldest first, a row each. What is in them is not fetched."""
-    for row in np.flatnonzero(manifest.entries["kind"]):
-        yield manifest.entries[row : row + 1]
+    for row in np.flatnonzero(committed.entries["kind"]):
+        yield committed.entries[row : row + 1]
 
 
-def _fragments_of(manifest: Manifest) -> Entries:
-    """The fragments that the root itself names: the newest."""
-    fragments: Entries = manifest.entries[manifest.entries["kind"] == 0]
-    return fragments
+def _fragments_of(committed: CommittedStream) -> Iterator[Entries]:
+    """The fragments that the root itself names, a row each: the newest."""
+    for row in np.flatnonzero(committed.entries["kind"] == 0):
+        yield committed.entries[row : row + 1]
 
 
-def _group(manifest: Manifest, row: Entries) -> dict[str, object]:
+def _group(view: StreamView, row: Entries) -> dict[str, object]:
     first_offset, records = int(row["first_offset"][0]), int(row["records"][0])
     return {
-        "object": key_of(manifest.stream, row),
+        "object": view.name_of(row),
         "kind": Kind(row["kind"][0]).name.lower().replace("_", "-"),
         "first_offset": first_offset,
         "next_offset": first_offset + records,
@@ -109,9 +127,10 @@ def _running(running: Running) -> dict[str, object]:
     }
 
 
-def _fragment(manifest: Manifest, entry: Entry) -> dict[str, object]:
+def _fragment(view: StreamView, row: Entries) -> dict[str, object]:
+    [entry] = decode_entries(row)
     return {
-        "object": StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt),
+        "object": view.name_of(row),
         "first_offset": entry.first_offset,
         "next_offset": entry.next_offset,
         "records": entry.records,
@@ -126,24 +145,22 @@ def _fragment(manifest: Manifest, entry: Entry) -> dict[str, object]:
     }
 
 
-def _tree(manifest: Manifest) -> Tree:
-    covered = f"[{manifest.first_offset}, {manifest.next_offset})"
+def _tree(view: StreamView) -> Tree:
+    committed = view.committed
+    covered = f"[{committed.first_offset}, {committed.next_offset})"
     tree = Tree(
         escape(
-            f"{one_line(manifest.stream)}  {counted(manifest.messages, 'message')} in offsets {covered}, "
-            f"{size_text(manifest.stored_size_bytes)}"
+            f"{one_line(committed.stream)}  {counted(committed.messages, 'message')} in offsets {covered}, "
+            f"{size_text(committed.stored_size_bytes)}"
         )
     )
-    root = tree.add(f"root version {manifest.version}, epoch {manifest.epoch}, {manifest.state.name.lower()}")
-    root.add(f"writer {manifest.writer}")
-    root.add(f"incarnation {manifest.incarnation}")
-    running = tree.add(f"running attempts: {len(manifest.running)}")
-    for each in manifest.running:
-        whose = f"job {each.writer}" if each.kind is not AttemptKind.STREAM else each.kind.name.lower()
-        running.add(f"{each.attempt}  ledger {each.ledger_id}, epoch {each.epoch}, {whose}")
-    fragments = tree.add(f"fragments: {manifest.fragments}, ledgers: {manifest.ledgers}")
-    for row in _groups_of(manifest):
-        group = _group(manifest, row)
+    if isinstance(committed, Manifest):
+        _add_root(tree, committed)
+    else:
+        tree.add(f"version {committed.version}, only read here").add(f"incarnation {committed.incarnation}")
+    fragments = tree.add(f"fragments: {committed.fragments}, ledgers: {committed.ledgers}")
+    for row in _groups_of(committed):
+        group = _group(view, row)
         fragments.add(
             escape(
                 f"[{group['first_offset']}, {group['next_offset']})  {group['kind']} of "
@@ -151,7 +168,8 @@ def _tree(manifest: Manifest) -> Tree:
                 f"{size_text(int(row['stored_size_bytes'][0]))}"
             )
         )
-    for entry in decode_entries(_fragments_of(manifest)):
+    for row in _fragments_of(committed):
+        [entry] = decode_entries(row)
         fragments.add(
             escape(
                 f"[{entry.first_offset}, {entry.next_offset})  {size_text(entry.stored_size_bytes)}  "
@@ -160,3 +178,14 @@ def _tree(manifest: Manifest) -> Tree:
             )
         )
     return tree
+
+
+def _add_root(tree: Tree, manifest: Manifest) -> None:
+    """Who may change the stream, and what is under way."""
+    root = tree.add(f"root version {manifest.version}, epoch {manifest.epoch}, {manifest.state.name.lower()}")
+    root.add(f"writer {manifest.writer}")
+    root.add(f"incarnation {manifest.incarnation}")
+    running = tree.add(f"running attempts: {len(manifest.running)}")
+    for each in manifest.running:
+        whose = f"job {each.writer}" if each.kind is not AttemptKind.STREAM else each.kind.name.lower()
+        running.add(f"{each.attempt}  ledger {each.ledger_id}, epoch {each.epoch}, {whose}")

@@ -6,12 +6,12 @@ from typing import Annotated, Final
 
 import typer
 
+from offload.catalogue import Catalogue
 from offload.cli.arguments import Options, Tier
 from offload.cli.output import print_error, print_json, print_table, size_text
 from offload.cli.state import State, run_async
 from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
-from offload.formats.manifest import Manifest
-from offload.offloader import LedgerOffloader
+from offload.formats.manifest import CommittedStream
 from offload.position import iso_of
 from offload.tier.totals import totals
 
@@ -30,10 +30,10 @@ def ls(
     async def main() -> tuple[list[_Listed], list[OffloadError]]:
         rows: list[_Listed] = []
         errors: list[OffloadError] = []
-        async with state.tier(tier, option) as offloader:
-            for stream in await offloader.streams():
+        async with state.catalogue(tier, option) as catalogue:
+            for stream in await catalogue.streams():
                 try:
-                    rows.append(await _look(offloader, stream))
+                    rows.append(await _look(catalogue, stream))
                 except NotOffloaded:
                     continue  # begun, and never committed; or deleted
                 except (Corrupt, UnsupportedFormat) as error:  # one stream's trouble hides no other
@@ -51,38 +51,38 @@ def ls(
     return 1 if errors else 0
 
 
-_Listed = tuple[Manifest, int | None]
+_Listed = tuple[CommittedStream, int | None]
 """A stream, and the greatest timestamp of what lives of it; None if nothing does."""
 
 
-async def _look(offloader: LedgerOffloader, stream: str) -> _Listed:
-    manifest = await offloader.load_manifest(stream)
+async def _look(catalogue: Catalogue, stream: str) -> _Listed:
+    view = await catalogue.view(stream)
     while True:
         try:
-            return manifest, await offloader.tree(manifest).last_timestamp_ms()
+            return view.committed, await view.last_timestamp_ms()
         except Absent:
-            seen, manifest = manifest, await offloader.load_manifest(stream)
-            if manifest.version == seen.version:
+            seen, view = view, await catalogue.view(stream)
+            if view.committed.version == seen.committed.version:
                 raise  # else a trim came between, and a sweep
 
 
-def as_json(manifest: Manifest, last_ms: int | None) -> dict[str, object]:
+def as_json(committed: CommittedStream, last_ms: int | None) -> dict[str, object]:
     """One line of `offload ls --json`: every column of the table, and what `sync` prints of the stream."""
     return {
-        **totals(manifest.stream, manifest),
-        "stored_bytes": manifest.stored_size_bytes,
+        **totals(committed.stream, committed),
+        "stored_bytes": committed.stored_size_bytes,
         "newest": None if last_ms is None else iso_of(last_ms),
     }
 
 
-def _row(manifest: Manifest, last_ms: int | None) -> tuple[object, ...]:
+def _row(committed: CommittedStream, last_ms: int | None) -> tuple[object, ...]:
     return (
-        manifest.stream,
-        manifest.messages,
-        manifest.first_offset,
-        manifest.next_offset,
-        size_text(manifest.stored_size_bytes),
-        manifest.fragments,
-        manifest.version,
+        committed.stream,
+        committed.messages,
+        committed.first_offset,
+        committed.next_offset,
+        size_text(committed.stored_size_bytes),
+        committed.fragments,
+        committed.version,
         "-" if last_ms is None else iso_of(last_ms),
     )

@@ -67,9 +67,9 @@ def read(
     output = _Output(renderer(how, _decoder(state, decode)))
 
     async def main() -> None:
-        async with state.tier(tier, option) as offloader:
+        async with state.catalogue(tier, option) as catalogue:
             reader = await StreamReader.open(
-                offloader, stream, in_flight=at_once, emit=_listener(state.plugins.emit)
+                catalogue, stream, in_flight=at_once, emit=_listener(state.plugins.emit)
             )
             await _read(reader, position, limit, output)
 

@@ -15,12 +15,14 @@ from offload.cli.ending import Usage
 from offload.cli.output import counted, error_line, one_line, print_json, size_text
 from offload.cli.state import State, run_async
 from offload.cli.terminal import live_line
+from offload.errors import Misuse
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Manifest
 from offload.formats.manifest import State as ManifestState
 from offload.offloader import LedgerOffloader
 from offload.position import iso_of
+from offload.tier.native import native
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.place import TierPlan
 from offload.tier.rebuild import RebuildReport, names
@@ -120,9 +122,10 @@ def rebuild(
 
 
 def _on_a_store(offloader: LedgerOffloader) -> ObjectStoreOffloader:
-    if not isinstance(offloader, ObjectStoreOffloader):
-        raise Usage(f"{offloader.url} is no object store; ask its backend for a way to rebuild")
-    return offloader
+    try:
+        return native(offloader, to="rebuild")
+    except Misuse as error:
+        raise Usage(str(error)) from error
 
 
 def _restore_tier(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from offload.catalogue import Catalogue
 from offload.cli.ending import Usage
 from offload.cli.output import print_note
 from offload.decoder import Decoder
@@ -27,7 +28,7 @@ from offload.store.limit import Limits
 from offload.store.port import ObjectStore
 from offload.store.retry import RetryPolicy
 from offload.tier.object_store_offloader import TierOptions
-from offload.tier.opening import GivenOptions, open_source, open_store, open_tier
+from offload.tier.opening import GivenOptions, as_offloader, open_catalogue, open_source, open_store
 from offload.tier.opening import guarded as guarded_store
 from offload.tier.place import TierPlan
 
@@ -52,10 +53,23 @@ class State:
         plan: TierPlan | None = None,
         emit: Callable[[Event], None] | None = None,
     ) -> LedgerOffloader:
+        """The tier that an argument names, to change it. As `catalogue`, but refuses what is only read."""
+        with _usage():
+            return as_offloader(self.catalogue(url, options, how=how, plan=plan, emit=emit))
+
+    def catalogue(
+        self,
+        url: str,
+        options: Sequence[str] | None = None,
+        *,
+        how: TierOptions | None = None,
+        plan: TierPlan | None = None,
+        emit: Callable[[Event], None] | None = None,
+    ) -> Catalogue:
         """The tier that an argument names, with `NAME=VALUE` options. Must be called on the event loop."""
         with _usage():
             storage_options = dict(_pair(option) for option in options or ())
-            return open_tier(
+            return open_catalogue(
                 url,
                 plugins=self.plugins,
                 storage_options=storage_options,

@@ -48,10 +48,10 @@ def verify(
     bytes_per_second_max = _rate(rate)
 
     async def main() -> None:
-        async with state.tier(tier, option) as offloader:
+        async with state.catalogue(tier, option) as catalogue:
             with progress(json=json) as show:
                 await verify_tier(
-                    offloader,
+                    catalogue,
                     stream=stream,
                     level=level,
                     after=after,

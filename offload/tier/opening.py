@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from offload.catalogue import Catalogue
 from offload.env import Env
 from offload.errors import Misuse
 from offload.events import Event
@@ -40,7 +41,37 @@ def open_tier(
     env: Env | None = None,
     emit: Callable[[Event], None] | None = None,
 ) -> LedgerOffloader:
-    """The offloader behind a tier's URL. Touches nothing: its `open` finds out whether a tier is there.
+    """The offloader behind a tier's URL. As `open_catalogue`, but raises `Misuse` for what is only read."""
+    opened = open_catalogue(
+        url,
+        plugins=plugins,
+        storage_options=storage_options,
+        options=options,
+        plan=plan,
+        env=env,
+        emit=emit,
+    )
+    return as_offloader(opened)
+
+
+def as_offloader(tier: Catalogue) -> LedgerOffloader:
+    """The tier as one that takes data and commits. Raises `Misuse` if it is only read."""
+    if not isinstance(tier, LedgerOffloader):
+        raise Misuse(f"{tier.url} can only be read: its layout takes no data and no commits from here")
+    return tier
+
+
+def open_catalogue(
+    url: str,
+    *,
+    plugins: Plugins | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    options: TierOptions | None = None,
+    plan: TierPlan | None = None,
+    env: Env | None = None,
+    emit: Callable[[Event], None] | None = None,
+) -> Catalogue:
+    """What can be read at a tier's URL. Touches nothing: its `open` finds out whether a tier is there.
 
     `plugins` are those of this environment, where none are given; `storage_options` are the backend's.
     Those that `Limits` names bound what this client asks of the store, whatever the backend; those that
@@ -52,7 +83,7 @@ def open_tier(
     given = GivenOptions.of(storage_options or {})
     backend = backend_of(url, plugins)
     opened = backend.open(url, given.data)
-    if isinstance(opened, LedgerOffloader):
+    if isinstance(opened, Catalogue):
         return opened
     emit = _logging(emit or plugins.emit)
     return ObjectStoreOffloader(

@@ -49,7 +49,6 @@ from offload.errors import (
     AnchorLost,
     Corrupt,
     Denied,
-    Misuse,
     NotFound,
     NotOffloaded,
     OffloadError,
@@ -74,6 +73,7 @@ from offload.tier.lost_roots import (
     refuse_if_absent,
     trailers_of,
 )
+from offload.tier.native import native
 from offload.tier.object_store_offloader import ObjectStoreOffloader, read_stream_anchor
 from offload.tier.sweep_notes import InMemory, InTier, Seen, SweepNotes, Times, joined_rows
 from offload.tier.sweep_page import ROOTS_KEPT, STAYS, Going, Page, Verdict, Why, rows_named
@@ -194,16 +194,13 @@ async def sweep(
 
 async def _store_of(tier: LedgerOffloader | ObjectStore) -> ObjectStore:
     """The store with the tier's own names, whatever its anchor says about where objects are."""
-    if isinstance(tier, ObjectStore):
-        tier = ObjectStoreOffloader(tier)
-    if not isinstance(tier, ObjectStoreOffloader):
-        raise Misuse(f"{tier.url} is no object store; ask its backend for a way to sweep it")
-    await tier.open()
-    if not tier.store.capabilities.strong_listing:
+    objects = ObjectStoreOffloader(tier) if isinstance(tier, ObjectStore) else native(tier, to="sweep")
+    await objects.open()
+    if not objects.store.capabilities.strong_listing:
         raise Denied(
             f"{tier.url} cannot be swept: its listings may miss the newest root, and what that names would go"
         )
-    return tier.store
+    return objects.store
 
 
 @dataclass(kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from offload.formats.manifest import Manifest
+from offload.formats.manifest import CommittedStream
 
 
-def totals(stream: str, manifest: Manifest | None) -> dict[str, object]:
+def totals(stream: str, manifest: CommittedStream | None) -> dict[str, object]:
     """Return the totals of a stream; zeros if nothing is committed."""
     names = ("ledgers", "fragments", "records", "messages", "first_offset", "next_offset", "version")
     numbers = {name: getattr(manifest, name) if manifest else 0 for name in names}

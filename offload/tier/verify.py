@@ -20,6 +20,7 @@ from functools import partial
 from typing import Final, TypeVar, cast
 from uuid import UUID
 
+from offload.catalogue import Catalogue
 from offload.env import Env
 from offload.errors import (
     Absent,
@@ -41,7 +42,6 @@ from offload.formats.manifest import CommittedStream, Entries, Entry, Manifest, 
 from offload.manifest.commit import RootLog, decode_root
 from offload.manifest.groups import fetch_group
 from offload.manifest.tree import LoadGroup
-from offload.offloader import LedgerOffloader
 from offload.store.checked import checked
 from offload.store.limit import LimitedStore, Limits
 from offload.store.port import Listed, ObjectStore
@@ -57,8 +57,10 @@ from offload.tier.lost_roots import (
     name_without_anchor,
     trailers_of,
 )
-from offload.tier.object_store_offloader import ObjectStoreOffloader, keys_in_anchor
+from offload.tier.native import native_or_none
+from offload.tier.object_store_offloader import keys_in_anchor
 from offload.tier.place import read_anchor
+from offload.tier.verify_entries import EntryVerifier
 from offload.tier.verify_groups import ReadGroups
 from offload.tier.verify_page import PAGE_ROWS, NamedHere, Page, named_in, pages
 from offload.tier.verify_report import Unreferenced, VerifyLevel, VerifyReport
@@ -72,7 +74,7 @@ Judge = Callable[[VerifyReport], Awaitable[None]]
 
 
 async def verify(
-    tier: LedgerOffloader | ObjectStore,
+    tier: Catalogue | ObjectStore,
     *,
     stream: str | None = None,
     level: VerifyLevel = VerifyLevel.BYTES,
@@ -87,21 +89,27 @@ async def verify(
 
     `bytes_per_second_max` bounds what is read, on average. Whoever gives an empty `report` has it also where
     an error or a cancellation ends this: it then says up to where everything was judged.
-    Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader
-    that keeps no objects, or an `after` outside the stream; damage is reported, not raised.
+    A tier that keeps no objects of our layout is verified by its contract: see `verify_entries`. Raises
+    `NotOffloaded` if the place is no tier or has no such stream, and `Misuse` for an `after` outside the
+    stream; damage is reported, not raised.
     """
-    if isinstance(tier, ObjectStoreOffloader):
+    env, report = env or Env(), VerifyReport() if report is None else report
+    report.level = level
+    if isinstance(tier, Catalogue):
+        objects = native_or_none(tier)
+        if objects is None:
+            entries = EntryVerifier(
+                tier, report=report, progress=progress, bytes_per_second_max=bytes_per_second_max, env=env
+            )
+            await entries.run(stream, after)
+            return report
         with suppress(Corrupt, NotOffloaded, UnsupportedFormat):  # which are found again, and reported
-            await tier.open()
-    store = tier.store if isinstance(tier, ObjectStoreOffloader) else tier
-    if isinstance(store, LedgerOffloader):
-        raise Misuse(f"{store.url} is no object store; ask its backend for a way to verify it")
-    env = env or Env()
+            await objects.open()
+        tier = objects.store
+    store: ObjectStore = tier
     if bytes_per_second_max is not None:
         limits = Limits(down_bytes_per_second_max=bytes_per_second_max, deadline_seconds=None)
         store = LimitedStore(store, limits, clock=env.monotonic, sleep=env.sleep)
-    report = VerifyReport() if report is None else report
-    report.level = level
     verifier = _Verifier(store=store, env=env, report=report, progress=progress, page_rows_max=page_rows_max)
     await verifier.run(stream, after)
     return report
