@@ -55,6 +55,12 @@ async def in_order(
         await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
 
 
+async def one_by_one(items: Iterable[T]) -> AsyncGenerator[T, None]:
+    """The items, for `in_order`."""
+    for item in items:
+        yield item
+
+
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     first: BaseException = errors
     while isinstance(first, BaseExceptionGroup):

@@ -23,6 +23,10 @@ HELP: Final = {
     "abandon": "Discard an unfinished job of STREAM. `offload sweep` frees what it uploaded.",
     "sweep": "Delete objects that no manifest in TIER references: "
     "crashed uploads, trimmed data, deleted streams.",
+    "compact": "Merge small fragments that lie next to each other in TIER. "
+    "`offload sweep` frees what they took.",
+    "copy": "Copy what SOURCE_TIER has committed to TARGET_TIER, every byte checked. "
+    "A later run copies what is new.",
     "check": "Test the store behind TIER: permissions, conditional writes, listing. "
     "Suggest fixes for failures.",
     "rebuild": "Rebuild the manifest of STREAM from its data objects. "

@@ -1,8 +1,9 @@
 """Compaction: small fragments of a ledger that lie next to each other become one, and readers notice nothing.
 
     plan       which runs of fragments are worth it, from the manifest's tree alone
-    copy       a job announces a copy, reads the run and uploads it as one ledger's data, verbatim
-    replace    one commit names the copy where the run was, if that is still as it was planned
+    copy       a run is read and uploaded as one ledger's data, verbatim, under an attempt that was announced
+
+The steps around these, and who drives them, are in `compacting`.
 
 Invariants: a run is of one ledger, of attempts that begin alike, and stands in one group, or in the root; it
 never has the stream's newest fragment; its copy is one fragment. What is in the way (a trim, a deletion,
@@ -21,7 +22,6 @@ from offload.manifest.tokens import token_of
 from offload.manifest.tree import Tree
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
 from offload.tier.fragments import open_entries
-from offload.tier.guest import Job
 from offload.tier.reader import newer_manifest
 
 
@@ -43,16 +43,17 @@ class FragmentRun:
 
 
 async def plan_runs(
-    tree: Tree, *, fragment_size_bytes: int, fragments_min: int = 2
+    tree: Tree, *, fragment_size_bytes: int, fragments_min: int = 2, since: int = 0
 ) -> AsyncGenerator[FragmentRun, None]:
     """Runs of at least so many fragments that are one of at most `fragment_size_bytes` together. Close it.
 
-    Those that are half as large already, or larger, are left as they are. Fetches each group once, and holds
+    Those that are half as large already, or larger, are left as they are, and so is what ends at or below the
+    offset `since`. Fetches each group once, and holds
     the runs of one at a time.
     """
     if fragments_min < 2:
         raise Misuse(f"runs of {fragments_min} fragments: two at least become one")
-    async with aclosing(tree.walk()) as leaves:
+    async with aclosing(tree.walk(since)) as leaves:
         async for leaf in leaves:
             for run in _runs_in(decode_entries(leaf), tree.manifest, fragment_size_bytes):
                 if len(run) >= fragments_min:
@@ -74,18 +75,6 @@ def _runs_in(entries: Sequence[Entry], manifest: Manifest, size_bytes: int) -> I
 
 def _are_alike(one: Entry, other: Entry) -> bool:
     return (one.ledger_id, token_of(one.attempt)) == (other.ledger_id, token_of(other.attempt))
-
-
-async def compact_run(
-    job: Job, run: FragmentRun, *, extra_metadata: Mapping[str, str] | None = None
-) -> Manifest:
-    """Put one fragment in its place. Raises as `Job.prepare_copies`, `copy_run` and `Job.replace` do.
-
-    After an error the job may have attempts that run: `abort` it in the end.
-    """
-    manifest, [attempt] = await job.prepare_copies([run.entries])
-    receipt = await copy_run(job.offloader, run, attempt, manifest=manifest, extra_metadata=extra_metadata)
-    return await job.replace(run.entries, [receipt])
 
 
 async def copy_run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +17,7 @@ from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at
 
 if TYPE_CHECKING:
-    from offload_spark.jobs.compact import Compacted
+    from offload.tier.compacting import Compacted
 
 
 def compact(
@@ -61,7 +60,7 @@ def compact(
         )
     for one in done:
         if json:
-            print_json(asdict(one))
+            print_json(one.as_json())
         else:
             print(_told(one))
     return 0

@@ -14,7 +14,7 @@ from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at
 
 if TYPE_CHECKING:
-    from offload_spark.jobs.copy import Copied
+    from offload.tier.copying import Copied
     from offload_spark.jobs.transfer import Progress
 
 Options = Mapping[str, Any]

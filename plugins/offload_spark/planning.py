@@ -15,12 +15,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from offload.errors import NotOffloaded
-from offload.formats.manifest import TOTALS, Entries, Manifest, exact_sum, joined
+from offload.formats.manifest import Entries, Manifest, joined
+from offload.manifest.excerpt import of_fragments
 from offload.offloader import LedgerOffloader
 from offload.position import AtTime
 from offload.tier.reader import StreamReader
@@ -196,21 +197,6 @@ def parts_of(pieces: Iterable[Piece]) -> list[Part]:
 def _touch(one: Piece, other: Piece) -> bool:
     follows = one.is_end and other.is_begin and one.until == other.first
     return one.manifest is other.manifest and follows
-
-
-def of_fragments(manifest: Manifest, entries: Entries) -> Manifest:
-    """`manifest` as if it named these fragments, which follow each other, and nothing else."""
-    totals: dict[str, Any] = {total: exact_sum(entries[total]) for total in TOTALS}
-    return replace(
-        manifest,
-        first_offset=int(entries["first_offset"][0]),
-        next_offset=_next_offset(entries[-1:]),
-        ledgers=exact_sum(entries["ledgers"]) + int(entries["ledgers"][0] == 0),
-        last_ledger_id=int(entries["ledger_id"][-1]),
-        running=(),
-        entries=entries,
-        **totals,
-    )
 
 
 def _next_offset(entry: Entries) -> int:

@@ -15,7 +15,6 @@ import osiris_data
 import pytest
 from command_line import CAMPAIGN
 from offload_spark.jobs.backfill import SourceReach, abandon, backfill, identity
-from offload_spark.jobs.transfer_tasks import Part, Piece, upload
 from osiris_writer import simple_chunks, write_stream
 
 from offload import Blocking, StreamWriter
@@ -24,6 +23,7 @@ from offload.offloader import CutHandle
 from offload.tier.guest import Job
 from offload.tier.opening import open_source
 from offload.tier.sweep import sweep
+from offload.tier.transfer import AnnouncedPart, TransferPart, upload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,10 +116,10 @@ def reach(source: str) -> SourceReach:
     return SourceReach(url=source, stream="batches")
 
 
-def piece_of(tier: Blocking, job: Job) -> Piece:
+def piece_of(tier: Blocking, job: Job) -> AnnouncedPart:
     _, (attempt,) = tier.run(job.prepare([0]))
-    part = Part(stream="batches", ledger_id=0, first_offset=0, next_offset=3669)
-    return Piece(part=part, job=job.uid, attempt=attempt.uid)
+    part = TransferPart(stream="batches", ledger_id=0, first_offset=0, next_offset=3669)
+    return AnnouncedPart(part=part, job=job.uid, attempt=attempt.uid)
 
 
 async def begun(tier: Blocking) -> Job:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import osiris_data
 import pytest
 from command_line import CAMPAIGN, offload
-from offload_spark.jobs.compact import Piece, _announced, _begun, compact, copied, give_up
+from offload_spark.jobs.compact import compact, give_up
 from offload_spark.scan import _tables_of
 
 from offload import Blocking, Plugins
 from offload.events import Event
 from offload.formats.keys import StreamKeys
 from offload.formats.manifest import Entry, Manifest, decode_entries
-from offload.tier.compaction import FragmentRun, compact_run, plan_runs
+from offload.tier.compacting import Compaction, copied
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.opening import open_tier
 from offload.tier.reader import StreamReader
@@ -127,9 +127,8 @@ def test_what_others_changed_meanwhile_is_passed_over(spark: SparkSession, finel
     entries = entries_of(url, "batches")
     cut = entries[len(entries) // 2].first_offset
     with Blocking(url) as tier:
-        first = tier.run(_begun(tier.offloader, "batches"))
-        runs = tier.run(_planned(tier))
-        pieces = tier.run(_announced(first, runs))
+        compaction = tier.run(_begun(tier))
+        pieces = tier.run(compaction.wave(100))
         tier.run(trim(tier.offloader, "batches", Retention(before_offset=cut)))
         tier.run(sweep(tier.offloader, grace_seconds=0))
 
@@ -143,25 +142,21 @@ def test_what_others_changed_meanwhile_is_passed_over(spark: SparkSession, finel
     assert delivered(url)["batches"] == [row for row in delivered(finely_cut)["batches"] if row[0] >= cut]
 
 
-async def _planned(tier: Blocking) -> list[FragmentRun]:
-    manifest = await tier.offloader.load_manifest("batches")
-    runs = plan_runs(tier.offloader.tree(manifest), fragment_size_bytes=LARGE_SIZE_BYTES)
-    return [run async for run in runs]
+async def _begun(tier: Blocking) -> Compaction:
+    return await Compaction.begin(tier.offloader, "batches", fragment_size_bytes=LARGE_SIZE_BYTES)
 
 
 def test_a_further_try_copies_under_an_attempt_of_its_own(url: str) -> None:
     with Blocking(url) as tier:
-        job = tier.run(_begun(tier.offloader, "batches"))
-        [run, *_] = tier.run(_planned(tier))
-        [piece] = tier.run(_announced(job, [run]))
-        assert isinstance(piece, Piece)
+        compaction = tier.run(_begun(tier))
+        [piece] = tier.run(compaction.wave(1))
 
         first = tier.run(copied(tier.offloader, piece, is_first=True))
         again = tier.run(copied(tier.offloader, piece, is_first=False))
         assert first is not None
         assert again is not None
-        tier.run(job.replace(run.entries, [again]))
-        tier.run(job.abort())
+        tier.run(compaction.replace(piece.run, again))
+        tier.run(compaction.end())
 
         assert first.attempt != again.attempt
         tier.run(sweep(tier.offloader, grace_seconds=0))
@@ -253,9 +248,10 @@ def test_a_read_that_was_planned_before_finds_each_chunk_once(url: str) -> None:
     entries, old, told = entries_of(url, "batches"), manifest_of(url, "batches"), list[Event]()
     how = TierOptions(fragment_size_bytes=LARGE_SIZE_BYTES)
     with Blocking.around(lambda: open_tier(url, options=how)) as tier:
-        job = tier.run(_begun(tier.offloader, "batches"))
-        for run in tier.run(_planned(tier)):
-            tier.run(compact_run(job, run))
+        compaction = tier.run(_begun(tier))
+        for piece in tier.run(compaction.wave(100)):
+            tier.run(compaction.replace(piece.run, tier.run(copied(tier.offloader, piece))))
+        tier.run(compaction.end())
         tier.run(sweep(tier.offloader, grace_seconds=0))
         reader = StreamReader(tier.offloader, old, emit=told.append)
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from offload_conformance import ledger_of
-from offload_spark.jobs.transfer import chained, end_of
-from offload_spark.jobs.transfer_tasks import Fetch, Part, Piece, Reach, read_back, tasks_of, upload
+from offload_spark.jobs.transfer_tasks import tasks_of
 
 from offload import ObjectStoreOffloader, StreamWriter
 from offload.errors import Absent, Corrupt
@@ -20,6 +19,16 @@ from offload.formats.manifest import Entry
 from offload.offloader import Leftover, ReadHandle
 from offload.store.memory import MemoryStore
 from offload.tier.guest import Job
+from offload.tier.transfer import (
+    AnnouncedPart,
+    Fetch,
+    Reach,
+    TransferPart,
+    chained,
+    end_of,
+    read_back,
+    upload,
+)
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 OWN = {ONE: 0, OTHER: 0}
@@ -71,7 +80,7 @@ class InMemory(Reach):
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Fetch, None]:
-        async def fetch(part: Part) -> ReadHandle:
+        async def fetch(part: TransferPart) -> ReadHandle:
             return ledger_of(10)
 
         yield fetch
@@ -84,8 +93,8 @@ def test_what_was_uploaded_is_named_only_if_it_holds_when_it_is_read_back() -> N
         await StreamWriter.claim(offloader, "orders")
         job = await Job.begin(offloader, "orders")
         _, (attempt,) = await job.prepare([0])
-        part = Part(stream="orders", ledger_id=0, first_offset=2, next_offset=7)
-        piece = Piece(part=part, job=job.uid, attempt=attempt.uid)
+        part = TransferPart(stream="orders", ledger_id=0, first_offset=2, next_offset=7)
+        piece = AnnouncedPart(part=part, job=job.uid, attempt=attempt.uid)
 
         receipts = await upload(offloader, InMemory(), [piece], is_first=True)
 
@@ -107,8 +116,10 @@ def test_what_was_uploaded_is_named_only_if_it_holds_when_it_is_read_back() -> N
 @given(sizes=st.lists(st.integers(0, 400 * 2**20)), slots=st.integers(1, 64))
 def test_small_pieces_share_a_task_and_each_is_in_one(sizes: list[int], slots: int) -> None:
     pieces = [
-        Piece(
-            part=Part(stream="orders", ledger_id=i, first_offset=i, next_offset=i + 1, size_bytes=size),
+        AnnouncedPart(
+            part=TransferPart(
+                stream="orders", ledger_id=i, first_offset=i, next_offset=i + 1, size_bytes=size
+            ),
             job=UUID(int=1),
             attempt=UUID(int=i),
         )

@@ -17,7 +17,8 @@ from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.manifest import Entry, decode_entries
 from offload.manifest.rebuilding import Found, choose
 from offload.store.memory import MemoryStore
-from offload.tier.compaction import FragmentRun, compact_run, open_run, plan_runs
+from offload.tier.compacting import compact
+from offload.tier.compaction import FragmentRun, open_run, plan_runs
 from offload.tier.fragments import load_tail
 from offload.tier.rebuild import rebuild
 from offload.tier.sweep import sweep
@@ -53,12 +54,9 @@ async def planned(offloader: ObjectStoreOffloader, **options: Any) -> list[Fragm
 
 async def compacted(offloader: ObjectStoreOffloader) -> int:
     """Compact all that is planned; how many runs that were."""
-    large = compactor(offloader)
-    job = await Job.begin(large, "orders")
-    runs = await planned(large)
-    for each in runs:
-        await compact_run(job, each)
-    return len(runs)
+    [done] = [each async for each in compact(compactor(offloader), fragment_size_bytes=LARGE)]
+    assert (done.error, done.passed_over) == (None, 0)
+    return done.runs
 
 
 async def entries_of(offloader: ObjectStoreOffloader) -> list[Entry]:

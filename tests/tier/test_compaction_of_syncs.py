@@ -11,7 +11,7 @@ from offload.formats.manifest import Entry, decode_entries
 from offload.manifest.tokens import token_for, token_of
 from offload.offloader import CutHandle
 from offload.store.memory import MemoryStore
-from offload.tier.compaction import compact_run, plan_runs
+from offload.tier.compacting import compact
 
 GROWTH = [*range(0, 60, 10)]
 
@@ -32,13 +32,10 @@ async def bodies_of(offloader: ObjectStoreOffloader) -> list[bytes]:
     return [body async for batch in reader.messages(0) for body in batch.bodies]
 
 
-async def compacted(offloader: ObjectStoreOffloader) -> list[int]:
-    """Compact all that is planned; how many fragments each run had."""
-    job = await Job.begin(offloader, "orders")
-    runs = [run async for run in plan_runs(offloader.tree(job.manifest), fragment_size_bytes=1 << 20)]
-    for run in runs:
-        await compact_run(job, run)
-    return [len(run.entries) for run in runs]
+async def compacted(offloader: ObjectStoreOffloader) -> tuple[int, int]:
+    """Compact all that is planned; how many fragments became how many."""
+    [done] = [each async for each in compact(offloader, fragment_size_bytes=1 << 20)]
+    return done.fragments, done.runs
 
 
 def test_what_many_syncs_of_a_ledger_left_becomes_one_fragment() -> None:
@@ -51,11 +48,11 @@ def test_what_many_syncs_of_a_ledger_left_becomes_one_fragment() -> None:
         assert len({entry.attempt for entry in before}) == len(before) == len(GROWTH)
         bodies = await bodies_of(offloader)
 
-        assert await compacted(offloader) == [5]  # the newest stays
+        assert await compacted(offloader) == (5, 1)  # the newest stays
 
         assert [entry.records for entry in await entries_of(offloader)] == [50, 10]
         assert await bodies_of(offloader) == bodies
-        assert await compacted(offloader) == []
+        assert await compacted(offloader) == (0, 0)
 
     asyncio.run(main())
 
@@ -72,7 +69,7 @@ def test_batches_that_have_names_are_not_mixed_with_anything() -> None:
             part = CutHandle(ledger, first_offset=first, next_offset=first + 10)
             await job.append([await offloader.offload(part, attempt, manifest=manifest, extra_metadata={})])
 
-        assert await compacted(offloader) == [2, 2]
+        assert await compacted(offloader) == (4, 2)
 
         entries = await entries_of(offloader)
         assert [entry.records for entry in entries] == [20, 20, 10, 10]

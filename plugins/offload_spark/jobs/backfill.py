@@ -1,6 +1,7 @@
 """What a broker has sealed, onto a tier, each ledger by a task of Spark's; then one commit.
 
-How, and what a kill leaves, stands in `transfer`. The origin is a source, which the tasks open by its URL.
+How, and what a kill leaves, stands in `offload.tier.transfer`. The origin is a source, which the tasks open
+by its URL.
 Invariant: the newest ledger stays with the broker: it may still grow.
 """
 
@@ -19,8 +20,9 @@ from offload.formats.manifest import Manifest
 from offload.offloader import ReadHandle
 from offload.source import Snapshot, SourceStream
 from offload.tier.opening import open_source
-from offload_spark.jobs.transfer import Origin, Transfer, abort
-from offload_spark.jobs.transfer_tasks import Ends, Fetch, Part, Reach
+from offload.tier.transfer import Fetch, Origin, Reach, TransferPart, abort
+from offload_spark.jobs.transfer import SparkTransfer
+from offload_spark.jobs.transfer_tasks import Ends
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,13 +66,14 @@ def backfill(
         for stream in [each for each in found if not streams or each.name in streams]:
             origin = Sealed(url=source, source=stream)
             ends = Ends(reach=origin.reach, url=url, options=options)
-            outcome = Transfer(spark=spark, tier=tier, origin=origin, ends=ends).run()
+            transfer, uploaded = SparkTransfer(spark=spark, tier=tier, origin=origin, ends=ends).run()
+            taken_over = [] if transfer is None else transfer.taken_over
             done.append(
                 Backfilled(
                     stream=stream.name,
-                    ledgers=len(outcome.uploaded),
-                    taken_over=sum(len(receipt.entries) for receipt in outcome.taken_over),
-                    next_offset=0 if outcome.manifest is None else outcome.manifest.next_offset,
+                    ledgers=len(uploaded),
+                    taken_over=sum(len(receipt.entries) for receipt in taken_over),
+                    next_offset=0 if transfer is None else transfer.job.manifest.next_offset,
                 )
             )
             progress(done[-1])
@@ -131,7 +134,7 @@ class SourceReach(Reach):
         stream = await open_source(self.url).stream(self.stream)
         async with await stream.snapshot() as snapshot:
 
-            async def fetch(part: Part) -> ReadHandle:
+            async def fetch(part: TransferPart) -> ReadHandle:
                 for ledger in snapshot.ledgers:
                     if ledger.ledger_id == part.ledger_id:
                         return ledger

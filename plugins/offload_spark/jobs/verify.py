@@ -11,21 +11,19 @@ sends back is a report: damages, and numbers.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.blocking import Blocking
-from offload.errors import Absent, Corrupt, Misuse, NotFound, NotOffloaded, UnsupportedFormat
+from offload.errors import Corrupt, Misuse, NotOffloaded, UnsupportedFormat
 from offload.formats.keys import StreamKeys, escape
-from offload.formats.manifest import Entry, Manifest, decode_entries
-from offload.tier.fragment_check import check_fragment
-from offload.tier.fragments import check_entry
+from offload.formats.manifest import Manifest, decode_entries
+from offload.manifest.excerpt import of_fragments
+from offload.tier.named_check import is_checked
 from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.reader import newer_manifest
 from offload.tier.verify_report import VerifyLevel, VerifyReport
-from offload_spark.planning import of_fragments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,17 +133,3 @@ async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
             )
         report.judged_to = key
     return report
-
-
-async def is_checked(offloader: ObjectStoreOffloader, manifest: Manifest, entry: Entry, key: str) -> bool:
-    """Whether the fragment is there and holds. False where it was trimmed meanwhile; `Corrupt` for damage."""
-    try:
-        checked = await check_fragment(offloader.store, key, size_bytes=entry.stored_size_bytes)
-    except NotFound:
-        with suppress(NotOffloaded):  # deleted meanwhile
-            await newer_manifest(offloader, manifest, Absent(key, manifest.stream))
-        return False
-    check_entry(checked.tail.trailer, manifest, entry, where=key)
-    if checked.checksum != entry.checksum:
-        raise Corrupt("object checksum", key, expected=entry.checksum, found=checked.checksum)
-    return True

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_conformance import ledger_of
-from offload_spark.jobs.tier_runs import TierRun, snapshot_of
 
 from offload import ObjectStoreOffloader, StreamWriter
 from offload.errors import Absent, TryAgain
@@ -22,6 +21,7 @@ from offload.store.memory import MemoryStore
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.retention import Retention, trim
 from offload.tier.sweep import sweep
+from offload.tier.tier_runs import TierRun, snapshot_of
 
 LEDGERS = (ledger_of(6), ledger_of(7, first_offset=6))
 ENDS = {4, 6, 8, 12, 13}

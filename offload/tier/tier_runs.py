@@ -15,11 +15,11 @@ from typing import Final
 from offload.errors import Absent, TryAgain
 from offload.formats.chunk import ChunkTable
 from offload.formats.manifest import Entries, Manifest, decode_entries, exact_sum
+from offload.manifest.excerpt import of_fragments
 from offload.offloader import LedgerOffloader, ReadHandle
 from offload.source import Snapshot
 from offload.tier.fragments import open_entries
 from offload.tier.reader import newer_manifest
-from offload_spark.planning import of_fragments
 
 RUN_SIZE_BYTES: Final = 256 * 1024 * 1024
 
@@ -102,18 +102,26 @@ class TierRun(ReadHandle):
 
 
 async def snapshot_of(
-    offloader: LedgerOffloader, manifest: Manifest, *, since: int = 0, run_size_bytes: int = RUN_SIZE_BYTES
+    offloader: LedgerOffloader,
+    manifest: Manifest,
+    *,
+    since: int = 0,
+    run_size_bytes: int = RUN_SIZE_BYTES,
+    runs_max: int | None = None,
 ) -> Snapshot:
     """What `manifest` names, from the fragment that holds `since` on. What stands before is not listed.
 
-    A run ends with the fragment that brings it to `run_size_bytes`.
+    A run ends with the fragment that brings it to `run_size_bytes`. With `runs_max`, no more than so many of
+    them are listed, and no group is fetched that only later ones need.
     """
-    found = []
+    found: list[ReadHandle] = []
     async with aclosing(offloader.tree(manifest).walk(since)) as parts:
         async for part in parts:
             found += [TierRun(offloader, manifest, run) for run in _runs(part, run_size_bytes)]
+            if runs_max is not None and len(found) >= runs_max:
+                break
     return Snapshot(
-        ledgers=found,
+        ledgers=found[:runs_max],
         first_offset=manifest.first_offset,
         next_offset=manifest.next_offset,
         epoch=manifest.source_epoch,

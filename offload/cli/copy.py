@@ -1,0 +1,137 @@
+"""`offload copy`: one tier's streams onto another."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import typer
+
+from offload.cli.arguments import Options
+from offload.cli.ending import Usage
+from offload.cli.output import print_error, print_json, print_note, print_table, size_text
+from offload.cli.progress import Seen, Show, progress
+from offload.cli.state import State, run_async
+from offload.cli.sync import UPLOADS_MAX, AtOnce, CommitStore, HashedKeys
+from offload.offloader import LedgerOffloader
+from offload.tier.copying import Copied, CopyProgress, give_up
+from offload.tier.copying import copy as copy_tier
+from offload.tier.object_store_offloader import TierOptions
+from offload.tier.place import TierPlan
+
+AGAIN = "what was copied so far stays; run the same command again to go on"
+
+
+def copy(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SOURCE_TIER", help="The tier to read.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET_TIER", help="The tier to write. It is made if there is none.")
+    ],
+    stream: Annotated[
+        list[str] | None, typer.Argument(metavar="STREAM", help="Only these streams. Default: all.")
+    ] = None,
+    read_back: Annotated[
+        bool, typer.Option("--verify", help="Read what was uploaded once more, whole, before it is named.")
+    ] = False,
+    drop: Annotated[
+        bool,
+        typer.Option("--give-up", help="Copy nothing; drop what a copy of STREAM that did not end uploaded."),
+    ] = False,
+    at_once: AtOnce = UPLOADS_MAX,
+    commit_store: CommitStore = "",
+    hashed_keys: HashedKeys = False,
+    source_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of SOURCE_TIER's backend; may be repeated."),
+    ] = None,
+    option: Options = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
+) -> int:
+    """Copy what SOURCE_TIER has committed to TARGET_TIER, every byte checked. A later run copies what is new.
+
+    Safe beside syncs and readers of either. Killed at any moment and run again, it goes on.
+    """
+    state: State = context.obj
+    streams, done = stream or [], list[Copied]()
+    if drop and not streams:
+        raise Usage("--give-up takes the streams as arguments behind TARGET_TIER")
+
+    @asynccontextmanager
+    async def tiers() -> AsyncIterator[tuple[LedgerOffloader, LedgerOffloader]]:
+        how, plan = (
+            TierOptions(uploads_max=at_once),
+            TierPlan(commit_store=commit_store, hashed_keys=hashed_keys),
+        )
+        async with (
+            state.tier(source, source_option) as read,
+            state.tier(target, option, how=how, plan=plan) as written,
+        ):
+            yield read, written
+
+    async def main() -> None:
+        async with tiers() as (read, written):
+            if drop:
+                for name in streams:
+                    await give_up(read, written, name)
+                    print_note(f"{name}: what was left is given up; `offload sweep {target}` frees its space")
+                return
+            with progress(json=json) as show:
+                copying = copy_tier(
+                    read, written, streams=streams, verify=read_back, at_once=at_once, progress=_Bar(show)
+                )
+                async for one in copying:
+                    done.append(one)
+                    _tell(one, json=json)
+
+    try:
+        run_async(main)
+    except KeyboardInterrupt as exc:
+        raise KeyboardInterrupt(AGAIN) from exc
+    finally:
+        if not json:
+            _show(done)
+    return 1 if any(one.error for one in done) else 0
+
+
+def _tell(one: Copied, *, json: bool) -> None:
+    """What does not wait for the table."""
+    if json:
+        print_json(one.as_json())
+    elif one.note:
+        print_note(f"{one.stream}: not copied: {one.note}")
+    if one.error is not None:
+        print_error(one.error)
+
+
+def _show(done: list[Copied]) -> None:
+    rows = [
+        (one.stream, size_text(one.bytes), one.fragments, one.taken_over, one.next_offset)
+        for one in done
+        if not one.note and one.error is None
+    ]
+    if rows:
+        print_table(("stream", "uploaded", "fragments", "taken over", "next offset"), rows)
+
+
+class _Bar:
+    """Shows how far the stream at hand is, by its offsets; the bytes are those of all streams together."""
+
+    def __init__(self, show: Show) -> None:
+        self._show, self._stream = show, ""
+        self._before = self._bytes = 0
+
+    def __call__(self, seen: CopyProgress) -> None:
+        if seen.stream != self._stream:
+            self._stream, self._before = seen.stream, self._before + self._bytes
+        self._bytes = seen.bytes
+        doing = "checking what an earlier run left of" if seen.is_checking else "copying"
+        self._show(
+            Seen(
+                what=f"{doing} {seen.stream}",
+                done=seen.reached - seen.offsets.start,
+                total=len(seen.offsets),
+                size_bytes=self._before + seen.bytes,
+            )
+        )
