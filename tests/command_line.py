@@ -94,7 +94,12 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
 
 def start_dying(number: int, command: str, tier: Path, *arguments: object) -> subprocess.Popen[bytes]:
     """Start a command that SIGKILL ends before its n-th call to the file system below `tier`; 0 is never."""
-    argv = [sys.executable, "-W", "error", DYING, tier, number, command, tier, *arguments]
+    return start_dying_below(tier, number, command, tier, *arguments)
+
+
+def start_dying_below(folder: Path, number: int, *words: object) -> subprocess.Popen[bytes]:
+    """Start a command line that SIGKILL ends before its n-th call to the file system below `folder`."""
+    argv = [sys.executable, "-W", "error", DYING, folder, number, *words]
     return subprocess.Popen([*map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

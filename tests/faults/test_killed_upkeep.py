@@ -1,4 +1,4 @@
-"""`offload trim`, `sweep`, `delete` and `rebuild`, killed at any request and run again: they end right.
+"""`offload trim`, `sweep`, `delete`, `rebuild` and `compact`, killed anywhere and run again: they end right.
 
 On a server SIGKILL comes before it hears of a request, or after it answered; on a folder, before a call to
 the file system. It is held against the same command on a copy of the same tier, where nobody killed it.
@@ -25,9 +25,11 @@ from faults.rig import CAMPAIGN, EVERYWHERE, PROBE, SEED, bare_store
 from osiris_data import DATA, MANIFEST
 from servers import Running
 
+from offload import Blocking, Plugins, TierOptions
 from offload.env import Env
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.tier.opening import open_tier
 from offload.tier.sweep import sweep
 
 TIERS = 10 if CAMPAIGN else 1
@@ -38,6 +40,9 @@ STREAM, OTHER = "batches", "tiny"
 BODIES = formula(MANIFEST["streams"][STREAM]["messages"])
 BEFORE = 6937
 """Where the third of four segments begins. Groups take two entries here, so a whole group goes."""
+
+SMALL_SIZE_BYTES = 30_000
+"""So that each segment is several fragments."""
 
 GARBAGE = 10
 HOURS_AGO_MS = 2 * 3_600_000
@@ -166,11 +171,25 @@ def rebuild_ends(tier: Tier, reference: Tier) -> None:
     assert tier.bodies() == BODIES
 
 
+def compact_ends(tier: Tier, reference: Tier) -> None:
+    """The same records in the same few fragments, and after a sweep nothing else."""
+
+    def but_versions(tier: Tier) -> list[dict[str, Any]]:
+        return [{**row, "version": 0} for row in tier.totals()]
+
+    assert but_versions(tier) == but_versions(reference)
+    assert tier.bodies() == BODIES
+    tier.run("sweep", "--grace", "0")
+    fragments = [key for key in tier.listed() if key.endswith(".fragment")]
+    assert len(fragments) == tier.totals()[0]["fragments"]
+
+
 COMMANDS = {
     "trim": Command((STREAM, "--before", BEFORE), trim_ends),
     "sweep": Command((), sweep_ends, (STREAM, OTHER)),
     "delete": Command((STREAM, "--yes"), delete_ends),
     "rebuild": Command((STREAM, "--yes"), rebuild_ends),
+    "compact": Command((), compact_ends),
 }
 
 
@@ -190,11 +209,22 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Objects]:
         (tier / name).write_bytes(b"left by a crash")
     asyncio.run(_sweep_long_ago(tier))
     return {
+        "compact": finely_cut(tmp_path_factory.mktemp("finely-cut")),
         "trim": whole,
         "sweep": _objects(tier, (STREAM, OTHER)),
         "delete": whole,
         "rebuild": {key: data for key, data in whole.items() if not key.startswith(roots)},
     }
+
+
+def finely_cut(folder: Path) -> Objects:
+    """The objects of a tier whose fragments are small."""
+    how = TierOptions(fragment_size_bytes=SMALL_SIZE_BYTES)
+    with Blocking.around(lambda: open_tier(f"file://{folder}", options=how), plugins=Plugins.find()) as tier:
+        tier.run(tier.offloader.open(create=True))
+        [report] = tier.sync(f"rabbitmq://{DATA}", only=[STREAM])
+        assert report.error is None
+    return _objects(folder, (STREAM,))
 
 
 async def _sweep_long_ago(tier: Path) -> None:

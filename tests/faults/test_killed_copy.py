@@ -1,0 +1,118 @@
+"""`offload copy` from store to store, killed at a request to the target and run again: all is there once.
+
+What a kill leaves at every change, `tests/protocol/test_upkeep.py` shows; here it is the program that people
+run, and stores of every kind. `OFFLOAD_SEED` repeats the moments; `OFFLOAD_CAMPAIGN=1` tries many more.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from command_line import Ran, calls_of, finish, formula, offload, start, start_dying_below
+from faults.actors import Ground, ground_of, kill_at
+from faults.rig import CAMPAIGN, SEED
+from faults.test_killed_upkeep import STREAM, finely_cut
+from osiris_data import MANIFEST
+from servers.session import Session
+
+KILLS = 10 if CAMPAIGN else 1
+WAY = ("folder", "minio", "fake-gcs-server", "azurite", "folder")
+BODIES = formula(MANIFEST["streams"][STREAM]["messages"])
+
+
+@pytest.fixture
+def grounds(running_servers: Session, tmp_path: Path) -> Iterator[list[Ground]]:
+    """A new place for each stop of the way."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                ground_of(None if name == "folder" else running_servers.running(name), tmp_path / str(stop))
+            )
+            for stop, name in enumerate(WAY)
+        ]
+
+
+def options(ground: Ground, *, name: str, stoppable: bool = False) -> list[str]:
+    where = ground.stoppable() if stoppable else ground.direct()
+    return [word for key, value in where.options.items() for word in (name, f"{key}={value}")]
+
+
+def words(source: Ground, target: Ground, *, stoppable: bool) -> list[str]:
+    """The command line of a copy in small fragments."""
+    reads = options(source, name="--source-option")
+    writes = options(target, name="--option", stoppable=stoppable)
+    return ["copy", source.place.url, target.place.url, "--verify", *reads, *writes]
+
+
+def folder_of(ground: Ground) -> Path:
+    return Path(ground.place.url.removeprefix("file://"))
+
+
+def steps(source: Ground, target: Ground) -> int:
+    """The moments at which a copy to such a place could be killed; this one ends."""
+    if target.proxy is None:
+        return calls_of(
+            finish(start_dying_below(folder_of(target), 0, *words(source, target, stoppable=True)))
+        )
+    begun = target.proxy.counts["requests"]
+    assert offload(*words(source, target, stoppable=True)).code == 0
+    return target.proxy.counts["requests"] - begun
+
+
+def killed(source: Ground, target: Ground, number: int, moment: str) -> Ran:
+    """A copy, killed at one of these moments unless it ends before."""
+    line = words(source, target, stoppable=True)
+    process: subprocess.Popen[bytes]
+    if target.proxy is None:
+        process = start_dying_below(folder_of(target), number, *line)
+    else:
+        process = start(*line)
+        kill_at(target.proxy, number, moment, process)
+    return finish(process)
+
+
+def sound(ground: Ground) -> None:
+    """No damage, all records, each fragment once, and nothing that runs."""
+    given = options(ground, name="--option")
+    url = ground.place.url
+    assert offload("verify", url, "--json", *given).document["damages"] == []
+    read = offload("read", url, STREAM, "--decode", "amqp", "--format", "body", *given)
+    assert read.stdout.split(b"\n")[:-1] == BODIES
+    assert offload("abandon", url, STREAM, "--json", *given).document["jobs"] == []
+    assert offload("sweep", url, "--grace", "0", *given).code == 0
+    [totals] = offload("ls", url, "--json", *given).objects
+    fragments = [key for key in ground.place.keys() if key.endswith(".fragment")]  # noqa: SIM118 - no mapping
+    assert len(fragments) == totals["fragments"]
+
+
+def test_from_store_to_store_killed_and_run_again(grounds: list[Ground], tmp_path: Path) -> None:
+    print(f"OFFLOAD_SEED={SEED}")
+    chance = random.Random(f"{SEED} copy")
+    (tmp_path / "made").mkdir()
+    for key, data in finely_cut(tmp_path / "made").items():
+        grounds[0].place.put(key, data)
+
+    source = grounds[0]
+    for ground in grounds[1:]:
+        requests, kills = steps(source, ground), 0
+        while kills < KILLS:
+            target = ground.anew()
+            number, moment = chance.randint(1, requests), chance.choice(("before", "after"))
+            ran = killed(source, target, number, moment)
+            print(f"{source.name} to {target.name}: killed {moment} {number} of {requests}: {ran.code}")
+            assert ran.code in (0, -signal.SIGKILL), ran.stderr
+            kills += ran.code == -signal.SIGKILL
+
+            again = offload(*words(source, target, stoppable=False))
+
+            assert again.code == 0, again.stderr
+            sound(target)
+            nothing = offload(*words(source, target, stoppable=False), "--json")
+            assert [row["fragments"] for row in nothing.objects] == [0]
+        source = target
