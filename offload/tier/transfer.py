@@ -304,8 +304,8 @@ async def upload_part(
 
 async def agreed(offloader: LedgerOffloader, fetch: Fetch, left: UncheckedPart) -> list[Leftover]:
     """Return the fragments that hold, and of which the origin has the last chunk. Reads all of them whole."""
-    store = native(offloader, to="adopt from").store
     await offloader.open()
+    store = native(offloader, to="adopt from").store
     found = []
     async with await fetch(left.part) as handle:
         origin = Snapshot(ledgers=[handle], first_offset=handle.first_offset, next_offset=handle.next_offset)

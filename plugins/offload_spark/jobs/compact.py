@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.blocking import Blocking
+from offload.errors import NotOffloaded
 from offload.offloader import Receipt
 from offload.tier.compacting import AnnouncedRun, Compacted, Compaction, begin_job, copied
 from offload.tier.object_store_offloader import TierOptions
@@ -46,14 +47,19 @@ def compact(
         slots = spark.sparkContext.defaultParallelism
         work = partial(_copied_by_task, url, options, fragment_size_bytes)
         for stream in [*dict.fromkeys(streams)] or tier.streams():
-            compaction = tier.run(
-                Compaction.begin(
-                    tier.offloader,
-                    stream,
-                    fragment_size_bytes=fragment_size_bytes,
-                    fragments_min=fragments_min,
+            try:
+                compaction = tier.run(
+                    Compaction.begin(
+                        tier.offloader,
+                        stream,
+                        fragment_size_bytes=fragment_size_bytes,
+                        fragments_min=fragments_min,
+                    )
                 )
-            )
+            except NotOffloaded:
+                if streams:
+                    raise
+                continue  # of all streams, some are deleted
             try:
                 while wave := tier.run(compaction.wave(slots * RUNS_PER_SLOT)):
                     receipts = spark.sparkContext.parallelize(wave, len(wave)).map(work).collect()

@@ -1,0 +1,119 @@
+"""`offload compact` and `offload copy`: what they print, and how they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import bodies, keys, offload, sync, verify
+from osiris_writer import append_chunks, simple_chunks, write_stream
+
+CHUNKS = 9
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    for name in ("orders", "prices"):
+        write_stream(folder / name, simple_chunks(CHUNKS))
+    return folder
+
+
+@pytest.fixture
+def tier(tmp_path: Path, source: Path) -> Path:
+    sync(source, tmp_path / "tier")
+    return tmp_path / "tier"
+
+
+def test_a_ledger_that_grew_is_merged_and_shown_as_a_table(tmp_path: Path) -> None:
+    source, tier = tmp_path / "source", tmp_path / "tier"
+    chunks = [*simple_chunks(CHUNKS)]
+    write_stream(source / "orders", chunks[:2])
+    sync(source, tier)
+    for first in (2, 4, 6):
+        append_chunks(source / "orders", chunks[first : first + 2])
+        sync(source, tier)
+    before = bodies(tier, "orders")
+
+    ran = offload("compact", tier)
+    again = offload("compact", tier, "orders", "--json")
+
+    assert (ran.code, ran.stderr) == (0, "")
+    heads, row = (line.split("\t") for line in ran.lines)
+    assert heads == ["stream", "fragments", "became", "copied", "changed meanwhile"]
+    assert (row[0], row[1], row[2], row[4]) == ("orders", "3", "1", "0")
+    [done] = again.objects
+    assert done == {"stream": "orders", "runs": 0, "fragments": 0, "bytes": 0, "passed_over": 0}
+    assert bodies(tier, "orders") == before
+    assert verify(tier)[0] == 0
+
+
+def test_a_copy_is_a_table_and_the_next_one_uploads_nothing(tier: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+
+    ran = offload("copy", tier, target, "orders")
+    again = offload("copy", tier, target, "--json")
+
+    assert (ran.code, ran.stderr) == (0, "")
+    heads, row = (line.split("\t") for line in ran.lines)
+    assert heads == ["stream", "uploaded", "fragments", "taken over", "next offset"]
+    assert (row[0], row[2], row[3]) == ("orders", "1", "0")
+    assert [(each["stream"], each["fragments"]) for each in again.objects] == [("orders", 0), ("prices", 1)]
+    assert bodies(target, "orders") == bodies(tier, "orders")
+    assert verify(target)[0] == 0
+
+
+def test_a_deleted_stream_is_passed_over_unless_it_is_named(tier: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    assert offload("delete", tier, "orders", "--yes").code == 0
+
+    copied, compacted = offload("copy", tier, target), offload("compact", tier, "--json")
+
+    assert copied.code == compacted.code == 0
+    assert [line.split("\t")[0] for line in copied.lines] == ["stream", "prices"]
+    assert "note: orders: not copied: " in copied.stderr
+    assert [each["stream"] for each in compacted.objects] == ["prices"]
+    for ran in (offload("copy", tier, target, "orders"), offload("compact", tier, "orders")):
+        assert (ran.code, "was deleted" in ran.error) == (1, True)
+
+
+def test_damage_ends_one_stream_and_the_others_are_copied(tier: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    [damaged] = (tier / key for key in keys(tier) if key.startswith("orders/data/"))
+    raw = bytearray(damaged.read_bytes())
+    raw[100] ^= 1
+    damaged.chmod(0o644)
+    damaged.write_bytes(raw)
+
+    ran = offload("copy", tier, target, "--json")
+
+    orders, prices = ran.objects
+    assert ran.code == 1
+    assert damaged.name in orders["error"]
+    assert ran.error == f"offload: stream 'orders': {orders['error']}"
+    assert prices["fragments"] == 1
+    given_up = offload("copy", tier, target, "orders", "--give-up")
+    assert given_up.code == 0
+    assert offload("abandon", target, "orders", "--json").document["jobs"] == []
+
+
+def test_a_target_with_another_history_is_refused_and_stays(tier: Path, tmp_path: Path) -> None:
+    other, target = tmp_path / "other", tmp_path / "target"
+    write_stream(other / "orders", simple_chunks(CHUNKS, records=2))
+    sync(other, target)
+    before = bodies(target, "orders")
+
+    ran = offload("copy", tier, target, "orders")
+
+    assert ran.code == 1
+    assert "A sync stopped: what now" in ran.error
+    assert bodies(target, "orders") == before
+
+
+def test_a_place_that_is_no_tier_is_an_error_of_one_line(tmp_path: Path) -> None:
+    for line in (("compact", tmp_path / "nowhere"), ("copy", tmp_path / "nowhere", tmp_path / "target")):
+        ran = offload(*line)
+        assert ran.code == 1
+        assert "is no tier" in ran.error
+    ran = offload("copy", "one", "other", "--give-up")
+    assert (ran.code, "--give-up takes the streams" in ran.error) == (2, True)
