@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -10,25 +11,26 @@ from offload.cli.arguments import OnlyStream, Options, Tier
 from offload.cli.output import print_error, print_json, print_table, size_text
 from offload.cli.progress import Seen, Show, progress
 from offload.cli.quantities import parse_size
-from offload.cli.state import State, run_async
+from offload.cli.resumed import ended
+from offload.cli.state import State
 from offload.tier.compacting import Compacted, Compaction
 from offload.tier.compacting import compact as compact_tier
 from offload.tier.object_store_offloader import TierOptions
 
-AGAIN = "what was put in place so far stays; run the same command again to go on"
+FragmentSize = Annotated[
+    str, typer.Option(metavar="SIZE", help="How large fragments may become, such as 64MiB or 200MB.")
+]
+FragmentsMin = Annotated[
+    int, typer.Option(metavar="COUNT", min=2, help="Leave runs of fewer fragments as they are.")
+]
 
 
 def compact(
     context: typer.Context,
     tier: Tier,
     stream: OnlyStream = None,
-    fragment_size: Annotated[
-        str,
-        typer.Option(metavar="SIZE", help="How large fragments may become, such as 64MiB or 200MB."),
-    ] = "64MiB",
-    fragments_min: Annotated[
-        int, typer.Option(metavar="COUNT", min=2, help="Leave runs of fewer fragments as they are.")
-    ] = 2,
+    fragment_size: FragmentSize = "64MiB",
+    fragments_min: FragmentsMin = 2,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
@@ -42,8 +44,8 @@ def compact(
 
     async def main() -> None:
         how = TierOptions(fragment_size_bytes=size_bytes)
-        async with state.tier(tier, option, how=how) as offloader:
-            with progress(json=json) as show:
+        with progress(json=json) as show:
+            async with state.tier(tier, option, how=how) as offloader:
                 async for one in compact_tier(
                     offloader,
                     streams=[] if stream is None else [stream],
@@ -52,19 +54,17 @@ def compact(
                     progress=_Bar(show),
                 ):
                     done.append(one)
-                    if json:
-                        print_json(one.as_json())
-                    if one.error is not None:
-                        print_error(one.error)
+                    _tell(one, json=json)
 
-    try:
-        run_async(main)
-    except KeyboardInterrupt as exc:
-        raise KeyboardInterrupt(AGAIN) from exc
-    finally:
-        if not json:
-            _show(done)
-    return 1 if any(one.error for one in done) else 0
+    return ended(main, done, partial(_show, done), json=json)
+
+
+def _tell(one: Compacted, *, json: bool) -> None:
+    """What does not wait for the table."""
+    if json:
+        print_json(one.as_json())
+    if one.error is not None:
+        print_error(one.error)
 
 
 def _show(done: list[Compacted]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -12,7 +11,8 @@ from offload.cli.arguments import Options
 from offload.cli.ending import Usage
 from offload.cli.output import print_error, print_json, print_note, print_table, size_text
 from offload.cli.progress import Seen, Show, progress
-from offload.cli.state import State, run_async
+from offload.cli.resumed import ended
+from offload.cli.state import State
 from offload.cli.sync import UPLOADS_MAX, AtOnce, CommitStore, HashedKeys
 from offload.offloader import LedgerOffloader
 from offload.tier.copying import Copied, CopyProgress, give_up
@@ -20,32 +20,37 @@ from offload.tier.copying import copy as copy_tier
 from offload.tier.object_store_offloader import TierOptions
 from offload.tier.place import TierPlan
 
-AGAIN = "what was copied so far stays; run the same command again to go on"
+SourceTier = Annotated[str, typer.Argument(metavar="SOURCE_TIER", help="The tier to read.")]
+TargetTier = Annotated[
+    str, typer.Argument(metavar="TARGET_TIER", help="The tier to write. It is made if there is none.")
+]
+Streams = Annotated[
+    list[str] | None, typer.Argument(metavar="STREAM", help="Only these streams. Default: all.")
+]
+ReadBack = Annotated[
+    bool, typer.Option("--verify", help="Read what was uploaded once more, whole, before it is named.")
+]
+GiveUp = Annotated[
+    bool,
+    typer.Option("--give-up", help="Copy nothing; drop what an unfinished copy of STREAM uploaded."),
+]
+SourceOptions = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="An option of SOURCE_TIER's backend; may be repeated."),
+]
 
 
 def copy(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="SOURCE_TIER", help="The tier to read.")],
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET_TIER", help="The tier to write. It is made if there is none.")
-    ],
-    stream: Annotated[
-        list[str] | None, typer.Argument(metavar="STREAM", help="Only these streams. Default: all.")
-    ] = None,
-    read_back: Annotated[
-        bool, typer.Option("--verify", help="Read what was uploaded once more, whole, before it is named.")
-    ] = False,
-    drop: Annotated[
-        bool,
-        typer.Option("--give-up", help="Copy nothing; drop what a copy of STREAM that did not end uploaded."),
-    ] = False,
+    source: SourceTier,
+    target: TargetTier,
+    stream: Streams = None,
+    verify: ReadBack = False,
+    drop: GiveUp = False,
     at_once: AtOnce = UPLOADS_MAX,
     commit_store: CommitStore = "",
     hashed_keys: HashedKeys = False,
-    source_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of SOURCE_TIER's backend; may be repeated."),
-    ] = None,
+    source_option: SourceOptions = None,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
@@ -54,45 +59,35 @@ def copy(
     Safe beside syncs and readers of either. Killed at any moment and run again, it goes on.
     """
     state: State = context.obj
-    streams, done = stream or [], list[Copied]()
-    if drop and not streams:
-        raise Usage("--give-up takes the streams as arguments behind TARGET_TIER")
+    done: list[Copied] = []
+    how = TierOptions(uploads_max=at_once)
+    plan = TierPlan(commit_store=commit_store, hashed_keys=hashed_keys)
 
-    @asynccontextmanager
-    async def tiers() -> AsyncIterator[tuple[LedgerOffloader, LedgerOffloader]]:
-        how, plan = (
-            TierOptions(uploads_max=at_once),
-            TierPlan(commit_store=commit_store, hashed_keys=hashed_keys),
-        )
+    async def main() -> None:
         async with (
             state.tier(source, source_option) as read,
             state.tier(target, option, how=how, plan=plan) as written,
         ):
-            yield read, written
-
-    async def main() -> None:
-        async with tiers() as (read, written):
             if drop:
-                for name in streams:
-                    await give_up(read, written, name)
-                    print_note(f"{name}: what was left is given up; `offload sweep {target}` frees its space")
+                await _give_up(read, written, stream or [])
                 return
             with progress(json=json) as show:
                 copying = copy_tier(
-                    read, written, streams=streams, verify=read_back, at_once=at_once, progress=_Bar(show)
+                    read, written, streams=stream or [], verify=verify, at_once=at_once, progress=_Bar(show)
                 )
                 async for one in copying:
                     done.append(one)
                     _tell(one, json=json)
 
-    try:
-        run_async(main)
-    except KeyboardInterrupt as exc:
-        raise KeyboardInterrupt(AGAIN) from exc
-    finally:
-        if not json:
-            _show(done)
-    return 1 if any(one.error for one in done) else 0
+    return ended(main, done, partial(_show, done), json=json)
+
+
+async def _give_up(source: LedgerOffloader, target: LedgerOffloader, streams: list[str]) -> None:
+    if not streams:
+        raise Usage("--give-up takes the streams as arguments behind TARGET_TIER")
+    for name in streams:
+        await give_up(source, target, name)
+        print_note(f"{name}: what was left is given up; `offload sweep {target.url}` frees its space")
 
 
 def _tell(one: Copied, *, json: bool) -> None:
