@@ -174,8 +174,8 @@ class LedgerOffloader(Catalogue, Committer):
     never a hazard.
     **Prepared before uploaded.** `offload` refuses an attempt that its manifest does not run, with
     `Conflict`, before the first byte is stored; and a handle of another ledger, with `Misuse`.
-    **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it,
-    and any one where there are several, for fragments may be on their way together.
+    **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it and its
+    file, and any one where there are several, for fragments may be on their way together.
     **Fragments are whole.** A reader sees a fragment entire or not at all.
     **Reads are verbatim.** What is read back is, chunk for chunk, the bytes that were offloaded.
     **Absence is an error.** Reading what was never committed raises `NotOffloaded`, never `None`.
@@ -224,9 +224,12 @@ class LedgerOffloader(Catalogue, Committer):
     ) -> Receipt:
         """Copy every chunk of `handle`, checked, and return once all of it is durable.
 
-        `manifest` is the accepted one in which `attempt` runs. `extra_metadata` is for people who
-        inspect the store; it is never read back. Raises `Corrupt` at a chunk that does not hold;
-        after any error a part of the attempt may be present, and the attempt must not be used again.
+        Anybody can commit and read it from then on. `manifest` is the accepted one in which `attempt` runs.
+        `extra_metadata` is for people who inspect the store: any text, which is never read back and changes
+        nothing else. `handle` stays its owner's to close. Raises `Corrupt` at a chunk that does not hold, and
+        if the table leaves out a part of the range; an error that `handle` raises, such as `TryAgain`, is
+        passed on. After any error a part of the attempt may be present, and the attempt must not be used
+        again.
         """
 
     @abstractmethod

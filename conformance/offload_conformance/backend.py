@@ -119,6 +119,8 @@ class _AsProtocol(ProtocolConformance):
 class _AsOffloader(OffloaderConformance):
     open_backend: Any
     note_retry: Any
+    many_streams = 1100
+    """More than a page of any listing has. Of a store, its own layer asks for long listings."""
 
     def open_offloader(self) -> LedgerOffloader:
         return PatientOffloader(self.open_backend(), self.note_retry)

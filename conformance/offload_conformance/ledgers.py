@@ -7,9 +7,12 @@ read back out of its chunks; so a mistake in reading cannot hide in the expectat
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import numpy as np
 
 from offload.formats.chunk import ChunkTable, ChunkType
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
@@ -26,7 +29,7 @@ BIRTH_MS: Final = 1_700_000_000_000
 class MemoryLedger(MemoryHandle):
     """Chunks in memory as a snapshot of a ledger; `before_read` is awaited with the rows of each read.
 
-    By default that gives way to other tasks once.
+    By default that gives way to other tasks once. `closed` counts how often the handle was closed.
     """
 
     def __init__(
@@ -35,13 +38,18 @@ class MemoryLedger(MemoryHandle):
         super().__init__(chunks, ledger_id=ledger_id, where=where)
         self.chunks: Final = tuple(chunks)
         self.before_read: Callable[[ChunkTable], Awaitable[None]] = give_way
+        self.closed = 0
+
+    async def aclose(self) -> None:
+        """Count it."""
+        self.closed += 1
 
     async def read(self, rows: ChunkTable) -> bytes:
         """The bytes of these rows."""
         await self.before_read(rows)
         return await super().read(rows)
 
-    def damaged(self, offset: int, *, byte: int) -> MemoryLedger:
+    def damaged(self, offset: int, *, byte: int, where: str | None = None) -> MemoryLedger:
         """The same ledger with one bit off: in this byte of the chunk that begins at `offset`.
 
         Its table is that of the sound ledger, as an index from before the damage would be.
@@ -49,11 +57,19 @@ class MemoryLedger(MemoryHandle):
         start, end = self.span_of(offset)
         raw = bytearray(self._data)
         raw[start + byte % (end - start)] ^= 0b100
-        return self._with(bytes(raw))
+        other = self._with(bytes(raw))
+        other._where = where or other._where
+        return other
 
     def torn(self, offset: int) -> MemoryLedger:
         """The same ledger without the last bytes of the chunk at `offset`, and nothing behind it."""
         return self._with(self._data[: self.span_of(offset)[1] - 3])
+
+    def with_a_hole(self, row: int) -> MemoryLedger:
+        """The same ledger with a table that leaves out the chunk of this row, one in its midst."""
+        other = self._with(self._data)
+        other._table = np.delete(self._table, row)
+        return other
 
     def span_of(self, offset: int) -> tuple[int, int]:
         """Where the chunk that begins at `offset` begins and ends, in bytes."""
@@ -85,6 +101,25 @@ def ledger_of(records: int, *, first_offset: int = 0, body_size_bytes: int = 8) 
             for offset in range(first_offset, first_offset + records)
         ]
     )
+
+
+def drawn_ledger(
+    chunks: int, *, first_offset: int = 0, ledger_id: int | None = None, size_bytes_max: int = 4096
+) -> MemoryLedger:
+    """A ledger of so many chunks. Records, sizes, bytes and gaps in time are drawn.
+
+    Each chunk has one to four records. A body is empty, short or up to `size_bytes_max` long, and either of
+    random bytes or of one byte repeated.
+    """
+    raws, offset, timestamp_ms = [], first_offset, BIRTH_MS
+    for _ in range(chunks):
+        bodies = []
+        for _ in range(random.randint(1, 4)):
+            size = random.choice((0, 1, 30, random.randrange(size_bytes_max)))
+            bodies.append(random.randbytes(size) if random.randrange(2) else random.randbytes(1) * size)
+        raws.append(build_chunk(bodies, offset=offset, timestamp_ms=timestamp_ms, epoch=EPOCH))
+        offset, timestamp_ms = offset + len(bodies), timestamp_ms + random.choice((0, 1, 999, 3_600_001))
+    return MemoryLedger(raws, ledger_id=ledger_id, where=f"drawn/{random.getrandbits(32)}.segment")
 
 
 @dataclass

@@ -28,6 +28,9 @@ class OpenedOffloaders(Asynchronous, ABC):
     tiny_chunks = 3000
     """Less for an offloader on which this takes too long."""
 
+    many_streams = 40
+    """How many streams are begun in one place. A tenth as many pairs of names are tried out."""
+
     @abstractmethod
     def open_offloader(self) -> LedgerOffloader:
         """A fresh offloader on the same place, which is empty when a test begins."""

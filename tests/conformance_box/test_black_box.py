@@ -348,7 +348,7 @@ def test_an_offloader_is_asked_what_can_be_asked_from_outside(site: Site) -> Non
             return ObjectStoreOffloader(MemoryStore(objects=PLACES.setdefault(url, {}), name=url))
     """
     site.install("whole", source)
-    select = ("contract/attempts_are_disjoint", "contract/reads_are_verbatim")
+    select = ("contract/attempts_are_stored_apart", "contract/reads_are_verbatim")
 
     ran = box("whole://here", "--json", *(word for each in select for word in ("--select", each)))
 

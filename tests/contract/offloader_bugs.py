@@ -6,9 +6,11 @@ works.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Final
@@ -19,16 +21,28 @@ import numpy as np
 import numpy.typing as npt
 from contract.bugs import Bug, breaks
 
-from offload.errors import AlreadyExists, Conflict, Corrupt, NotOffloaded
-from offload.formats.chunk import ChunkTable
+from offload.errors import (
+    AlreadyExists,
+    Conflict,
+    Corrupt,
+    Misuse,
+    NotOffloaded,
+    OffloadError,
+    OutcomeUnknown,
+    StreamDeleted,
+    TryAgain,
+)
+from offload.formats.chunk import ChunkHeader, ChunkTable, scan
+from offload.formats.fragment import HEADER
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest, Running, State
-from offload.manifest.changes import Append, Change, Claim, Delete, Trim, Verdict
+from offload.formats.manifest import AttemptKind, Entry, Manifest, Running, State
+from offload.manifest.changes import Abort, Append, Change, Claim, Delete, Trim, Verdict
 from offload.manifest.tree import Tree
 from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.memory import MemoryStore
 from offload.store.port import Body, ObjectStore, Span, Suffix
 from offload.store.wrap import StoreDecorator
+from offload.tier.fragment_writer import check_source
 from offload.tier.fragments import FragmentHandle
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 
@@ -213,7 +227,7 @@ class OffersThePlan(ObjectStoreOffloader):
         ]
 
 
-@bug("fragments_are_whole_before_they_are_offered")
+@bug("leftovers_are_whole")
 class GuessesLeftovers(ObjectStoreOffloader):
     """Offers a fragment for adoption with one record fewer than it has.
 
@@ -299,6 +313,453 @@ class DeletesTheCommitted(ObjectStoreOffloader):
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
         await self.store.delete([row.key async for row in self.store.list("") if str(attempt.uid) in row.key])
+
+
+@bug("offloads_are_checked")
+class ChecksOnlyTheData(ObjectStoreOffloader):
+    """Checks the CRC of a chunk's data, and nothing of its header.
+
+    The format has a checksum, so it is checked; that it leaves out the header is easily missed.
+    """
+
+    async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
+        def agree(headers: Any, rows: ChunkTable) -> npt.NDArray[np.bool_]:
+            return np.ones(len(rows), np.bool_)
+
+        with patch("offload.formats._chunk_table._agree", agree):
+            return await super().offload(*args, **kwargs)
+
+
+@bug("offloads_are_checked")
+class ChecksTheFirstOfEachRead(ObjectStoreOffloader):
+    """Checks the first chunk of each read alone.
+
+    A check that was written for one chunk, before reads were made larger.
+    """
+
+    async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
+        def first(raw: bytes, rows: ChunkTable, *, where: str) -> npt.NDArray[np.uint32]:
+            one = rows[:1]
+            check_source(raw[: int(one["size_bytes"][0])], one, where=where)
+            return np.zeros(len(rows), np.uint32)
+
+        with patch("offload.tier.fragment_writer.check_source", first):
+            return await super().offload(*args, **kwargs)
+
+
+@bug("offloads_are_checked")
+class BlamesTheTier(ObjectStoreOffloader):
+    """Names the tier as the place of damage that its source has.
+
+    An error that is translated where its file is no longer known.
+    """
+
+    async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
+        try:
+            return await super().offload(*args, **kwargs)
+        except Corrupt as damage:
+            raise damage.within(self.url) from damage
+
+
+@bug("offloads_are_checked_for_holes")
+class TrustsTheTable(ObjectStoreOffloader):
+    """Copies what the table of the source lists, and takes that for the whole range.
+
+    An index that lost a record: the chunk is there, and nobody asks for it.
+    """
+
+    async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
+        with (
+            patch("offload.tier.object_store_offloader.covering_table", lambda handle: handle.table()),
+            patch("offload.tier.fragment_writer.check_index", lambda *args, **kwargs: None),
+        ):
+            return await super().offload(*args, **kwargs)
+
+
+@bug("errors_of_the_source_are_passed_on")
+class TakesTryAgainForTheEnd(ObjectStoreOffloader):
+    """Takes a source that is gone for now for one that has ended.
+
+    A loop that reads until there is nothing more, and an error that counts as nothing.
+    """
+
+    async def offload(
+        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
+    ) -> Receipt:
+        try:
+            return await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
+        except TryAgain:
+            return Receipt(attempt=attempt, entries=())
+
+
+class _Slots(ObjectStoreOffloader):
+    """Has four slots for uploads. `kept_after` says after which ends one is not given back."""
+
+    taken = 0
+    kept_after: type[BaseException]
+
+    async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
+        if self.taken == 4:
+            raise TryAgain("all slots are taken")
+        self.taken += 1
+        try:
+            receipt = await super().offload(*args, **kwargs)
+        except BaseException as error:
+            self.taken -= not isinstance(error, self.kept_after)
+            raise
+        self.taken -= 1
+        return receipt
+
+
+@bug("errors_of_the_source_are_passed_on")
+class LosesSlotsToErrors(_Slots):
+    """Loses an upload slot at each error of a source.
+
+    A semaphore that is released behind the call, and not in a `finally`.
+    """
+
+    kept_after = OffloadError
+
+
+@bug("cancelled_offloads_hinder_nobody")
+class LosesSlotsToCancellation(_Slots):
+    """Loses an upload slot with each offload that is cancelled.
+
+    `except Exception` releases it, and a cancellation is no `Exception`.
+    """
+
+    kept_after = asyncio.CancelledError
+
+
+@bug("source_handles_stay_open")
+class ClosesItsSource(ObjectStoreOffloader):
+    """Closes the handle that it copied.
+
+    `async with handle`: tidy, but the handle is the caller's, who may copy it once more.
+    """
+
+    async def offload(self, handle: ReadHandle, *args: Any, **kwargs: Any) -> Receipt:
+        async with handle:
+            return await super().offload(handle, *args, **kwargs)
+
+
+@bug("extra_metadata_is_any_text")
+class SendsMetadataAsHeaders(ObjectStoreOffloader):
+    """Refuses metadata that is not ASCII.
+
+    It is sent as HTTP headers, as user metadata of objects is.
+    """
+
+    async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
+        if not all((name + text).isascii() for name, text in kwargs["extra_metadata"].items()):
+            raise Misuse("a header must be ASCII")
+        return await super().offload(*args, **kwargs)
+
+
+@bug("extra_metadata_is_any_text")
+class AddsToTheMetadata(ObjectStoreOffloader):
+    """Adds to the mapping of metadata that its caller gave.
+
+    A default of its own is put where it is at hand; the next ledger has it too.
+    """
+
+    async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
+        if kwargs["extra_metadata"]:
+            try:
+                kwargs["extra_metadata"]["by"] = "an archive"
+            except TypeError as error:
+                raise RuntimeError("the mapping cannot be changed") from error
+        return await super().offload(*args, **kwargs)
+
+
+@bug("offloads_may_run_at_once")
+class CopiesByOneCursor(ObjectStoreOffloader):
+    """Keeps the handle that it copies in the offloader itself.
+
+    An attribute where a variable was needed: two ledgers at once become one of them, twice.
+    """
+
+    current: ReadHandle
+
+    async def offload(self, handle: ReadHandle, *args: Any, **kwargs: Any) -> Receipt:
+        self.current = handle
+        await asyncio.sleep(0)
+        return await super().offload(self.current, *args, **kwargs)
+
+
+@bug("receipts_tell_what_was_copied")
+class CountsEveryRecord(ObjectStoreOffloader):
+    """Counts the records of tracking chunks as messages.
+
+    Every record takes an offset, so the offsets are counted.
+    """
+
+    async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
+        receipt = await super().offload(*args, **kwargs)
+        return replace(receipt, entries=[replace(each, messages=each.records) for each in receipt.entries])
+
+
+@bug("receipts_tell_what_was_copied")
+class TakesTheLastTimeForTheGreatest(ObjectStoreOffloader):
+    """Takes the timestamp of the last chunk for the greatest.
+
+    Time goes on, as a rule: until a clock is set.
+    """
+
+    async def offload(self, handle: ReadHandle, *args: Any, **kwargs: Any) -> Receipt:
+        receipt = await super().offload(handle, *args, **kwargs)
+        last_ms = int((await handle.table())["timestamp_ms"][-1])
+        *entries, newest = receipt.entries
+        return replace(receipt, entries=[*entries, replace(newest, last_timestamp_ms=last_ms)])
+
+
+class Behind(StoreDecorator):
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.buffered: dict[str, bytes] = {}
+
+    async def put(self, key: str, body: Body) -> None:
+        self.buffered[key] = b"".join([window async for window in body.windows()])
+
+    async def create(self, key: str, data: bytes) -> None:
+        for buffered, raw in self.buffered.items():
+            await super().put(buffered, Body.of(raw))
+        self.buffered.clear()
+        await super().create(key, data)
+
+
+@bug("receipts_are_of_durable_bytes")
+class WritesBehind(ObjectStoreOffloader):
+    """Sends what it copied with its next commit.
+
+    A transaction that is open until then: if another process commits, it commits nothing.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(Behind(store))
+
+
+class KeepingFragments(Deduplicating):
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete([key for key in keys if not key.endswith(".fragment")])
+
+
+@bug("attempts_are_stored_apart")
+class StoresEqualBytesOnce(ObjectStoreOffloader):
+    """Stores equal bytes of two attempts once, and removes them never.
+
+    Deduplication with a garbage collector that is still to come.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(KeepingFragments(store))
+
+
+@bug("refusals_store_nothing")
+class NotesBeforeItAsks(ObjectStoreOffloader):
+    """Stores a note of an attempt before it asks whether the attempt was announced.
+
+    The check comes late, and what it refuses has left a trace that nobody removes.
+    """
+
+    async def offload(self, handle: ReadHandle, attempt: Attempt, **kwargs: Any) -> Receipt:
+        await self.store.put(StreamKeys(attempt.stream).data + f"note.{attempt.uid}", Body.of(b""))
+        return await super().offload(handle, attempt, **kwargs)
+
+
+@bug("deletion_leaves_nothing")
+class LeavesTheBrokenOff(ObjectStoreOffloader):
+    """Deletes what an attempt completed, and not what it had begun.
+
+    Temporary objects, whose names the deletion does not know.
+    """
+
+    async def offload(self, handle: ReadHandle, attempt: Attempt, **kwargs: Any) -> Receipt:
+        part = StreamKeys(attempt.stream).data + f"part.{attempt.uid}"
+        await self.store.put(part, Body.of(b""))
+        receipt = await super().offload(handle, attempt, **kwargs)
+        await self.store.delete([part])
+        return receipt
+
+
+@bug("refused_deletions_remove_nothing")
+class PrunesBeforeItAsks(ObjectStoreOffloader):
+    """Removes old manifests with each deletion, also with one that it then refuses.
+
+    Housekeeping comes first, and the question comes after it.
+    """
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        roots = [row.key async for row in self.store.list(StreamKeys(attempt.stream).roots)]
+        await self.store.delete(roots[:-1])
+        await super().delete_offloaded(attempt)
+
+
+@bug("attempts_are_of_their_stream")
+class FindsAttemptsByUid(ObjectStoreOffloader):
+    """Reads an attempt by its UUID, in whatever stream it is.
+
+    A table keyed by the UUID: the stream that is asked for is in no `WHERE`.
+    """
+
+    async def read_offloaded(self, attempt: Attempt, **kwargs: Any) -> ReadHandle:
+        for stream in [attempt.stream, *await self.streams()]:
+            try:
+                return await super().read_offloaded(replace(attempt, stream=stream), **kwargs)
+            except NotOffloaded:
+                continue
+        raise NotOffloaded(f"there is no attempt {attempt.uid}")
+
+
+@bug("attempts_are_of_their_stream")
+class DeletesByUid(ObjectStoreOffloader):
+    """Deletes an attempt by its UUID, in whatever stream it is.
+
+    `DELETE FROM fragments WHERE attempt = ?`.
+    """
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        await super().delete_offloaded(attempt)
+        rows = [row.key async for row in self.store.list("") if str(attempt.uid) in row.key]
+        await self.store.delete(rows)
+
+
+@bug("deletion_condemns")
+class DeletesBytesAlone(ObjectStoreOffloader):
+    """Deletes the bytes of an attempt, which goes on running.
+
+    The commit that drops it was forgotten: a later one names what is gone.
+    """
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        manifest = await self.log(attempt.stream).load_newest()
+        if manifest is None or not manifest.runs(attempt.uid):
+            await super().delete_offloaded(attempt)
+        else:
+            rows = [row.key async for row in self.store.list("") if str(attempt.uid) in row.key]
+            await self.store.delete(rows)
+
+
+@bug("deletion_spares_the_committed_that_runs")
+class AsksOnlyWhatRuns(ObjectStoreOffloader):
+    """Deletes whatever runs, and asks only of other attempts whether they are named.
+
+    Running or committed: that an attempt can be both is overlooked.
+    """
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        manifest = await self.log(attempt.stream).load_newest()
+        if manifest is not None and manifest.runs(attempt.uid):
+            rows = [row.key async for row in self.store.list("") if str(attempt.uid) in row.key]
+            await self.store.delete(rows)
+        await super().delete_offloaded(attempt)
+
+
+@bug("deletion_takes_what_was_trimmed")
+class SparesWhatWasEverNamed(ObjectStoreOffloader):
+    """Spares for ever what was once committed.
+
+    A flag in the attempt's row, which a trim does not take back: retention frees no byte.
+    """
+
+    named: set[UUID] = set()
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        if isinstance(change, Append):
+            self.named.update(entry.attempt for entry in change.entries)
+        return manifest
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        if attempt.uid in self.named:
+            raise Conflict(f"attempt {attempt.uid} is committed")
+        await super().delete_offloaded(attempt)
+
+
+@bug("stored_bytes_are_counted")
+class CountsWhatIsLeft(ObjectStoreOffloader):
+    """Counts the bytes that are in the place now, whoever stored them.
+
+    `SELECT sum(size)`: it falls with each deletion, and rises with what others do.
+    """
+
+    @property
+    def put_size_bytes(self) -> int:
+        store = self.store
+        while isinstance(store, StoreDecorator):
+            store = store.inner
+        assert isinstance(store, MemoryStore)
+        return sum(map(len, store.objects.values()))
+
+
+@bug("leftovers_are_one_chain")
+class OffersRivals(ObjectStoreOffloader):
+    """Offers the leftovers of each attempt, though they hold the same offsets.
+
+    Each attempt is looked at by itself, and continues the manifest by itself.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        return [
+            leftover
+            for running in manifest.running
+            for leftover in await super(OffersRivals, self).leftovers(replace(manifest, running=(running,)))
+        ]
+
+
+@bug("leftovers_are_of_earlier_writers")
+class OffersItsOwn(ObjectStoreOffloader):
+    """Offers a writer what it copied itself and has not committed yet.
+
+    Whatever runs and is complete counts, whoever it belongs to.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        return await super().leftovers(replace(manifest, writer=uuid4()))
+
+
+@bug("leftovers_are_of_earlier_writers")
+class OffersWhatJobsCopied(ObjectStoreOffloader):
+    """Offers the next writer what a job copied.
+
+    The kind of an attempt came later than the code that reads the list.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        running = tuple(replace(each, kind=AttemptKind.STREAM) for each in manifest.running)
+        return await super().leftovers(replace(manifest, running=running))
+
+
+@bug("leftovers_tell_their_last_chunk")
+class TellsTheLastRecord(ObjectStoreOffloader):
+    """Tells the offset of the last record for that of the last chunk.
+
+    The two are one wherever chunks have one record.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        found = await super().leftovers(manifest)
+        return [replace(each, last_chunk_offset=each.entry.next_offset - 1) for each in found]
+
+
+@bug("leftovers_tell_their_last_chunk")
+class TellsTheChecksumOfTheData(ObjectStoreOffloader):
+    """Tells the CRC that stands in the last chunk's header, which is that of its data alone.
+
+    A checksum of the chunk is at hand, so none is computed: the source's own never agrees with it.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        found = []
+        for each in await super().leftovers(manifest):
+            key = StreamKeys(manifest.stream).fragment(each.entry.first_offset, each.entry.attempt)
+            data = (await self.store.get(key))[HEADER.size_bytes :][: each.entry.data_size_bytes]
+            position = int(scan(data, where=key)["position"][-1])
+            checksum = ChunkHeader.decode(data[position:], where=key).crc
+            found.append(replace(each, last_chunk_checksum=checksum))
+        return found
 
 
 # Reads
@@ -456,6 +917,165 @@ class BeginsWithinAChunk(ObjectStoreOffloader):
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
         return Shortened.around(await super().read_offloaded(*args, **kwargs))
+
+
+class _Page(_Around):
+    async def table(self) -> ChunkTable:
+        return (await super().table())[:1000]
+
+
+@bug("reads_are_verbatim")
+class ReadsOnePage(ObjectStoreOffloader):
+    """Reads back the first thousand chunks of an attempt.
+
+    A query with a limit, and nobody asks for the next page.
+    """
+
+    async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
+        return _Page.around(await super().read_offloaded(*args, **kwargs))
+
+
+class _Cursor(_Around):
+    rows: ChunkTable
+
+    async def read(self, rows: ChunkTable) -> bytes:
+        self.rows = rows
+        await asyncio.sleep(0)
+        return await super().read(self.rows)
+
+
+@bug("reads_may_run_at_once")
+class ReadsByOneCursor(ObjectStoreOffloader):
+    """Keeps in the handle what is being read.
+
+    `seek`, then `read`: another read comes between the two.
+    """
+
+    async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
+        return _Cursor.around(await super().read_offloaded(*args, **kwargs))
+
+
+class _Sharing(_Around):
+    offloader: ClosesWithTheHandle
+
+    async def read(self, rows: ChunkTable) -> bytes:
+        if self.offloader.is_closed:
+            raise RuntimeError("the connection is closed")
+        return await super().read(rows)
+
+    async def aclose(self) -> None:
+        self.offloader.is_closed = True
+
+
+@bug("handles_are_closed_alone")
+class ClosesWithTheHandle(ObjectStoreOffloader):
+    """Closes its connection with any handle that is closed.
+
+    The handle was given the connection, and tidies up what it was given.
+    """
+
+    is_closed = False
+
+    async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
+        handle = _Sharing.around(await super().read_offloaded(*args, **kwargs))
+        handle.offloader = self  # type: ignore[attr-defined]
+        return handle
+
+
+@bug("reads_go_by_the_manifest_given")
+class ReadsByTheNewest(ObjectStoreOffloader):
+    """Reads by the newest manifest, whichever it is given.
+
+    The parameter was added for others, and is not looked at.
+    """
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        return await super().read_offloaded(attempt, only=only)
+
+
+class _Nameless(_Around):
+    async def read(self, rows: ChunkTable) -> bytes:
+        try:
+            return await super().read(rows)
+        except Corrupt as damage:
+            raise damage.within("") from damage
+
+
+@bug("damage_is_an_error")
+class NamesNoPlace(ObjectStoreOffloader):
+    """Says that bytes are damaged, and not where.
+
+    An operator with ten thousand objects is told that one of them is broken.
+    """
+
+    async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
+        return _Nameless.around(await super().read_offloaded(*args, **kwargs))
+
+
+class _Alters(ObjectStoreOffloader):
+    """Loads manifests that are not quite those that were committed."""
+
+    def altered(self, manifest: Manifest) -> Manifest:
+        raise NotImplementedError
+
+    async def load_manifest(self, stream: str) -> Manifest:
+        return self.altered(await super().load_manifest(stream))
+
+
+@bug("numbers_are_exact")
+class KeepsDoubles(_Alters):
+    """Keeps offsets as floating-point numbers.
+
+    A document store whose numbers are doubles: beyond 2^53 every second one is missing.
+    """
+
+    def altered(self, manifest: Manifest) -> Manifest:
+        return replace(manifest, next_offset=int(float(manifest.next_offset)))
+
+
+@bug("numbers_are_exact")
+class NarrowsByDoubles(ObjectStoreOffloader):
+    """Narrows a read by offsets that were floating-point numbers on the way.
+
+    JSON, decoded by a library that makes every number a double.
+    """
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        narrowed = None if only is None else range(int(float(only.start)), int(float(only.stop)))
+        return await super().read_offloaded(attempt, manifest=manifest, only=narrowed)
+
+
+@bug("numbers_are_exact")
+class KeepsLedgersIn32Bits(_Alters):
+    """Keeps the ids of ledgers in columns of 32 bits.
+
+    `INTEGER` is that in most databases; RabbitMQ's first ledgers fit.
+    """
+
+    def altered(self, manifest: Manifest) -> Manifest:
+        running = tuple(replace(each, ledger_id=each.ledger_id % 2**32) for each in manifest.running)
+        return replace(manifest, running=running, last_ledger_id=manifest.last_ledger_id % 2**32)
+
+
+class _Short(_Around):
+    @property
+    def ledger_id(self) -> int:
+        return super().ledger_id % 2**31
+
+
+@bug("handles_tell_exact_numbers")
+class TellsShortLedgers(ObjectStoreOffloader):
+    """Tells the last 31 bits of a ledger's id.
+
+    A signed int, and a mask that keeps it positive.
+    """
+
+    async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
+        return _Short.around(await super().read_offloaded(*args, **kwargs))
 
 
 # Commits
@@ -683,6 +1303,209 @@ class ServesWhatIsRebuilt(ObjectStoreOffloader):
         return manifest
 
 
+@bug("commits_apply_their_change")
+class ForgetsTheBrokersEpoch(_Alters):
+    """Loses the broker's own epoch when a manifest is stored.
+
+    A column that was added to the type, and not to the table.
+    """
+
+    def altered(self, manifest: Manifest) -> Manifest:
+        return replace(manifest, source_epoch=0)
+
+
+@bug("commits_apply_their_change")
+class SignsForTheWriter(ObjectStoreOffloader):
+    """Records the stream's writer as the author of every commit.
+
+    A guest's trim then looks like the writer's own.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if base is not None:
+            committer = base.writer
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("manifests_are_fresh")
+class CachesManifests(ObjectStoreOffloader):
+    """Hands out the manifest that it loaded or committed last, though others have committed since.
+
+    A cache that only its own commits renew.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.cached: dict[str, Manifest] = {}
+
+    async def load_manifest(self, stream: str) -> Manifest:
+        if stream not in self.cached:
+            self.cached[stream] = await super().load_manifest(stream)
+        return self.cached[stream]
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        self.cached.pop(stream, None)
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("manifests_are_fresh")
+class RemembersAbsence(ObjectStoreOffloader):
+    """Remembers that a stream was not there.
+
+    Only what is found is renewed in a cache; that nothing was found stays true for ever.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.absent: set[str] = set()
+
+    async def load_manifest(self, stream: str) -> Manifest:
+        if stream in self.absent:
+            raise NotOffloaded(f"there is no stream {stream!r}")
+        try:
+            return await super().load_manifest(stream)
+        except NotOffloaded:
+            self.absent.add(stream)
+            raise
+
+
+@bug("manifests_are_fresh")
+class CachesTheStreams(ObjectStoreOffloader):
+    """Lists the streams that it saw the first time.
+
+    A listing is dear, and streams are few.
+    """
+
+    listed: list[str] | None = None
+
+    async def streams(self) -> list[str]:
+        if self.listed is None:
+            self.listed = await super().streams()
+        return self.listed
+
+
+@bug("bases_may_be_old")
+class InsistsOnTheNewestBase(ObjectStoreOffloader):
+    """Refuses a change whose `base` is not the newest manifest.
+
+    Optimistic locking by version, which leaves the second try to the caller.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if base is not None:
+            newest = await self.log(stream).load_newest()
+            if newest is not None and newest.version != base.version:
+                raise Conflict(f"version {base.version} is not {newest.version}")
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("repeated_commits_return_the_newest")
+class ReturnsWhatItReturned(ObjectStoreOffloader):
+    """Answers a change that is repeated with the manifest of the first time.
+
+    A key of idempotency, under which the answer is kept.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.answers: list[tuple[Change, Manifest]] = []
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        for sent, answer in self.answers:
+            if sent is change:
+                return answer
+        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        self.answers.append((change, manifest))
+        return manifest
+
+
+@bug("trimmed_commits_are_unknown")
+class TakesTheTrimmedForCommitted(ObjectStoreOffloader):
+    """Says that a commit is in because what it named is below the stream's first offset.
+
+    Nobody can know that any more: another's fragments may have been there.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        try:
+            return await super().commit_manifest(stream, change, base=base, committer=committer)
+        except OutcomeUnknown:
+            return await self.load_manifest(stream)
+
+
+@bug("refusals_tell_their_cause")
+class TakesAGapForARival(ObjectStoreOffloader):
+    """Refuses a gap as a `Conflict`.
+
+    Whatever does not fit is one error: a caller then tries for ever what can never succeed.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        try:
+            return await super().commit_manifest(stream, change, base=base, committer=committer)
+        except Misuse as error:
+            raise Conflict(str(error)) from error
+
+
+@bug("refusals_tell_their_cause")
+class ClosesGaps(ObjectStoreOffloader):
+    """Moves what was appended beyond the end to the end.
+
+    A serial number of its own in the place of the offset that was given.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if isinstance(change, Append) and change.entries and base is not None:
+            newest = await self.load_manifest(stream)
+            gap = change.entries[0].first_offset - newest.next_offset
+            if gap > 0:
+                entries = [replace(each, first_offset=each.first_offset - gap) for each in change.entries]
+                change = replace(change, entries=entries)
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("changes_are_of_their_incarnation")
+class DeletesByName(ObjectStoreOffloader):
+    """Deletes a stream by its name, whichever incarnation was meant.
+
+    A deletion whose reply was lost is sent again, and takes the stream that was begun since.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if isinstance(change, Delete):
+            newest = await self.log(stream).load_newest()
+            if newest is not None:
+                change = replace(change, incarnation=newest.incarnation)
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("manifests_hold_many_attempts")
+class LoadsOnePageOfAttempts(_Alters):
+    """Loads the first hundred of the attempts that run.
+
+    A query with a limit that was meant for a screen.
+    """
+
+    def altered(self, manifest: Manifest) -> Manifest:
+        return replace(manifest, running=manifest.running[:100])
+
+
 # Fencing
 
 
@@ -748,6 +1571,39 @@ class IgnoresTheBrokersEpoch(_Reclaims):
     kind = _AnyEpoch
 
 
+class _FirstEpoch(Claim):
+    def apply(self, base: Manifest | None) -> Manifest:
+        changed = super().apply(base)
+        return changed if base is None or base.state is State.LIVE else replace(changed, epoch=1)
+
+
+@bug("epochs_never_fall")
+class CountsEpochsByLife(_Reclaims):
+    """Begins the epochs of a stream anew when it is begun again.
+
+    The row is gone, and its counter with it: a writer that slept through it all may outrank the new one.
+    """
+
+    kind = _FirstEpoch
+
+
+@bug("jobs_outlive_claims")
+class DropsJobsWithTheWriter(ObjectStoreOffloader):
+    """Drops every attempt with a claim, those of jobs too.
+
+    Whatever ran before is taken for what a crash left.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        if isinstance(change, Claim) and manifest.running:
+            abort = Abort(attempts=frozenset(each.attempt for each in manifest.running))
+            return await super().commit_manifest(stream, abort, base=manifest, committer=committer)
+        return manifest
+
+
 # Streams
 
 
@@ -809,10 +1665,89 @@ class KeepsOneManifest(ObjectStoreOffloader):
         return self.loaded
 
 
+@bug("streams_are_listed_by_name")
+class NormalizesNames(ObjectStoreOffloader):
+    """Lists names in another form of Unicode than they were given in.
+
+    A file system, or a database's collation, that normalizes.
+    """
+
+    async def streams(self) -> list[str]:
+        return sorted(unicodedata.normalize("NFC", name) for name in await super().streams())
+
+
+@bug("streams_are_listed_by_name")
+class CutsLongNames(ObjectStoreOffloader):
+    """Lists the first 255 characters of each name.
+
+    `VARCHAR(255)`, of a database that cuts what is longer.
+    """
+
+    async def streams(self) -> list[str]:
+        return [name[:255] for name in await super().streams()]
+
+
+@bug("streams_are_listed_by_name")
+class OrdersByUtf16(ObjectStoreOffloader):
+    """Lists streams in the order of their names in UTF-16.
+
+    As Java and JavaScript compare text: beyond the first 65,536 characters the order is another.
+    """
+
+    async def streams(self) -> list[str]:
+        return sorted(await super().streams(), key=lambda name: name.encode("utf-16-be"))
+
+
+@bug("streams_do_not_mix")
+class DeletesByPrefix(ObjectStoreOffloader):
+    """Deletes with a stream the data of all whose names begin with its own.
+
+    `LIKE 'orders%'`, or a prefix without the slash at its end.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        if isinstance(change, Delete):
+            rows = [row.key async for row in self.store.list(StreamKeys(stream).prefix[:-1])]
+            await self.store.delete([key for key in rows if key.endswith(".fragment")])
+        return manifest
+
+
+@bug("streams_are_all_listed")
+class ListsOnePage(ObjectStoreOffloader):
+    """Lists the first hundred streams.
+
+    One page of a listing, taken for all of it.
+    """
+
+    async def streams(self) -> list[str]:
+        return (await super().streams())[:100]
+
+
+@bug("streams_are_all_listed")
+class ForgetsTheDeleted(ObjectStoreOffloader):
+    """Leaves streams that were deleted out of the list.
+
+    A tombstone is no stream: so nobody finds what is left to be swept.
+    """
+
+    async def streams(self) -> list[str]:
+        found = []
+        for name in await super().streams():
+            try:
+                await self.load_manifest(name)
+            except StreamDeleted:
+                continue
+            found.append(name)
+        return found
+
+
 # Manners
 
 
-@bug("opening_is_idempotent")
+@bug("opening_stores_nothing_twice")
 class SignsEachOpening(ObjectStoreOffloader):
     """Stores something at each opening.
 
@@ -890,3 +1825,51 @@ class SleepsOnTheLoop(ObjectStoreOffloader):
     async def load_manifest(self, stream: str) -> Manifest:
         time.sleep(0.3)  # noqa: ASYNC251 - this is the bug
         return await super().load_manifest(stream)
+
+
+@bug("opening_is_idempotent")
+class ResetsWhatItOpens(ObjectStoreOffloader):
+    """Begins the tier from nothing whenever somebody opens it with `create`.
+
+    `CREATE OR REPLACE TABLE`.
+    """
+
+    was_opened = False
+
+    async def open(self, *, create: bool = False) -> None:
+        await super().open(create=create)
+        if create and not self.was_opened:
+            roots = [row.key async for row in self.store.list("") if "/root." in row.key]
+            await self.store.delete(roots)
+        self.was_opened = True
+
+
+@bug("opening_makes_nothing_unasked")
+class MakesAnyPlaceATier(ObjectStoreOffloader):
+    """Makes a tier of any place that is opened.
+
+    A wrong URL, and an empty tier is there that nobody meant.
+    """
+
+    async def open(self, *, create: bool = False) -> None:
+        await super().open(create=True)
+
+
+@bug("openings_may_come_at_once")
+class LosesTheRaceToOpen(ObjectStoreOffloader):
+    """Fails to open a tier that another makes at the same time.
+
+    It looks, finds nothing, creates, and takes what is there by then for an error.
+    """
+
+    async def open(self, *, create: bool = False) -> None:
+        try:
+            await super().open()
+        except NotOffloaded:
+            if not create:
+                raise
+            await super().open(create=True)
+            try:
+                await self.store.create("tier.table", b"")
+            except AlreadyExists as error:
+                raise Conflict("the table exists") from error

@@ -51,6 +51,8 @@ def _the_same_examples() -> Iterator[None]:
 
 
 class OffloaderSuite(OffloaderConformance):
+    many_streams = 200
+
     def __init__(self, make: Callable[[ObjectStore], LedgerOffloader]) -> None:
         self.make, self.objects = make, dict[str, bytes]()
 

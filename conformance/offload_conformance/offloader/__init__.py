@@ -9,13 +9,30 @@ from offload_conformance.end_to_end import EndToEndConformance
 from offload_conformance.offloader.attempts import AttemptClauses
 from offload_conformance.offloader.commits import CommitClauses
 from offload_conformance.offloader.fencing import FencingClauses
+from offload_conformance.offloader.in_store import InStoreClauses
+from offload_conformance.offloader.leftovers import LeftoverClauses
+from offload_conformance.offloader.manifests import ManifestClauses
 from offload_conformance.offloader.manners import MannerClauses
+from offload_conformance.offloader.names import NameClauses
+from offload_conformance.offloader.numbers import NumberClauses
 from offload_conformance.offloader.reads import ReadClauses
+from offload_conformance.offloader.sources import SourceClauses
 
 __all__ = ["OffloaderConformance"]
 
 
 class OffloaderConformance(
-    AttemptClauses, ReadClauses, CommitClauses, FencingClauses, EndToEndConformance, MannerClauses
+    SourceClauses,
+    AttemptClauses,
+    InStoreClauses,
+    LeftoverClauses,
+    ReadClauses,
+    CommitClauses,
+    ManifestClauses,
+    FencingClauses,
+    NumberClauses,
+    NameClauses,
+    EndToEndConformance,
+    MannerClauses,
 ):
     """What every offloader must pass. Subclass it as the package's docstring shows."""

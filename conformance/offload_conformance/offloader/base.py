@@ -6,12 +6,13 @@ keys or files, so a database passes them as a bucket does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from uuid import UUID, uuid4
 
 import pytest
 
+from offload.formats.manifest import Entry, Manifest
 from offload.manifest.changes import Append, Delete, Dropped, Trim, entries_before
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
 from offload.store.port import Body, ObjectStore
@@ -54,19 +55,24 @@ def append_of(writer: StreamWriter, receipt: Receipt) -> Append:
 
 def trim_of(writer: StreamWriter, receipt: Receipt) -> Trim:
     """The change that drops what this receipt, the first of its stream, made durable."""
-    entries = receipt.entries
+    return trim_to(writer.manifest, receipt.entries)
+
+
+def trim_to(manifest: Manifest, dropped: Sequence[Entry]) -> Trim:
+    """The change that drops the first fragments of a manifest, which are all of one ledger."""
+    until = dropped[-1].next_offset
     return Trim(
-        incarnation=writer.manifest.incarnation,
-        since=entries[0].first_offset,
-        first_offset=receipt.next_offset,
+        incarnation=manifest.incarnation,
+        since=dropped[0].first_offset,
+        first_offset=until,
         dropped=Dropped(
-            messages=sum(entry.messages for entry in entries),
-            data_size_bytes=sum(entry.data_size_bytes for entry in entries),
-            stored_size_bytes=sum(entry.stored_size_bytes for entry in entries),
-            fragments=len(entries),
+            messages=sum(entry.messages for entry in dropped),
+            data_size_bytes=sum(entry.data_size_bytes for entry in dropped),
+            stored_size_bytes=sum(entry.stored_size_bytes for entry in dropped),
+            fragments=len(dropped),
             ledgers=1,
         ),
-        counted=entries_before(writer.manifest, receipt.next_offset),
+        counted=entries_before(manifest, until),
     )
 
 

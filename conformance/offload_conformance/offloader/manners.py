@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+import pytest
+
+from offload.errors import NotOffloaded
 from offload.offloader import LedgerOffloader
 from offload.tier.stream_writer import StreamWriter
 from offload_conformance.asynchronous import Run
@@ -14,6 +18,7 @@ from offload_conformance.opened import Open
 from offload_conformance.watch import has_credentials, longest_stall
 
 STALL_SECONDS: Final = 0.2
+CLIENTS: Final = 4
 
 
 class MannerClauses(OffloaderClauses):
@@ -33,15 +38,46 @@ class MannerClauses(OffloaderClauses):
         """A tier may be opened, and made, any number of times by anyone, and nothing in it changes."""
         run(offloader.open(create=True))
         ledger = ledger_of(3)
-        attempt = run(committed(run(StreamWriter.claim(offloader, "orders")), ledger))
-        before = self.keys_in_store()
+        writer = run(StreamWriter.claim(offloader, "orders"))
+        attempt = run(committed(writer, ledger))
+        stored_bytes = [each.put_size_bytes for each in (offloader, other)]
 
         for create in (True, False, True):
             run(other.open(create=create))
             run(offloader.open(create=create))
 
-        assert self.keys_in_store() == before
+        assert [each.put_size_bytes for each in (offloader, other)] == stored_bytes
+        assert run(other.load_manifest("orders")).commit_id == writer.manifest.commit_id
         assert run(chunks_of(other, attempt)) == [*ledger.chunks]
+
+    def test_opening_makes_nothing_unasked(self, run: Run, opened: Open) -> None:
+        """Without `create`, a place that is no tier stays none, and says so with `NotOffloaded`."""
+        for _ in range(2):
+            curious = opened()
+            for _ in range(2):
+                with pytest.raises(NotOffloaded):
+                    run(curious.open())
+            with pytest.raises(NotOffloaded):
+                run(curious.streams())
+
+        run(curious.open(create=True))
+        assert run(opened().streams()) == []
+
+    def test_openings_may_come_at_once(self, run: Run, opened: Open) -> None:
+        """Clients that make the tier at the same time all succeed, and it is one tier."""
+        clients = [opened() for _ in range(CLIENTS)]
+        names = [f"stream-{n}" for n in range(CLIENTS)]
+
+        async def begun(client: LedgerOffloader, name: str) -> None:
+            await client.open(create=True)
+            await StreamWriter.claim(client, name)
+
+        async def scenario() -> None:
+            await asyncio.gather(*map(begun, clients, names))
+
+        run(scenario())
+
+        assert [run(client.streams()) for client in clients] == [names] * CLIENTS
 
     def test_closing_leaves_others_alone(self, run: Run, offloader: LedgerOffloader, opened: Open) -> None:
         """When one offloader of a place is closed, the others go on."""
@@ -77,15 +113,6 @@ class MannerClauses(OffloaderClauses):
         for name, call in calls.items():
             stall_seconds = run(longest_stall(call, enough_seconds=STALL_SECONDS))
             assert stall_seconds < STALL_SECONDS, f"{name} held up the event loop, at every try"
-
-    def test_streams_are_listed_by_name(self, run: Run, offloader: LedgerOffloader) -> None:
-        """Whatever a stream is called, it is listed under that name, and is not its neighbour."""
-        names = ["/", "Orders", "a b", "orders", "orders.", "orders/eu", "é", "日本"]
-        for name in reversed(names):
-            run(StreamWriter.claim(offloader, name))
-
-        assert run(offloader.streams()) == sorted(names)
-        assert [run(offloader.load_manifest(name)).stream for name in names] == names
 
 
 async def deleted_after_storing(writer: StreamWriter) -> None:

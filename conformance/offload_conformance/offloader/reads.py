@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
@@ -11,12 +15,14 @@ import pytest
 
 from offload.errors import Corrupt, NotOffloaded
 from offload.formats.chunk import scan
+from offload.formats.manifest import Manifest
+from offload.manifest.changes import Append
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle
 from offload.tier.reader import StreamReader
 from offload.tier.stream_writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import MemoryLedger, ledger_of
+from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored, trim_of
 from offload_conformance.opened import KIB
 
@@ -32,33 +38,123 @@ DAMAGE: Final[dict[str, Callable[[bytes], bytes]]] = {
 class ReadClauses(OffloaderClauses):
     """Reads are verbatim, absence is an error, snapshots do not move, chunks are whole."""
 
-    def test_reads_are_verbatim(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+    @pytest.mark.parametrize("chunks", [(1, 12), (1050, 1300)], ids=["few", "many"])
+    def test_reads_are_verbatim(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, chunks: tuple[int, int]
+    ) -> None:
         """What is read back is, chunk for chunk, the bytes that were offloaded: all, and any run."""
-        ledger = ledger_of(10)
+        ledger = drawn_ledger(random.randint(*chunks), size_bytes_max=200 * KIB if chunks[1] < 100 else 99)
         attempt = run(committed(writer, ledger))
+        count = len(ledger.chunks)
+        runs = [(0, count), (0, 1), (count - 1, count)]
+        for _ in range(60):
+            first = random.randrange(count)
+            runs.append((first, random.randint(first + 1, count)))
 
         async def scenario() -> None:
             async with await other.read_offloaded(attempt) as handle:
                 table = await handle.table()
-                for first in range(10):
-                    for stop in range(first + 1, 11):
-                        read = await handle.read(table[first:stop])
-                        assert read == b"".join(ledger.chunks[first:stop])
+                assert len(table) == count
+                for first, stop in runs:
+                    assert await handle.read(table[first:stop]) == b"".join(ledger.chunks[first:stop])
 
         run(scenario())
+
+    def test_reads_may_run_at_once(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """Reads of one handle and of several do not mix, and one that is cancelled disturbs no other."""
+        ledgers_ = [drawn_ledger(20), drawn_ledger(20, ledger_id=1)]
+        attempts = run(writer.prepare([0, 1]))
+        receipt = run(stored(writer, ledgers_[0], attempts[0]))
+        run(writer.append([receipt]))
+        bills = run(StreamWriter.claim(other, "bills"))
+        attempts[1] = run(committed(bills, ledgers_[1]))
+
+        async def read(handle: ReadHandle, chunks: Sequence[bytes], first: int, stop: int) -> None:
+            table = await handle.table()
+            assert await handle.read(table[first:stop]) == b"".join(chunks[first:stop])
+
+        async def scenario() -> None:
+            handles = [
+                (await other.read_offloaded(attempt), ledger.chunks)
+                for attempt, ledger in zip(attempts, ledgers_, strict=True)
+                for _ in range(2)
+            ]
+            for _ in range(5):
+                reads = [
+                    asyncio.ensure_future(read(*random.choice(handles), first, first + random.randint(1, 8)))
+                    for first in random.sample(range(12), 10)
+                ]
+                await asyncio.sleep(0)
+                reads[0].cancel()
+                ended = await asyncio.gather(*reads, return_exceptions=True)
+                assert [each for each in ended[1:] if each is not None] == []
+            for handle, _ in handles:
+                await handle.aclose()
+
+        run(scenario())
+
+    def test_handles_are_closed_alone(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """A handle may be closed twice, read or not; other handles and the offloader go on."""
+        ledger = drawn_ledger(5)
+        attempt = run(committed(writer, ledger))
+
+        async def scenario() -> None:
+            first, second, kept = [await other.read_offloaded(attempt) for _ in range(3)]
+            await second.read(await second.table())
+            for handle in (first, second):
+                await handle.aclose()
+                await handle.aclose()
+            assert await kept.read(await kept.table()) == b"".join(ledger.chunks)
+            await kept.aclose()
+
+        run(scenario())
+
+        assert run(chunks_of(other, attempt)) == [*ledger.chunks]
+
+    def test_reads_go_by_the_manifest_given(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """A handle is on what the given `manifest` names, though a newer one names more or less."""
+        [attempt, later] = run(writer.prepare([0, 1]))
+        ledger = ledger_of(40)
+        receipt = run(stored(writer, ledger, attempt))
+        behind = MemoryLedger(ledger_of(5, first_offset=40).chunks, ledger_id=1)
+        of_later = run(stored(writer, behind, later))
+        change = Append(writer=writer.writer, entries=receipt.entries[:1], finished=frozenset())
+        before = writer.manifest
+        begun = run(offloader.commit_manifest("orders", change, base=before, committer=writer.writer))
+        writer.manifest = begun
+        run(writer.append([replace(receipt, entries=receipt.entries[1:]), of_later]))
+
+        async def span(attempt: Attempt, manifest: Manifest | None) -> tuple[int, int]:
+            async with await other.read_offloaded(attempt, manifest=manifest) as handle:
+                await handle.read(await handle.table())
+                return handle.first_offset, handle.next_offset
+
+        for manifest, absent in ((before, attempt), (before, later), (begun, later)):
+            self.absent(run, other.read_offloaded(absent, manifest=manifest))
+        assert run(span(attempt, begun)) == (0, receipt.entries[0].next_offset)
+        for newest in (writer.manifest, None):
+            assert run(span(attempt, newest)) == (0, 40)
+            assert run(span(later, newest)) == (40, 45)
 
     def test_reads_are_verbatim_when_narrowed(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
         """Where `only` names some offsets, their chunks are there, and nothing else is invented."""
-        ledger = ledger_of(10)
+        ledger = drawn_ledger(random.randint(10, 30))
+        end = ledger.next_offset
         attempt = run(committed(writer, ledger))
+        middle = random.randrange(end)
+        begins = run(ledger.table())["offset"].tolist()
 
-        for only in (range(1), range(3, 5), range(9, 10), range(5, 1000)):
+        for only in (range(1), range(middle, middle + 1), range(end - 1, end), range(middle, 2**40)):
+            first = bisect_right(begins, only.start) - 1
+            last = bisect_right(begins, min(only.stop, end) - 1) - 1
             read = run(chunks_of(other, attempt, only=only))
-            assert set(ledger.chunks[only.start : only.stop]) <= set(read) <= set(ledger.chunks)
-        with pytest.raises(NotOffloaded):
-            run(other.read_offloaded(attempt, only=range(10, 20)))
+            assert set(ledger.chunks[first : last + 1]) <= set(read) <= set(ledger.chunks)
+        for nothing in (range(end, end + 10), range(end + 3, end + 4), range(2**40, 2**41)):
+            self.absent(run, other.read_offloaded(attempt, only=nothing))
 
     def test_absence_is_an_error(self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader) -> None:
         """Reading what was never committed raises `NotOffloaded`, and never returns None."""
@@ -97,6 +193,8 @@ class ReadClauses(OffloaderClauses):
         async def scenario() -> None:
             async with await other.read_offloaded(attempt) as handle:
                 before = await seen(handle)
+                assert (handle.ledger_id, handle.first_offset, handle.next_offset) == (0, 0, 10)
+                assert handle.where, "messages name the file or object"
                 await committed(writer, ledger_of(10, first_offset=10))
                 [garbage] = await writer.prepare([20])
                 await stored(writer, ledger_of(10, first_offset=20), garbage)
@@ -135,8 +233,9 @@ class ReadClauses(OffloaderClauses):
         ledger = ledger_of(10, body_size_bytes=KIB)
         attempt = run(self.damaged(offloader, writer, ledger, damage, before))
 
-        with pytest.raises(Corrupt):
+        with pytest.raises(Corrupt) as caught:
             run(chunks_of(other, attempt))
+        assert caught.value.where, "an error names the object that is damaged"
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_streams_do_not_end_at_damage(

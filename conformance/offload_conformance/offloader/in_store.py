@@ -1,0 +1,99 @@
+"""What is really stored, and what becomes of it: seen by other means than the offloader's.
+
+The black box asks these of tiers on a store. Of an offloader without one it cannot see anything: there the
+author's own tests ask them.
+"""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from offload.errors import Conflict, Corrupt, Misuse
+from offload.offloader import Attempt, LedgerOffloader
+from offload.tier.stream_writer import StreamWriter
+from offload_conformance.asynchronous import Run
+from offload_conformance.ledgers import ledger_of
+from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored
+
+
+class InStoreClauses(OffloaderClauses):
+    """What attempts, refusals, deletions and openings leave in the store."""
+
+    def test_attempts_are_stored_apart(
+        self, run: Run, offloader: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """Two attempts at one ledger are stored twice, and a deletion takes exactly what is its own."""
+        ledger = ledger_of(10)
+        kept, dropped = run(writer.prepare([0, 0]))
+        before = self.keys_in_store()
+        run(stored(writer, ledger, kept))
+        of_kept = self.keys_in_store() - before
+        run(stored(writer, ledger, dropped))
+        of_dropped = self.keys_in_store() - before - of_kept
+
+        run(offloader.delete_offloaded(dropped))
+
+        assert of_kept, "an attempt that was stored shows in the store"
+        assert of_dropped, "another attempt at the same ledger is stored once more"
+        assert self.keys_in_store() & (of_kept | of_dropped) == of_kept
+
+    def test_refusals_store_nothing(self, run: Run, writer: StreamWriter) -> None:
+        """What `offload` refuses, it refuses before anything is stored."""
+        [prepared] = run(writer.prepare([7]))
+        unprepared = Attempt(stream="orders", ledger_id=0, uid=uuid4())
+        before = self.keys_in_store()
+
+        with pytest.raises(Conflict):
+            run(stored(writer, ledger_of(10), unprepared))
+        with pytest.raises(Misuse):
+            run(stored(writer, ledger_of(10), prepared))
+
+        assert self.keys_in_store() == before
+
+    def test_deletion_leaves_nothing(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """A deletion removes everything of an attempt, also of one that was broken off."""
+        [stored_once, broken_off] = run(writer.prepare([0, 0]))
+        announced = self.keys_in_store()
+        run(stored(writer, ledger_of(10), stored_once))
+        with pytest.raises(Corrupt):
+            run(stored(writer, ledger_of(10).torn(6), broken_off))
+        of_attempts = self.keys_in_store() - announced
+
+        run(offloader.delete_offloaded(stored_once))
+        run(other.delete_offloaded(broken_off))
+
+        assert of_attempts
+        assert not self.keys_in_store() & of_attempts
+
+    def test_refused_deletions_remove_nothing(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """If a deletion is refused because the attempt is named, everything is still stored."""
+        attempt = run(committed(writer, ledger_of(10)))
+        before = self.keys_in_store()
+
+        for client in (offloader, other):
+            with pytest.raises(Conflict):
+                run(client.delete_offloaded(attempt))
+
+        assert self.keys_in_store() == before
+
+    def test_opening_stores_nothing_twice(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
+    ) -> None:
+        """Opening a tier that exists stores nothing, with `create` or without."""
+        run(offloader.open(create=True))
+        ledger = ledger_of(3)
+        attempt = run(committed(run(StreamWriter.claim(offloader, "orders")), ledger))
+        before = self.keys_in_store()
+
+        for create in (True, False, True):
+            run(other.open(create=create))
+            run(offloader.open(create=create))
+
+        assert self.keys_in_store() == before
+        assert run(chunks_of(other, attempt)) == [*ledger.chunks]

@@ -1,0 +1,117 @@
+"""Streams by name: whatever they are called and however many there are, each is itself and no other.
+
+Names come in pairs that something between an offloader and its place is likely to take for one: a file system
+that folds case or forms of Unicode, a pattern, a prefix, a column that cuts long text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from offload.errors import NotOffloaded, StreamDeleted
+from offload.offloader import LedgerOffloader
+from offload.tier.stream_writer import StreamWriter
+from offload_conformance.asynchronous import Run
+from offload_conformance.ledgers import drawn_ledger
+from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, deleted
+from offload_conformance.opened import Open
+
+TWINS: Final = (
+    ("orders", "Orders"),
+    ("orders", "orders/eu"),
+    ("orders", "orders2"),
+    ("orders", "orders."),
+    ("orders", " orders "),
+    ("a_b", "axb"),
+    ("a%b", "a%25b"),
+    ("a*", "ab"),
+    ("caf\u00e9", "cafe\u0301"),
+    ("ﬁ", "fi"),
+    ("it's", 'it"s'),
+    ("日本語", "日本"),
+    ("\uffee", "😀"),
+    ("é" * 127 + "a", "é" * 127 + "b"),
+    ("x" * 255 + "a", "x" * 255 + "b"),
+    ("x" * 1000 + "a", "x" * 1000 + "b"),
+    ("..", "."),
+    ("/", "//"),
+    ("\\", "\\\\"),
+)
+"""Names that are easily taken for one another."""
+
+AT_ONCE: Final = 8
+
+
+class NameClauses(OffloaderClauses):
+    """Streams are told apart, and listed."""
+
+    def test_streams_are_listed_by_name(self, run: Run, offloader: LedgerOffloader) -> None:
+        """Whatever a stream is called, it is listed under that name, in order, and is not its neighbour."""
+        names = names_in(self.pairs())
+        for name in random.sample(names, len(names)):
+            run(StreamWriter.claim(offloader, name))
+
+        assert run(offloader.streams()) == names
+        assert [run(offloader.load_manifest(name)).stream for name in names] == names
+
+    @pytest.mark.parametrize("swapped", [False, True], ids=["first", "second"])
+    def test_streams_do_not_mix(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, swapped: bool
+    ) -> None:
+        """What becomes of a stream touches no other, however much alike their names are."""
+        pairs = self.pairs()
+        names = names_in(pairs)
+        condemned = {pair[swapped] for pair in pairs} - {pair[not swapped] for pair in pairs}
+        ledgers = {name: drawn_ledger(2) for name in names}
+        writers = {name: run(StreamWriter.claim(offloader, name)) for name in names}
+        attempts = {name: run(committed(writers[name], ledgers[name])) for name in names}
+        broken_off = {name: run(writers[name].prepare([9]))[0] for name in condemned}
+
+        for name in condemned:
+            run(other.delete_offloaded(broken_off[name]))
+            run(deleted(writers[name]))
+            run(other.delete_offloaded(attempts[name]))
+
+        for name in names:
+            if name in condemned:
+                with pytest.raises(StreamDeleted):
+                    run(other.load_manifest(name))
+                with pytest.raises(NotOffloaded):
+                    run(other.read_offloaded(attempts[name]))
+            else:
+                assert run(other.load_manifest(name)).commit_id == writers[name].manifest.commit_id
+                assert run(chunks_of(other, attempts[name])) == [*ledgers[name].chunks]
+        assert run(other.streams()) == names
+
+    def pairs(self) -> Sequence[tuple[str, str]]:
+        """Some of `TWINS`, or all: a tier that this project makes of a store needs few."""
+        return random.sample(TWINS, min(self.many_streams // 10, len(TWINS)))
+
+    def test_streams_are_all_listed(self, run: Run, opened: Open) -> None:
+        """However many streams were begun, all are listed once, those that were deleted among them."""
+        offloader, other = opened(), opened()
+        run(offloader.open(create=True))
+        names = [f"stream-{n}" for n in range(self.many_streams)]
+
+        async def begun(name: str) -> StreamWriter:
+            return await StreamWriter.claim(offloader, name)
+
+        async def scenario() -> None:
+            for start in range(0, len(names), AT_ONCE):
+                writers = await asyncio.gather(*map(begun, names[start : start + AT_ONCE]))
+                if random.randrange(8) == 0:
+                    await deleted(writers[0])
+
+        run(scenario())
+
+        assert run(other.streams()) == sorted(names)
+
+
+def names_in(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """The names, each once, in order."""
+    return sorted({name for pair in pairs for name in pair})

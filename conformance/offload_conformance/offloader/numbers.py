@@ -1,0 +1,105 @@
+"""Numbers of any size: offsets, ledger ids and epochs beyond what 32 bits, and what a double, can hold."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+from uuid import uuid4
+
+import pytest
+
+from offload.errors import NotOffloaded
+from offload.offloader import LedgerOffloader
+from offload.position import AtOffset, Place
+from offload.tier.reader import StreamReader
+from offload.tier.stream_writer import StreamWriter
+from offload_conformance.asynchronous import Run
+from offload_conformance.ledgers import MemoryLedger, drawn_ledger
+from offload_conformance.offloader.base import OffloaderClauses, chunks_of, deleted, stored, trim_of
+
+EDGES: Final = {"2^31": 2**31, "2^32": 2**32, "2^53": 2**53}
+"""The largest whole numbers, plus one, of a signed int, of an unsigned one, and of a JavaScript number."""
+
+
+class NumberClauses(OffloaderClauses):
+    """Offsets and ledger ids are whole numbers, and no float and no int of 32 bits."""
+
+    @pytest.mark.parametrize("edge", EDGES.values(), ids=EDGES)
+    def test_numbers_are_exact(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, edge: int
+    ) -> None:
+        """Offsets, ledger ids and epochs at an edge and beyond it are kept, found and read as they are."""
+        begin = edge - random.randint(1, 9)
+        one = until_odd(begin, ledger_id=edge - 1)
+        two = until_odd(one.next_offset, ledger_id=edge + 1)
+        end, source_epoch = two.next_offset, edge + random.randint(0, 9)
+        claim = StreamWriter.claim(offloader, "orders", first_offset=begin, source_epoch=source_epoch)
+        writer = run(claim)
+        attempts = run(writer.prepare([one.ledger_id, two.ledger_id]))
+        running = run(other.load_manifest("orders")).running
+        assert [each.ledger_id for each in running] == [edge - 1, edge + 1]
+        receipts = [
+            run(stored(writer, ledger, attempt)) for ledger, attempt in zip((one, two), attempts, strict=True)
+        ]
+        run(writer.append(receipts))
+
+        manifest = run(other.load_manifest("orders"))
+        assert (manifest.first_offset, manifest.next_offset) == (begin, end)
+        assert (manifest.last_ledger_id, manifest.source_epoch) == (edge + 1, source_epoch)
+        for ledger, attempt in zip((one, two), attempts, strict=True):
+            assert run(chunks_of(other, attempt)) == [*ledger.chunks]
+            for offset in (ledger.first_offset, random.randrange(ledger.first_offset, ledger.next_offset)):
+                entry = run(other.tree(manifest).find(offset))
+                assert entry is not None
+                assert (entry.attempt, entry.ledger_id) == (attempt.uid, ledger.ledger_id)
+                assert run(chunks_of(other, attempt, only=range(offset, offset + 1)))
+            with pytest.raises(NotOffloaded):
+                run(other.read_offloaded(attempt, only=range(ledger.next_offset, ledger.next_offset + 1)))
+        run(self.found(other, begin, end))
+
+        trim, base = trim_of(writer, receipts[0]), writer.manifest
+        trimmed = run(offloader.commit_manifest("orders", trim, base=base, committer=uuid4()))
+        assert (trimmed.first_offset, trimmed.next_offset) == (two.first_offset, end)
+        run(deleted(writer))
+        reborn = run(StreamWriter.claim(other, "orders", first_offset=end))
+        assert run(offloader.load_manifest("orders")).first_offset == end
+        assert reborn.manifest.source_epoch == source_epoch
+
+    async def found(self, other: LedgerOffloader, begin: int, end: int) -> None:
+        """Assert that a reader is led to offsets exactly."""
+        reader = await StreamReader.open(other, "orders")
+        assert await reader.offset_of(Place.FIRST) == begin
+        assert await reader.offset_of(Place.NEXT) == end
+        for offset in (begin, random.randrange(begin, end), end):
+            assert await reader.offset_of(AtOffset(offset)) == offset
+        with pytest.raises(NotOffloaded):
+            await reader.offset_of(AtOffset(end + 1))
+
+    @pytest.mark.parametrize("edge", EDGES.values(), ids=EDGES)
+    def test_handles_tell_exact_numbers(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, edge: int
+    ) -> None:
+        """A handle tells the ledger id, the offsets and the times of what was copied, whatever their size."""
+        ledger_id = edge + random.randint(0, 9)
+        source = drawn_ledger(12, first_offset=edge - 3, ledger_id=ledger_id)
+        bills = run(StreamWriter.claim(writer.offloader, "bills", first_offset=edge - 3))
+        [attempt] = run(bills.prepare([ledger_id]))
+        run(bills.append([run(stored(bills, source, attempt))]))
+
+        async def scenario() -> None:
+            columns = ["offset", "timestamp_ms", "size_bytes", "records", "type"]
+            async with await other.read_offloaded(attempt) as handle:
+                span = (handle.ledger_id, handle.first_offset, handle.next_offset)
+                assert span == (ledger_id, edge - 3, source.next_offset)
+                found, expected = await handle.table(), await source.table()
+                assert found[columns].tolist() == expected[columns].tolist()
+
+        run(scenario())
+
+
+def until_odd(first_offset: int, *, ledger_id: int) -> MemoryLedger:
+    """A ledger that ends before an odd offset: beyond 2^53 a double holds the even ones."""
+    while True:
+        ledger = drawn_ledger(12, first_offset=first_offset, ledger_id=ledger_id)
+        if ledger.next_offset % 2:
+            return ledger

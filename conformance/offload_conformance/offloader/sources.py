@@ -1,0 +1,302 @@
+"""What an offload takes from its source: every byte checked, errors passed on, and the handle left open.
+
+Invariant: a clause here knows what the source holds, because it built it. Nothing is taken from the offloader
+but what is asserted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Final
+
+import pytest
+
+from offload.errors import Corrupt, Misuse, OffloadError, TryAgain
+from offload.formats.chunk import ChunkTable, ChunkType, scan
+from offload.offloader import LedgerOffloader, Receipt
+from offload.tier.stream_writer import StreamWriter
+from offload_conformance import ledgers
+from offload_conformance.asynchronous import Run
+from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of
+from offload_conformance.offloader.base import (
+    OffloaderClauses,
+    append_of,
+    chunks_of,
+    committed,
+    left_by_a_crash,
+    stored,
+)
+from offload_conformance.opened import KIB
+
+DAMAGED_BYTES: Final = {
+    "magic": 0,
+    "type": 1,
+    "records": 7,
+    "timestamp": 8,
+    "offset": 31,
+    "crc": 35,
+    "size": 39,
+    "reserved": 47,
+    "data": -1,
+}
+"""Bytes of a chunk that nothing but a check of the header, or of the CRC-32 of its data, finds damaged."""
+
+FAILURES: Final = 6
+"""More than the uploads that an offloader usually allows at once: each might keep one of them for ever."""
+
+METADATA: Final = MappingProxyType(
+    {
+        "host": "rabbit@häuschen",
+        "名前": "日本語 😀",
+        "quoted": 'it\'s "so"; \\ % _ {} <b>\t\n',
+        "empty": "",
+        "long": "é" * 1500,
+        "n" * 200: "a long name",
+    }
+)
+"""What people may write beside their data. It cannot be changed in place."""
+
+SHAPES: Final[dict[str, Callable[[], list[bytes]]]] = {
+    "simple": lambda: ledgers.simple().chunks,
+    "sub_batches": lambda: ledgers.sub_batches().chunks,
+    "with_tracking": lambda: ledgers.with_tracking().chunks,
+    "clock_goes_back": lambda: ledgers.clock_goes_back().chunks[:10],
+}
+"""Ledgers that are easily miscounted. The last ends with the least of its times."""
+
+
+class SourceClauses(OffloaderClauses):
+    """What an offloader does with the handle that it copies."""
+
+    @pytest.mark.parametrize("byte", DAMAGED_BYTES.values(), ids=DAMAGED_BYTES)
+    def test_offloads_are_checked(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, byte: int
+    ) -> None:
+        """A chunk whose bytes do not hold is never stored: `Corrupt` names it, its file and its stream."""
+        sound = ledger_of(10)
+        where = f"segments/{random.getrandbits(32)}.segment"
+        bad = random.randrange(10)
+
+        self.refused(run, writer, sound.damaged(bad, byte=byte, where=where), sound.span_of(bad))
+
+        assert run(left_by_a_crash(other, "orders")) in [[*sound.chunks[:n]] for n in range(bad + 1)]
+
+    def test_offloads_are_checked_for_length(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """If the source ends too early, nothing from there on is stored, and `Corrupt` says where."""
+        sound = ledger_of(10)
+        bad = random.randrange(10)
+
+        self.refused(run, writer, sound.torn(bad), (sound.span_of(bad)[0], sound.span_of(9)[1]))
+
+        assert run(left_by_a_crash(other, "orders")) in [[*sound.chunks[:n]] for n in range(bad + 1)]
+
+    def test_offloads_are_checked_for_holes(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """If the table of the source leaves out a chunk of its range, nothing behind the hole is stored."""
+        sound = ledger_of(10)
+        missing = random.randrange(1, 9)
+        [attempt] = run(writer.prepare([0]))
+
+        with pytest.raises(Corrupt) as caught:
+            run(stored(writer, sound.with_a_hole(missing), attempt))
+
+        assert caught.value.where == sound.where
+        assert run(left_by_a_crash(other, "orders")) in [[*sound.chunks[:n]] for n in range(missing + 1)]
+
+    def refused(self, run: Run, writer: StreamWriter, ledger: MemoryLedger, span: tuple[int, int]) -> None:
+        """Assert that offloading `ledger` ends with damage in this span of its bytes, by name and place."""
+        [attempt] = run(writer.prepare([0]))
+        with pytest.raises(Corrupt) as caught:
+            run(stored(writer, ledger, attempt))
+        assert caught.value.where == ledger.where
+        assert caught.value.stream == "orders"
+        assert span[0] <= caught.value.position < span[1]
+
+    def test_ledgers_are_those_announced(self, run: Run, writer: StreamWriter) -> None:
+        """A handle of another ledger than the attempt announced is `Misuse`."""
+        [attempt] = run(writer.prepare([7]))
+
+        with pytest.raises(Misuse):
+            run(stored(writer, ledger_of(10), attempt))
+
+    @pytest.mark.parametrize("kind", [TryAgain, Corrupt])
+    def test_errors_of_the_source_are_passed_on(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, kind: type[OffloadError]
+    ) -> None:
+        """If the source fails half-way, `offload` raises that error, every time, and then works again."""
+        ledger = ledger_of(12, body_size_bytes=500 * KIB)
+        sound = drawn_ledger(3)
+        failing = random.randrange(1, 12)
+        error = Corrupt("size", ledger.where, expected=1, found=0) if kind is Corrupt else kind("for now")
+
+        async def fail(rows: ChunkTable) -> None:
+            await asyncio.sleep(0)
+            if rows["offset"][-1] >= failing:
+                raise error
+
+        ledger.before_read = fail
+        for attempt in run(writer.prepare([0] * FAILURES)):
+            with pytest.raises(kind):
+                run(stored(writer, ledger, attempt))
+
+        assert run(left_by_a_crash(other, "orders")) in [[*ledger.chunks[:n]] for n in range(failing + 1)]
+        bills = run(StreamWriter.claim(writer.offloader, "bills"))
+        assert run(chunks_of(other, run(committed(bills, sound)))) == [*sound.chunks]
+
+    def test_cancelled_offloads_hinder_nobody(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """After an offload was cancelled, others work, and what it stored can be deleted."""
+        ledger, sound = ledger_of(12, body_size_bytes=500 * KIB), drawn_ledger(5)
+        attempts = run(writer.prepare([0] * FAILURES))
+
+        async def scenario() -> None:
+            for attempt in attempts:
+                reading = asyncio.Event()
+
+                async def hold(rows: ChunkTable, reading: asyncio.Event = reading) -> None:
+                    reading.set()
+                    await asyncio.sleep(60)
+
+                ledger.before_read = hold
+                offloading = asyncio.create_task(stored(writer, ledger, attempt))
+                begun = asyncio.create_task(reading.wait())
+                await asyncio.wait([offloading, begun], return_when=asyncio.FIRST_COMPLETED)
+                offloading.cancel()
+                await asyncio.gather(offloading, return_exceptions=True)
+                assert offloading.cancelled(), "a cancelled offload ends as cancelled"
+
+        run(scenario())
+
+        attempt = run(committed(writer, sound))
+        for each in attempts:
+            run(other.delete_offloaded(each))
+        assert run(chunks_of(other, attempt)) == [*sound.chunks]
+
+    def test_source_handles_stay_open(self, run: Run, writer: StreamWriter) -> None:
+        """The handle that is copied stays its owner's: `offload` never closes it, however it ends."""
+        sound, torn = drawn_ledger(5), ledger_of(10).torn(4)
+        [once, again, refused] = run(writer.prepare([0, 0, 0]))
+
+        run(stored(writer, sound, once))
+        run(stored(writer, sound, again))
+        with pytest.raises(Corrupt):
+            run(stored(writer, torn, refused))
+
+        assert (sound.closed, torn.closed) == (0, 0)
+
+    def test_extra_metadata_is_any_text(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
+        """`extra_metadata` may hold any text, 3,000 bytes of it too, and the ledger is stored as without."""
+        ledger = drawn_ledger(5)
+        [with_it, without] = run(writer.prepare([0, 0]))
+        before = dict(METADATA)
+
+        receipt = run(
+            writer.offloader.offload(ledger, with_it, manifest=writer.manifest, extra_metadata=METADATA)
+        )
+        plain = run(stored(writer, ledger, without))
+        run(writer.append([receipt]))
+
+        assert numbers_of(receipt) == numbers_of(plain)
+        assert dict(METADATA) == before
+        assert run(chunks_of(other, with_it)) == [*ledger.chunks]
+
+    def test_offloads_may_run_at_once(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """Ledgers that are copied at the same time, of one stream and of several, do not mix."""
+        bills = run(StreamWriter.claim(offloader, "bills"))
+        count = random.randint(5, 9)
+        sources = [[drawn_ledger(random.randint(1, 12), ledger_id=n) for n in range(count)] for _ in range(2)]
+        attempts = [run(each.prepare([*range(count)])) for each in (writer, bills)]
+
+        async def dawdle(rows: ChunkTable) -> None:
+            for _ in range(random.randrange(5)):
+                await asyncio.sleep(0)
+
+        async def scenario() -> list[Receipt]:
+            copies = [
+                (held, source, attempt)
+                for held, of_stream, announced in zip((writer, bills), sources, attempts, strict=True)
+                for source, attempt in zip(of_stream, announced, strict=True)
+            ]
+            random.shuffle(copies)
+            for _, source, _ in copies:
+                source.before_read = dawdle
+            return await asyncio.gather(*(stored(*copy) for copy in copies))
+
+        receipts = {receipt.attempt: receipt for receipt in run(scenario())}
+
+        for held, of_stream, announced in zip((writer, bills), sources, attempts, strict=True):
+            chosen = random.randrange(count)
+            run(held.append([receipts[announced[chosen]]]))
+            assert run(chunks_of(other, announced[chosen])) == [*of_stream[chosen].chunks]
+            for source, attempt in zip(of_stream, announced, strict=True):
+                assert_describes(receipts[attempt], source)
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_receipts_tell_what_was_copied(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, shape: str
+    ) -> None:
+        """The entries of a receipt cover the ledger in order, and count its messages, bytes and times."""
+        ledger = MemoryLedger(SHAPES[shape](), ledger_id=random.randint(1, 99))
+        [attempt] = run(writer.prepare([ledger.ledger_id]))
+
+        receipt = run(stored(writer, ledger, attempt))
+        run(writer.append([receipt]))
+
+        assert receipt.attempt == attempt
+        assert_describes(receipt, ledger)
+        manifest = run(other.load_manifest("orders"))
+        table = scan(b"".join(ledger.chunks), where="expected")
+        assert manifest.messages == int(table["records"][table["type"] == ChunkType.USER].sum())
+        assert manifest.data_size_bytes == sum(map(len, ledger.chunks))
+        assert (manifest.fragments, manifest.ledgers) == (len(receipt.entries), 1)
+        assert manifest.last_ledger_id == ledger.ledger_id
+
+    def test_receipts_are_of_durable_bytes(
+        self, run: Run, opened: Callable[[], LedgerOffloader], writer: StreamWriter
+    ) -> None:
+        """When `offload` returns, anybody can commit what it copied and read it, whatever its client does."""
+        ledger = drawn_ledger(random.randint(1, 30))
+        [attempt] = run(writer.prepare([ledger.ledger_id]))
+        receipt = run(stored(writer, ledger, attempt))
+
+        committing, reading = opened(), opened()
+        change = append_of(writer, receipt)
+        run(committing.commit_manifest("orders", change, base=None, committer=writer.writer))
+
+        assert run(chunks_of(reading, attempt)) == [*ledger.chunks]
+
+
+def numbers_of(receipt: Receipt) -> list[tuple[int, ...]]:
+    """What the entries count, but for what the attempt and its metadata change."""
+    return [
+        (entry.first_offset, entry.records, entry.messages, entry.data_size_bytes, entry.ledger_id)
+        for entry in receipt.entries
+    ]
+
+
+def assert_describes(receipt: Receipt, ledger: MemoryLedger) -> None:
+    """Assert that the entries of the receipt are this ledger, without a hole."""
+    table = scan(b"".join(ledger.chunks), where="expected")
+    begins = [entry.first_offset for entry in receipt.entries] + [ledger.next_offset]
+    ends = [ledger.first_offset] + [entry.next_offset for entry in receipt.entries]
+    assert begins == ends
+    assert receipt.next_offset == ledger.next_offset
+    for entry in receipt.entries:
+        rows = table[(table["offset"] >= entry.first_offset) & (table["offset"] < entry.next_offset)]
+        user = rows[rows["type"] == ChunkType.USER]
+        assert (entry.attempt, entry.ledger_id) == (receipt.attempt.uid, ledger.ledger_id)
+        assert (entry.messages, entry.copied) == (int(user["records"].sum()), 0)
+        assert entry.data_size_bytes == int(rows["size_bytes"].sum())
+        assert (entry.first_timestamp_ms, entry.last_timestamp_ms) == (
+            int(rows["timestamp_ms"].min()),
+            int(rows["timestamp_ms"].max()),
+        )
