@@ -227,9 +227,9 @@ class LedgerOffloader(Catalogue, Committer):
         Anybody can commit and read it from then on. `manifest` is the accepted one in which `attempt` runs.
         `extra_metadata` is for people who inspect the store: any text, which is never read back and changes
         nothing else. `handle` stays its owner's to close. Raises `Corrupt` at a chunk that does not hold, and
-        if the table leaves out a part of the range; an error that `handle` raises, such as `TryAgain`, is
-        passed on. After any error a part of the attempt may be present, and the attempt must not be used
-        again.
+        if the table leaves out a part of the range. An error that `handle` raises is passed on; after
+        `TryAgain` it may be read again first. After any error a part of the attempt may be present, and the
+        attempt must not be used again.
         """
 
     @abstractmethod

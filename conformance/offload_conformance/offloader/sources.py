@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import MappingProxyType
 from typing import Final
 
@@ -129,24 +129,25 @@ class SourceClauses(OffloaderClauses):
     def test_errors_of_the_source_are_passed_on(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, kind: type[OffloadError]
     ) -> None:
-        """If the source fails half-way, `offload` raises that error, every time, and then works again."""
-        ledger = ledger_of(12, body_size_bytes=500 * KIB)
-        sound = drawn_ledger(3)
-        failing = random.randrange(1, 12)
-        error = Corrupt("size", ledger.where, expected=1, found=0) if kind is Corrupt else kind("for now")
+        """If the source fails half-way, `offload` raises that error, or reads again after `TryAgain`."""
+        ledgers = [ledger_of(12, body_size_bytes=500 * KIB) for _ in range(FAILURES)]
+        attempts = run(writer.prepare([0] * FAILURES))
+        for ledger in ledgers:
+            ledger.before_read = failing_once(ledger, kind, first_offset=random.randrange(1, 12))
 
-        async def fail(rows: ChunkTable) -> None:
-            await asyncio.sleep(0)
-            if rows["offset"][-1] >= failing:
-                raise error
+        async def scenario() -> list[Receipt | BaseException]:
+            copies = (stored(writer, ledger, each) for ledger, each in zip(ledgers, attempts, strict=True))
+            return await asyncio.gather(*copies, return_exceptions=True)
 
-        ledger.before_read = fail
-        for attempt in run(writer.prepare([0] * FAILURES)):
-            with pytest.raises(kind):
-                run(stored(writer, ledger, attempt))
+        for ended, ledger in zip(run(scenario()), ledgers, strict=True):
+            if isinstance(ended, Receipt) and kind is TryAgain:
+                assert_describes(ended, ledger)
+            else:
+                assert isinstance(ended, kind)
 
-        assert run(left_by_a_crash(other, "orders")) in [[*ledger.chunks[:n]] for n in range(failing + 1)]
-        bills = run(StreamWriter.claim(writer.offloader, "bills"))
+        chunks = ledgers[0].chunks
+        assert run(left_by_a_crash(other, "orders")) in [[*chunks[:n]] for n in range(len(chunks) + 1)]
+        sound, bills = drawn_ledger(3), run(StreamWriter.claim(writer.offloader, "bills"))
         assert run(chunks_of(other, run(committed(bills, sound)))) == [*sound.chunks]
 
     def test_cancelled_offloads_hinder_nobody(
@@ -273,6 +274,25 @@ class SourceClauses(OffloaderClauses):
         run(committing.commit_manifest("orders", change, base=None, committer=writer.writer))
 
         assert run(chunks_of(reading, attempt)) == [*ledger.chunks]
+
+
+def failing_once(
+    ledger: MemoryLedger, kind: type[OffloadError], *, first_offset: int
+) -> Callable[[ChunkTable], Awaitable[None]]:
+    """What makes a source fail at the first read that reaches this offset. `Corrupt` comes every time."""
+    failed = False
+
+    async def fail(rows: ChunkTable) -> None:
+        nonlocal failed
+        await asyncio.sleep(0)
+        if rows["offset"][-1] < first_offset or (failed and kind is not Corrupt):
+            return
+        failed = True
+        if kind is Corrupt:
+            raise Corrupt("size", ledger.where, expected=1, found=0)
+        raise kind("the source is gone for now")
+
+    return fail
 
 
 def numbers_of(receipt: Receipt) -> list[tuple[int, ...]]:
