@@ -20,7 +20,6 @@ from offload.errors import (
     AnchorLost,
     Conflict,
     Corrupt,
-    Misuse,
     NotFound,
     NotOffloaded,
     OutcomeUnknown,
@@ -43,6 +42,7 @@ from offload.store.probe import make_sure_of_create
 from offload.tasks import run_each
 from offload.tier.adoption import find_leftovers
 from offload.tier.anchors import restore_tier_anchor
+from offload.tier.attempts import check_copied, prepared_kind
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
 from offload.tier.fragments import FragmentHandle, load_tail, open_attempt
 from offload.tier.lost_roots import (
@@ -195,18 +195,8 @@ class ObjectStoreOffloader(LedgerOffloader):
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
     ) -> Receipt:
         """See `LedgerOffloader.offload`."""
-        prepared = {(manifest.stream, each.ledger_id, each.attempt): each.kind for each in manifest.running}
+        kind = prepared_kind(handle, attempt, manifest)
         await self.open()
-        kind = prepared.get((attempt.stream, attempt.ledger_id, attempt.uid))
-        if kind is None:
-            raise Conflict(f"attempt {attempt.uid} of stream {attempt.stream!r} was not prepared")
-        if handle.ledger_id != attempt.ledger_id:
-            raise Misuse(f"ledger {handle.ledger_id} under an attempt that announced {attempt.ledger_id}")
-        if kind is AttemptKind.JOB and handle.first_offset < manifest.next_offset:
-            raise Conflict(
-                f"stream {attempt.stream!r} ends at offset {manifest.next_offset} already: "
-                f"another came before this job's offset {handle.first_offset}"
-            )
         copied_epoch = await self._epoch_to_copy(handle, manifest) if kind is AttemptKind.COPY else None
         table = await covering_table(handle)
         writers = [
@@ -327,14 +317,7 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
         """That of the fragment with which the handle begins: a rebuild ranks a copy with what it copies."""
-        tree = self.tree(manifest)
-        first, last = await tree.find(handle.first_offset), await tree.find(handle.next_offset - 1)
-        begins = first is not None and first.first_offset == handle.first_offset
-        if first is None or last is None or not begins or last.next_offset != handle.next_offset:
-            offsets = f"[{handle.first_offset}, {handle.next_offset})"
-            raise Conflict(
-                f"stream {manifest.stream!r}: no fragments begin and end as a copy of {offsets} does"
-            )
+        first = await check_copied(self.view_of(manifest), handle)
         return (await load_tail(self._store, manifest, first)).trailer.epoch
 
     async def _upload_all(self, writers: list[FragmentWriter], keys: StreamKeys) -> None:

@@ -128,7 +128,11 @@ class SqliteStore(ObjectStore):
 
     async def write(self, work: Callable[[sqlite3.Connection], object]) -> None:
         """Run `work` in a transaction; all of it is on disk afterwards, or none of it."""
-        await self._transact("BEGIN IMMEDIATE", work, broken=errors.OutcomeUnknown)
+
+        def without_cursor(db: sqlite3.Connection) -> None:
+            work(db)  # a cursor that left its thread would be finished beside the next statement
+
+        await self._transact("BEGIN IMMEDIATE", without_cursor, broken=errors.OutcomeUnknown)
 
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What `work` finds at one moment. Raises `FileNotFoundError` where nothing was ever written."""

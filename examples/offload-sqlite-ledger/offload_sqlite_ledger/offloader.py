@@ -1,0 +1,239 @@
+"""`SqliteLedgers`: the whole contract of an offloader in one SQLite file, without an object in sight.
+
+What the database gives, nothing here does again: a commit is a transaction that replaces the manifest it has
+read, and a fragment is rows that no manifest names until they are all there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+from urllib.parse import unquote
+from uuid import UUID, uuid4
+
+import numpy as np
+
+from offload import Attempt, Entry, LedgerOffloader, Leftover, Manifest, ReadHandle, Receipt
+from offload.errors import Conflict, Corrupt, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted, TryAgain
+from offload.formats.checksums import crc32c
+from offload.formats.chunk import ChunkTable, ChunkType
+from offload.formats.manifest import AttemptKind, CommittedStream, State
+from offload.manifest.changes import Abort, Change, Claim, Verdict
+from offload.manifest.tree import EntryTree, Tree, edited
+from offload.tier.attempts import check_copied, prepared_kind
+from offload.tier.fragment_writer import check_source, covering_table, windows_of
+from offload.tier.fragments import open_attempt
+from offload_sqlite_ledger.database import Database
+from offload_sqlite_ledger.reading import SqliteView
+
+OFFSET_MAX: Final = 2**63 - 1
+"""SQLite's integers have a sign."""
+
+COMMITS_MAX: Final = 100
+"""How often a commit begins again because another came between."""
+
+NEWEST: Final = "SELECT raw FROM manifests WHERE stream = ?"
+CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+def open_url(url: str) -> SqliteLedgers:
+    """The offloader behind `sqlite-ledger://path/to/file.db`. Raises `Misuse` if no path is named."""
+    path = unquote(url.partition("://")[2])
+    if not path or "\0" in path:
+        raise Misuse(f"{url!r} names no file")
+    return SqliteLedgers(path)
+
+
+class SqliteLedgers(LedgerOffloader):
+    """The ledgers and manifests in one file. Any number of offloaders and processes may use it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._database = Database(path)
+        self._put_size_bytes = 0
+
+    @property
+    def url(self) -> str:
+        return self._database.url
+
+    @property
+    def put_size_bytes(self) -> int:
+        return self._put_size_bytes
+
+    async def open(self, *, create: bool = False) -> None:
+        if create:
+            await self._database.make()
+        await self._database.rows("SELECT format FROM tier")
+
+    async def aclose(self) -> None:
+        await self._database.aclose()
+
+    # Catalogue
+
+    async def streams(self) -> list[str]:
+        return sorted(name for (name,) in await self._database.rows("SELECT stream FROM manifests"))
+
+    def view_of(self, committed: CommittedStream) -> SqliteView:
+        return SqliteView(EntryTree(committed, self.load_group), self._database)
+
+    # Committer
+
+    async def load_manifest(self, stream: str) -> Manifest:
+        manifest = await self._newest(stream)
+        if manifest is None:
+            raise NotOffloaded(f"{self.url} has no stream {stream!r}; `offload ls` shows which it has")
+        if manifest.state is State.DELETED:
+            raise StreamDeleted(f"stream {stream!r} of {self.url} was deleted", epoch=manifest.epoch)
+        if manifest.state is State.REBUILDING:
+            raise NotOffloaded(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
+        return manifest
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        """The newest manifest is read in any case, so nothing rests on `base`."""
+        await self.open(create=isinstance(change, Claim))
+        for _ in range(COMMITS_MAX):
+            newest = await self._newest(stream)
+            if newest is not None:
+                verdict = await change.verdict(Tree(newest, self.load_group))
+                if verdict is Verdict.IN:
+                    return newest
+                if verdict is Verdict.UNKNOWN:
+                    raise OutcomeUnknown(f"stream {stream!r}: nothing shows whether the change was in")
+            proposal = await self._proposal(change, newest, committer)
+            if await self._database.write(_swap(stream, newest, proposal)):
+                return proposal
+        raise TryAgain(f"stream {stream!r}: other writers commit faster than this one; run again")
+
+    # Ledgers
+
+    async def offload(
+        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
+    ) -> Receipt:
+        """Some rows in each transaction: of an attempt that breaks off, no manifest will name any."""
+        kind = prepared_kind(handle, attempt, manifest)
+        if kind is AttemptKind.COPY:
+            await check_copied(self.view_of(manifest), handle)
+        if handle.next_offset > OFFSET_MAX:
+            raise Misuse(f"{self.url} keeps offsets up to {OFFSET_MAX}")
+        table, checksum = await covering_table(handle), 0
+        about = (attempt.uid.bytes, attempt.stream, attempt.ledger_id, json.dumps(dict(extra_metadata)))
+        await self._database.insert("INSERT INTO attempts VALUES (?, ?, ?, ?)", [about])
+        for rows in windows_of(table):
+            raw = await handle.read(rows)
+            try:
+                checksums = check_source(raw, rows, where=handle.where)
+            except Corrupt as damage:
+                raise damage.within(handle.where, stream=attempt.stream) from damage
+            await self._database.insert(CHUNK, _chunks(attempt, rows, checksums.tolist(), raw))
+            self._put_size_bytes += len(raw)
+            checksum = crc32c(raw, checksum)
+        entry = _entry(table, attempt, checksum, copied=int(kind is AttemptKind.COPY))
+        return Receipt(attempt=attempt, entries=[entry])
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        view = self.view_of(manifest or await self.load_manifest(attempt.stream))
+        return await open_attempt(view, attempt, only)
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        """None: what a crash left is copied again."""
+        return []
+
+    async def delete_offloaded(self, attempt: Attempt) -> None:
+        newest = await self._newest(attempt.stream)
+        if newest is not None and newest.runs(attempt.uid):
+            change = Abort(attempts=frozenset({attempt.uid}))
+            await self.commit_manifest(attempt.stream, change, base=newest, committer=uuid4())
+
+        def delete(db: sqlite3.Connection) -> None:
+            newest = _decoded(db.execute(NEWEST, (attempt.stream,)).fetchall(), attempt.stream)
+            if newest is not None and newest.state is State.REBUILDING:
+                raise Conflict(f"stream {attempt.stream!r} is being rebuilt; wait until that is done")
+            if newest is not None and (newest.runs(attempt.uid) or _names(newest, attempt.uid)):
+                raise Conflict(f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first")
+            db.execute("DELETE FROM chunks WHERE attempt = ?", (attempt.uid.bytes,))
+            db.execute("DELETE FROM attempts WHERE uid = ?", (attempt.uid.bytes,))
+
+        await self._database.write(delete)
+
+    async def _newest(self, stream: str) -> Manifest | None:
+        return _decoded(await self._database.rows(NEWEST, stream), stream)
+
+    async def _proposal(self, change: Change, newest: Manifest | None, committer: UUID) -> Manifest:
+        """The manifest that would follow. Raises if the change does not fit."""
+        changed = change.apply(newest)
+        version = changed.version + 1
+        if newest is not None and change.edit is not None:
+            tree = Tree(newest, self.load_group)
+            entries, _ = await edited(tree, change.edit, version=version, uuid=uuid4)
+            changed = replace(changed, entries=entries)
+        proposal = replace(
+            changed,
+            version=version,
+            committer=committer,
+            commit_id=uuid4(),
+            parent_commit_id=changed.commit_id,
+        )
+        proposal.check(f"manifests/{proposal.stream}/{version}")
+        return proposal
+
+
+def _swap(stream: str, newest: Manifest | None, proposal: Manifest) -> Callable[[sqlite3.Connection], bool]:
+    """Put the proposal where `newest` is; False if another came between."""
+    raw = proposal.encode()
+
+    def swap(db: sqlite3.Connection) -> bool:
+        if newest is None:
+            row = (stream, proposal.version, raw)
+            return db.execute("INSERT OR IGNORE INTO manifests VALUES (?, ?, ?)", row).rowcount == 1
+        replaced = "UPDATE manifests SET version = ?, raw = ? WHERE stream = ? AND version = ?"
+        return db.execute(replaced, (proposal.version, raw, stream, newest.version)).rowcount == 1
+
+    return swap
+
+
+def _decoded(rows: list[tuple[bytes]], stream: str) -> Manifest | None:
+    return Manifest.decode(rows[0][0], where=f"manifests/{stream}") if rows else None
+
+
+def _names(manifest: Manifest, attempt: UUID) -> bool:
+    return bool((manifest.entries["attempt"] == np.void(attempt.bytes)).any())
+
+
+def _chunks(
+    attempt: Attempt, rows: ChunkTable, checksums: list[int], raw: bytes
+) -> list[tuple[bytes | int, ...]]:
+    """The rows of some chunks that lie back to back in `raw`."""
+    start = int(rows["position"][0])
+    columns = (rows[name].tolist() for name in ("offset", "records", "type", "timestamp_ms", "size_bytes"))
+    return [
+        (attempt.uid.bytes, *row, checksum, raw[position - start : position - start + row[-1]])
+        for row, checksum, position in zip(
+            zip(*columns, strict=True), checksums, rows["position"].tolist(), strict=True
+        )
+    ]
+
+
+def _entry(table: ChunkTable, attempt: Attempt, checksum: int, *, copied: int) -> Entry:
+    """What a manifest says of these chunks."""
+    first, last = int(table["offset"][0]), table[-1:]
+    size_bytes = int(table["size_bytes"].sum())
+    return Entry(
+        first_offset=first,
+        records=int(last["offset"][0]) + int(last["records"][0]) - first,
+        messages=int(table["records"][table["type"] == ChunkType.USER].sum()),
+        first_timestamp_ms=int(table["timestamp_ms"].min()),
+        last_timestamp_ms=int(table["timestamp_ms"].max()),
+        data_size_bytes=size_bytes,
+        stored_size_bytes=size_bytes,
+        ledger_id=attempt.ledger_id,
+        attempt=attempt.uid,
+        checksum=checksum,
+        copied=copied,
+    )

@@ -1,0 +1,20 @@
+"""What this distribution declares. Imports no database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offload.plugins import Backend, hookimpl
+
+
+@hookimpl
+def offload_backends() -> Sequence[Backend]:
+    """SQLite files, by `sqlite-ledger://path/to/file.db`."""
+    return [
+        Backend(
+            name="sqlite-ledger",
+            target="offload_sqlite_ledger.offloader:open_url",
+            schemes=("sqlite-ledger",),
+            kind="offloader",
+        )
+    ]

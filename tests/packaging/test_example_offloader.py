@@ -1,0 +1,103 @@
+"""An offloader without an object store, installed as its own distribution, works wherever a tier does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import offload as offload_here
+from osiris_data import DATA, body_of
+
+pytestmark = pytest.mark.xdist_group("example offloader")  # installed once
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "offload-sqlite-ledger"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip put the distribution."""
+    source = tmp_path_factory.mktemp("source") / EXAMPLE.name
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    offline = ["--no-index", "--disable-pip-version-check"]
+    subprocess.run([*pip, *offline, "--target", str(target), str(source)], check=True, timeout=120)
+    return target
+
+
+@pytest.fixture
+def tier(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tier with RabbitMQ's stream `tiny` in it, synced by the command."""
+    monkeypatch.syspath_prepend(installed)
+    shutil.copytree(DATA / "tiny", tmp_path / "broker" / "tiny")
+    url = f"sqlite-ledger://{tmp_path / 'tier.db'}"
+    ran = offload_here("sync", f"rabbitmq://{tmp_path / 'broker'}", url, "--json")
+    assert ran.code == 0, ran.stderr
+    return url
+
+
+def test_it_keeps_the_contract(installed: Path, tmp_path: Path) -> None:
+    """Its own tests, which are the conformance classes, pass over what was installed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLE / "tests"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout
+
+
+def test_the_black_box_holds_it_to_the_contract(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What asks what is stored cannot be asked from outside, and nothing else is left out or fails."""
+    monkeypatch.syspath_prepend(installed)
+    report = tmp_path / "report.json"
+
+    url = f"sqlite-ledger://{tmp_path / 'place'}"
+    ran = offload_here("conformance", url, "--select", "contract", "--report", report)
+
+    clauses = json.loads(report.read_text())["clauses"]
+    assert [each["id"] for each in clauses if each["outcome"] == "failed"] == [], ran.text
+    assert sum(each["outcome"] == "passed" for each in clauses) > 20
+
+
+def test_what_reads_works_on_it(tier: str, tmp_path: Path) -> None:
+    [row] = offload_here("ls", tier, "--json").objects
+    document = offload_here("inspect", tier, "tiny", "--json").document
+    read = offload_here("read", tier, "tiny", "--decode", "amqp", "--format", "body").lines
+
+    assert (row["messages"], row["next_offset"], row["fragments"]) == (10, 10, len(document["fragments"]))
+    assert read == [body_of(number).decode() for number in range(10)]
+    assert {each["object"].split("/")[0] for each in document["fragments"]} == {"chunks"}
+    assert document["root"]["object"].startswith("manifests/tiny/")
+
+
+@pytest.mark.parametrize("level", ["manifest", "bytes"])
+def test_a_chunk_that_is_gone_is_found_at_every_level(tier: str, level: str) -> None:
+    assert offload_here("verify", tier, "--level", level).code == 0
+    with sqlite3.connect(tier.removeprefix("sqlite-ledger://")) as db:
+        db.execute("DELETE FROM chunks WHERE offset = (SELECT max(offset) FROM chunks)")
+
+    ran = offload_here("verify", tier, "--level", level, "--json")
+
+    assert ran.code == 1
+    assert [damage["stream"] for damage in ran.document["damages"]] == ["tiny"]
+
+
+def test_what_walks_over_objects_refuses_it(tier: str) -> None:
+    for command in (["sweep", tier], ["rebuild", tier, "tiny", "--yes"]):
+        ran = offload_here(*command)
+        assert ran.code in (1, 2)
+        assert "keeps no objects of this format" in ran.error
