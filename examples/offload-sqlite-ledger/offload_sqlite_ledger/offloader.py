@@ -38,6 +38,10 @@ COMMITS_MAX: Final = 100
 
 NEWEST: Final = "SELECT raw FROM manifests WHERE stream = ?"
 CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+DELETE: Final = (
+    "DELETE FROM chunks WHERE attempt IN (SELECT uid FROM attempts WHERE uid = ? AND stream = ?)",
+    "DELETE FROM attempts WHERE uid = ? AND stream = ?",
+)
 
 
 def open_url(url: str) -> SqliteLedgers:
@@ -157,8 +161,8 @@ class SqliteLedgers(LedgerOffloader):
                 raise Conflict(f"stream {attempt.stream!r} is being rebuilt; wait until that is done")
             if newest is not None and (newest.runs(attempt.uid) or _names(newest, attempt.uid)):
                 raise Conflict(f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first")
-            db.execute("DELETE FROM chunks WHERE attempt = ?", (attempt.uid.bytes,))
-            db.execute("DELETE FROM attempts WHERE uid = ?", (attempt.uid.bytes,))
+            for statement in DELETE:  # an attempt is nothing to another stream
+                db.execute(statement, (attempt.uid.bytes, attempt.stream))
 
         await self._database.write(delete)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from offload import Absent, Corrupt, Entry, EntryView, ReadHandle
-from offload.formats.chunk import CHUNK_TABLE, ChunkTable, check_stored
+from offload.formats.chunk import CHUNK_TABLE, ChunkTable, check_stored, row_from
 from offload.formats.manifest import Entries, decode_entries
 from offload.manifest.tree import EntryTree
 from offload_sqlite_ledger.database import Database
@@ -86,7 +86,7 @@ class SqliteHandle(ReadHandle):
         found = await self._database.rows(DATA, self._entry.attempt.bytes, first, last)
         if not found:
             raise Absent(self.where, self._stream)
-        raw, row = b"".join(data for (data,) in found), int(np.searchsorted(self._table["offset"], first))
+        raw, row = b"".join(data for (data,) in found), row_from(self._table, first)
         start, checksums = int(rows["position"][0]), self._checksums[row : row + len(rows)]
         try:
             check_stored(raw, rows, checksums, window_position=start, where=self.where)
