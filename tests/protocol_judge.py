@@ -245,6 +245,12 @@ class Judge:
         roots = (self.history[number] for number in sorted(self.history))
         return next((bytes(root.committer) for root in roots if name in root.named), None)
 
+    def ever_named(self, attempt: UUID) -> bool:
+        """Whether any root named a fragment of this attempt."""
+        return any(
+            row["attempt"] == attempt.bytes for root in self.history.values() for row in root.fragments
+        )
+
     def is_sources(self, first_offset: int, next_offset: int, data: bytes) -> bool:
         """Whether a committed fragment of these offsets may hold these chunks."""
         return data == self.source(first_offset, next_offset)

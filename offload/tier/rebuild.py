@@ -411,9 +411,8 @@ class _Rebuild:
         if not choice.chosen:
             starts = sorted({each.entry.first_offset for each in found if each.incarnation == target})
             near = ", ".join(map(str, starts[:5])) + (", …" if len(starts) > 5 else "")
-            raise Misuse(
-                f"stream {self.stream!r}: no fragment begins at offset {self.begin}; some do at {near}"
-            )
+            wanted = f"ends by offset {self.end}" if self.begin is None else f"begins at offset {self.begin}"
+            raise Misuse(f"stream {self.stream!r}: no fragment {wanted}; some begin at {near}")
         if self.end is not None and choice.next_offset != self.end and not choice.holes:
             raise Misuse(f"stream {self.stream!r}: no fragment in line ends at offset {self.end}")
         return choice

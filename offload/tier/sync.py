@@ -20,7 +20,7 @@ from itertools import count
 from typing import Final
 
 from offload.env import Env
-from offload.errors import Corrupt, Diverged, Misuse, NotOffloaded, OffloadError, StoreDenied
+from offload.errors import Absent, Corrupt, Diverged, Misuse, NotOffloaded, OffloadError, StoreDenied
 from offload.events import CopyBegun, Event
 from offload.formats.chunk import ChunkHeader
 from offload.formats.keys import escape
@@ -28,6 +28,7 @@ from offload.formats.manifest import Manifest
 from offload.offloader import CutHandle, LedgerOffloader, Leftover, ReadHandle
 from offload.source import Snapshot, Source, SourceStream
 from offload.tier.fragment_writer import check_source, first_damage
+from offload.tier.reader import newer_manifest
 from offload.tier.stream_writer import Agree, StreamWriter
 from offload.tier.totals import totals
 
@@ -327,7 +328,9 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
     """Raise `Diverged` unless the source continues what is committed.
 
     The last committed chunk must be the source's chunk at that offset: same id, leader epoch and
-    CRC; and the source must neither end before it nor begin behind it.
+    CRC; and the source must neither end before it nor begin behind it. If that chunk was trimmed and swept
+    since `manifest` was loaded, the newest manifest is asked instead. Raises `Absent` if it too names what
+    is gone, and `StreamDeleted`.
     """
     stream, end = manifest.stream, manifest.next_offset
     if snapshot.first_offset > end:
@@ -340,7 +343,12 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
         )
     if not manifest.fragments or snapshot.first_offset == end:
         return
-    committed = await last_chunk(offloader, manifest)
+    try:
+        committed = await last_chunk(offloader, manifest)
+    except Absent as absent:
+        newer = await newer_manifest(offloader, manifest, absent)
+        await check_same_history(offloader, newer, snapshot)
+        return
     offset = committed.offset
     if offset < snapshot.first_offset:
         within = f"within the tier's last chunk, which is at offset {offset}"

@@ -199,7 +199,18 @@ class _Verifier:
                     f"{self.store.url} is no tier: it has no {TIER_ANCHOR}; "
                     f"`{rebuild_command(self.store.url)}` restores one that was lost"
                 ) from exc
+            if await self._has_a_tier_anchor():  # this run cannot know on which store the roots are
+                raise NotOffloaded(
+                    f"{self.store.url} became a tier while it was verified: run again"
+                ) from exc
             raise AnchorLost(TIER_ANCHOR, tier=self.store.url) from exc
+
+    async def _has_a_tier_anchor(self) -> bool:
+        try:
+            await self.store.get(TIER_ANCHOR)
+        except NotFound:
+            return False
+        return True
 
     async def _holds_a_stream(self) -> bool:
         async for listed in self.store.list(""):

@@ -92,7 +92,7 @@ async def recover(world: World) -> bool:
         world.lost_anchor = ""
     if world.judge.loss is None:
         return await _is_unfenced(world)
-    proven = world.judge.is_proven
+    proven = world.judge.is_proven and world.judge.is_left()
     if await _is_rebuilt(world):
         return True
     assert not proven, "roots are lost, an object proves it, and the stream was not rebuilt"

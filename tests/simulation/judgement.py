@@ -14,6 +14,7 @@ If people live on while roots are lost, or while the stream is rebuilt, this may
     what proves the loss no more: numbers overtook its `base_version`, by commits on an older root
     what was trimmed, aborted or deleted before the loss, and comes back by the rebuild: a sweep that looked
     before the loss may still delete it
+    what a torn object claims to hold, as no store should leave one: a rebuild reads no more than its tail
     what the lost roots named behind the end of an older root that a sleeper brought back: if a writer goes on
     from there, its epoch is higher, and the rebuild prefers its fragments. The others are left out, and stay
 """
@@ -50,6 +51,8 @@ class Loss:
     """Roots that are lost, and what the newest of them named."""
 
     root: Root
+    history: dict[int, Root]
+    """The true history until then. It goes on where a sleeper brings the lost roots back."""
     condemned: set[str]
     """What a sweep may have condemned before."""
     overtaken: set[str] = field(default_factory=set)
@@ -96,6 +99,8 @@ class SimulationJudge(Judge):
         """The number of the last rebuild; what was told before it is over."""
         self.all_stopped = False
         """Whether nobody is alive, and nothing is under way."""
+        self.torn: set[str] = set()
+        """The keys of objects that a crash left damaged. A rebuild, which reads tails, may name them."""
         self.perhaps_gone: set[str] = set()
         """What the newest root may name though a sweep may delete it, since people lived on."""
 
@@ -121,7 +126,7 @@ class SimulationJudge(Judge):
     def forget_roots(self, *, above: int = 0) -> None:
         """See `Judge.forget_roots`. Whoever lives on may have looked before."""
         assert self.root is not None
-        self.loss, self.losses = Loss(self.root, set(self._condemned)), self.losses + 1
+        self.loss, self.losses = Loss(self.root, self.history, set(self._condemned)), self.losses + 1
         super().forget_roots(above=above)
         self._look_around()
 
@@ -151,11 +156,12 @@ class SimulationJudge(Judge):
             self._told[lost.incarnation] = min(self._told.get(lost.incarnation, 0), lost.next_offset)
             self._forget(lost.incarnation, lost.next_offset)
             self.last.overtaken |= self._condemned
+            self.last.trimmed = max(self.last.trimmed, before.first_offset if before else 0)
         super()._root_stored(number, root)
         if self.loss is None or self.newest != number:
             return
         is_birth = root.state == LIVE and not any(root.parent_commit_id)
-        if is_birth and root.commit_id not in self.asked and self._left():
+        if is_birth and root.commit_id not in self.asked and self.is_left():
             self.violations.append(f"root {number} begins a stream of which data is there")
         if root.state == REBUILDING:
             self.fence = number
@@ -165,6 +171,7 @@ class SimulationJudge(Judge):
             self.perhaps_gone = set() if self.all_stopped else self.loss.condemned | self.loss.overtaken
             self.loss, self.losses = None, self.losses + 1
         elif root.parent_commit_id == self.loss.root.commit_id:  # a sleeper brings it all back
+            self.history = self.loss.history | self.history
             self._condemned, self.perhaps_gone = self.loss.condemned, self.loss.overtaken
             self.last, self.loss, self.losses, self.fence = self.loss, None, self.losses + 1, number - 1
             self.healed += 1
@@ -196,7 +203,7 @@ class SimulationJudge(Judge):
                     f"a rebuild left out offset {row['first_offset']}, which was committed"
                 )
 
-    def _left(self) -> bool:
+    def is_left(self) -> bool:
         """Whether anything is there that the lost root named."""
         assert self.loss is not None
         return any(key.rpartition("/")[2] in self.loss.root.named for key in self.objects)
@@ -207,7 +214,7 @@ class SimulationJudge(Judge):
         if root is None or match is None:
             return False
         names = key.rpartition("/")[2] in root.named or UUID(match[2]).bytes in root.running
-        return not names and base_version(data) > self.newest
+        return not names and key not in self.torn and base_version(data) > self.newest
 
     def _look_around(self) -> None:
         """Take note of what a sweep that looks now may delete."""
@@ -234,7 +241,8 @@ class SimulationJudge(Judge):
         gone = bool(self.perhaps_gone) and (
             invariant == 1 or (invariant == 2 and any(name in how for name in self.perhaps_gone))
         )
-        if self.loss is None and not gone:
+        torn = bool(self.fence) and invariant == 2 and any(key.rpartition("/")[2] in how for key in self.torn)
+        if self.loss is None and not gone and not torn:
             super()._broken(invariant, how)
 
     def _condemn(self, key: str) -> None:

@@ -213,8 +213,9 @@ class World:
         self.processes: list[Process] = []
         self.turns: list[Turn] = []
         self.late: list[Callable[[], None]] = []
-        self.torn: set[str] = set()
-        """The keys of torn objects."""
+        self.torn = self.judge.torn
+        self.deletes_at_once = False
+        """Whether somebody deletes an attempt that was committed once: that waits for no grace."""
         self.lost_anchor = ""
         """Its key."""
         self.receipts: list[Receipt] = []

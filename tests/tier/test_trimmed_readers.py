@@ -33,9 +33,11 @@ from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.formats.manifest import Manifest, joined
 from offload.manifest.groups import key_of
+from offload.source import Snapshot
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.tier.retention import Retention, delete_stream, trim
+from offload.tier.sync import check_same_history
 
 STREAM = "orders"
 KEYS = StreamKeys(STREAM)
@@ -484,3 +486,27 @@ def test_an_absent_object_is_damage_to_whoever_does_not_care() -> None:
 
     assert isinstance(error, Corrupt)
     assert str(error) == "orders/data/x at byte 0: object: expected present, found absent"
+
+
+def test_a_sync_compares_histories_although_what_it_saw_is_trimmed_and_swept() -> None:
+    """What is gone while nothing was trimmed is damage to it too."""
+    tier = Tier(2)
+
+    async def main() -> None:
+        await tier.append(20)
+        seen = await tier.others.load_manifest(STREAM)
+        raw = ledger_of(20)
+        source = Snapshot(ledgers=[raw], first_offset=0, next_offset=20, epoch=1)
+        await tier.trim(20)
+
+        await check_same_history(tier.opened(), seen, source)
+
+        await tier.append(4, first_offset=20)
+        more = Snapshot(ledgers=[ledger_of(24)], first_offset=0, next_offset=24, epoch=1)
+        newest = await tier.others.load_manifest(STREAM)
+        for key in [key for key in tier.objects if KEYS.parse_fragment(key)]:
+            del tier.objects[key]
+        with pytest.raises(Absent):
+            await check_same_history(tier.opened(), newest, more)
+
+    run(main)

@@ -18,6 +18,7 @@ from offload.errors import NotOffloaded
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import TRAILER
 from offload.formats.manifest import Manifest
+from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.tier.verify import verify
 from offload.tier.verify_report import VerifyReport
@@ -274,3 +275,17 @@ class TestAllIsWell:
         asyncio.run(verify(store))
 
         assert store.objects == objects
+
+
+def test_a_tier_that_is_made_while_it_is_verified_has_lost_no_anchor(objects: Objects) -> None:
+    """Nor is it judged: whoever saw no anchor does not know on which store the roots are."""
+    born: Objects = {}
+
+    async def make(operation: str, _key: str) -> None:
+        if operation == "list":  # the anchor was asked for, and there was none
+            born.update(objects)
+
+    store = FaultyStore(MemoryStore(objects=born), before=make)
+
+    with pytest.raises(NotOffloaded, match="became a tier while it was verified: run again"):
+        asyncio.run(verify(store))
