@@ -35,7 +35,7 @@ from offload.errors import (
 from offload.formats.chunk import ChunkHeader, ChunkTable, scan
 from offload.formats.fragment import HEADER
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import AttemptKind, Entry, Manifest, Running, State
+from offload.formats.manifest import AttemptKind, CommittedStream, Entry, Manifest, Running, State
 from offload.manifest.changes import Abort, Append, Change, Claim, Delete, Trim, Verdict
 from offload.manifest.tree import Tree
 from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, ReadHandle, Receipt
@@ -732,6 +732,17 @@ class OffersWhatJobsCopied(ObjectStoreOffloader):
         return await super().leftovers(replace(manifest, running=running))
 
 
+@bug("leftovers_are_not_committed")
+class OffersTheCommitted(ObjectStoreOffloader):
+    """Offers what is complete of every attempt that runs, committed or not.
+
+    The list of an attempt's fragments is compared with nothing: what is there twice is appended twice.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        return await super().leftovers(replace(manifest, next_offset=manifest.first_offset))
+
+
 @bug("leftovers_tell_their_last_chunk")
 class TellsTheLastRecord(ObjectStoreOffloader):
     """Tells the offset of the last record for that of the last chunk.
@@ -933,6 +944,55 @@ class ReadsOnePage(ObjectStoreOffloader):
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
         return _Page.around(await super().read_offloaded(*args, **kwargs))
+
+
+class _Buffer(_Around):
+    async def read(self, rows: ChunkTable) -> bytes:
+        return (await super().read(rows))[: 4 * 1024 * 1024]
+
+
+@bug("reads_are_verbatim")
+class ReadsOneBuffer(ObjectStoreOffloader):
+    """Returns no more of a read than a buffer holds.
+
+    One `recv` where a loop was needed: tests have small chunks.
+    """
+
+    async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
+        return _Buffer.around(await super().read_offloaded(*args, **kwargs))
+
+
+class _LastOfAll(Tree):
+    async def last_with_messages(self) -> Entry | None:
+        return await self.find(self.manifest.next_offset - 1)
+
+
+@bug("views_find_what_is_committed")
+class TakesTheLastForAMessage(ByVerbs):
+    """Tells the newest fragment for the newest that has messages.
+
+    Tracking chunks are rare, and no message.
+    """
+
+    def tree(self, manifest: Manifest) -> Tree:
+        return _LastOfAll(manifest, self.load_group)
+
+
+@bug("views_do_not_move")
+class NamesWhatIsGone(ObjectStoreOffloader):
+    """Says of every name that a view has it.
+
+    The objects are still there, so the store is asked instead of the manifest: a trim looks like damage.
+    """
+
+    def view_of(self, committed: CommittedStream) -> Any:
+        made = LedgerOffloader.view_of(self, committed)
+
+        class View(type(made)):  # type: ignore[misc]
+            async def names(self, where: str) -> bool:
+                return True
+
+        return View(self, committed)
 
 
 class _Cursor(_Around):
@@ -1476,6 +1536,46 @@ class ClosesGaps(ObjectStoreOffloader):
                 entries = [replace(each, first_offset=each.first_offset - gap) for each in change.entries]
                 change = replace(change, entries=entries)
         return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("refusals_tell_their_cause")
+class DeletesWhatIsInUse(ObjectStoreOffloader):
+    """Deletes a stream that is in use, though only an unused one may go.
+
+    The condition is asked before the transaction, by whoever remembers it.
+    """
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if isinstance(change, Delete):
+            change = replace(change, unused_by=None)
+        return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("cancelled_commits_hinder_nobody")
+class StaysBusyAfterCancellation(ObjectStoreOffloader):
+    """Refuses every commit after one that was cancelled.
+
+    A lock that `except Exception` releases, and a cancellation is no `Exception`.
+    """
+
+    is_busy = False
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        if self.is_busy:
+            raise TryAgain("another commit is on its way")
+        self.is_busy = True
+        try:
+            await asyncio.sleep(0)
+            manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        except Exception:
+            self.is_busy = False
+            raise
+        self.is_busy = False
+        return manifest
 
 
 @bug("changes_are_of_their_incarnation")

@@ -17,6 +17,7 @@ from offload_conformance.offloader.names import NameClauses
 from offload_conformance.offloader.numbers import NumberClauses
 from offload_conformance.offloader.reads import ReadClauses
 from offload_conformance.offloader.sources import SourceClauses
+from offload_conformance.offloader.views import ViewClauses
 
 __all__ = ["OffloaderConformance"]
 
@@ -27,6 +28,7 @@ class OffloaderConformance(
     InStoreClauses,
     LeftoverClauses,
     ReadClauses,
+    ViewClauses,
     CommitClauses,
     ManifestClauses,
     FencingClauses,

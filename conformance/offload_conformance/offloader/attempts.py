@@ -151,6 +151,10 @@ class AttemptClauses(OffloaderClauses):
         with pytest.raises(Corrupt):
             run(stored(writer, ledger_of(10).torn(6), broken_off))
 
+        async def at_once(attempt: Attempt) -> None:
+            await asyncio.gather(*(client.delete_offloaded(attempt) for client in (offloader, other)))
+
+        run(at_once(stored_once))
         for client in (offloader, other, other):
             for attempt in (stored_once, broken_off, prepared):
                 run(client.delete_offloaded(attempt))

@@ -12,7 +12,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from offload.formats.manifest import Entry
-from offload.manifest.changes import Announce, Claim
+from offload.manifest.changes import Announce, Append, Claim
 from offload.offloader import Attempt, LedgerOffloader, Leftover, Receipt
 from offload.tier.stream_writer import StreamWriter
 from offload_conformance.asynchronous import Run
@@ -88,6 +88,18 @@ class LeftoverClauses(OffloaderClauses):
         assert run(offered(other)) == []
         assert run(left_by_a_crash(other, "orders")) == []
         assert run(other.load_manifest("orders")).runs(uid), "a claim leaves the attempts of jobs alone"
+
+    def test_leftovers_are_not_committed(
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """What is committed of an attempt that ran on is offered to nobody once more."""
+        [attempt] = run(writer.prepare([0]))
+        receipt = run(stored(writer, drawn_ledger(random.randint(1, 20)), attempt))
+        change = Append(writer=writer.writer, entries=receipt.entries, finished=frozenset())
+        base = writer.manifest
+        run(writer.offloader.commit_manifest("orders", change, base=base, committer=writer.writer))
+
+        assert run(offered(other)) == []
 
     def test_leftovers_tell_their_last_chunk(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter

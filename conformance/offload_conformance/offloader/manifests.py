@@ -6,6 +6,7 @@ manifests in tables of its own must come to the same, field by field.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -32,6 +33,7 @@ from offload.manifest.changes import (
     Change,
     Claim,
     Contribute,
+    Delete,
     Dropped,
     Prepare,
     Resolve,
@@ -249,6 +251,7 @@ class ManifestClauses(OffloaderClauses):
             ("another writer", Prepare(writer=uuid4(), attempts=[(uuid4(), 0)]), Fenced),
             ("another's adoption", Resolve(writer=me, adopted=running), Conflict),
             ("a wrong count", miscounted, Conflict),
+            ("a stream in use", Delete(incarnation=newest.incarnation, unused_by=me), Conflict),
         ]
         for what, change, error in refused:
             for client, base in ((offloader, newest), (other, newest), (other, None)):
@@ -260,6 +263,31 @@ class ManifestClauses(OffloaderClauses):
                 run(other.commit_manifest("never claimed", change, base=None, committer=me))
 
         assert run(other.load_manifest("orders")).commit_id == newest.commit_id
+        for client in (offloader, other):
+            change = Prepare(writer=me, attempts=[(uuid4(), 0)])
+            run(client.commit_manifest("orders", change, base=None, committer=me))
+
+    def test_cancelled_commits_hinder_nobody(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """A commit that is cancelled at any moment is in or not, and the next one works."""
+
+        async def scenario() -> None:
+            for steps in random.sample(range(30), 10):
+                uid = uuid4()
+                change = Prepare(writer=writer.writer, attempts=[(uid, 0)])
+                committing = asyncio.ensure_future(
+                    offloader.commit_manifest("orders", change, base=None, committer=writer.writer)
+                )
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                committing.cancel()
+                await asyncio.wait([committing])
+                again = await offloader.commit_manifest("orders", change, base=None, committer=writer.writer)
+                assert [each.attempt for each in again.running].count(uid) == 1
+                assert (await other.load_manifest("orders")).commit_id == again.commit_id
+
+        run(scenario())
 
     def test_changes_are_of_their_incarnation(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter

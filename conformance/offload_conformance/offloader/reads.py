@@ -35,19 +35,30 @@ DAMAGE: Final[dict[str, Callable[[bytes], bytes]]] = {
 """What happens to stored bytes; most of a fragment's are its chunks, so the middle lies in one of them."""
 
 
+SHAPES: Final = {
+    "few": (1, 12, 64 * KIB, 40),
+    "many": (1050, 1300, 99, 40),
+    "large": (24, 30, 1200 * KIB, 5),
+}
+"""Of ledgers: the least and the greatest number of chunks, the size of a message, and how many runs are read.
+
+The largest is more than any buffer holds, and more than a page has rows."""
+
+
 class ReadClauses(OffloaderClauses):
     """Reads are verbatim, absence is an error, snapshots do not move, chunks are whole."""
 
-    @pytest.mark.parametrize("chunks", [(1, 12), (1050, 1300)], ids=["few", "many"])
+    @pytest.mark.parametrize("shape", SHAPES)
     def test_reads_are_verbatim(
-        self, run: Run, other: LedgerOffloader, writer: StreamWriter, chunks: tuple[int, int]
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, shape: str
     ) -> None:
         """What is read back is, chunk for chunk, the bytes that were offloaded: all, and any run."""
-        ledger = drawn_ledger(random.randint(*chunks), size_bytes_max=200 * KIB if chunks[1] < 100 else 99)
+        least, most, size_bytes_max, tries = SHAPES[shape]
+        ledger = drawn_ledger(random.randint(least, most), size_bytes_max=size_bytes_max)
         attempt = run(committed(writer, ledger))
         count = len(ledger.chunks)
         runs = [(0, count), (0, 1), (count - 1, count)]
-        for _ in range(60):
+        for _ in range(tries):
             first = random.randrange(count)
             runs.append((first, random.randint(first + 1, count)))
 

@@ -55,9 +55,10 @@ METADATA: Final = MappingProxyType(
         "empty": "",
         "long": "é" * 1500,
         "n" * 200: "a long name",
+        **dict.fromkeys(("stream", "attempt", "ledger_id", "first_offset", "checksum", "writer"), "0"),
     }
 )
-"""What people may write beside their data. It cannot be changed in place."""
+"""What people may write beside their data, names that an offloader itself may use among it. Read only."""
 
 SHAPES: Final[dict[str, Callable[[], list[bytes]]]] = {
     "simple": lambda: ledgers.simple().chunks,
