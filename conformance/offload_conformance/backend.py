@@ -15,16 +15,19 @@ from uuid import uuid4
 
 import pytest
 
+from offload.env import Env
 from offload.offloader import LedgerOffloader
 from offload.store.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
 from offload.store.port import ObjectStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX, Asynchronous
 from offload_conformance.declared import Declared
 from offload_conformance.offloader import OffloaderConformance
 from offload_conformance.opened import KIB
 from offload_conformance.patience import PatientOffloader, PatientStore
+from offload_conformance.place import has_retries, tier_like
 from offload_conformance.protocol import ProtocolConformance, WalkConformance
+from offload_conformance.protocol.base import patient
 from offload_conformance.store import StoreConformance
 
 
@@ -134,12 +137,32 @@ class _AsWalked(WalkConformance):
         return PatientOffloader(self.open_backend(), self.note_retry)
 
 
+class _AsTierUnderFaults(ProtocolConformance):
+    """For an offloader that is made of a store: the whole protocol, with faults before that store."""
+
+    open_backend: Any
+    note_retry: Any
+
+    def open_store(self) -> ObjectStore:
+        """Return what is beneath the offloader."""
+        return PatientStore(self.open_backend().store, self.note_retry)
+
+    def open_tier(self, store: ObjectStore, *, env: Env, options: TierOptions) -> LedgerOffloader:
+        """Make one more of the offloader's class, with retries: its own, or else the suite's."""
+        opened = self.open_backend()
+        made = tier_like(opened, store, env=env, options=options)
+        if has_retries(made.store, before=store):
+            return made
+        return tier_like(opened, patient(store, env), env=env, options=options)
+
+
 _NAMES: Final = {
     _AsStore: "TestStore",
     _AsTier: "TestOffloader",
     _AsProtocol: "TestProtocol",
     _AsOffloader: "TestOffloader",
     _AsWalked: "TestProtocol",
+    _AsTierUnderFaults: "TestProtocol",
 }
 
 SUITES: Final = (_AsStore, _AsTier, _AsProtocol)
@@ -182,9 +205,19 @@ class StoreBackend(_Backend):
 
 
 class OffloaderBackend(_Backend):
-    """An offloader with no object store beneath it, held against the offloader's contract."""
+    """An offloader of the author's own, held against the offloader's contract."""
 
-    layers = (_AsOffloader, _AsWalked)
+    layers: ClassVar[tuple[type[Asynchronous], ...]] = (_AsOffloader, _AsWalked)
+
+    on_a_store: ClassVar[bool] = False
+    """Optional: `open_backend` returns an `ObjectStoreOffloader` whose class takes any store, and the options
+    `env` and `options`. It is then asked the whole protocol, with faults before its store."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Choose the layers."""
+        if cls.on_a_store and not issubclass(cls, Asynchronous):
+            cls.layers = (_AsOffloader, _AsTierUnderFaults)
+        super().__init_subclass__(**arguments)
 
     @abstractmethod
     def open_backend(self) -> LedgerOffloader:

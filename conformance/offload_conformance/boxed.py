@@ -11,7 +11,7 @@ from offload.store.port import ObjectStore
 from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
 from offload_conformance.contender import Job
 from offload_conformance.current import CURRENT
-from offload_conformance.place import OffloaderPlace, StorePlace
+from offload_conformance.place import UNSEEN, OffloaderPlace, StorePlace
 from offload_conformance.recording import Account
 
 
@@ -58,12 +58,15 @@ def _store(place: StorePlace) -> type:
 
 def _offloader(place: OffloaderPlace) -> type:
     class TestBackend(OffloaderBackend):
+        on_a_store = place.makes_tiers_of_stores()
         limits = Limits(clause_seconds_max=place.clause_seconds_max)
         account: Account
 
         @pytest.fixture(autouse=True)
-        def _account(self, request: pytest.FixtureRequest) -> None:
+        def _account(self, request: pytest.FixtureRequest) -> Iterator[None]:
             self.account = place.begin(request.node.nodeid)
+            yield
+            place.clean(self.account)
 
         def note_retry(self) -> None:
             self.account.note_retry()
@@ -72,6 +75,9 @@ def _offloader(place: OffloaderPlace) -> type:
             return place.open(self.account)
 
         def keys_in_store(self) -> set[str]:
-            pytest.skip("what an offloader without an object store has stored cannot be seen from outside")
+            found = place.keys(self.account)
+            if found is None:
+                pytest.skip(UNSEEN)
+            return found
 
     return TestBackend

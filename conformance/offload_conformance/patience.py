@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -53,6 +53,15 @@ class PatientStore(RetryingStore):
             await asyncio.sleep(seconds)
 
         super().__init__(inner, policy=POLICY, sleep=pause, random=_chances.random)
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        """List one level, whole before a name of it is given: one that comes twice is not hidden."""
+
+        async def whole() -> list[str]:
+            return [name async for name in self.inner.level(prefix)]
+
+        for name in await self.retry(whole):
+            yield name
 
     async def start_upload(self, key: str) -> Upload:
         """Begin an upload, each call of which is repeated."""

@@ -6,23 +6,29 @@ Invariant: nothing outside the run's folder is written or deleted.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from uuid import uuid4
 
+from offload.env import Env
 from offload.errors import OffloadError
 from offload.offloader import LedgerOffloader
 from offload.plugins import Backend
 from offload.store.capabilities import Capabilities
 from offload.store.port import ObjectStore
+from offload.store.retry import RetryingStore
+from offload.store.wrap import StoreDecorator
+from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload.urls import FILE_SCHEME
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX
 from offload_conformance.contender import Job, job_of_backend
 from offload_conformance.declared import Declared
 from offload_conformance.recording import Account, Folder, Looker, RecordingStore, told
+
+UNSEEN: Final = "what an offloader without an object store has stored cannot be seen from outside"
 
 
 class Place:
@@ -140,24 +146,90 @@ class StorePlace(Place):
 
 
 class OffloaderPlace(Place):
-    """A place of an offloader that has no object store beneath it: a URL below the one that was given."""
+    """A place of an offloader: a URL below the one that was given.
+
+    If the offloader shows an object store beneath it as `store`, that is looked into, and cleaned up. Faults
+    are put before that store if the offloader's class takes any store, as `ObjectStoreOffloader` does.
+    """
 
     @property
     def shown_url(self) -> str:
         """As the offloader tells it."""
         return self._bare(self._url).url
 
+    def __init__(self, backend: Backend, url: str, options: Mapping[str, Any]) -> None:
+        super().__init__(backend, url, options)
+        self._left: dict[str, str] = {}
+
     def open(self, account: Account) -> LedgerOffloader:
         """A fresh offloader at a test's own URL."""
         return self._bare(f"{self._url.rstrip('/')}/{account.folder}")
 
+    def keys(self, account: Account) -> set[str] | None:
+        """What is stored in a test's own tier, or None if nothing shows that."""
+        with self._looking(account) as looker:
+            return None if looker is None else looker.listed("")
+
+    def clean(self, account: Account) -> None:
+        """Remove what a test has stored, if that is seen. What is still there is `left`."""
+        with self._looking(account) as looker:
+            if looker is None:
+                self._left = {f"{self.folder}/": "an offloader has no way to remove a tier"}
+            else:
+                left = looker.remove(looker.listed(""))
+                self._left |= {f"{account.folder}/{key}": why for key, why in left.items()}
+
+    def makes_tiers_of_stores(self) -> bool:
+        """Whether the offloader is one that can be made of any store: then faults can be put before it."""
+        opened = self._bare(self._url)
+        try:
+            return isinstance(opened, ObjectStoreOffloader) and bool(tier_like(opened, opened.store))
+        except Exception:  # noqa: BLE001 - its constructor takes something else
+            return False
+
     def finish(self) -> dict[str, str]:
-        """Nothing can be removed: the contract knows no way to remove a tier."""
-        return {f"{self.folder}/": "an offloader has no way to remove a tier"} if self.accounts else {}
+        """Say what no test could remove: the contract knows no way to remove a tier."""
+        return self._left
+
+    @contextmanager
+    def _looking(self, account: Account) -> Iterator[Looker | None]:
+        """A look at the store beneath a test's own tier, or None if the offloader shows none."""
+
+        def store_beneath() -> ObjectStore:
+            return cast("ObjectStore", self.open(account).store)  # type: ignore[attr-defined]
+
+        if not isinstance(getattr(self.open(account), "store", None), ObjectStore):
+            yield None
+            return
+        looker = Looker(store_beneath)
+        try:
+            yield looker
+        finally:
+            looker.close()
 
     def _bare(self, url: str) -> LedgerOffloader:
         offloader: LedgerOffloader = self.backend.open(url, self._options)
         return offloader
+
+
+def tier_like(
+    offloader: ObjectStoreOffloader,
+    store: ObjectStore,
+    *,
+    env: Env | None = None,
+    options: TierOptions | None = None,
+) -> ObjectStoreOffloader:
+    """Make another offloader of the same class on this store."""
+    return type(offloader)(store, env=env or Env(), options=options or TierOptions())
+
+
+def has_retries(store: ObjectStore, *, before: ObjectStore) -> bool:
+    """Whether retries stand between `store` and the one that it is made of."""
+    while store is not before and isinstance(store, StoreDecorator):
+        if isinstance(store, RetryingStore):
+            return True
+        store = store.inner
+    return False
 
 
 def meant_by(backend: Backend, server_version: str | None) -> Capabilities | Declared | None:
