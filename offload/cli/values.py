@@ -29,9 +29,11 @@ def _params(get_params: Callable[[Any], list[Any]], ctx: Any) -> list[Any]:
 
 def _process(parameter: Any, convert: Any, ctx: Any, value: Any) -> Any:
     """Do what `convert`, Click's `process_value` of this parameter, does to `value`."""
-    is_fine = not parameter.required if value is None else _has_type(value, _type_of(parameter))
-    if not is_fine:
+    kind = _type_of(parameter)
+    if kind is None or (parameter.required if value is None else not _has_type(value, kind)):
         return convert(ctx, value)
+    if parameter.multiple or parameter.nargs == -1:
+        value = () if value is None else [*value]
     return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
 
 
