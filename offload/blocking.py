@@ -16,13 +16,14 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
+from offload.catalogue import Catalogue
 from offload.errors import Misuse
 from offload.formats.manifest import Manifest
 from offload.offloader import LedgerOffloader
 from offload.plugins import Plugins
 from offload.position import Place, Position
 from offload.source import Source
-from offload.tier.opening import open_source, open_tier
+from offload.tier.opening import as_offloader, open_catalogue, open_source
 from offload.tier.reader import Messages, StreamReader
 from offload.tier.sync import StreamReport, sync
 from offload.tier.verify import verify
@@ -40,7 +41,7 @@ class Blocking:
     """
 
     _plugins: Plugins
-    _offloader: LedgerOffloader
+    _catalogue: Catalogue
     _loop: asyncio.AbstractEventLoop
     _thread: threading.Thread
     _closed: bool
@@ -53,20 +54,25 @@ class Blocking:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._plugins = plugins or Plugins.find()
-        self._open(lambda: open_tier(url, plugins=self._plugins, storage_options=storage_options))
+        self._open(lambda: open_catalogue(url, plugins=self._plugins, storage_options=storage_options))
 
     @classmethod
-    def around(cls, make: Callable[[], LedgerOffloader], *, plugins: Plugins | None = None) -> Self:
-        """A facade around an offloader of one's own, which `make` makes on the facade's event loop."""
+    def around(cls, make: Callable[[], Catalogue], *, plugins: Plugins | None = None) -> Self:
+        """A facade around a catalogue or an offloader, which `make` makes on the facade's event loop."""
         facade = cls.__new__(cls)
         facade._plugins = plugins or Plugins()
         facade._open(make)
         return facade
 
     @property
+    def catalogue(self) -> Catalogue:
+        """What can be read of the tier. Its coroutines belong to `run`."""
+        return self._catalogue
+
+    @property
     def offloader(self) -> LedgerOffloader:
-        """The offloader beneath. Its coroutines belong to `run`."""
-        return self._offloader
+        """The tier as an offloader. Its coroutines belong to `run`. Raises `Misuse` if it is only read."""
+        return as_offloader(self._catalogue)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the facade's event loop and wait for it.
@@ -87,16 +93,16 @@ class Blocking:
             raise
 
     def streams(self) -> list[str]:
-        """See `LedgerOffloader.streams`."""
-        return self.run(self._offloader.streams())
+        """See `Catalogue.streams`."""
+        return self.run(self._catalogue.streams())
 
     def load_manifest(self, stream: str) -> Manifest:
-        """See `LedgerOffloader.load_manifest`."""
-        return self.run(self._offloader.load_manifest(stream))
+        """See `Committer.load_manifest`."""
+        return self.run(self.offloader.load_manifest(stream))
 
     def read(self, stream: str, start: Position = Place.FIRST) -> Iterator[Messages]:
         """The messages of a stream from a position on, chunk by chunk."""
-        reader = self.run(StreamReader.open(self._offloader, stream))
+        reader = self.run(StreamReader.open(self._catalogue, stream))
         batches = reader.messages(self.run(reader.offset_of(start)))
         try:
             while (batch := self.run(_next(batches))) is not None:
@@ -120,7 +126,7 @@ class Blocking:
 
         async def all_reports() -> list[StreamReport]:
             return [
-                report async for report in sync(opened, self._offloader, only=only, continue_as=continue_as)
+                report async for report in sync(opened, self.offloader, only=only, continue_as=continue_as)
             ]
 
         return self.run(all_reports())
@@ -140,7 +146,7 @@ class Blocking:
         """
         return self.run(
             verify(
-                self._offloader,
+                self._catalogue,
                 stream=stream,
                 level=level,
                 after=after,
@@ -172,7 +178,7 @@ class Blocking:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _open(self, make: Callable[[], LedgerOffloader]) -> None:
+    def _open(self, make: Callable[[], Catalogue]) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()  # held from the look at `_closed` until what follows from it is begun
         self._closed = False
@@ -181,11 +187,11 @@ class Blocking:
         self._thread = threading.Thread(target=self._serve, name="offload", daemon=True)
         self._thread.start()
 
-        async def made() -> LedgerOffloader:
+        async def made() -> Catalogue:
             return make()
 
         try:
-            self._offloader = self.run(made())
+            self._catalogue = self.run(made())
         except BaseException:
             self._end()
             raise
@@ -216,7 +222,7 @@ class Blocking:
         for call in self._calls:
             call.task.cancel()
         await asyncio.gather(*(call.task for call in self._calls), return_exceptions=True)
-        await self._offloader.aclose()
+        await self._catalogue.aclose()
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -37,12 +37,12 @@ def open_url(url: str) -> LinesCatalogue:
     return LinesCatalogue(Path(url.removeprefix("lines://")))
 
 
-def installed(folder: Path) -> Path:
-    """Make `folder` one from which plugins are found: a distribution that declares this module."""
-    info = folder / "lines-1.0.dist-info"
+def installed(folder: Path, name: str = "lines", module: str = "foreign_tier") -> Path:
+    """Make `folder` one from which a plugin is found: a distribution that declares this module."""
+    info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lines\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[offload]\nlines = foreign_tier\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[offload]\n{name} = {module}\n")
     return folder
 
 

@@ -1,7 +1,7 @@
 """What a read covers, and how it is parted for Spark's tasks. Runs on the driver; knows no Spark.
 
 A partition is a list of parts; a part is a run of fragments of one stream, or a piece of one fragment. It
-carries a manifest of these fragments alone, some hundred bytes each, so a task asks for no manifest, and
+says what is committed of these fragments alone, some hundred bytes each, so a task asks for no manifest, and
 every task of a read sees the stream as it was when the read was planned.
 
 Invariants: each chunk of the range belongs to exactly one part, that in whose [`first`, `until`) it begins;
@@ -19,10 +19,10 @@ from typing import Final
 
 import numpy as np
 
+from offload.catalogue import Catalogue
 from offload.errors import NotOffloaded
-from offload.formats.manifest import Entries, Manifest, joined
+from offload.formats.manifest import CommittedStream, Entries, joined
 from offload.manifest.excerpt import of_fragments
-from offload.offloader import LedgerOffloader
 from offload.position import AtTime
 from offload.tier.reader import StreamReader
 from offload_spark.bounds import Bounds
@@ -36,8 +36,8 @@ FRAGMENT_COST_BYTES: Final = 4 * 1024 * 1024
 class Part:
     """A part of one stream, as a task is given it."""
 
-    manifest: bytes
-    """Encoded, with the part's own fragments and no others."""
+    committed: CommittedStream
+    """Cut to the part's own fragments."""
 
     first: int
     until: int
@@ -51,7 +51,7 @@ class Part:
 class Piece:
     """A fragment, or as much of it as is planned as one."""
 
-    manifest: Manifest
+    committed: CommittedStream
     entry: Entries
     """One row."""
 
@@ -80,73 +80,75 @@ class Piece:
         ]
 
 
-async def plan(offloader: LedgerOffloader, options: ReadOptions, bounds: Bounds) -> list[list[Part]]:
+async def plan(catalogue: Catalogue, options: ReadOptions, bounds: Bounds) -> list[list[Part]]:
     """The partitions of a batch read.
 
     Raises `NotOffloaded` for a stream that is named and is not there, and, if `fail_on_data_loss`, for an
     offset that the stream does not have.
     """
     pieces: list[Piece] = []
-    for manifest in await chosen(offloader, options, bounds):
-        reader = StreamReader(offloader, manifest)
+    for committed in await chosen(catalogue, options, bounds):
+        reader = StreamReader(catalogue, committed)
         start = await offset_of(reader, options.start, strict=options.fail_on_data_loss)
         end = await offset_of(reader, options.end, strict=options.fail_on_data_loss)
-        pieces += await pieces_of(offloader, manifest, bounds.and_offsets(start, end))
+        pieces += await pieces_of(catalogue, committed, bounds.and_offsets(start, end))
     return partitions_of(pieces, size_bytes=options.partition_size_bytes, count_min=options.min_partitions)
 
 
-async def chosen(offloader: LedgerOffloader, options: ReadOptions, bounds: Bounds) -> list[Manifest]:
-    """The newest manifests of the wanted streams. One that is gone is left out, unless it was named."""
-    names = options.streams.names or options.streams.of(await offloader.streams())
-    manifests = []
+async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: Bounds) -> list[CommittedStream]:
+    """What is committed of the wanted streams. One that is gone is left out, unless it was named."""
+    names = options.streams.names or options.streams.of(await catalogue.streams())
+    found = []
     for name in names:
         if not bounds.holds_stream(name):
             continue
         try:
-            manifests.append(await offloader.load_manifest(name))
+            found.append((await catalogue.view(name)).committed)
         except NotOffloaded:
             if options.streams.names:
                 raise
-    return manifests
+    return found
 
 
 async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:
     """The offset that an edge means in a stream. Not `strict`: the nearest one that the stream has."""
-    manifest = reader.manifest
+    committed = reader.manifest
     if edge.timestamp_ms is not None:
         return await reader.offset_of(AtTime(edge.timestamp_ms))
-    offset = edge.offset(manifest.stream)
+    offset = edge.offset(committed.stream)
     if offset in (EARLIEST, LATEST):
-        return manifest.first_offset if offset == EARLIEST else manifest.next_offset
-    within = min(max(offset, manifest.first_offset), manifest.next_offset)
+        return committed.first_offset if offset == EARLIEST else committed.next_offset
+    within = min(max(offset, committed.first_offset), committed.next_offset)
     if strict and within != offset:
         raise NotOffloaded(
-            f"stream {manifest.stream!r} has offsets [{manifest.first_offset}, {manifest.next_offset}), and "
-            f"{offset} is asked for; with failOnDataLoss=false what it has is read"
+            f"stream {committed.stream!r} has offsets [{committed.first_offset}, {committed.next_offset}), "
+            f"and {offset} is asked for; with failOnDataLoss=false what it has is read"
         )
     return within
 
 
-async def pieces_of(offloader: LedgerOffloader, manifest: Manifest, bounds: Bounds) -> list[Piece]:
+async def pieces_of(catalogue: Catalogue, committed: CommittedStream, bounds: Bounds) -> list[Piece]:
     """The fragments of a stream that have something within these bounds, each whole."""
     if bounds.is_empty:
         return []
     found = []
-    async with aclosing(offloader.tree(manifest).walk(bounds.first_offset)) as runs:
+    async with aclosing(catalogue.view_of(committed).walk(bounds.first_offset)) as runs:
         async for run in runs:
             wanted = bounds.of_fragments(run)
-            found += [_piece(manifest, run[row : row + 1], bounds) for row in np.flatnonzero(wanted).tolist()]
+            found += [
+                _piece(committed, run[row : row + 1], bounds) for row in np.flatnonzero(wanted).tolist()
+            ]
             if _next_offset(run[-1:]) >= bounds.next_offset:
                 break
     return found
 
 
-def _piece(manifest: Manifest, entry: Entries, bounds: Bounds) -> Piece:
+def _piece(committed: CommittedStream, entry: Entries, bounds: Bounds) -> Piece:
     """A fragment, whose size counts by the share of its offsets that is wanted."""
     first, until = int(entry["first_offset"][0]), _next_offset(entry)
     share = min(until, bounds.next_offset) - max(first, bounds.first_offset)
     size = int(entry["data_size_bytes"][0]) * share // (until - first)
-    return Piece(manifest=manifest, entry=entry, first=first, until=until, bounds=bounds, size_bytes=size)
+    return Piece(committed=committed, entry=entry, first=first, until=until, bounds=bounds, size_bytes=size)
 
 
 def partitions_of(pieces: Sequence[Piece], *, size_bytes: int, count_min: int) -> list[list[Part]]:
@@ -185,7 +187,7 @@ def parts_of(pieces: Iterable[Piece]) -> list[Part]:
             runs.append([piece])
     return [
         Part(
-            manifest=of_fragments(run[0].manifest, joined(*(piece.entry for piece in run))).encode(),
+            committed=of_fragments(run[0].committed, joined(*(piece.entry for piece in run))),
             first=run[0].first,
             until=run[-1].until,
             bounds=run[0].bounds,
@@ -196,7 +198,7 @@ def parts_of(pieces: Iterable[Piece]) -> list[Part]:
 
 def _touch(one: Piece, other: Piece) -> bool:
     follows = one.is_end and other.is_begin and one.until == other.first
-    return one.manifest is other.manifest and follows
+    return one.committed is other.committed and follows
 
 
 def _next_offset(entry: Entries) -> int:

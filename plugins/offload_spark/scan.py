@@ -18,12 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from offload.blocking import Blocking
+from offload.catalogue import Catalogue
 from offload.errors import Absent, NotOffloaded
 from offload.events import Event, Skipped
 from offload.formats.chunk import ChunkTable
-from offload.formats.manifest import Entry, Manifest, decode_entries
+from offload.formats.manifest import CommittedStream, Entry, decode_entries
 from offload.formats.records import RecordRun, record_runs
-from offload.offloader import LedgerOffloader
 from offload.tier.reader import StreamReader
 from offload_spark.batches import BatchMaker, runs_of_table
 from offload_spark.planning import Part
@@ -46,18 +46,20 @@ class Scan:
         were trimmed and swept since the read was planned, if `fail_on_data_loss`.
         """
         for part in parts:
-            manifest = Manifest.decode(part.manifest, where="the plan of a read")
-            firsts, ledgers = manifest.entries["first_offset"], manifest.entries["ledger_id"]
+            committed = part.committed
+            firsts, ledgers = committed.entries["first_offset"], committed.entries["ledger_id"]
             runs = self._runs if self.maker.columns.needs_chunks else self._runs_of_tables
-            for run in runs(part, manifest):
+            for run in runs(part, committed):
                 wanted = run.between(part.bounds.first_offset, part.bounds.next_offset)
                 if len(wanted):
                     row = np.searchsorted(firsts, wanted.offsets[0], side="right") - 1
-                    yield from self.maker.batches(wanted, stream=manifest.stream, ledger_id=int(ledgers[row]))
+                    yield from self.maker.batches(
+                        wanted, stream=committed.stream, ledger_id=int(ledgers[row])
+                    )
 
-    def _runs(self, part: Part, manifest: Manifest) -> Iterator[RecordRun]:
+    def _runs(self, part: Part, committed: CommittedStream) -> Iterator[RecordRun]:
         lost: list[Event] = []
-        reader = StreamReader(self.tier.offloader, manifest, emit=lost.append)
+        reader = StreamReader(self.tier.catalogue, committed, emit=lost.append)
         windows = reader.windows(part.first, until=part.until, keep=lambda rows: _wanted(part, rows))
         try:
             while (window := self.tier.run(_next(windows))) is not None:
@@ -67,10 +69,10 @@ class Scan:
         finally:
             self.tier.run(windows.aclose())
 
-    def _runs_of_tables(self, part: Part, manifest: Manifest) -> Iterator[RecordRun]:
+    def _runs_of_tables(self, part: Part, committed: CommittedStream) -> Iterator[RecordRun]:
         lost: list[Event] = []
-        reader = StreamReader(self.tier.offloader, manifest, emit=lost.append)
-        tables = _tables(self.tier.offloader, reader, manifest)
+        reader = StreamReader(self.tier.catalogue, committed, emit=lost.append)
+        tables = _tables(self.tier.catalogue, reader, committed)
         try:
             while (table := self.tier.run(_next(tables))) is not None:
                 self._check(lost)
@@ -97,15 +99,15 @@ def _wanted(part: Part, rows: ChunkTable) -> npt.NDArray[np.bool_]:
 
 
 async def _tables(
-    offloader: LedgerOffloader, reader: StreamReader, manifest: Manifest
+    catalogue: Catalogue, reader: StreamReader, committed: CommittedStream
 ) -> AsyncGenerator[ChunkTable, None]:
     """The table of every fragment, in order, a few requests ahead. What was trimmed meanwhile is told."""
     ahead: deque[asyncio.Task[list[ChunkTable]]] = deque()
-    entries = iter(decode_entries(manifest.entries))
+    entries = iter(decode_entries(committed.entries))
     try:
         while True:
             while len(ahead) < INDEXES_AHEAD and (entry := next(entries, None)) is not None:
-                ahead.append(asyncio.create_task(_tables_of(offloader, reader, manifest, entry)))
+                ahead.append(asyncio.create_task(_tables_of(catalogue, reader, committed, entry)))
             if not ahead:
                 return
             found = await ahead[0]
@@ -119,10 +121,10 @@ async def _tables(
 
 
 async def _tables_of(
-    offloader: LedgerOffloader, reader: StreamReader, manifest: Manifest, entry: Entry
+    catalogue: Catalogue, reader: StreamReader, committed: CommittedStream, entry: Entry
 ) -> list[ChunkTable]:
     """The fragment's table. Where it was replaced and swept, those of what stands in its place, cut to it."""
-    view = offloader.view_of(manifest)
+    view = catalogue.view_of(committed)
     try:
         async with await view.open(entry) as handle:
             return [await handle.table()]
@@ -131,10 +133,10 @@ async def _tables_of(
     begin = min(max(entry.first_offset, newest.first_offset), entry.next_offset)
     if begin > entry.first_offset:
         where = {"from_offset": entry.first_offset, "to_offset": begin}
-        reader.emit(Skipped(stream=manifest.stream, **where))
+        reader.emit(Skipped(stream=committed.stream, **where))
     if begin == entry.next_offset:
         return []
-    again = StreamReader(offloader, newest, emit=reader.emit)
+    again = StreamReader(catalogue, newest, emit=reader.emit)
     async with aclosing(again.windows(begin, until=entry.next_offset)) as windows:
         return [window.rows async for window in windows]
 

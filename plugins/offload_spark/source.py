@@ -30,8 +30,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from offload.blocking import Blocking
+from offload.catalogue import Catalogue
 from offload.errors import Misuse
-from offload.offloader import LedgerOffloader
 from offload.plugins import Plugins
 from offload_spark.batches import BatchMaker
 from offload_spark.bounds import Bounds
@@ -137,7 +137,7 @@ class Reader(_Reads, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """See `planning.plan`."""
         with self._open() as tier:
-            planned = tier.run(plan(tier.offloader, self._options, self._bounds))
+            planned = tier.run(plan(tier.catalogue, self._options, self._bounds))
         return [Partition(parts) for parts in planned]
 
 
@@ -161,7 +161,7 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - the names are Spark's
         """Where a new query begins."""
-        return self._run(lambda offloader: initial(offloader, self._options)).as_json()
+        return self._run(lambda catalogue: initial(catalogue, self._options)).as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """As the options have it."""
@@ -174,17 +174,17 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next micro-batch goes."""
         begun, bound = Mark.of_json(start), _limit_of(limit, self._options)
-        reached = self._run(lambda offloader: latest(offloader, self._options, begun, bound, self._target))
+        reached = self._run(lambda catalogue: latest(catalogue, self._options, begun, bound, self._target))
         return reached.as_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What is there now is where the query ends."""
-        self._target = self._run(lambda offloader: newest(offloader, self._options))
+        self._target = self._run(lambda catalogue: newest(catalogue, self._options))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """See `tailing.plan_between`."""
         first, last = Mark.of_json(start), Mark.of_json(end)
-        planned = self._run(lambda offloader: plan_between(offloader, self._options, first, last))
+        planned = self._run(lambda catalogue: plan_between(catalogue, self._options, first, last))
         return [Partition(parts) for parts in planned]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -193,9 +193,9 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
     def stop(self) -> None:
         """Nothing is held."""
 
-    def _run(self, ask: Callable[[LedgerOffloader], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, ask: Callable[[Catalogue], Coroutine[Any, Any, T]]) -> T:
         with self._open() as tier:
-            return tier.run(ask(tier.offloader))
+            return tier.run(ask(tier.catalogue))
 
 
 def _limit_of(limit: ReadLimit, options: ReadOptions) -> Limit:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID
 
+from offload.catalogue import Catalogue
 from offload.errors import Misuse, NotOffloaded, UnsupportedFormat
-from offload.formats.manifest import Manifest, decode_entries
-from offload.offloader import LedgerOffloader
+from offload.formats.manifest import CommittedStream, decode_entries
 from offload.tier.reader import StreamReader
 from offload_spark.bounds import Bounds
 from offload_spark.options import ReadOptions
@@ -83,52 +83,52 @@ class Limit:
     """About: within a fragment, sizes are taken to be even."""
 
 
-async def initial(offloader: LedgerOffloader, options: ReadOptions) -> Mark:
+async def initial(catalogue: Catalogue, options: ReadOptions) -> Mark:
     """Where a new query begins."""
     places = {}
-    for manifest in await chosen(offloader, options, EVERYTHING):
-        places[manifest.stream] = await _begin(offloader, manifest, options)
+    for committed in await chosen(catalogue, options, EVERYTHING):
+        places[committed.stream] = await _begin(catalogue, committed, options)
     return Mark(places)
 
 
-async def newest(offloader: LedgerOffloader, options: ReadOptions) -> Mark:
+async def newest(catalogue: Catalogue, options: ReadOptions) -> Mark:
     """Where everything ends that is there now."""
     return Mark(
         {
             each.stream: Progress(
                 incarnation=each.incarnation, offset=each.next_offset, begin=each.first_offset
             )
-            for each in await chosen(offloader, options, EVERYTHING)
+            for each in await chosen(catalogue, options, EVERYTHING)
         }
     )
 
 
 async def latest(
-    offloader: LedgerOffloader, options: ReadOptions, start: Mark, limit: Limit, target: Mark | None
+    catalogue: Catalogue, options: ReadOptions, start: Mark, limit: Limit, target: Mark | None
 ) -> Mark:
     """How far the next micro-batch goes. `start` itself where there is nothing new.
 
     A stream that has come since is begun. `target` is where a query ends that reads what is there now.
     """
-    manifests = {each.stream: each for each in await chosen(offloader, options, EVERYTHING)}
+    manifests = {each.stream: each for each in await chosen(catalogue, options, EVERYTHING)}
     places = {stream: at for stream, at in start.places.items() if stream in manifests}
     if options.fail_on_data_loss and (gone := start.places.keys() - places.keys()):
         raise NotOffloaded(f"stream {min(gone)!r} is not there any more; {_GO_ON}")
     ends: dict[str, int] = {}
-    for stream, manifest in manifests.items():
+    for stream, committed in manifests.items():
         if target is None or stream in target.places:
-            places[stream] = await _progress(offloader, manifest, options, places.get(stream))
-            ends[stream] = max(_end(manifest, target), places[stream].offset)
+            places[stream] = await _progress(catalogue, committed, options, places.get(stream))
+            ends[stream] = max(_end(committed, target), places[stream].offset)
     backlog = {stream: end - places[stream].offset for stream, end in ends.items()}
     for stream, rows in backlog.items():
         share = _Share(rows, sum(backlog.values()))
-        reached = await _reached(offloader, manifests[stream], places[stream].offset, share, limit)
+        reached = await _reached(catalogue, manifests[stream], places[stream].offset, share, limit)
         places[stream] = replace(places[stream], offset=reached)
     return Mark(places)
 
 
 async def plan_between(
-    offloader: LedgerOffloader, options: ReadOptions, start: Mark, end: Mark
+    catalogue: Catalogue, options: ReadOptions, start: Mark, end: Mark
 ) -> list[list[Part]]:
     """The partitions of a micro-batch. Raises `NotOffloaded` where some of it is not there any more."""
     pieces: list[Piece] = []
@@ -137,40 +137,40 @@ async def plan_between(
         known = before is not None and before.incarnation == at.incarnation
         first = before.offset if before is not None and known else at.begin
         if first < at.offset:
-            pieces += await _pieces(offloader, options, stream, at, first)
+            pieces += await _pieces(catalogue, options, stream, at, first)
     return partitions_of(pieces, size_bytes=options.partition_size_bytes, count_min=options.min_partitions)
 
 
 _GO_ON: Final = "with failOnDataLoss=false the query goes on with what is there"
 
 
-async def _begin(offloader: LedgerOffloader, manifest: Manifest, options: ReadOptions) -> Progress:
-    reader = StreamReader(offloader, manifest)
+async def _begin(catalogue: Catalogue, committed: CommittedStream, options: ReadOptions) -> Progress:
+    reader = StreamReader(catalogue, committed)
     offset = await offset_of(reader, options.start, strict=options.fail_on_data_loss)
-    return Progress(incarnation=manifest.incarnation, offset=offset, begin=offset)
+    return Progress(incarnation=committed.incarnation, offset=offset, begin=offset)
 
 
 async def _progress(
-    offloader: LedgerOffloader, manifest: Manifest, options: ReadOptions, before: Progress | None
+    catalogue: Catalogue, committed: CommittedStream, options: ReadOptions, before: Progress | None
 ) -> Progress:
     """Where the query stands in a stream; at the beginning of one that is new, or was born again."""
     if before is None:
-        return await _begin(offloader, manifest, options)
-    if before.incarnation == manifest.incarnation:
-        if before.offset > manifest.next_offset and options.fail_on_data_loss:
-            ends = f"ends at offset {manifest.next_offset}, and was read up to {before.offset}"
-            raise NotOffloaded(f"stream {manifest.stream!r} {ends}; {_GO_ON}")
+        return await _begin(catalogue, committed, options)
+    if before.incarnation == committed.incarnation:
+        if before.offset > committed.next_offset and options.fail_on_data_loss:
+            ends = f"ends at offset {committed.next_offset}, and was read up to {before.offset}"
+            raise NotOffloaded(f"stream {committed.stream!r} {ends}; {_GO_ON}")
         return before
     if options.fail_on_data_loss:
-        raise NotOffloaded(f"stream {manifest.stream!r} was deleted, and began anew; {_GO_ON}")
-    first = manifest.first_offset
-    return Progress(incarnation=manifest.incarnation, offset=first, begin=first)
+        raise NotOffloaded(f"stream {committed.stream!r} was deleted, and began anew; {_GO_ON}")
+    first = committed.first_offset
+    return Progress(incarnation=committed.incarnation, offset=first, begin=first)
 
 
-def _end(manifest: Manifest, target: Mark | None) -> int:
-    if target is not None and target.places[manifest.stream].incarnation == manifest.incarnation:
-        return min(manifest.next_offset, target.places[manifest.stream].offset)
-    return manifest.next_offset
+def _end(committed: CommittedStream, target: Mark | None) -> int:
+    if target is not None and target.places[committed.stream].incarnation == committed.incarnation:
+        return min(committed.next_offset, target.places[committed.stream].offset)
+    return committed.next_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class _Share:
 
 
 async def _reached(
-    offloader: LedgerOffloader, manifest: Manifest, offset: int, share: _Share, limit: Limit
+    catalogue: Catalogue, committed: CommittedStream, offset: int, share: _Share, limit: Limit
 ) -> int:
     """Where a stream's part of the limit ends."""
     if not share.rows:
@@ -195,15 +195,15 @@ async def _reached(
     if limit.rows is not None:
         end = min(end, offset + share.part(limit.rows))
     if limit.size_bytes is not None:
-        end = min(end, await _reached_by_bytes(offloader, manifest, offset, share.part(limit.size_bytes)))
+        end = min(end, await _reached_by_bytes(catalogue, committed, offset, share.part(limit.size_bytes)))
     return end
 
 
 async def _reached_by_bytes(
-    offloader: LedgerOffloader, manifest: Manifest, offset: int, size_bytes: int
+    catalogue: Catalogue, committed: CommittedStream, offset: int, size_bytes: int
 ) -> int:
-    at = max(offset, manifest.first_offset)
-    async with aclosing(offloader.tree(manifest).walk(at)) as runs:
+    at = max(offset, committed.first_offset)
+    async with aclosing(catalogue.view_of(committed).walk(at)) as runs:
         async for run in runs:
             for entry in decode_entries(run):
                 left = entry.data_size_bytes * (entry.next_offset - at) // entry.records
@@ -215,21 +215,21 @@ async def _reached_by_bytes(
 
 
 async def _pieces(
-    offloader: LedgerOffloader, options: ReadOptions, stream: str, at: Progress, first: int
+    catalogue: Catalogue, options: ReadOptions, stream: str, at: Progress, first: int
 ) -> list[Piece]:
     try:
-        manifest = await offloader.load_manifest(stream)
+        committed = (await catalogue.view(stream)).committed
     except NotOffloaded:
         if options.fail_on_data_loss:
             raise
         return []
-    kept = range(manifest.first_offset, manifest.next_offset + 1)
-    is_there = manifest.incarnation == at.incarnation and first in kept and at.offset in kept
+    kept = range(committed.first_offset, committed.next_offset + 1)
+    is_there = committed.incarnation == at.incarnation and first in kept and at.offset in kept
     if not is_there and options.fail_on_data_loss:
         raise NotOffloaded(
-            f"stream {stream!r} has offsets [{manifest.first_offset}, {manifest.next_offset}) now, and not "
+            f"stream {stream!r} has offsets [{committed.first_offset}, {committed.next_offset}) now, and not "
             f"all of [{first}, {at.offset}), which the query has not read; {_GO_ON}"
         )
-    if manifest.incarnation != at.incarnation:
+    if committed.incarnation != at.incarnation:
         return []
-    return await pieces_of(offloader, manifest, Bounds(first_offset=first, next_offset=at.offset))
+    return await pieces_of(catalogue, committed, Bounds(first_offset=first, next_offset=at.offset))

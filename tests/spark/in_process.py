@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from offload_spark.options import ReadOptions
 from offload_spark.planning import Part, plan
 from offload_spark.scan import Scan
 
-from offload import Blocking, ObjectStoreOffloader, Plugins, StreamWriter
+from offload import Blocking, Catalogue, ObjectStoreOffloader, Plugins, StreamWriter
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.store.port import Span
@@ -38,11 +38,11 @@ class Noting(FaultyStore):
 
 
 class Tier:
-    """A tier in memory."""
+    """A tier in memory, or what else is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Catalogue] | None = None) -> None:
         self.store = Noting()
-        self.blocking = Blocking.around(lambda: ObjectStoreOffloader(self.store))
+        self.blocking = Blocking.around(make or (lambda: ObjectStoreOffloader(self.store)))
 
     def write(self, stream: str, ledgers: Sequence[MemoryLedger]) -> None:
         async def write() -> None:
@@ -57,7 +57,7 @@ class Tier:
         return ReadOptions.of({"path": "memory"} | given)
 
     def plan(self, *, bounds: Bounds | None = None, **given: str) -> list[list[Part]]:
-        planned = plan(self.blocking.offloader, self.options(**given), bounds or Bounds())
+        planned = plan(self.blocking.catalogue, self.options(**given), bounds or Bounds())
         return self.blocking.run(planned)
 
     def read(self, parts: Iterable[Part], **given: str) -> Iterator[pa.RecordBatch]:
