@@ -171,17 +171,19 @@ class ObjectStore(ABC):
         """
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """The CRC-32C of the whole object, as the store keeps it. Nothing is downloaded. Raises `NotFound`.
+        """The CRC-32C of the whole object, as the store keeps it. Nothing is downloaded.
 
-        Optional: None where the store keeps none of this object; it may keep one of the next.
+        Of an absent object it is None, or `NotFound` is raised. Optional: None where the store keeps none of
+        this object; it may keep one of the next.
         """
         check_key(key)
         return None
 
     async def retained(self, key: str) -> str | None:
-        """What keeps the bytes of an object after its deletion, such as old versions. Raises `NotFound`.
+        """What keeps the bytes of an object after its deletion, such as old versions.
 
-        Words for a person, such as "the bucket keeps deleted versions". Optional: None if nothing is known.
+        One line of words for a person, such as "the bucket keeps deleted versions". Of an absent object it is
+        None, or `NotFound` is raised. Optional: None if nothing is known.
         """
         check_key(key)
         return None

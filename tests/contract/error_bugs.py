@@ -21,6 +21,30 @@ ERROR_BUGS: Final[list[Bug]] = []
 bug = partial(breaks, room=ERROR_BUGS)
 
 
+@bug("retention_is_told_in_words")
+class RetainsWhatIsAbsent(MemoryStore):
+    """Says that versions are kept of whatever key it is asked about.
+
+    The bucket's own setting, without a look at the object.
+    """
+
+    async def retained(self, key: str) -> str | None:
+        check_key(key)
+        return "the bucket keeps deleted objects as versions"
+
+
+@bug("retention_is_told_in_words")
+class RetainsHeaders(MemoryStore):
+    """Answers with the headers that speak of versions and locks, line by line.
+
+    What the server sent, passed on as it came: it is printed into the middle of a sentence.
+    """
+
+    async def retained(self, key: str) -> str | None:
+        await self.get(key)
+        return "x-amz-version-id: 3\nx-amz-object-lock-mode: COMPLIANCE"
+
+
 @bug("errors_are_of_their_cause_alone")
 class SaysItOnManyLines(MemoryStore):
     """Tells what the server answered, on as many lines as that has.

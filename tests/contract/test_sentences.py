@@ -28,8 +28,8 @@ def fault(cell: str) -> str:
     reason, _, why = re.sub(r"(, |; )?`.*?`", "", cell).partition(":")
     if reason not in {"", *REASONS}:
         return f"no such reason: {reason!r}"
-    if reason == "not visible" and not why.strip():
-        return "say why no test can see it"
+    if reason in {"not visible", "not asked"} and not why.strip():
+        return "say why"
     return "" if named or reason else "name a clause or a reason"
 
 
@@ -49,7 +49,7 @@ def test_the_page_has_every_sentence_as_it_is_now() -> None:
         ("", "name a clause or a reason"),
         ("`store/puts_are_hole`", "no such clause: ['store/puts_are_hole']"),
         ("because", "no such reason: 'because'"),
-        ("not visible", "say why no test can see it"),
+        ("not visible", "say why"),
         ("`store/puts_are_whole`, `store/puts_are_durable`", ""),
         ("not visible: no test cuts the power; `store/puts_are_durable`", ""),
         ("definition", ""),

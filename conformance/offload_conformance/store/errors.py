@@ -95,6 +95,21 @@ class ErrorClauses(StoreClauses):
         with pytest.raises(Misuse):
             run(store.stored_crc32c(key))
 
+    def test_retention_is_told_in_words(self, run: Run, store: ObjectStore) -> None:
+        """What keeps the bytes of a deleted object is told in one line of words, or it is None."""
+        run(store.put("key", Body.of(DIGITS)))
+
+        told = run(store.retained("key"))
+
+        assert told is None or (isinstance(told, str) and told.strip() and "\n" not in told)
+        assert run(store.get("key")) == DIGITS
+        run(store.delete(["key"]))
+        for key in ("key", "never"):
+            with suppress(NotFound):
+                assert run(store.retained(key)) is None
+        with pytest.raises(Misuse):
+            run(store.retained("a//b"))
+
     def test_looking_at_nothing_is_no_error(self, run: Run, store: ObjectStore) -> None:
         """Whatever is asked of a prefix that nothing begins with, the answer is empty, and no error."""
         assert run(listed(store, "none/", after="none/x")) == []
