@@ -104,6 +104,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         self._uploads = asyncio.Semaphore(self._options.uploads_max)
         self._groups = GroupCache()
         self._anchor: TierAnchor | None = None
+        self._was_absent = False
         self._opening = asyncio.Lock()
 
     @property
@@ -132,8 +133,11 @@ class ObjectStoreOffloader(LedgerOffloader):
             if self._anchor is not None:
                 return
             try:
+                if create and self._was_absent:
+                    raise NotFound(TIER_ANCHOR, store=self.url)  # to make a tier finds a rival's anchor too
                 self._anchor, self._store = await self._place.find()
             except NotFound as exc:
+                self._was_absent = True
                 if not create:
                     raise NotOffloaded(
                         f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one, "

@@ -66,6 +66,7 @@ class StreamWriter:
         stream: str,
         *,
         base: Manifest | None = None,
+        is_new: bool = False,
         first_offset: int = 0,
         source_epoch: int = 0,
         agree: Agree = always,
@@ -73,12 +74,14 @@ class StreamWriter:
     ) -> Self:
         """Take the stream and settle what earlier writers left.
 
-        `base` is the newest manifest that the caller knows; without it the newest is loaded first.
+        `base` is the newest manifest that the caller knows; without it the newest is loaded first. A caller
+        that has just found no stream says so by `is_new`, and nothing is loaded; the commit finds out if one
+        has come since.
         `first_offset` is where the stream begins if it is new. Raises `Fenced` where `source_epoch`
         is behind the one recorded.
         """
         env = env or Env()
-        if base is None:
+        if base is None and not is_new:
             with suppress(NotOffloaded):  # new, or deleted: the commit finds out which
                 base = await offloader.load_manifest(stream)
         change = Claim(

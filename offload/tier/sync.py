@@ -95,16 +95,31 @@ async def sync(
     streams = [await source.stream(name) for name in dict.fromkeys(only)] or await source.streams()
     if parts:
         await _check_names(source, parts)
-    with suppress(NotOffloaded):  # there is no tier yet, and the first stream makes one
-        await offloader.open()
+    is_tier = await _is_tier(offloader)
     for stream in streams:
         part = parts.get(stream.name)
         report = await sync_stream(
-            stream, offloader, part=part, extra_metadata=extra_metadata or {}, env=env or Env(), emit=emit
+            stream,
+            offloader,
+            is_tier=is_tier,
+            part=part,
+            extra_metadata=extra_metadata or {},
+            env=env or Env(),
+            emit=emit,
         )
         yield report
+        is_tier |= report.manifest is not None
         if isinstance(report.error, StoreDenied):
             return
+
+
+async def _is_tier(offloader: LedgerOffloader) -> bool:
+    """Whether the place is a tier already; if it is none, the first stream makes it one."""
+    try:
+        await offloader.open()
+    except NotOffloaded:
+        return False
+    return True
 
 
 async def _check_names(source: Source, parts: Mapping[str, str]) -> None:
@@ -122,12 +137,16 @@ async def sync_stream(
     stream: SourceStream,
     offloader: LedgerOffloader,
     *,
+    is_tier: bool = True,
     part: str | None = None,
     extra_metadata: Mapping[str, str],
     env: Env,
     emit: Callable[[Event], None] = lambda event: None,
 ) -> StreamReport:
-    """Sync one stream, under its own name or to its next `part`. Errors of the framework are reported."""
+    """Sync one stream, under its own name or to its next `part`. Errors of the framework are reported.
+
+    If the place was found to be no tier (`is_tier`), it is not asked for a manifest first.
+    """
     before = offloader.put_size_bytes
     name = part or stream.name
     error, manifest, going_on = None, None, None
@@ -136,7 +155,8 @@ async def sync_stream(
             try:
                 if part is not None:
                     await check_part(offloader, stream.name, part, snapshot)
-                manifest = await _Copy(name, snapshot, offloader, extra_metadata, env, emit).run()
+                copy = _Copy(name, snapshot, offloader, extra_metadata, env, emit)
+                manifest = await copy.run(known_to_be_new=not is_tier)
             except Diverged:
                 with suppress(OffloadError):
                     going_on = await free_part(offloader, stream.name, snapshot)
@@ -214,9 +234,9 @@ class _Copy:
     env: Env
     emit: Callable[[Event], None]
 
-    async def run(self) -> Manifest | None:
+    async def run(self, *, known_to_be_new: bool) -> Manifest | None:
         """Copy what is new; return the newest manifest. Raises what stopped it; what is committed stays."""
-        manifest = await newest(self.offloader, self.stream)
+        manifest = None if known_to_be_new else await newest(self.offloader, self.stream)
         if manifest is not None:
             await check_same_history(self.offloader, manifest, self.snapshot)
         start = self.snapshot.first_offset if manifest is None else manifest.next_offset
@@ -245,6 +265,7 @@ class _Copy:
             self.offloader,
             self.stream,
             base=manifest,
+            is_new=manifest is None,
             first_offset=self.snapshot.first_offset,
             source_epoch=self.snapshot.epoch,
             agree=agreement(self.offloader, self.stream, self.snapshot),

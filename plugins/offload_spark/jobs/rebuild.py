@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
 from offload.blocking import Blocking
-from offload.errors import Misuse
 from offload.formats.keys import StreamKeys
 from offload.store.port import Listed, ObjectStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.native import native
 from offload.tier.rebuild import RebuildReport
 from offload.tier.rebuild import rebuild as rebuild_stream
 from offload.tier.survey import Tail, Tell, read_tails
@@ -57,12 +56,11 @@ def rebuild(
     """
     options = dict(storage_options or {})
     with Blocking(url, storage_options=options) as tier:
-        if not isinstance(tier.offloader, ObjectStoreOffloader):
-            raise Misuse(f"{tier.offloader.url} is no object store; ask its backend for a way to rebuild")
+        objects = native(tier.offloader, to="rebuild")
         by_spark = _BySpark(spark=spark, url=url, options=options, slice_rows=slice_rows)
         return tier.run(
             rebuild_stream(
-                tier.offloader,
+                objects,
                 stream,
                 incarnation=incarnation,
                 begin=begin,
@@ -108,9 +106,9 @@ def _tails(url: str, options: Mapping[str, Any], stream: str, rows: Sequence[Lis
     """What a task does: read the tails of these fragments."""
 
     async def read() -> Mapping[str, Tail]:
-        assert isinstance(tier.offloader, ObjectStoreOffloader)
-        await tier.offloader.open()
-        return await read_tails(tier.offloader.store, StreamKeys(stream), rows, lambda more: None)
+        objects = native(tier.offloader, to="rebuild")
+        await objects.open()
+        return await read_tails(objects.store, StreamKeys(stream), rows, lambda more: None)
 
     with Blocking(url, storage_options=options) as tier:
         return tier.run(read())

@@ -17,12 +17,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.blocking import Blocking
-from offload.errors import Corrupt, Misuse, NotOffloaded, UnsupportedFormat
+from offload.errors import Corrupt, NotOffloaded, UnsupportedFormat
 from offload.formats.keys import StreamKeys, escape
 from offload.formats.manifest import Manifest, decode_entries
 from offload.manifest.excerpt import of_fragments
 from offload.tier.named_check import is_checked
-from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.native import native
 from offload.tier.verify_report import VerifyLevel, VerifyReport
 
 if TYPE_CHECKING:
@@ -115,14 +115,13 @@ def _checked(url: str, options: Mapping[str, Any], raw: bytes) -> VerifyReport:
 
 
 async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
-    if not isinstance(tier.offloader, ObjectStoreOffloader):
-        raise Misuse(f"{tier.offloader.url} is no object store; ask its backend for a way to verify it")
+    objects = native(tier.offloader, to="scrub")
     report, keys = VerifyReport(), StreamKeys(manifest.stream)
-    await tier.offloader.open()
+    await objects.open()
     for entry in decode_entries(manifest.entries):
         key = keys.fragment(entry.first_offset, entry.attempt)
         try:
-            if await is_checked(tier.offloader, manifest, entry, key):
+            if await is_checked(objects, manifest, entry, key):
                 report.bytes += entry.stored_size_bytes
         except Corrupt as damage:
             report.damages.append(damage.within(key, stream=manifest.stream))
