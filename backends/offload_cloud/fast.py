@@ -48,6 +48,9 @@ PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
 PUT_BYTES_PER_SECOND_MIN: Final = 2**20
 """A put that is slower than this, on the whole, is given up, and repeated by the store behind."""
 
+_UNTAKEN: Final = re.compile(r"[\x00-\x1f\x7f]")
+"""obstore takes no key with a control character, and its error does not say that nothing was sent."""
+
 BEYOND_THE_END: Final = 416
 FAILURES: Final = (BaseError, OSError, ValueError)
 NEVER_SENT: Final = (InvalidPathError, NotSupportedError, UnauthenticatedError)
@@ -140,7 +143,7 @@ class FastStore(StoreDecorator):
     async def put(self, key: str, body: Body) -> None:
         """One PUT whose windows are not joined. Memory: the object."""
         self._check(key)
-        fast = await self._opened()
+        fast = None if _UNTAKEN.search(key) else await self._opened()
         if fast is None or self._is_slow or self._is_throttled or body.size_bytes > PUT_SIZE_BYTES_MAX:
             await self._behind(self.inner.put(key, body))
             return
@@ -173,7 +176,7 @@ class FastStore(StoreDecorator):
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         """One GET. The copy into `bytes` is the only one."""
         self._check(key)
-        fast = await self._opened()
+        fast = None if _UNTAKEN.search(key) else await self._opened()
         if fast is None or self._is_throttled:
             return await self._behind(self.inner.get(key, span))
         clip(span, 0)  # refuses a negative one

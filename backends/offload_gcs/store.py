@@ -29,7 +29,7 @@ from offload_cloud.ranges import range_of
 from offload.errors import Misuse, NotFound, OffloadError, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.capabilities import Capabilities
-from offload.store.parts import whole
+from offload.store.parts import check_create, whole
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.store.spans import clip
 from offload_gcs.client import Client, Reply
@@ -77,8 +77,10 @@ class GcsStore(ObjectStore):
             strong_listing=True,
             multipart=False,
             put_size_bytes_max=5 * 2**40,
+            create_size_bytes_max=PUT_SIZE_BYTES_MAX,
             delete_batch_max=1,
             server_checksum="crc32c",
+            keys_refused="[\r\n]",
         )
 
     async def put(self, key: str, body: Body) -> None:
@@ -93,6 +95,7 @@ class GcsStore(ObjectStore):
 
     async def create(self, key: str, data: bytes) -> None:
         """One request with `ifGenerationMatch=0`: the object's generation must be that of none."""
+        check_create(key, data, self.capabilities)
         asked = Asked(
             what=f"create {key!r}",
             permission="storage.objects.create",
