@@ -28,7 +28,7 @@ from offload_cloud.ranges import asked_for, exactly
 
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
 from offload.store.capabilities import Capabilities
-from offload.store.parts import put_in_parts, whole
+from offload.store.parts import check_create, put_in_parts, whole
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.store.spans import clip
 from offload_azure.client import PUT_SIZE_BYTES_MAX, Client, open_client
@@ -88,6 +88,7 @@ class AzureStore(ObjectStore):
             part_size_bytes_max=PART_SIZE_BYTES_MAX,
             parts_max=PARTS_MAX,
             put_size_bytes_max=5000 * 2**20,
+            create_size_bytes_max=PUT_SIZE_BYTES_MAX,
             delete_batch_max=1,
             server_checksum="md5",
             keys_refused=KEYS_REFUSED,
@@ -108,8 +109,7 @@ class AzureStore(ObjectStore):
         Azurite refuses it for an object that is not there, if blocks of an unfinished upload are. So what
         exists is looked at; and where it does not, a list of one block is put, on the same condition.
         """
-        if len(data) > PUT_SIZE_BYTES_MAX:
-            raise Misuse(f"{len(data)} bytes are too many to be created in one request")
+        check_create(key, data, self.capabilities)
         try:
             await self._put(check(key), data, what="create", overwrite=False)
         except AlreadyExists as exc:

@@ -30,7 +30,7 @@ from offload_cloud.ranges import exactly, range_of
 from offload.errors import Denied, NotFound, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.store.capabilities import Capabilities
-from offload.store.parts import put_in_parts, windows_in_memory
+from offload.store.parts import check_create, put_in_parts, windows_in_memory
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload_s3.client import file_system, opened
 from offload_s3.failures import FAILURES, code_of, explained, status_of
@@ -85,6 +85,7 @@ class S3Store(ObjectStore):
             part_size_bytes_max=5 * 2**30,
             parts_max=PARTS_MAX,
             put_size_bytes_max=5 * 2**30,
+            create_size_bytes_max=PUT_SIZE_BYTES_MAX,
             delete_batch_max=DELETE_BATCH_MAX,
             server_checksum="crc32c",
         )
@@ -100,6 +101,7 @@ class S3Store(ObjectStore):
 
     async def create(self, key: str, data: bytes) -> None:
         """One PUT with `If-None-Match: *`."""
+        check_create(key, data, self.capabilities)
         await self._put(check_key(key), [data], what="create", IfNoneMatch="*")
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:

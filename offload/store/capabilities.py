@@ -12,6 +12,9 @@ from typing import Final
 KEY_SIZE_BYTES_MAX: Final = 1024
 """Of a key in UTF-8, on every store: the limit of S3, GCS and Azure."""
 
+CREATE_SIZE_BYTES_LEAST: Final = 2**20
+"""What every store creates in one request. A full root has some 400 KB, and 860 KB at most."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
@@ -37,6 +40,9 @@ class Capabilities:
 
     put_size_bytes_max: int | None = None
     """The largest object that a single `put` takes."""
+
+    create_size_bytes_max: int | None = None
+    """The largest object that `create` takes; more is `Misuse`. No less than `CREATE_SIZE_BYTES_LEAST`."""
 
     delete_batch_max: int | None = None
     """How many keys one request deletes. `delete` itself takes any number."""

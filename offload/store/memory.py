@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 from uuid import uuid4
@@ -103,10 +104,10 @@ class MemoryStore(ObjectStore):
         return upload
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Those that were begun here, whose age nobody knows: they count as begun in 1970."""
+        """Those that were begun here, by the system's clock."""
         await asyncio.sleep(0)
         return [
-            Unfinished(each.key, name, 0)
+            Unfinished(each.key, name, each.started_ms)
             for name, each in self._unfinished.items()
             if each.key.startswith(prefix)
         ]
@@ -118,12 +119,13 @@ class MemoryStore(ObjectStore):
 
 
 class _MemoryUpload(Upload):
-    __slots__ = ("_id", "_over", "_parts", "_store", "key")
+    __slots__ = ("_id", "_over", "_parts", "_store", "key", "started_ms")
 
     def __init__(self, store: MemoryStore, key: str, upload_id: str) -> None:
         self._store = store
         self._id = upload_id
         self.key = key
+        self.started_ms = time.time_ns() // 10**6
         self._parts: dict[int, bytes] = {}
         self._over = False
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 from offload.errors import Misuse
+from offload.store.capabilities import Capabilities
 from offload.store.port import Body, ObjectStore
 
 
@@ -25,6 +26,13 @@ async def windows_in_memory(body: Body) -> list[bytes]:
     if size != body.size_bytes:
         raise Misuse(f"a body of {body.size_bytes} bytes yielded {size}")
     return windows
+
+
+def check_create(key: str, data: bytes, capabilities: Capabilities) -> None:
+    """Raise `Misuse` if `data` is more than one create takes."""
+    most = capabilities.create_size_bytes_max
+    if most is not None and len(data) > most:
+        raise Misuse(f"creating {key!r}: {len(data)} bytes in one request; at most {most} are possible")
 
 
 async def whole(body: Body) -> bytes:

@@ -159,6 +159,8 @@ class ObjectStore(ABC):
     async def create(self, key: str, data: bytes) -> None:
         """Store a small object if the key is absent, in one request; else raise `AlreadyExists`.
 
+        Raises `Misuse` if `data` is larger than `capabilities.create_size_bytes_max`.
+
         Raises `AlreadyExists` also where an earlier request of the caller's own, its reply lost,
         did land: read back before concluding anything.
         """

@@ -14,6 +14,7 @@ from typing import Final
 
 from offload.env import Env
 from offload.errors import AlreadyExists, Corrupt, Denied, OutcomeUnknown, TryAgain
+from offload.store.capabilities import CREATE_SIZE_BYTES_LEAST
 from offload.store.checked import checked
 from offload.store.port import ObjectStore
 
@@ -44,6 +45,13 @@ async def make_sure_of_create(store: ObjectStore, env: Env) -> None:
         raise Denied(
             f"{store.url} cannot hold a tier: its listings may miss what was just written, and commits are "
             "decided by listing; use a store whose listings are strong"
+        )
+    most = capabilities.create_size_bytes_max
+    if most is not None and most < CREATE_SIZE_BYTES_LEAST:
+        raise Denied(
+            f"{store.url} cannot hold a tier: one create takes {most} bytes, and a full root is larger; "
+            f"use a store that creates {CREATE_SIZE_BYTES_LEAST} bytes at once, or keep the roots elsewhere: "
+            "`offload sync --commit-store URL`"
         )
     if capabilities.atomic_create and not capabilities.create_is_probed:
         return

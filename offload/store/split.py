@@ -47,6 +47,7 @@ class SplitStore(StoreDecorator):
             data,
             atomic_create=commits.atomic_create,
             create_is_probed=commits.create_is_probed,
+            create_size_bytes_max=commits.create_size_bytes_max,
             strong_listing=data.strong_listing and commits.strong_listing,
             key_size_bytes_max=min(data.key_size_bytes_max, commits.key_size_bytes_max),
             durable=data.durable and commits.durable,
