@@ -53,6 +53,9 @@ class Limits:
     upload_size_bytes: int = 0
     """Of the upload in many parts: 5 GiB makes it as large as that; 0, as small as its parts may be."""
 
+    listing_keys: int = 0
+    """How many keys the longest listing has. 0: 10,050, or 1,100 if so many creates would take long."""
+
     model_examples: int = 30
     """How many sequences of calls are drawn and held against a dictionary."""
 
@@ -182,6 +185,7 @@ def _collected(author: type[_Backend], layer: type[Asynchronous]) -> type:
         "walk_examples": author.limits.walk_examples,
         "walk_steps": author.limits.walk_steps,
         "upload_size_bytes": author.limits.upload_size_bytes,
+        "listing_keys": author.limits.listing_keys,
         "model_examples": author.limits.model_examples,
         "clause_seconds_max": author.limits.clause_seconds_max,
     }

@@ -24,7 +24,7 @@ import pytest
 
 from offload_conformance.asynchronous import Overdue
 from offload_conformance.clauses import Clause, clause_of
-from offload_conformance.findings import FINDINGS
+from offload_conformance.findings import FINDINGS, NOTE
 
 _USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$")
 """Advice of pytest's that means another command."""
@@ -53,6 +53,8 @@ class Result:
 
     unfinished: int = 0
     skipped: str = ""
+    note: str = ""
+    """What it was asked with, where an option makes that more or less."""
 
     def settle(self) -> None:
         """Passed is only what was asked to its end, in every case."""
@@ -62,7 +64,7 @@ class Result:
             self.outcome = "not_run"
             self.message = self.skipped or self.message or "the run was stopped"
         else:
-            self.outcome = "passed"
+            self.outcome, self.message = "passed", self.note
 
 
 class Listener:
@@ -147,7 +149,8 @@ class Listener:
             self._done += 1
 
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        """Take down what it found of capabilities."""
+        """Take down what it found of capabilities, and what it was asked with."""
+        self._of_test[item.nodeid].note = item.stash.get(NOTE, "")
         found = item.stash.get(FINDINGS, None)
         self.capabilities |= found or {}
 

@@ -29,6 +29,7 @@ def _store(place: StorePlace) -> type:
         capabilities = place.meant
         limits = Limits(
             upload_size_bytes=place.upload_size_bytes,
+            listing_keys=place.listing_keys,
             clause_seconds_max=place.clause_seconds_max,
         )
 
@@ -43,6 +44,9 @@ def _store(place: StorePlace) -> type:
 
         def open_backend(self) -> ObjectStore:
             return place.open(self.account)
+
+        def open_unreachable(self) -> ObjectStore | None:
+            return place.open_unreachable()
 
         def keys_in_store(self) -> set[str]:
             return place.keys(self.account)

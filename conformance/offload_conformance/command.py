@@ -59,6 +59,12 @@ def conformance(
     upload_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Of the upload in many parts: 5GiB; 0 is as small as can be.")
     ] = "0",
+    listing_keys: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Keys of the longest listing; 0: 10,050, or 1,100 if creating is slow."
+        ),
+    ] = 0,
     deadline: Annotated[
         float,
         typer.Option(
@@ -106,6 +112,7 @@ def conformance(
         "server": server,
         "server_version": server_version,
         "upload_size_bytes": parse_size(upload_size, option="--upload-size"),
+        "listing_keys": listing_keys,
         "clause_seconds_max": deadline,
         "ask": not performance_only,
         "measure": performance or performance_only,

@@ -6,6 +6,7 @@ Invariant: nothing outside the run's folder is written or deleted.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
@@ -39,6 +40,7 @@ class Place:
         self.folder = f"conformance-{uuid4()}"
         self.accounts: dict[str, Account] = {}  # by the id that pytest gives the test
         self.clause_seconds_max = CLAUSE_SECONDS_MAX
+        self.listing_keys = 0
         self._url, self._options = url, options
 
     def begin(self, test: str) -> Account:
@@ -81,6 +83,8 @@ class StorePlace(Place):
         super().__init__(backend, url, options)
         self.upload_size_bytes = upload_size_bytes
         self.meant = meant_by(backend, server_version)
+        self._closed = socket.socket()
+        self._closed.bind(("127.0.0.1", 0))  # bound and never listened on: whoever connects is refused
         self.looker = Looker(self._bare)
 
     @property
@@ -104,6 +108,19 @@ class StorePlace(Place):
     def open(self, account: Account) -> ObjectStore:
         """A fresh client of a test's folder."""
         return Folder(RecordingStore(self._bare(), account), account.folder)
+
+    def open_unreachable(self) -> ObjectStore | None:
+        """A client of the same place at a port where nobody listens; None if no server is named."""
+        address = f"127.0.0.1:{self._closed.getsockname()[1]}"
+        options = {
+            name: moved(value, address) if isinstance(value, str) else value
+            for name, value in self._options.items()
+        }
+        url = self._url if options != self._options else moved(self._url, address)
+        if (url, options) == (self._url, self._options):
+            return None
+        store: ObjectStore = self.backend.open(url, options)
+        return store
 
     def job(self, account: Account, keys: Sequence[str]) -> Job:
         """How another process opens a test's folder. What it may write is noted before it does."""
@@ -138,6 +155,7 @@ class StorePlace(Place):
 
     def close(self) -> None:
         """Close the client that looks and cleans up."""
+        self._closed.close()
         self.looker.close()
 
     def _bare(self) -> ObjectStore:
@@ -230,6 +248,19 @@ def has_retries(store: ObjectStore, *, before: ObjectStore) -> bool:
             return True
         store = store.inner
     return False
+
+
+def moved(url: str, address: str) -> str:
+    """The URL with another host and port, if it names a port; a user stays. What is no URL stays as it is."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:  # not a URL at all
+        return url
+    if not parts.scheme or port is None:
+        return url
+    user, at, _ = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}{at}{address}").geturl()
 
 
 def meant_by(backend: Backend, server_version: str | None) -> Capabilities | Declared | None:

@@ -188,9 +188,10 @@ class Looker:
             raise
 
     def close(self) -> None:
-        """Close the client, and end the thread."""
+        """Close the client, and end the thread. A client that did not answer is left as it is."""
         try:
-            self._run(self.store.aclose())
+            if not self._is_lost:
+                self._run(self.store.aclose())
         finally:
             self._end()
 

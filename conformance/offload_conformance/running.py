@@ -40,6 +40,7 @@ def run(
     server: str | None,
     server_version: str | None = None,
     upload_size_bytes: int = 0,
+    listing_keys: int = 0,
     clause_seconds_max: float = CLAUSE_SECONDS_MAX,
     ask: bool = True,
     measure: bool = False,
@@ -52,7 +53,7 @@ def run(
     if measure and backend.kind != "store":
         raise Usage(f"--performance measures stores, and the backend {backend.name!r} opens an offloader")
     place = _place(backend, url, options, server_version, upload_size_bytes)
-    place.clause_seconds_max = clause_seconds_max
+    place.clause_seconds_max, place.listing_keys = clause_seconds_max, listing_keys
     try:
         place.try_out()
         done = _work(place, select=select, seed=seed, ask=ask, measure=measure)

@@ -44,8 +44,8 @@ def capabilities(part_size_bytes_min: int) -> Capabilities:
         (1, 0, Plan(PARTS, 16)),
         (5 * MIB, 0, Plan(PARTS_MIN, 5 * MIB)),
         (100 * MIB, 0, Plan(PARTS_MIN, 100 * MIB)),
-        (1, 5 * GIB, Plan(PARTS, 16 * MIB)),
-        (5 * MIB, 5 * GIB, Plan(PARTS, 16 * MIB)),
+        (1, 5 * GIB, Plan(PARTS, 5 * MIB)),
+        (5 * MIB, 5 * GIB, Plan(PARTS, 5 * MIB)),
         (5 * MIB, GIB, Plan(204, 5 * MIB)),
     ],
 )
@@ -92,7 +92,7 @@ def test_an_upload_is_as_large_as_was_asked_for(site: Site) -> None:
 
     import sound_code
 
-    assert [Plan(PARTS, 16).size_bytes, Plan(PARTS, 128 * 1024).size_bytes] == sound_code.SIZES
+    assert [Plan(PARTS, 16).size_bytes, Plan(PARTS, 40 * 1024).size_bytes] == sound_code.SIZES
 
 
 def test_what_is_no_size_ends_with_2(site: Site) -> None:
@@ -100,3 +100,18 @@ def test_what_is_no_size_ends_with_2(site: Site) -> None:
 
     assert (ran.code, ran.stdout) == (2, b"")
     assert "--upload-size takes bytes" in ran.stderr
+
+
+def test_the_report_says_how_long_the_longest_listing_was(site: Site) -> None:
+    site.install("sound", broken("pass"))
+    name = "store/listing_goes_on_page_after_page"
+
+    short, long = (
+        clause(box("sound://here", "--select", name, "--json", "--listing-keys", keys).document, name)
+        for keys in (1200, 10_050)
+    )
+
+    assert (short["outcome"], long["outcome"]) == ("passed", "passed")
+    assert short["message"] == "1,200 keys; more with `--listing-keys 10050`"
+    assert long["message"] == ""
+    assert (short["requests"], long["requests"]) == (1202, 10_052)

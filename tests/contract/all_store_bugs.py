@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from contract.breadth_bugs import BREADTH_BUGS
 from contract.bugs import Bug
 from contract.capability_bugs import CAPABILITY_BUGS
 from contract.error_bugs import ERROR_BUGS
@@ -19,4 +20,5 @@ ALL_STORE_BUGS: Final[list[Bug]] = [
     *PART_BUGS,
     *ERROR_BUGS,
     *CAPABILITY_BUGS,
+    *BREADTH_BUGS,
 ]

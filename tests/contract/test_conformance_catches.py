@@ -73,6 +73,9 @@ class StoreSuite(StoreConformance):
     def open_store(self) -> ObjectStore:
         return self.make(objects=self.objects)
 
+    def open_unreachable(self) -> ObjectStore | None:
+        return self.make.unreachable() if hasattr(self.make, "unreachable") else None  # type: ignore[no-any-return]
+
     def keys_in_store(self) -> set[str]:
         return set(self.objects)
 
@@ -157,7 +160,7 @@ def check(suite: Suite, clause: str, arguments: dict[str, Any]) -> None:
         else:
             fixtures |= {"store": suite.open_store, "other": suite.open_store}
             fixtures["open_client"] = lambda: suite.open_store
-            fixtures["findings"] = dict
+            fixtures |= {"findings": dict, "note": lambda: lambda words: None}
         method(**{name: make() for name, make in fixtures.items() if name in wanted}, **arguments)
 
 

@@ -7,22 +7,34 @@ Invariants: nothing is asked of the store under test but its port; what is reall
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import ClassVar, Final
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Final
 
 import pytest
 
-from offload.errors import Denied
+from offload.errors import Denied, OffloadError
 from offload.store.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
 from offload.store.port import Body, Listed, ObjectStore
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload_conformance.asynchronous import Asynchronous, Run
 from offload_conformance.contender import Job, job_of
 from offload_conformance.declared import Declared
+from offload_conformance.findings import NOTE
 
 DIGITS: Final = b"0123456789"
+MIB: Final = 2**20
+
+SIZES: Final = (1, 2**16, MIB, 8 * MIB, 17 * MIB)
+"""Of objects. SDKs, stores and proxies change their ways at 64 KiB, at 1, 4, 5 and 8 MiB, and at 16."""
+
+WRITES_AT_ONCE: Final = 100
+
+CANCELS: Final = 24
+"""Of one call, at moments that are spread over it: more than a client has connections, as a rule."""
 
 LATE_LOOKS_MAX: Final = 200
 LATE_PAUSE_SECONDS: Final = 0.05
@@ -65,6 +77,10 @@ class StoreClauses(Asynchronous, ABC):
         """
         return job_of(self)
 
+    def open_unreachable(self) -> ObjectStore | None:
+        """A client of a place whose server is not there; None if there is no server, or no way to say so."""
+        return None
+
     @pytest.fixture
     def open_client(self, run: Run) -> Iterator[Callable[[], ObjectStore]]:
         """Opens clients that are closed after the test."""
@@ -90,6 +106,16 @@ class StoreClauses(Asynchronous, ABC):
     def other(self, open_client: Callable[[], ObjectStore]) -> ObjectStore:
         """A second client of the same place."""
         return open_client()
+
+    @pytest.fixture
+    def note(self, request: pytest.FixtureRequest) -> Callable[[str], None]:
+        """Says in the report what a clause was asked with, if more could have been asked."""
+        node: pytest.Item = request.node
+
+        def note(words: str) -> None:
+            node.stash[NOTE] = words
+
+        return note
 
     def holds_no_tier(self, run: Run, store: ObjectStore) -> None:
         """Assert what follows where the store declares that no commit is safe on it: `Denied`, at once."""
@@ -126,6 +152,58 @@ async def level(store: ObjectStore, prefix: str) -> list[str]:
 def keys(rows: Iterable[Listed]) -> list[str]:
     """The keys of a listing."""
     return [row.key for row in rows]
+
+
+async def turns_of(call: Coroutine[Any, Any, object]) -> int:
+    """How many turns of the event loop a call takes."""
+    task, turns = asyncio.ensure_future(call), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+def moment(number: int, turns: int) -> int:
+    """The turn at which to cancel a call the n-th time: spread over all but the one before it begins."""
+    return 1 + (turns - 1) * number // CANCELS
+
+
+async def cancelled_after(turns: int, call: Coroutine[Any, Any, object]) -> None:
+    """Cancel a call after some turns of the event loop, and wait for its end. It may have been quicker."""
+    task = asyncio.ensure_future(call)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError, OffloadError):
+        await task
+
+
+async def fill(store: ObjectStore, there: Sequence[str], data: bytes = b"") -> None:
+    """Create all of these keys, many at once."""
+    for start in range(0, len(there), WRITES_AT_ONCE):
+        await asyncio.gather(*(store.create(key, data) for key in there[start : start + WRITES_AT_ONCE]))
+
+
+def drawn(size_bytes: int) -> bytes:
+    """Bytes of no pattern: what is lost, doubled or moved shows, and nothing compresses them."""
+    return random.randbytes(size_bytes)
+
+
+def windows_of(data: bytes) -> list[bytes]:
+    """The bytes, cut at a few places that are drawn."""
+    cuts = sorted(random.sample(range(1, len(data)), min(5, len(data) - 1)))
+    return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+def make_sure_of(found: bytes, wanted: bytes, what: str) -> None:
+    """Fail unless the bytes are the same. `assert` would print megabytes."""
+    if found != wanted:
+        pairs = enumerate(zip(found, wanted, strict=False))
+        first = next((n for n, (one, other) in pairs if one != other), min(len(found), len(wanted)))
+        pytest.fail(
+            f"{what}: expected {len(wanted)} bytes, found {len(found)}; they differ from byte {first} on"
+        )
 
 
 def body_of(*windows: bytes) -> Body:

@@ -6,22 +6,27 @@ A store that declares that it has none is held to what follows from that: it is 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
 from threading import Barrier
 from typing import Final
 
 import pytest
 
-from offload.errors import AlreadyExists, NotFound
+from offload.errors import AlreadyExists, Misuse, NotFound
+from offload.store.capabilities import CREATE_SIZE_BYTES_LEAST
 from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.contenders import contend_in_threads
 from offload_conformance.race import winners_of
-from offload_conformance.store.base import DIGITS, StoreClauses
+from offload_conformance.store.base import DIGITS, SIZES, StoreClauses, drawn, make_sure_of
 
 PROCESSES: Final = 3
 ROUNDS: Final = 5
 """How many processes race, and for how many keys."""
+
+BESIDE: Final = 6
+"""By how many turns of the event loop at most a put begins before or after a create."""
 
 
 class CreateClauses(StoreClauses):
@@ -40,6 +45,62 @@ class CreateClauses(StoreClauses):
             assert caught.value.key == "key"
 
         assert run(other.get("key")) == b"first"
+
+    @pytest.mark.parametrize("size_bytes", [*SIZES, "largest", "one more"])
+    def test_creates_may_be_as_large_as_declared(
+        self, run: Run, store: ObjectStore, other: ObjectStore, size_bytes: int | str
+    ) -> None:
+        """A create takes as much as `create_size_bytes_max` says, a full root at least; more is `Misuse`."""
+        if not store.capabilities.atomic_create:
+            self.holds_no_tier(run, store)
+            return
+        most = store.capabilities.create_size_bytes_max
+        assert most is None or most >= CREATE_SIZE_BYTES_LEAST, "a full root does not fit"
+        if isinstance(size_bytes, str):
+            if most is None or most > SIZES[-1]:
+                return  # so much is not sent for a number
+            size_bytes = most + (size_bytes == "one more")
+        data = drawn(size_bytes)
+
+        if most is not None and size_bytes > most:
+            with pytest.raises(Misuse):
+                run(store.create("key", data))
+            assert self.keys_in_store() == set()
+            return
+        run(store.create("key", data))
+        make_sure_of(run(other.get("key")), data, "what was created")
+        with pytest.raises(AlreadyExists):
+            run(other.create("key", data))
+
+    @pytest.mark.parametrize("size_bytes", [10, 300_000])
+    def test_create_never_undoes_a_put(
+        self, run: Run, store: ObjectStore, other: ObjectStore, size_bytes: int
+    ) -> None:
+        """Beside a put a create wins or loses, and when both returned the put's object is there, whole.
+
+        If the create won, the put replaced its object; if it lost, the put's was there. A create that
+        looks first and writes later would write over the put.
+        """
+        if not store.capabilities.atomic_create:
+            self.holds_no_tier(run, store)
+            return
+        put, made = b"p" * size_bytes, b"c" * (size_bytes * 2)
+
+        async def beside(key: str, turns: int) -> None:
+            async def late(call: Awaitable[object], wait: int) -> None:
+                for _ in range(wait):
+                    await asyncio.sleep(0)
+                await call
+
+            await asyncio.gather(
+                late(created(store, key, made), max(-turns, 0)),
+                late(other.put(key, Body.of(put)), max(turns, 0)),
+            )
+
+        for turns in range(-BESIDE, BESIDE + 1):
+            key = f"beside/{turns + BESIDE:02}"
+            run(beside(key, turns))
+            make_sure_of(run(other.get(key)), put, "the object that was put beside a create")
 
     def test_create_yields_to_a_put(self, run: Run, store: ObjectStore) -> None:
         """An object that was put is there for a create as well, an empty one too."""

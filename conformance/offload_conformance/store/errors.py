@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError
-from offload.store.port import Body, ObjectStore, Span
+from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown, TryAgain
+from offload.store.port import Body, ObjectStore, Span, Suffix
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import DIGITS, StoreClauses, body_of, level, listed
 
@@ -27,6 +27,26 @@ PROVOKED: Final[
     "put less than was announced": (Misuse, lambda store: store.put("new", short_body())),
 }
 """What can be provoked from outside, by name: the one error of the port that means it, and the call."""
+
+
+UNREACHABLE: Final[dict[str, tuple[bool, Callable[[ObjectStore], Coroutine[Any, Any, object]]]]] = {
+    "put": (True, lambda store: store.put("key", Body.of(DIGITS))),
+    "create": (True, lambda store: store.create("key", DIGITS)),
+    "delete": (True, lambda store: store.delete(["key"])),
+    "upload": (True, lambda store: upload_of_one_part(store)),
+    "get": (False, lambda store: store.get("key")),
+    "get a range": (False, lambda store: store.get("key", Span(1, 0))),
+    "get the end": (False, lambda store: store.get("key", Suffix(3))),
+    "list": (False, lambda store: listed(store)),
+    "level": (False, lambda store: level(store, "")),
+    "stored_crc32c": (False, lambda store: store.stored_crc32c("key")),
+    "retained": (False, lambda store: store.retained("key")),
+    "unfinished_uploads": (False, lambda store: unfinished(store, "")),
+}
+"""Every method: whether it changes something, and a call of it."""
+
+OPTIONAL: Final = ("stored_crc32c", "retained", "unfinished_uploads")
+"""Methods that need not ask the server, because they may know nothing."""
 
 
 class ErrorClauses(StoreClauses):
@@ -52,6 +72,20 @@ class ErrorClauses(StoreClauses):
         assert run(store.get("there")) == DIGITS
         run(store.put("more", Body.of(b"")))
         assert self.keys_in_store() == {"there", "more"}
+
+    @pytest.mark.parametrize("name", UNREACHABLE)
+    def test_an_unreachable_server_is_no_answer(
+        self, run: Run, name: str, note: Callable[[str], None]
+    ) -> None:
+        """If its server cannot be reached, every call is `TryAgain`, or of a change also `OutcomeUnknown`."""
+        is_change, call = UNREACHABLE[name]
+        if (found := run(unreachable(self.open_unreachable, call))) is None:
+            note("no server stands behind it, or the URL and the options do not say where")
+            return
+
+        wanted = (TryAgain, OutcomeUnknown) if is_change else TryAgain
+        if not isinstance(found, wanted) and not (name in OPTIONAL and found == "no error"):
+            pytest.fail(f"expected {wanted}; found {found!r}")
 
     @pytest.mark.parametrize("first", ["folder", "folder/key"])
     def test_a_key_beside_its_folder_is_kept_or_refused(
@@ -126,3 +160,27 @@ async def unfinished(store: ObjectStore, prefix: str) -> list[str]:
 def short_body() -> Body:
     """A body that announces a byte more than it has."""
     return Body(size_bytes=len(DIGITS) + 1, windows=body_of(DIGITS).windows)
+
+
+async def unreachable(
+    open_store: Callable[[], ObjectStore | None], call: Callable[[ObjectStore], Coroutine[Any, Any, object]]
+) -> Exception | str | None:
+    """What a call raises, or "no error"; None if there is no server. Opening may be what raises."""
+    try:
+        if (store := open_store()) is None:
+            return None
+        try:
+            await call(store)
+        finally:
+            await store.aclose()
+    except Exception as error:  # noqa: BLE001 - that any other is raised is what is to be found
+        return error
+    return "no error"
+
+
+async def upload_of_one_part(store: ObjectStore) -> None:
+    """Begin an upload, and put a part. Without uploads, say what such a store has to say of its server."""
+    if not store.capabilities.multipart:
+        raise TryAgain("there is nothing to ask")
+    upload = await store.start_upload("key")
+    await upload.put_part(1, DIGITS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import pytest
 
-from offload.errors import Misuse
+from offload.errors import AlreadyExists, Misuse
 from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import StoreClauses, keys, listed, refuses
@@ -31,8 +31,53 @@ NO_KEYS: Final = (
     "é" * 513,
 )
 
+SPECIAL_KEYS: Final = (
+    *("a b", "a%2Fb", "100%", "a%0db", "~", "a\\b", "a+b", "é/日本", "x" * 200),
+    *("*", "a*b", "?y", "a?b=c&d", "#", "a#b", "[a]", "a_b", "a=b", "a@b", "a:b;c,d", "{0}", "$a", "a|b^c"),
+    *(
+        "\r",
+        "a\rb",
+        "a\r\nb",
+        "a\tb",
+        "a\nb",
+        "a ",
+        " a",
+        "a/b ",
+        "a /b",
+        "a.",
+        "a...",
+        "'a'",
+        '"a"',
+        "<a>&amp;",
+    ),
+)
+"""What means something in a URL, a pattern, a query, XML, a format, a shell or the name of a file."""
+
 ODD_KEYS: Final = ("a\\b", "\\", "a.", "a./b", "a/b...", "a:b", "con", "a ", "\ue000", "\uffee", "\U0001f4be")
 """Keys that some store takes for others, or cannot hold: by a system's file names, or by UTF-16."""
+
+
+ALIKE: Final = (
+    *(
+        ("key", "KEY"),
+        ("key", "Key"),
+        ("stra\u00dfe", "strasse"),
+        ("\u017f", "s"),
+        ("i", "\u0130"),
+        ("\u03c2", "\u03c3"),
+    ),
+    *(
+        ("\u00e9", "e\u0301"),
+        ("\ufb01n", "fin"),
+        ("\u212b", "\u00c5"),
+        ("\u212a", "K"),
+        ("\u2460", "1"),
+        ("\uff41", "a"),
+    ),
+    *(("x\u00b2", "x2"), ("\u00a0b", " b"), ("\u00e9", "e"), ("a\u200db", "ab"), ("a", "a ")),
+    *(("a", "a."), ("a", "a\n"), ("a", "a\u00a0"), ("a0", "a00"), ("1", "01"), ("1", "1.0"), ("a+b", "a b")),
+)
+"""Equal after folding case, after NFC, NFD or NFKC, after dropping accents or blanks, or as numbers."""
 
 
 class KeyClauses(StoreClauses):
@@ -60,20 +105,26 @@ class KeyClauses(StoreClauses):
 
         assert self.keys_in_store() == {"good"}
 
-    @pytest.mark.parametrize(
-        "key", ["a b", "a%2Fb", "100%", "~", "a\\b", "*", "?x", "a+b", "é/日本", "x" * 200]
-    )
+    @pytest.mark.parametrize("key", SPECIAL_KEYS, ids=ascii)
     def test_keys_are_taken_as_they_are(self, run: Run, store: ObjectStore, key: str) -> None:
-        """No character of a key is special, escaped or folded."""
+        """No character of a key is special, escaped or folded: not to writes, reads, listings or deletes."""
         if refuses(store, key):
             self.is_refused(run, store, key)
             return
+        beside = re.sub(r"[^A-Za-z/]+", "x", key)  # what a pattern would match as well
+        there = {key, beside, "z"}
+        for each in there - {key}:
+            run(store.put(each, Body.of(b"beside")))
 
         run(store.put(key, Body.of(b"data")))
 
-        assert self.keys_in_store() == {key}
-        assert keys(run(listed(store, awaiting=[key]))) == [key]
+        assert self.keys_in_store() == there
+        assert keys(run(listed(store, awaiting=sorted(there)))) == sorted(there)
         assert run(store.get(key)) == b"data"
+        with pytest.raises(AlreadyExists):
+            run(store.create(key, b"again"))
+        run(store.delete([key]))
+        assert self.keys_in_store() == there - {key}
 
     @pytest.mark.parametrize("key", ODD_KEYS, ids=ascii)
     def test_keys_are_refused_as_declared(self, run: Run, store: ObjectStore, key: str) -> None:
@@ -114,15 +165,26 @@ class KeyClauses(StoreClauses):
         self.is_refused(run, store, key_of(store.capabilities.key_size_bytes_max + 1))
 
     def test_keys_that_look_alike_differ(self, run: Run, store: ObjectStore) -> None:
-        """Upper and lower case, and the forms in which Unicode writes one letter, make different keys."""
-        alike = ["key", "Key", "KEY", *(unicodedata.normalize(form, "k\u00e9y") for form in ("NFC", "NFD"))]
-        there = [key for key in alike if not refuses(store, key)]
-        for key in there:
-            run(store.create(key, key.encode()))
+        """Keys that differ only by case, a form of Unicode or their end are two, in either order."""
+        pairs = [pair for pair in ALIKE if not any(refuses(store, key) for key in pair)]
+        there: dict[str, bytes] = {}
+
+        async def both(place: str, pair: Sequence[str], *, by_put: bool) -> None:
+            for key in (f"{place}/{each}" for each in pair):
+                there[key] = key.encode()
+                await (store.put(key, Body.of(there[key])) if by_put else store.create(key, there[key]))
+
+        for number, pair in enumerate(pairs):
+            run(both(f"{number}.created", pair, by_put=False))
+            run(both(f"{number}.reversed", pair[::-1], by_put=False))
+            run(both(f"{number}.put", pair, by_put=True))
 
         assert self.keys_in_store() == set(there)
-        for key in there:
-            assert run(store.get(key)) == key.encode()
+        for key, data in there.items():
+            assert run(store.get(key)) == data
+        dropped = {f"{number}.put/{pair[0]}" for number, pair in enumerate(pairs)}
+        run(store.delete([*dropped]))
+        assert self.keys_in_store() == set(there) - dropped
 
 
 def key_of(size_bytes: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, cast
 
@@ -15,6 +16,7 @@ from offload_conformance.store.base import (
     LATE_LOOKS_MAX,
     LATE_PAUSE_SECONDS,
     StoreClauses,
+    fill,
     keys,
     level,
     listed,
@@ -44,6 +46,18 @@ UNORDERED: Final = (
 MANY: Final = 1_100
 """More objects than a page of any store that we know."""
 
+LISTING_KEYS: Final = 10_050
+"""More than ten pages of 1,000 rows, and more rows than some databases give at once."""
+
+QUICK_SECONDS: Final = 1.0
+"""If the first `MANY` keys are created in less, ten times as many are affordable."""
+
+LEFT: Final = 20
+"""How many listings are left early: more than a client has connections, cursors or slots, as a rule."""
+
+CHANGES_AT: Final = (1, 400, 990, 999, 1000)
+"""Behind how many rows of a listing keys are changed: within a page, and about the end of one."""
+
 STEPS: Final = 60
 """How many keys are created, each greater than the one before, while listings run."""
 
@@ -52,6 +66,9 @@ LISTERS: Final = 3
 
 class ListingClauses(StoreClauses):
     """Of the port's clauses: listing is strong, listing is ordered."""
+
+    listing_keys: int = 0
+    """How many keys the longest listing has. 0: `LISTING_KEYS`, or `MANY` if so many creates take long."""
 
     def test_listing_is_strong(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """Each write and delete shows in the very next listing, also another client's."""
@@ -120,18 +137,65 @@ class ListingClauses(StoreClauses):
 
         assert run(listed(store, prefix)) == []
 
-    def test_listing_goes_on_page_after_page(self, run: Run, store: ObjectStore) -> None:
-        """More objects than any store has on a page are listed once each and in order."""
+    def test_listing_goes_on_page_after_page(
+        self, run: Run, store: ObjectStore, note: Callable[[str], None]
+    ) -> None:
+        """More objects than any store has on a page, or on ten, are listed once each and in order."""
+        there = [f"many/{n:05}" for n in range(self.listing_keys or LISTING_KEYS)]
+        began = time.monotonic()
+        run(fill(store, there[:MANY]))
+        if not self.listing_keys and time.monotonic() - began > QUICK_SECONDS:
+            there = there[:MANY]
+        if len(there) < LISTING_KEYS:
+            note(f"{len(there):,} keys; more with `--listing-keys {LISTING_KEYS}`")
+        run(fill(store, there[MANY:]))
+
+        for prefix, after in (("", ""), ("many/0", "many/00097")):
+            wanted = expected(there, prefix, after)
+            found = run(self.listed_like(store, there, prefix, after))
+            lost = sorted({*wanted} - {*found})
+            assert (len(found), lost[:3]) == (len(wanted), [])
+            assert found == wanted, "a key is listed twice, or not in its order"
+
+    def test_listing_goes_on_while_keys_change(
+        self, run: Run, store: ObjectStore, other: ObjectStore
+    ) -> None:
+        """What exists during the whole of a listing is shown once and in order, whatever else changes.
+
+        While its caller advances, keys before and behind the row that it has reached are deleted, created
+        and replaced. A page that is asked for by a number of rows would begin too far on, or too early.
+        """
         there = [f"many/{n:05}" for n in range(MANY)]
+        run(fill(store, there))
+        if not store.capabilities.strong_listing:
+            run(self.listed_like(store, there))
+        deleted, made = set[str](), set[str]()
 
-        async def fill() -> None:
-            for start in range(0, MANY, 100):
-                await asyncio.gather(*(store.create(key, b"") for key in there[start : start + 100]))
+        async def change(reached: int) -> None:
+            before, behind = there[max(reached - 60, 0) : reached : 9], there[reached + 3 : reached + 40 : 9]
+            created = [f"{key}.{reached}" for key in (*before, *behind)]
+            deleted.update(before, behind)
+            made.update(created)
+            await other.delete([*before, *behind])
+            await fill(other, created)
+            for key in (there[max(reached - 5, 0)], there[min(reached + 50, MANY - 1)]):
+                if key not in deleted:
+                    await other.put(key, Body.of(b"replaced"))
 
-        run(fill())
+        async def found() -> list[str]:
+            rows = []
+            async for row in store.list("many/"):
+                rows.append(row.key)
+                if len(rows) in CHANGES_AT:
+                    await change(len(rows))
+            return rows
 
-        assert run(self.listed_like(store, there)) == there
-        assert run(self.listed_like(store, there, "many/01", "many/01097")) == there[1098:]
+        rows = run(found())
+
+        lasting = [key for key in there if key not in deleted]
+        assert [key for key in lasting if key not in {*rows}] == []
+        assert rows == sorted({*rows}, key=str.encode), "a key is listed twice, or not in its order"
+        assert {*rows} <= {*there} | made
 
     def test_listing_keeps_its_end(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """A listing shows what exists during the whole call, and no folder's end is missed.
@@ -190,11 +254,7 @@ class ListingClauses(StoreClauses):
         """More folders than any store names at once, among keys, are named once each and in order."""
         there = [f"{n:04}{'/x' if n % 10 else ''}" for n in range(MANY)]
 
-        async def fill() -> None:
-            for start in range(0, MANY, 100):
-                await asyncio.gather(*(store.create(key, b"") for key in there[start : start + 100]))
-
-        run(fill())
+        run(fill(store, there))
 
         assert run(self.level_like(store, "", *(key.removesuffix("x") for key in there)))
 
@@ -216,7 +276,10 @@ class ListingClauses(StoreClauses):
             assert run(self.listed_like(store, there, prefix)) == expected(there, prefix)
 
     def test_listing_may_be_left_early(self, run: Run, store: ObjectStore) -> None:
-        """A caller that stops after some rows, and begins again behind the last of them, misses nothing."""
+        """A caller that stops after some rows, and begins again behind the last of them, misses nothing.
+
+        It may do so many times, and its next calls are answered as ever.
+        """
         there = tuple(f"{n:02}" for n in range(10))
         for key in there:
             run(store.put(key, Body.of(b"")))
@@ -235,6 +298,17 @@ class ListingClauses(StoreClauses):
                 if len(found) == before:
                     return found
 
+        async def left_and_asked() -> None:
+            for number in range(LEFT):
+                rows = cast("AsyncGenerator[Listed, None]", store.list(""))
+                names = cast("AsyncGenerator[str, None]", store.level(""))
+                async with aclosing(rows), aclosing(names):
+                    assert ((await anext(rows)).key, await anext(names)) == (there[0], there[0])
+                await store.put(there[number % 10], Body.of(b"again"))
+                assert await store.get(there[number % 10]) == b"again"
+
+        assert run(rows_by_threes()) == [*there]
+        run(left_and_asked())
         assert run(rows_by_threes()) == [*there]
 
     async def listed_like(

@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Final
 
+import pytest
+
+from offload.errors import AlreadyExists
 from offload.store.port import Body, ObjectStore, Span
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import DIGITS, StoreClauses, listed
+from offload_conformance.store.base import (
+    CANCELS,
+    DIGITS,
+    StoreClauses,
+    cancelled_after,
+    drawn,
+    keys,
+    level,
+    listed,
+    make_sure_of,
+    moment,
+    turns_of,
+)
 from offload_conformance.watch import has_credentials, longest_stall
 
 STALL_SECONDS: Final = 0.2
+
+STEP: Final = 50_000
+LARGE_SIZE_BYTES: Final = 24 * STEP
+
+CANCELLED: Final[Mapping[str, Callable[[ObjectStore], Coroutine[Any, Any, object]]]] = {
+    "get": lambda store: store.get("large"),
+    "list": lambda store: listed(store),
+    "level": lambda store: level(store, ""),
+    "put": lambda store: store.put("put", Body.of(DIGITS * 5000)),
+    "create": lambda store: create_of_any(store),
+    "delete": lambda store: store.delete(["put"]),
+    "stored_crc32c": lambda store: store.stored_crc32c("large"),
+    "unfinished_uploads": lambda store: unfinished(store),
+}
 
 
 class MannerClauses(StoreClauses):
@@ -55,15 +85,55 @@ class MannerClauses(StoreClauses):
         assert run(other.get("key")) == b"more"
 
     def test_calls_may_overlap(self, run: Run, store: ObjectStore) -> None:
-        """Of many calls at the same time, each gets its own answer."""
+        """Of many calls at the same time each gets its own answer: reads of one object or many, listings."""
         there = {f"key.{n:02}": b"%d" % n * n for n in range(24)}
+        large = drawn(LARGE_SIZE_BYTES)
+        spans = [Span(n * STEP, STEP) for n in range(LARGE_SIZE_BYTES // STEP)]
 
-        async def scenario() -> list[bytes]:
+        async def scenario() -> tuple[list[bytes], list[bytes], list[list[str]]]:
             await asyncio.gather(*(store.put(key, Body.of(data)) for key, data in there.items()))
-            return await asyncio.gather(*(store.get(key) for key in there))
+            await store.put("large", Body.of(large))
+            wanted = [key for key in there if key[:5] == "key.1"]
+            async with asyncio.TaskGroup() as tasks:
+                whole = [tasks.create_task(store.get(key)) for key in there]
+                parts = [tasks.create_task(store.get("large", span)) for span in spans]
+                rows = [
+                    tasks.create_task(listed(store, "key.1", after=after, awaiting=wanted[n:]))
+                    for n, after in enumerate(["", *wanted])
+                ]
+            return (
+                [task.result() for task in whole],
+                [task.result() for task in parts],
+                [keys(task.result()) for task in rows],
+            )
 
-        assert run(scenario()) == [*there.values()]
-        assert self.keys_in_store() == set(there)
+        whole, parts, rows = run(scenario())
+
+        assert whole == [*there.values()]
+        make_sure_of(b"".join(parts), large, "parts that were read at once")
+        assert rows == [[key for key in there if key[:5] == "key.1"][n:] for n in range(11)]
+        assert self.keys_in_store() == {*there, "large"}
+
+    @pytest.mark.parametrize("name", CANCELLED)
+    def test_a_cancelled_call_hinders_no_other(self, run: Run, store: ObjectStore, name: str) -> None:
+        """A call that is cancelled at any moment holds no connection or lock: the next calls are answered.
+
+        And they get their own answers, not the one that was no longer waited for.
+        """
+        call = CANCELLED[name]
+        large = drawn(STEP * 4)
+
+        async def scenario() -> None:
+            await store.put("large", Body.of(large))
+            await store.put("kept", Body.of(DIGITS))
+            turns = await turns_of(call(store))
+            for number in range(CANCELS):
+                await cancelled_after(moment(number, turns), call(store))
+                assert await store.get("kept", Span(1, 3)) == DIGITS[1:4]
+                assert keys(await listed(store, "k", awaiting=["kept"])) == ["kept"]
+            make_sure_of(await store.get("large"), large, "an object that was there all the time")
+
+        run(scenario())
 
     def test_calls_do_not_hold_up_the_loop(self, run: Run, store: ObjectStore) -> None:
         """While a call waits for its store, other tasks of the event loop run."""
@@ -79,3 +149,14 @@ class MannerClauses(StoreClauses):
         for name, call in calls.items():
             stall_seconds = run(longest_stall(call, enough_seconds=STALL_SECONDS, between=calls["delete"]))
             assert stall_seconds < STALL_SECONDS, f"{name} held up the event loop, at every try"
+
+
+async def create_of_any(store: ObjectStore) -> None:
+    """Create a key that may be there from the last time."""
+    with suppress(AlreadyExists):
+        await store.create("created", DIGITS * 5000)
+
+
+async def unfinished(store: ObjectStore) -> list[str]:
+    """The keys of unfinished uploads."""
+    return [each.key for each in await store.unfinished_uploads("")]

@@ -1,4 +1,4 @@
-"""An upload in as many parts as a fragment of 5 GiB has; what an upload of nothing is; and its end.
+"""An upload in more than 1,000 parts, or in as many as 64 MiB allow; an upload of nothing; and its end.
 
 `uploads` asks what an upload of a few parts is. Here are numbers of two and three digits, and what comes
 after the end of an upload.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -20,18 +21,21 @@ from offload.formats.checksums import crc32c
 from offload.store.capabilities import Capabilities
 from offload.store.port import Body, ObjectStore, Span, Suffix, Upload
 from offload_conformance.asynchronous import Run
+from offload_conformance.store.base import CANCELS, cancelled_after, make_sure_of, moment, turns_of
 from offload_conformance.store.uploads import UploadClauses, parts_for
 
 GIB: Final = 2**30
-USUAL_PART_SIZE_BYTES: Final = 16 * 2**20
-"""Of a tier's own uploads, unless an option says otherwise."""
+PARTS: Final = 1024
+"""More than a page of any list of parts has. In parts of 5 MiB, the least of S3, that is 5 GiB."""
 
-PARTS: Final = 5 * GIB // USUAL_PART_SIZE_BYTES
 PARTS_MIN: Final = 12
 """As text, 10 comes before 9."""
 
 MODEST_SIZE_BYTES: Final = 64 * 2**20
 PART_SIZE_BYTES_MIN: Final = 16
+READ_SIZE_BYTES: Final = 1024
+"""So small parts are read 64 at a time, and larger ones one by one."""
+
 AT_ONCE: Final = 4
 
 
@@ -44,16 +48,22 @@ class Plan:
 
     @classmethod
     def of(cls, capabilities: Capabilities, size_bytes: int) -> Plan:
-        """Of about `size_bytes`: where that is less than such parts need, as few bytes as 64 MiB allow."""
-        least = max(PART_SIZE_BYTES_MIN, capabilities.part_size_bytes_min, -(-size_bytes // PARTS))
+        """Of about `size_bytes`: if 1,024 of the least parts need more, as many as 64 MiB allow."""
+        most = min(PARTS, capabilities.parts_max or PARTS)
+        least = max(PART_SIZE_BYTES_MIN, capabilities.part_size_bytes_min, -(-size_bytes // most))
         part_size_bytes = -(-least // 8) * 8
         room = max(size_bytes, MODEST_SIZE_BYTES) // part_size_bytes
-        return cls(min(PARTS, max(PARTS_MIN, room)), part_size_bytes)
+        return cls(min(most, max(PARTS_MIN, room)), part_size_bytes)
 
     @property
     def size_bytes(self) -> int:
         """Of the whole object."""
         return (self.parts - 1) * self.part_size_bytes + self.part_size_bytes // 2
+
+    @property
+    def parts_read(self) -> int:
+        """How many parts are read at a time: one, or as many as a read of modest size holds."""
+        return max(1, READ_SIZE_BYTES // self.part_size_bytes)
 
     def part(self, number: int) -> bytes:
         """One part, of words of eight bytes that count through the object."""
@@ -68,13 +78,17 @@ class PartsClauses(UploadClauses):
     upload_size_bytes: int = 0
     """Of the upload in many parts. 5 GiB makes it as large as that; 0, as small as its parts may be."""
 
-    def test_uploads_may_have_many_parts(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """An upload in as many parts as 5 GiB have, put in no order, is read back exactly at each border."""
+    def test_uploads_may_have_many_parts(
+        self, run: Run, store: ObjectStore, other: ObjectStore, note: Callable[[str], None]
+    ) -> None:
+        """An upload in 1,024 parts, or in as many as 64 MiB allow, put in no order, is read back exactly."""
 
         async def scenario() -> None:
             plan = Plan.of(store.capabilities, self.upload_size_bytes)
+            if plan.parts < PARTS:
+                note(f"{plan.parts} parts of {plan.part_size_bytes:,} bytes; more with `--upload-size 5GiB`")
             await put_parts(await store.start_upload("key"), plan)
-            for number in range(1, plan.parts + 1):
+            for number in range(1, plan.parts + 1, plan.parts_read):
                 await read_behind(other, plan, number)
             assert await other.get("key", Span(plan.size_bytes, 1)) == b""
             assert await other.get("key", Suffix(3)) == plan.part(plan.parts)[-3:]
@@ -129,7 +143,10 @@ class PartsClauses(UploadClauses):
 
         self.run_upload(run, store, scenario)
 
-    def test_an_upload_may_be_begun_again(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
+    @pytest.mark.parametrize("aborted", ["before the other is completed", "afterwards"])
+    def test_an_upload_may_be_begun_again(
+        self, run: Run, store: ObjectStore, other: ObjectStore, aborted: str
+    ) -> None:
         """What a first try left unfinished is no part of a second, and aborting it harms nothing."""
 
         async def scenario() -> None:
@@ -139,9 +156,28 @@ class PartsClauses(UploadClauses):
             await left.put_part(2, last)
             upload = await other.start_upload("key")
             await upload.put_part(1, first)
+            if aborted != "afterwards":
+                await left.abort()
             await upload.complete()
-            await left.abort()
-            assert await store.get("key") == first
+            if aborted == "afterwards":
+                await left.abort()
+            make_sure_of(await store.get("key"), first, "the upload that was not aborted")
+
+        self.run_upload(run, store, scenario)
+
+    def test_a_cancelled_part_may_be_put_again(self, run: Run, store: ObjectStore) -> None:
+        """However often a part is cancelled, at any moment, the upload goes on and is whole."""
+
+        async def scenario() -> None:
+            first, last = parts_for(store, 2)
+            upload = await store.start_upload("key")
+            await upload.put_part(1, first)
+            turns = await turns_of(upload.put_part(2, last))
+            for number in range(CANCELS):
+                await cancelled_after(moment(number, turns), upload.put_part(2, last))
+            await upload.put_part(2, last)
+            await upload.complete()
+            make_sure_of(await store.get("key"), first + last, "an upload with a cancelled part")
 
         self.run_upload(run, store, scenario)
 
@@ -161,9 +197,12 @@ async def put_parts(upload: Upload, plan: Plan) -> None:
 
 
 async def read_behind(store: ObjectStore, plan: Plan, number: int) -> None:
-    """Read one part with the byte before it, and hold it against what was put. Two parts are in memory."""
+    """Read some parts with the byte before them, and compare them with what was put."""
     before = plan.part(number - 1)[-1:] if number > 1 else b""
-    wanted = before + plan.part(number)
+    last = min(number + plan.parts_read, plan.parts + 1)
+    wanted = before + b"".join(plan.part(each) for each in range(number, last))
     start = (number - 1) * plan.part_size_bytes - len(before)
     read = await store.get("key", Span(start, len(wanted)))
-    assert (len(read), crc32c(read)) == (len(wanted), crc32c(wanted)), f"part {number} reads otherwise"
+    assert (len(read), crc32c(read)) == (len(wanted), crc32c(wanted)), (
+        f"part {number} or one of the next reads otherwise"
+    )

@@ -3,27 +3,78 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
+from itertools import cycle, islice
+from typing import Final
 
 import pytest
 
-from offload.errors import Misuse, NotFound
-from offload.store.port import Body, Listed, ObjectStore
+from offload.errors import Misuse, NotFound, TryAgain
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix
+from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import StoreClauses, body_of, listed
+from offload_conformance.store.base import (
+    MIB,
+    SIZES,
+    StoreClauses,
+    body_of,
+    drawn,
+    listed,
+    make_sure_of,
+    windows_of,
+)
+
+REPLACEMENTS: Final = {
+    "small": (50_000, 3, 70_000, 0, 9, 20_000),
+    "large": (9 * MIB, 64, 5 * MIB, 11 * MIB),
+}
+"""Sizes that follow one another under one key. Large ones are what SDKs read and write in pieces."""
+
+CONTENTS: Final = {
+    "text.gz": gzip.compress(b"compressed " * 50, mtime=0),
+    "broken.gz": b"\x1f\x8b\x08 the magic of gzip, and nothing behind it",
+    "data.zst": b"\x28\xb5\x2f\xfd the magic of zstd",
+    "page.html": b"\xef\xbb\xbf<html>\r\n</html>\r\n\n",
+    "error.xml": b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>",
+    "data.json": b'{"error": {"code": 404, "message": "no such object"}}',
+    "chunks": b"5;chunk-signature=00\r\nhello\r\n0;chunk-signature=00\r\n\r\n",
+    "bytes": bytes(range(256)) * 3,
+    "zeros": bytes(70_000),
+}
+"""By the end of a key: what a proxy, an SDK or a database may take for something that it should change."""
+
+WRITES: Final = 12
+PARTS_READ: Final = (None, Span(0, 1 << 40), Span(5, 30_000), Suffix(6 * MIB))
 
 
 class PutClauses(StoreClauses):
     """Of the port's clauses: puts are whole, puts are durable."""
 
-    def test_puts_are_whole(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """What another client reads is what was put, from however many windows."""
-        windows = [b"first", b"-", b"third" * 1000]
+    @pytest.mark.parametrize("size_bytes", SIZES)
+    def test_puts_are_whole(self, run: Run, store: ObjectStore, other: ObjectStore, size_bytes: int) -> None:
+        """What another client reads is what was put, of any size and from however many windows."""
+        data = drawn(min(size_bytes, store.capabilities.put_size_bytes_max or size_bytes))
 
-        run(store.put("a/key", body_of(*windows)))
+        run(store.put("a/key", body_of(*windows_of(data))))
 
-        assert run(other.get("a/key")) == b"".join(windows)
+        make_sure_of(run(other.get("a/key")), data, "what was put")
+        assert run(listed(other, awaiting=["a/key"])) == [Listed("a/key", len(data))]
         assert self.keys_in_store() == {"a/key"}
+
+    @pytest.mark.parametrize("name", CONTENTS)
+    def test_contents_are_kept_as_they_are(
+        self, run: Run, store: ObjectStore, other: ObjectStore, name: str
+    ) -> None:
+        """No content is special, whatever it looks like and whatever its key ends in."""
+        data = CONTENTS[name]
+        run(store.put(f"put/{name}", Body.of(data)))
+        run(store.create(f"created/{name}", data))
+
+        for key in (f"put/{name}", f"created/{name}"):
+            for span in (None, Span(0, 3), Span(1, len(data)), Suffix(4)):
+                start, end = clip(span, len(data))
+                assert run(other.get(key, span)) == data[start:end]
 
     def test_puts_replace_whole(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """A shorter object leaves nothing of the longer one before it."""
@@ -34,25 +85,40 @@ class PutClauses(StoreClauses):
         assert run(other.get("key")) == b"short"
         assert run(listed(other, awaiting=["key"])) == [Listed("key", 5)]
 
-    def test_puts_are_whole_while_replaced(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """A reader beside a writer finds one object or the other, never a mixture."""
-        versions = [bytes([letter]) * 50_000 for letter in b"abcdef"]
+    @pytest.mark.parametrize("sizes", REPLACEMENTS)
+    def test_puts_are_whole_while_replaced(
+        self, run: Run, store: ObjectStore, other: ObjectStore, sizes: str
+    ) -> None:
+        """A reader beside a writer finds one object or the other, of another size too, never a mixture."""
+        versions = [bytes([ord("a") + n]) * size for n, size in enumerate(REPLACEMENTS[sizes])]
 
         async def write() -> None:
-            for version in versions:
+            for version in islice(cycle(versions), WRITES):
                 await store.put("key", body_of(*halves(version)))
 
-        async def scenario() -> set[bytes]:
-            await store.put("key", Body.of(versions[0]))
+        async def scenario() -> None:
+            await store.put("key", Body.of(versions[-1]))
             writing = asyncio.create_task(write())
-            seen = set()
-            while not writing.done():
-                seen.add(await other.get("key"))
+            for span in cycle(PARTS_READ):
+                is_last = writing.done()
+                try:
+                    read = await other.get("key", span)
+                except (
+                    TryAgain
+                ):  # it may notice that the object was replaced, and leave the rest to its caller
+                    if is_last:
+                        raise
+                    continue
+                allowed = [version[slice(*clip(span, len(version)))] for version in versions]
+                if read not in allowed:
+                    found = {chr(byte): read.count(byte) for byte in sorted({*read})}
+                    pytest.fail(f"expected one of the objects that were put; found {found} by {span}")
+                if is_last:
+                    break
                 await asyncio.sleep(0)  # a store need not
             await writing
-            return seen
 
-        assert run(scenario()) <= set(versions)
+        run(scenario())
 
     def test_puts_are_invisible_until_they_return(
         self, run: Run, store: ObjectStore, other: ObjectStore
@@ -160,7 +226,7 @@ def failing_body(data: bytes) -> Body:
     return Body(size_bytes=len(data), windows=windows)
 
 
-def halves(data: bytes) -> tuple[bytes, bytes]:
-    """The two halves of some bytes."""
+def halves(data: bytes) -> tuple[bytes, ...]:
+    """The two halves of some bytes, without those that are empty."""
     middle = len(data) // 2
-    return data[:middle], data[middle:]
+    return tuple(filter(None, (data[:middle], data[middle:])))

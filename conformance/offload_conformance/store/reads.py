@@ -19,6 +19,9 @@ SPANS: Final = (
     (Span(0, 10), DIGITS),
     (Span(0, 0), b""),
     (Span(0, 1), b"0"),
+    (Span(3, 0), b""),
+    (Span(10, 0), b""),
+    (Span(12, 0), b""),
     (Span(3, 4), b"3456"),
     (Span(9, 1), b"9"),
     (Span(9, 5), b"9"),
@@ -64,7 +67,9 @@ class ReadClauses(StoreClauses):
 
         run(scenario())
 
-    @pytest.mark.parametrize("span", [Span(0, 5), Span(1, 1), Suffix(0), Suffix(3), None], ids=str)
+    @pytest.mark.parametrize(
+        "span", [Span(0, 5), Span(1, 1), Span(1, 0), Suffix(0), Suffix(3), None], ids=str
+    )
     def test_ranges_of_an_empty_object_are_empty(
         self, run: Run, store: ObjectStore, span: Span | Suffix | None
     ) -> None:
@@ -73,7 +78,7 @@ class ReadClauses(StoreClauses):
 
         assert run(store.get("empty", span)) == b""
 
-    @pytest.mark.parametrize("span", [Span(0, 1), Span(0, 0), Suffix(1), None], ids=str)
+    @pytest.mark.parametrize("span", [Span(0, 1), Span(3, 0), Suffix(1), Suffix(0), None], ids=str)
     def test_absence_is_an_error(self, run: Run, store: ObjectStore, span: Span | Suffix | None) -> None:
         """Reading what was never there, or only part of a name, or deleted, raises `NotFound`."""
         run(store.put("folder/key", Body.of(b"")))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import pytest
 
@@ -11,6 +13,10 @@ from offload.errors import Misuse, NotFound, OffloadError
 from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import StoreClauses, listed
+
+UNFINISHED: Final = 12
+CLOCKS_APART_SECONDS_MAX: Final = 86_400
+"""How far the store's clock may be off. Seconds or microseconds are off by decades."""
 
 
 class UploadClauses(StoreClauses):
@@ -151,6 +157,40 @@ class UploadClauses(StoreClauses):
             assert [*await store.unfinished_uploads("data/2")] == []
             await left.abort()
             assert self.keys_in_store() == {"data/0"}
+
+        self.run_upload(run, store, scenario)
+
+    def test_unfinished_uploads_are_all_told(self, run: Run, store: ObjectStore) -> None:
+        """If a store tells of unfinished uploads below a prefix, it tells of all, each under its own key."""
+
+        async def scenario() -> None:
+            there = [f"data/{n:02}" for n in range(UNFINISHED)]
+            uploads = [await store.start_upload(key) for key in [*there, "other/key"]]
+            for upload in uploads:
+                await upload.put_part(1, b"part")
+            try:
+                told = sorted(each.key for each in await store.unfinished_uploads("data/"))
+                assert told in ([], there)
+            finally:
+                for upload in uploads:
+                    await upload.abort()
+            assert [*await store.unfinished_uploads("data/")] == []
+
+        self.run_upload(run, store, scenario)
+
+    def test_unfinished_uploads_tell_when_they_began(self, run: Run, store: ObjectStore) -> None:
+        """`started_ms` is in milliseconds since 1970: a sweep aborts what seems to be old."""
+
+        async def scenario() -> None:
+            upload = await store.start_upload("key")
+            await upload.put_part(1, b"part")
+            now_ms = time.time() * 1000
+            try:
+                for each in await store.unfinished_uploads("key"):
+                    off_seconds = abs(each.started_ms - now_ms) / 1000
+                    assert off_seconds < CLOCKS_APART_SECONDS_MAX, f"began {off_seconds:.0f} s from now"
+            finally:
+                await upload.abort()
 
         self.run_upload(run, store, scenario)
 

@@ -1,0 +1,413 @@
+"""Stores that work with few and small objects, ordinary keys and one call at a time, and no further."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import unicodedata
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Final
+
+from contract.bugs import Bug, breaks
+from contract.part_bugs import Collected
+
+from offload.errors import AlreadyExists, Misuse, NotFound, TryAgain
+from offload.store.memory import MemoryStore
+from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
+from offload.store.spans import clip
+from offload.store.wrap import UploadDecorator
+
+BREADTH_BUGS: Final[list[Bug]] = []
+
+bug = partial(breaks, room=BREADTH_BUGS)
+
+MIB: Final = 2**20
+PIECE_SIZE_BYTES: Final = 4 * MIB
+SLOTS: Final = 16
+
+
+@bug("puts_are_whole")
+class KeepsSixteenMebibytes(MemoryStore):
+    """Cuts an object at 16 MiB.
+
+    `MEDIUMBLOB` on a server that cuts instead of refusing, or a document of MongoDB.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, body)
+        self.objects[key] = self.objects[key][: 16 * MIB]
+
+
+@bug("creates_may_be_as_large_as_declared")
+class CreatesSmallObjectsOnly(MemoryStore):
+    """Refuses to create more than 256 KiB, and declares no limit.
+
+    A value of DynamoDB has 400 KB, one of etcd 1.5 MB; the commit of a long stream is found out years later.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        if len(data) > 256 * 1024:
+            raise Misuse(f"{key!r}: the item is too large")
+        await super().create(key, data)
+
+
+@bug("creates_may_be_as_large_as_declared")
+class DeclaresTooLittle(MemoryStore):
+    """Declares a limit of creates, and takes more.
+
+    The number of another version of the server.
+    """
+
+    capabilities = replace(MemoryStore().capabilities, create_size_bytes_max=2 * MIB)  # type: ignore[assignment]
+
+
+@bug("contents_are_kept_as_they_are")
+class UnpacksWhatLooksPacked(MemoryStore):
+    """Reads an object that was compressed as what it was before.
+
+    `Content-Encoding: gzip`, guessed from the name, and undone by the HTTP client on the way back.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        data = await super().get(key)
+        if key.endswith(".gz") and data[:2] == b"\x1f\x8b":
+            with suppress(OSError, EOFError):
+                data = gzip.decompress(data)
+        start, end = clip(span, len(data))
+        return data[start:end]
+
+
+@bug("puts_are_whole_while_replaced")
+class ReadsInPieces(MemoryStore):
+    """Reads a large object by several requests, each of the object as it is then.
+
+    A download in parallel ranges, without `If-Match`: smaller objects need one request.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        start, end = clip(span, len(await super().get(key)))
+        spans = (Span(at, min(PIECE_SIZE_BYTES, end - at)) for at in range(start, end, PIECE_SIZE_BYTES))
+        return b"".join([await MemoryStore.get(self, key, each) for each in spans])
+
+
+@bug("create_never_undoes_a_put")
+class LocksCreatesAlone(MemoryStore):
+    """Looks and writes under a lock that puts do not take.
+
+    One transaction, or lock, for creates among themselves: a put between its two steps is written over.
+    """
+
+    async def create(self, key: str, data: bytes) -> None:
+        check_key(key)
+        self.taken: set[str] = getattr(self, "taken", set())
+        if key in self.objects or key in self.taken:
+            raise AlreadyExists(key)
+        self.taken.add(key)
+        await asyncio.sleep(0)
+        self.objects[key] = data
+        self.taken.discard(key)
+
+
+@bug("calls_may_overlap")
+class SharesAFile(MemoryStore):
+    """Moves one position for all readers of an object.
+
+    A file that stays open, with `seek` and then `read`: two ranges of one object at once read each other's.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        data = await super().get(key)
+        start, end = clip(span, len(data))
+        self.at: dict[str, int] = getattr(self, "at", {})
+        self.at[key] = start
+        await asyncio.sleep(0)
+        return data[self.at[key] : self.at[key] + end - start]
+
+
+class _Slots(MemoryStore):
+    """A client with as many connections as `SLOTS`."""
+
+    free = SLOTS
+
+    def take(self) -> None:
+        """Take a connection."""
+        if not self.free:
+            raise TryAgain("no connection is free")
+        self.free -= 1
+
+
+@bug("a_cancelled_call_hinders_no_other")
+class LosesConnections(_Slots):
+    """Does not give a connection back if its call is cancelled.
+
+    `acquire`, the call, `release`, with no `finally`: a reader that gives up now and then empties the pool.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        self.take()
+        try:
+            data = await super().get(key, span)
+        except Exception:
+            self.free += 1
+            raise
+        self.free += 1
+        return data
+
+
+@bug("a_cancelled_call_hinders_no_other")
+class ReadsTheLastReply(MemoryStore):
+    """Gives the reply that a cancelled call no longer waited for to the next call.
+
+    redis-py did, on connections that went back to the pool with a reply still to come.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        replies: list[bytes] = self.__dict__.setdefault("replies", [])
+        replies.append(await super().get(key, span))
+        await asyncio.sleep(0)
+        return replies.pop(0)
+
+
+@bug("a_cancelled_part_may_be_put_again")
+class LosesTheTurnsOfParts(MemoryStore):
+    """Lets so many parts go at once, and does not count a cancelled one as done.
+
+    A semaphore without `async with`.
+    """
+
+    async def start_upload(self, key: str) -> Upload:
+        return self._Turns(await super().start_upload(key))
+
+    class _Turns(UploadDecorator):
+        turns = SLOTS
+
+        async def put_part(self, number: int, data: bytes) -> None:
+            if not self.turns:
+                raise TryAgain("too many parts at once")
+            self.turns -= 1
+            await asyncio.sleep(0)
+            await super().put_part(number, data)
+            self.turns += 1
+
+
+@bug("listing_may_be_left_early")
+class KeepsCursorsOpen(_Slots):
+    """Keeps the cursor of a listing that was not read to its end.
+
+    The cursor is closed behind the loop, which a caller that stops early never reaches.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        self.take()
+        async for row in super().list(prefix, after=after):
+            yield row
+        self.free += 1
+
+
+@bug("listing_goes_on_while_keys_change")
+class PagesByNumber(MemoryStore):
+    """Asks for the next page by the number of rows so far.
+
+    `LIMIT 1000 OFFSET 1000`: what is deleted before that moves the rows up, and as many are not shown.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        shown = 0
+        while page := [row async for row in MemoryStore.list(self, prefix, after=after)][
+            shown : shown + 1000
+        ]:
+            for row in page:
+                yield row
+            shown += len(page)
+
+
+@bug("listing_goes_on_page_after_page")
+class StopsAfterTenPages(MemoryStore):
+    """Lists ten thousand keys.
+
+    The largest window of Elasticsearch, or a loop over pages with a bound against loops without end.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        shown = 0
+        async for row in super().list(prefix, after=after):
+            if (shown := shown + 1) > 10_000:
+                return
+            yield row
+
+
+class _Renames(MemoryStore):
+    """Takes a key for another one, in every call."""
+
+    @staticmethod
+    def name(key: str) -> str:
+        """What a key is taken for."""
+        return key
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(self.name(check_key(key)), body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(self.name(check_key(key)), data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        try:
+            return await super().get(self.name(check_key(key)), span)
+        except NotFound as error:
+            raise NotFound(key) from error
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete([self.name(check_key(key)) for key in keys])
+
+
+@bug("keys_are_taken_as_they_are")
+class CutsAtTheHash(_Renames):
+    """Takes a key for what stands before its `#`.
+
+    A URL that was put together as text, without `quote`: the rest is a fragment, which is never sent.
+    """
+
+    @staticmethod
+    def name(key: str) -> str:
+        return key.partition("#")[0] or key
+
+
+@bug("keys_are_taken_as_they_are")
+class MendsLineEnds(_Renames):
+    """Takes `\\r` for `\\n`.
+
+    XML does, unless it is written as `&#13;`: in listings and in DeleteObjects.
+    """
+
+    @staticmethod
+    def name(key: str) -> str:
+        return key.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@bug("keys_are_taken_as_they_are")
+class DeletesByPattern(MemoryStore):
+    """Deletes every key that matches, where a key has `*`.
+
+    `glob`, or Redis' `KEYS`, over what a caller gave.
+    """
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            check_key(key)
+        await super().delete(
+            [each for each in self.objects for key in keys if fnmatchcase(each, key) or each == key]
+        )
+
+
+@bug("keys_that_look_alike_differ")
+class FoldsByCompatibility(_Renames):
+    """Takes letters that NFKC makes equal for one.
+
+    Identifiers of several databases and search engines; `ﬁ` and `fi` are then one key.
+    """
+
+    @staticmethod
+    def name(key: str) -> str:
+        return unicodedata.normalize("NFKC", key) if unicodedata.is_normalized("NFC", key) else key
+
+
+@bug("keys_that_look_alike_differ")
+class DropsBlanksAtTheEnd(_Renames):
+    """Drops blanks at the end of a key.
+
+    `CHAR` columns, and comparisons with `PAD SPACE`, which is the default in MySQL.
+    """
+
+    @staticmethod
+    def name(key: str) -> str:
+        return key.rstrip(" ")
+
+
+@bug("ranges_are_exact")
+class ReadsAllForNothing(MemoryStore):
+    """Returns the whole object for a range of no bytes that does not begin at 0.
+
+    `bytes=3-2` is no valid range, and a server ignores what is not valid.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        if isinstance(span, Span) and span.start > 0 and span.length == 0:
+            span = None
+        return await super().get(key, span)
+
+
+@bug("uploads_may_have_many_parts")
+class JoinsAThousandParts(MemoryStore):
+    """Joins the first thousand parts.
+
+    One page of ListParts: 320 parts, as many as the clause had, fit on it.
+    """
+
+    async def start_upload(self, key: str) -> Upload:
+        return self._OnePage(self, check_key(key))
+
+    class _OnePage(Collected):
+        def joined(self) -> bytes:
+            return b"".join(self.parts[number] for number in sorted(self.parts)[:1000])
+
+
+BEGUN: Final[dict[int, list[Collected]]] = {}
+
+
+@bug("an_upload_may_be_begun_again")
+class AbortsAllOfAKey(MemoryStore):
+    """Forgets the parts of every upload of a key where one of them is aborted.
+
+    Parts are kept below the key, and an abort removes that folder.
+    """
+
+    async def start_upload(self, key: str) -> Upload:
+        upload = self._OfAKey(self, check_key(key))
+        BEGUN.setdefault(id(self.objects), []).append(upload)
+        return upload
+
+    class _OfAKey(Collected):
+        async def abort(self) -> None:
+            for upload in BEGUN[id(self.store.objects)]:
+                if upload.key == self.key:
+                    upload.parts.clear()
+
+
+@bug("unfinished_uploads_are_all_told")
+class TellsOfTen(MemoryStore):
+    """Tells of the first ten unfinished uploads.
+
+    A page of that size, the default of the server, and no look at whether there is another.
+    """
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        return [*await super().unfinished_uploads(prefix)][:10]
+
+
+@bug("unfinished_uploads_tell_when_they_began")
+class TellsSeconds(MemoryStore):
+    """Tells in seconds when an upload began.
+
+    `timestamp()` without `* 1000`: a sweep takes an upload that just began for one of 1970, and aborts it.
+    """
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        told = await super().unfinished_uploads(prefix)
+        return [replace(each, started_ms=each.started_ms // 1000) for each in told]
+
+
+@bug("an_unreachable_server_is_no_answer")
+class TakesSilenceForAbsence(MemoryStore):
+    """Says that an object is absent if the server cannot be reached.
+
+    `except Exception` around a look: a reader then believes that a stream was never offloaded.
+    """
+
+    @classmethod
+    def unreachable(cls) -> ObjectStore:
+        """A client of a server that is not there."""
+        return cls()
