@@ -35,7 +35,7 @@ from offload.manifest.changes import (
 )
 from offload.manifest.commit import RootLog
 from offload.manifest.groups import GroupCache
-from offload.manifest.tree import Tree
+from offload.manifest.tree import EntryTree, Tree
 from offload.offloader import Receipt
 from offload.tier import sweep_page
 from offload.tier.guest import Job
@@ -143,17 +143,17 @@ async def _prefix_goes_with_the_stream(
     return manifest
 
 
-async def _walk_from_the_first_child(self: Tree, offset: int = 0) -> AsyncGenerator[Entries, None]:
-    entries = self.manifest.entries
+async def _walk_from_the_first_child(self: EntryTree, offset: int = 0) -> AsyncGenerator[Entries, None]:
+    entries = self.committed.entries
     ends = entries["first_offset"] + entries["records"]
     holding = entries[ends > np.uint64(offset)][:1]
     begin = int(holding["first_offset"][0]) if len(holding) and holding["kind"][0] else offset
-    start = max(begin, self.manifest.first_offset)
+    start = max(begin, self.committed.first_offset)
     async for run in self._walk(entries, start):
         yield run
 
 
-async def _last_of_a_group_by_time(self: Tree, timestamp_ms: int) -> Any:
+async def _last_of_a_group_by_time(self: EntryTree, timestamp_ms: int) -> Any:
     return await self._first(lambda entries: entries["first_timestamp_ms"] >= timestamp_ms)
 
 
@@ -352,12 +352,12 @@ BUGS: Final[dict[str, Mutant]] = {
     "lookup: the first child of a group": Mutant(
         "-",
         "a lookup goes to the child that holds the target",
-        set_to((Tree, "walk", _walk_from_the_first_child)),
+        set_to((EntryTree, "walk", _walk_from_the_first_child)),
     ),
     "lookup: by first times": Mutant(
         "-",
         "a time between two fragments is in the earlier one's reach",
-        set_to((Tree, "first_since", _last_of_a_group_by_time)),
+        set_to((EntryTree, "first_since", _last_of_a_group_by_time)),
     ),
     "reader: skips silently": Mutant(
         "2.8", "a reader says what it leaves out", set_to((StreamWindows, "_go_on", _skip_silently))
