@@ -539,6 +539,29 @@ class WritesBehind(ObjectStoreOffloader):
         super().__init__(Behind(store))
 
 
+@bug("receipts_are_of_durable_bytes")
+class TidiesUpAtItsClose(ObjectStoreOffloader):
+    """Removes at its close what it copied and has not committed.
+
+    An open transaction is rolled back with its connection: another was to commit that, or adopt it.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.open_attempts: set[UUID] = set()
+
+    async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
+        receipt = await super().offload(*args, **kwargs)
+        self.open_attempts.add(receipt.attempt.uid)
+        return receipt
+
+    async def aclose(self) -> None:
+        rows = [row.key async for row in self.store.list("")]
+        mine = [key for key in rows if any(str(uid) in key for uid in self.open_attempts)]
+        await self.store.delete(mine)
+        await super().aclose()
+
+
 class KeepingFragments(Deduplicating):
     async def delete(self, keys: Sequence[str]) -> None:
         await super().delete([key for key in keys if not key.endswith(".fragment")])

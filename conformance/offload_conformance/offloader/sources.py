@@ -262,13 +262,16 @@ class SourceClauses(OffloaderClauses):
         assert (manifest.fragments, manifest.ledgers) == (len(receipt.entries), 1)
         assert manifest.last_ledger_id == ledger.ledger_id
 
+    @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
     def test_receipts_are_of_durable_bytes(
-        self, run: Run, opened: Callable[[], LedgerOffloader], writer: StreamWriter
+        self, run: Run, opened: Callable[[], LedgerOffloader], writer: StreamWriter, closed: bool
     ) -> None:
-        """When `offload` returns, anybody can commit what it copied and read it, whatever its client does."""
+        """When `offload` returns, anybody can commit what it copied and read it, though its client closes."""
         ledger = drawn_ledger(random.randint(1, 30))
         [attempt] = run(writer.prepare([ledger.ledger_id]))
         receipt = run(stored(writer, ledger, attempt))
+        if closed:
+            run(writer.offloader.aclose())
 
         committing, reading = opened(), opened()
         change = append_of(writer, receipt)
