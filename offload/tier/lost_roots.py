@@ -24,19 +24,18 @@ gives no false alarm: whatever base it uploaded on, the root that was loaded lat
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing, suppress
-from typing import Final, cast
+from contextlib import suppress
+from typing import Final
 from uuid import UUID
 
-from offload.errors import Absent, Corrupt, NotFound, RootsLost, TryAgain, UnsupportedFormat
+from offload.errors import Absent, Corrupt, NotFound, RootsLost, TryAgain
 from offload.formats.fragment import HEADER, TRAILER, FragmentTrailer, stream_digest
-from offload.formats.keys import StreamKeys, looks_escaped, unescape
 from offload.formats.manifest import Kind, Manifest, State
-from offload.manifest.commit import RootLog, first_object
+from offload.manifest.commit import RootLog
 from offload.manifest.rebuilding import JUMP, Found
-from offload.store.port import Listed, ObjectStore, Span
+from offload.store.port import Listed, Span
 from offload.tasks import run_each
-from offload.tier.fragment_check import load_own_tail, load_trailer
+from offload.tier.fragment_check import load_trailer
 
 Trailers = Sequence[tuple[str, FragmentTrailer]]
 """What fragments say of themselves, each with its key."""
@@ -186,34 +185,3 @@ async def _behind(log: RootLog, base: Manifest) -> AsyncGenerator[Listed, None]:
         fragment = keys.parse_fragment(listed.key)
         if fragment is not None and not base.runs(fragment[1]):
             yield listed
-
-
-async def has_stream(store: ObjectStore, part: str) -> bool:
-    """Whether there is a root, a fragment or a group under this first part of keys."""
-    prefixes = (f"{part}/metadata/root.", f"{part}/data/", f"{part}/groups/")
-    return looks_escaped(part) and await first_object(store, *prefixes) is not None
-
-
-async def name_without_anchor(store: ObjectStore, part: str) -> str | None:
-    """The name of the stream under this part, whose anchor is lost; None if nothing there tells it.
-
-    A long name is cut in keys: then a root or a fragment has to tell it.
-    """
-    if (stream := unescape(part)) is not None:
-        return stream
-    for prefix in (f"{part}/metadata/root.", f"{part}/data/"):
-        async with aclosing(cast("AsyncGenerator[Listed, None]", store.list(prefix))) as rows:
-            async for listed in rows:
-                name = await _name_in(store, listed)
-                if name is not None and StreamKeys(name).prefix == f"{part}/":
-                    return name
-    return None
-
-
-async def _name_in(store: ObjectStore, listed: Listed) -> str | None:
-    try:
-        if listed.key.endswith(".manifest"):
-            return Manifest.decode(await store.get(listed.key), where=listed.key).stream
-        return (await load_own_tail(store, listed.key, size_bytes=listed.size_bytes))[0].stream
-    except (Corrupt, NotFound, UnsupportedFormat):
-        return None

@@ -46,14 +46,13 @@ from offload.tier.attempts import check_copied, prepared_kind
 from offload.tier.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table, cut
 from offload.tier.fragments import FragmentHandle, load_tail, open_attempt
 from offload.tier.lost_roots import (
-    has_stream,
     loss_shown_by_base,
-    name_without_anchor,
     newest_base,
     refuse_to_overtake,
 )
 from offload.tier.object_view import ObjectView
 from offload.tier.place import Place, TierPlan, create_anchor, no_other_store, read_anchor
+from offload.tier.stream_names import check_stream_anchor, stream_under
 
 FIRST_CHANGES: Final = (Abort, Announce, Claim, Delete, Trim)
 """What a writer or a guest commits first, on a manifest that it has just loaded. Others follow on these."""
@@ -348,11 +347,12 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     async def _name_of(self, part: str) -> str | None:
         """The true name of the stream under this part, or None where no stream was begun there."""
-        try:
-            return (await read_stream_anchor(self._store, f"{part}/stream.anchor")).stream
-        except NotFound:
-            is_lost = await has_stream(self._store, part)
-            return await name_without_anchor(self._store, part) if is_lost else None
+        here = await stream_under(self._store, part)
+        if here is None:
+            return None
+        if here.damage is not None and not here.is_lost:
+            raise here.damage
+        return here.stream
 
     async def _fragments_of(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[Listed]:
         async for listed in self._store.list(keys.data):
@@ -365,26 +365,3 @@ def _refuse_while_rebuilding(manifest: Manifest | None) -> None:
     """A root that is being rebuilt names nothing yet, so it condemns nothing."""
     if manifest is not None and manifest.state is State.REBUILDING:
         raise Conflict(f"stream {manifest.stream!r} is being rebuilt; wait until the rebuild is done")
-
-
-async def read_stream_anchor(store: ObjectStore, where: str) -> StreamKeys:
-    """Read the anchor at `where`, and return the keys of its stream. Raises as `keys_in_anchor` does."""
-    return await read_anchor(store, where, partial(keys_in_anchor, where=where))
-
-
-def keys_in_anchor(raw: bytes, *, where: str) -> StreamKeys:
-    """The keys of the stream that this anchor names. Raises `Corrupt` unless `where` is its own key."""
-    keys = StreamKeys(StreamAnchor.decode(raw, where=where).stream)
-    if keys.anchor != where:
-        raise Corrupt("anchor", where, stream=keys.stream, expected=keys.anchor, found=where)
-    return keys
-
-
-def check_stream_anchor(raw: bytes, keys: StreamKeys) -> None:
-    """Raise `Corrupt` unless this anchor names the stream whose prefix it stands in."""
-    try:
-        found = StreamAnchor.decode(raw, where=keys.anchor).stream
-    except Corrupt as exc:
-        raise exc.within(keys.anchor, stream=keys.stream) from exc
-    if found != keys.stream:
-        raise Corrupt("anchor", keys.anchor, stream=keys.stream, expected=keys.stream, found=found)

@@ -46,10 +46,8 @@ import numpy as np
 from offload.env import Env
 from offload.errors import (
     Absent,
-    AnchorLost,
     Corrupt,
     Denied,
-    NotFound,
     NotOffloaded,
     OffloadError,
     StoreDenied,
@@ -64,17 +62,16 @@ from offload.offloader import LedgerOffloader
 from offload.store.port import Listed, ObjectStore
 from offload.store.probe import is_left_behind
 from offload.tier.lost_roots import (
-    has_stream,
     loss_shown_by_base,
     loss_shown_by_group,
     loss_shown_by_old_life,
-    name_without_anchor,
     newest_base_in,
     refuse_if_absent,
     trailers_of,
 )
 from offload.tier.native import native
-from offload.tier.object_store_offloader import ObjectStoreOffloader, read_stream_anchor
+from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.stream_names import stream_under
 from offload.tier.sweep_notes import InMemory, InTier, Seen, SweepNotes, Times, joined_rows
 from offload.tier.sweep_page import ROOTS_KEPT, STAYS, Going, Page, Verdict, Why, rows_named
 from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport
@@ -267,18 +264,15 @@ class _Run:
 
     async def _stream_of(self, part: str) -> StreamKeys | None:
         """The stream by its anchor; None where nothing says that there is one."""
-        where = f"{part}/stream.anchor"
-        try:
-            return await read_stream_anchor(self.store, where)
-        except NotFound as exc:
-            if not await has_stream(self.store, part):
-                return None
-            stream = await name_without_anchor(self.store, part)
-            if stream is not None:  # if the roots are lost as well, that is the graver news
-                await RootLog(store=self.store, stream=stream, env=self.env).load_newest()
-            if stream is None:  # then no command can name it
-                raise Corrupt("anchor", where, expected="present", found="absent") from exc
-            raise AnchorLost(where, tier=self.store.url, stream=stream) from exc
+        here = await stream_under(self.store, part)
+        if here is None:
+            return None
+        if here.is_lost and here.stream is not None:  # if the roots are lost as well, that is the graver news
+            await RootLog(store=self.store, stream=here.stream, env=self.env).load_newest()
+        if here.damage is not None:
+            raise here.damage
+        assert here.stream is not None, "a sound anchor names its stream"
+        return StreamKeys(here.stream)
 
 
 @dataclass(kw_only=True)

@@ -50,16 +50,14 @@ from offload.tier.fragment_check import check_fragment
 from offload.tier.fragments import check_entry
 from offload.tier.lost_roots import (
     Trailers,
-    has_stream,
     loss_shown_by_base,
     loss_shown_by_group,
     loss_shown_by_old_life,
-    name_without_anchor,
     trailers_of,
 )
 from offload.tier.native import native_or_none
-from offload.tier.object_store_offloader import keys_in_anchor
 from offload.tier.place import read_anchor
+from offload.tier.stream_names import stream_under
 from offload.tier.verify_entries import EntryVerifier
 from offload.tier.verify_groups import ReadGroups
 from offload.tier.verify_page import PAGE_ROWS, NamedHere, Page, named_in, pages
@@ -245,24 +243,13 @@ class _Verifier:
         """Find out whose objects these are. Without a sound anchor the name is taken from elsewhere."""
         if not part:
             return self._part(part, None)
-        anchor, found = f"{part}stream.anchor", VerifyReport()
-        try:
-            keys = await read_anchor(
-                self.store, anchor, _counting(found, partial(keys_in_anchor, where=anchor))
-            )
-        except NotFound:
-            if not await has_stream(self.store, part[:-1]):
-                return self._part(part, None)
-            stream = await name_without_anchor(self.store, part[:-1])
-            if stream is None:  # then no command can name it
-                found.damages.append(Corrupt("anchor", anchor, expected="present", found="absent"))
-            else:
-                found.damages.append(AnchorLost(anchor, tier=self.store.url, stream=stream))
-            return self._part(part, stream, found)
-        except (Corrupt, UnsupportedFormat) as exc:
-            found.damages.append(_as_damage(exc, anchor, None))
-            return self._part(part, await name_without_anchor(self.store, part[:-1]), found)
-        return self._part(part, keys.stream, found)
+        found = VerifyReport()
+        here = await stream_under(self.store, part[:-1], counted=partial(_counting, found))
+        if here is None:
+            return self._part(part, None)
+        if here.damage is not None:
+            found.damages.append(_as_damage(here.damage, f"{part}stream.anchor", None))
+        return self._part(part, here.stream, found)
 
     def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _Part:
         if anchor is not None:

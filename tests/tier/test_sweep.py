@@ -1033,7 +1033,7 @@ def test_an_offloader_without_objects_cannot_be_swept() -> None:
         url = "archive://"
 
     archive: Any = Archive()
-    with pytest.raises(Misuse, match="no object store"):
+    with pytest.raises(Misuse, match="keeps no objects"):
         run(sweep(archive))
 
 
