@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
-from offload.formats.manifest import Entry, Manifest
+from offload.formats.manifest import Entry, Manifest, decode_entries
 from offload.manifest.changes import Append, Delete, Dropped, Trim, entries_before
 from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
 from offload.store.port import Body, ObjectStore
@@ -96,11 +96,12 @@ async def chunks_of(
 async def left_by_a_crash(offloader: LedgerOffloader, stream: str) -> list[bytes]:
     """Take the stream as the next writer would, and return the chunks that it then holds."""
     successor = await StreamWriter.claim(offloader, stream)
-    chunks: list[bytes] = []
-    uids: dict[UUID, None] = {}
+    entries: list[Entry] = []
     async with aclosing(offloader.tree(successor.manifest).walk()) as runs:
         async for run in runs:
-            uids |= dict.fromkeys(UUID(bytes=bytes(raw)) for raw in run["attempt"])
-    for uid in uids:
-        chunks += await chunks_of(offloader, Attempt(stream=stream, ledger_id=0, uid=uid))
+            entries += decode_entries(run)
+    chunks: list[bytes] = []
+    for entry in entries:  # and not by attempts: fragments of two may alternate
+        attempt = Attempt(stream=stream, ledger_id=entry.ledger_id, uid=entry.attempt)
+        chunks += await chunks_of(offloader, attempt, only=range(entry.first_offset, entry.next_offset))
     return chunks
