@@ -22,6 +22,7 @@ from offload.store.capabilities import Capabilities
 from offload.store.port import ObjectStore
 from offload.store.retry import RetryingStore
 from offload.store.wrap import StoreDecorator
+from offload.tier.native import native_or_none
 from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload.urls import FILE_SCHEME
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX
@@ -201,7 +202,8 @@ class OffloaderPlace(Place):
         """Whether the offloader is one that can be made of any store: then faults can be put before it."""
         opened = self._bare(self._url)
         try:
-            return isinstance(opened, ObjectStoreOffloader) and bool(tier_like(opened, opened.store))
+            objects = native_or_none(opened)
+            return objects is not None and bool(tier_like(objects, objects.store))
         except Exception:  # noqa: BLE001 - its constructor takes something else
             return False
 

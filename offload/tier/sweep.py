@@ -35,11 +35,11 @@ object (counterexamples in docs/commit-protocol.md); removing a prefix; deleting
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 
@@ -59,7 +59,7 @@ from offload.formats.sighting import Rows
 from offload.manifest.commit import RootLog
 from offload.manifest.groups import GroupCache
 from offload.offloader import LedgerOffloader
-from offload.store.port import Listed, ObjectStore
+from offload.store.port import ObjectStore
 from offload.store.probe import is_left_behind
 from offload.tier.lost_roots import (
     loss_shown_by_base,
@@ -71,6 +71,7 @@ from offload.tier.lost_roots import (
 )
 from offload.tier.native import native
 from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.tier.pages import pages
 from offload.tier.stream_names import stream_under
 from offload.tier.sweep_notes import InMemory, InTier, Seen, SweepNotes, Times, joined_rows
 from offload.tier.sweep_page import ROOTS_KEPT, STAYS, Going, Page, Verdict, Why, rows_named
@@ -310,28 +311,26 @@ class _StreamRun:
 
     async def _judge_pages(self, log: RootLog) -> bool:
         """Whether something may be deleted: the last page may prove that the first was judged wrongly."""
-        listing, after = self.sweep.store.list(self.keys.prefix), ""
-        async with aclosing(cast("AsyncGenerator[Listed, None]", listing)) as rows:
-            while True:
-                page = Page(
-                    log=log,
-                    rows=rows,
-                    after=after,
-                    keys_max=self.sweep.page_keys_max,
-                    roots_kept=self.sweep.roots_kept,
-                )
-                goes_on = await self._sweep_page(page)
-                self.sweep.progress(self.sweep.report)
-                if page.is_last or not goes_on:
-                    return goes_on
-                after = page.listed[-1].key
+        prefix = self.keys.prefix
+        listed = pages(self.sweep.store.list(prefix), rows_max=self.sweep.page_keys_max, part=prefix)
+        try:
+            async with aclosing(listed):
+                async for listing in listed:
+                    page = Page(log=log, listing=listing, roots_kept=self.sweep.roots_kept)
+                    goes_on = await self._sweep_page(page)
+                    self.sweep.progress(self.sweep.report)
+                    if not goes_on:
+                        return False
+        except OffloadError as error:  # the listing broke off
+            self._failed(error)
+            return False
+        return True
 
     async def _sweep_page(self, page: Page) -> bool:
-        """Steps 1 to 4 for a page. False forbids to delete anything of the stream."""
+        """Steps 2 to 4 for a page. False forbids to delete anything of the stream."""
         try:
-            await page.list()
-            self.row.listed += len(page.listed)
-            self.row.listed_bytes += sum(listed.size_bytes for listed in page.listed)
+            self.row.listed += len(page.listing.rows)
+            self.row.listed_bytes += sum(listed.size_bytes for listed in page.listing.rows)
             await page.load()
             await self._recall(page.root)
         except OffloadError as error:
@@ -477,7 +476,7 @@ async def _refuse_if_roots_are_lost(page: Page, going: Sequence[Verdict]) -> Non
     """Raise `RootsLost` if a group of the page, or a fragment that goes, proves that newer roots existed."""
     if page.root is None:
         return
-    for listed in page.listed:
+    for listed in page.listing.rows:
         if (loss := loss_shown_by_group(page.log, listed.key, page.root)) is not None:
             raise loss
     fragments = [verdict.listed for verdict in going if page.log.keys.parse_fragment(verdict.listed.key)]

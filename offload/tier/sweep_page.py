@@ -1,7 +1,4 @@
-"""Judging a page of a stream's listing: steps 1 to 3 of the sweep, whose rules stand in `tier.sweep`.
-
-One listing goes on from page to page: a store that cannot begin one behind a key would go through all that
-stands before it, once a page.
+"""Judging a page of a stream's listing: steps 2 and 3 of the sweep, whose rules stand in `tier.sweep`.
 
 Invariants: a page was listed before its root is loaded; a verdict that condemns stays true for ever; where
 a part of the tree cannot be read, there is no verdict at all.
@@ -25,6 +22,7 @@ from offload.formats.sighting import ROOT_KIND, SIGHTING_ROW, Rows, as_bytes
 from offload.manifest.commit import RootLog
 from offload.manifest.tree import OFFSET_MAX, Tree
 from offload.store.port import Listed
+from offload.tier.pages import ListedPage
 
 ROOTS_KEPT: Final = 16
 _U64_MAX: Final = 2**64 - 1
@@ -80,30 +78,16 @@ class Verdict(NamedTuple):
 
 @dataclass(kw_only=True)
 class Page:
-    """Steps 1 to 3 for one page of a stream's listing, to be called in this order."""
+    """Steps 2 and 3 for one page of a stream's listing, to be called in this order."""
 
     log: RootLog
-    rows: AsyncIterator[Listed]
-    """The stream's listing, behind what the pages before this one took of it."""
-    keys_max: int
+    listing: ListedPage
+    """Step 1: what is there."""
     roots_kept: int = ROOTS_KEPT
-    after: str = ""
-    """The last key of the page before this one."""
-    listed: list[Listed] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     root: Manifest | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     _unlisted: list[Rows] = field(default_factory=list)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the listing ends with this page."""
-        return len(self.listed) < self.keys_max
-
-    async def list(self) -> None:
-        """1. What is there."""
-        while len(self.listed) < self.keys_max and (row := await anext(self.rows, None)) is not None:
-            self.listed.append(row)
 
     async def load(self) -> None:
         """2. The newest root, which may have been committed since the listing, and never before it."""
@@ -116,7 +100,7 @@ class Page:
         """
         named: dict[int, list[tuple[Listed, bytes]]] = {kind: [] for kind in range(3)}
         verdicts, strangers = [], []
-        for row in self.listed:
+        for row in self.listing.rows:
             name = name_of(self.log.keys, row.key)
             if name is not None:
                 named[min(name[0], 1) if name[0] < ROOT_KIND else 2].append((row, name))
@@ -146,10 +130,13 @@ class Page:
     ) -> Sequence[Verdict]:
         """Verdicts on fragments that come in order of their offsets, as listings have them."""
         self._unlisted = []
-        if self.after > self.log.keys.data + ":":  # all fragments were on the pages before
+        after, keys = self.listing.after, self.log.keys
+        if after > keys.data + ":":  # all fragments were on the pages before
             return []
-        before, last = (self.log.keys.parse_fragment(key) for key in (self.after, self.listed[-1].key))
-        end = OFFSET_MAX if self.is_last or last is None else last[0]
+        before, last = (
+            self.log.keys.parse_fragment(key) for key in (self.listing.after, self.listing.rows[-1].key)
+        )
+        end = OFFSET_MAX if self.listing.is_last or last is None else last[0]
         root, rows = tree.manifest, rows_named([name for _, name in objects])
         starts, named = rows["first_offset"], np.zeros(len(rows), bool)
         replaced = np.zeros(len(rows), bool)
@@ -160,7 +147,7 @@ class Page:
                 _mark(named, rows, run)
                 replaced |= _are_in_copies(starts, run)
                 absent = _absent_from(rows, run)
-                held = [self._holds(key_of(self.log.keys, row)) for row in absent]
+                held = [self.listing.holds(key_of(self.log.keys, row)) for row in absent]
                 self._unlisted.append(absent[np.array(held, bool)])
                 if run["first_offset"][-1] >= end:
                     break
@@ -172,10 +159,6 @@ class Page:
             why = _why_fragment(root, is_named, start, name[-16:] in attempts)
             verdicts.append(Verdict(row, Why.REPLACED if is_in_copy and why is Why.DROPPED else why, name))
         return verdicts
-
-    def _holds(self, key: str) -> bool:
-        """Whether an object of this key would be listed here."""
-        return self.after < key and (self.is_last or key <= self.listed[-1].key)
 
 
 def name_of(keys: StreamKeys, key: str) -> bytes | None:

@@ -56,11 +56,12 @@ from offload.tier.lost_roots import (
     trailers_of,
 )
 from offload.tier.native import native_or_none
+from offload.tier.pages import ListedPage, pages
 from offload.tier.place import read_anchor
 from offload.tier.stream_names import stream_under
 from offload.tier.verify_entries import EntryVerifier
 from offload.tier.verify_groups import ReadGroups
-from offload.tier.verify_page import PAGE_ROWS, NamedHere, Page, named_in, pages
+from offload.tier.verify_page import PAGE_ROWS, NamedHere, named_in
 from offload.tier.verify_report import Unreferenced, VerifyLevel, VerifyReport
 
 T = TypeVar("T")
@@ -268,7 +269,7 @@ class _Verifier:
             raise NotOffloaded(f"nothing was ever committed to stream {stream!r}")
         return newest
 
-    async def _judges(self, page: Page, here: _Part, stream: str) -> tuple[dict[str, Judge], range]:
+    async def _judges(self, page: ListedPage, here: _Part, stream: str) -> tuple[dict[str, Judge], range]:
         """How to judge what is listed in a page of a stream, and what is named there; and its offsets."""
         keys, newest, lost = StreamKeys(stream), None, dict[str, Judge]()
         try:
@@ -459,7 +460,7 @@ class _StreamJudge:
         if newest is None:
             return False
         load: LoadGroup = partial(_load_group, self.store)
-        just_it = Page(part="", after=key[:-1], rows=[Listed(key, 0)], is_last=False)
+        just_it = ListedPage(part="", after=key[:-1], rows=[Listed(key, 0)], is_last=False)
         named = await named_in(just_it, newest, load)
         return key in named.fragments or key in named.groups
 

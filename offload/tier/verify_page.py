@@ -1,15 +1,14 @@
-"""A listing in pages, and what a manifest names within one of them.
+"""What a manifest names within one page of a listing.
 
-A page never spans two streams. Listing and manifest are in the same order: that of keys is that of offsets.
+Listing and manifest are in the same order: that of keys is that of offsets.
 So of a stream of any length a page, the groups of its offsets, and those above them are all that is held.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final
 
 from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.keys import StreamKeys
@@ -23,52 +22,10 @@ from offload.formats.manifest import (
 )
 from offload.manifest.groups import key_of
 from offload.manifest.tree import OFFSET_MAX, EntryTree, LoadGroup
-from offload.store.port import Listed
+from offload.tier.pages import ListedPage
 
 PAGE_ROWS: Final = 1000
 _DIGITS: Final = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """The objects under one first part of keys, from behind `after` up to the last row or to the end."""
-
-    part: str
-    """With its slash; empty for objects whose keys have but one part."""
-
-    after: str
-    rows: list[Listed]
-    is_last: bool
-    """Whether it reaches to the end of the part."""
-
-    def holds(self, key: str) -> bool:
-        """Whether an object of this key would stand here."""
-        return self.after < key and not self.is_before(key)
-
-    def is_before(self, key: str) -> bool:
-        """Whether the page ends before this key."""
-        return not self.is_last and key > self.rows[-1].key
-
-
-async def pages(
-    listing: AsyncIterator[Listed], *, after: str, rows_max: int = PAGE_ROWS
-) -> AsyncGenerator[Page, None]:
-    """A listing that began behind `after`, in pages. The first one is of the part that `after` is in."""
-    part, rows = part_of(after), list[Listed]()
-    async with aclosing(cast("AsyncGenerator[Listed, None]", listing)):
-        async for row in listing:
-            begins = part_of(row.key) != part
-            if begins or len(rows) == rows_max:
-                yield Page(part=part, after=after, rows=rows, is_last=begins)
-                part, after, rows = part_of(row.key), "" if begins else rows[-1].key, []
-            rows.append(row)
-    yield Page(part=part, after=after, rows=rows, is_last=True)
-
-
-def part_of(key: str) -> str:
-    """The first part of a key, with its slash; empty where it has but one."""
-    head, slash, _ = key.partition("/")
-    return head + slash if slash else ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +44,7 @@ class NamedHere:
         return any(first <= offset < following for first, following in self.unknown)
 
 
-async def named_in(page: Page, manifest: Manifest, load: LoadGroup) -> NamedHere:
+async def named_in(page: ListedPage, manifest: Manifest, load: LoadGroup) -> NamedHere:
     """Look the page's keys up in the manifest's tree. A damaged group names nothing here, and is no error."""
     named = NamedHere()
 
@@ -107,7 +64,7 @@ async def named_in(page: Page, manifest: Manifest, load: LoadGroup) -> NamedHere
     return named
 
 
-async def _add_fragments(named: NamedHere, page: Page, manifest: Manifest, load: LoadGroup) -> None:
+async def _add_fragments(named: NamedHere, page: ListedPage, manifest: Manifest, load: LoadGroup) -> None:
     keys = StreamKeys(manifest.stream)
     start = _offset_in(page.after, keys.data, otherwise=0)
     async with aclosing(EntryTree(manifest, load).walk(start)) as runs:
@@ -122,7 +79,7 @@ async def _add_fragments(named: NamedHere, page: Page, manifest: Manifest, load:
 
 async def _add_groups(
     named: NamedHere,
-    page: Page,
+    page: ListedPage,
     manifest: Manifest,
     entries: Entries,
     load: LoadGroup,

@@ -37,7 +37,7 @@ from offload.manifest.commit import RootLog
 from offload.manifest.groups import GroupCache
 from offload.manifest.tree import EntryTree, Tree
 from offload.offloader import Receipt
-from offload.tier import sweep_page
+from offload.tier import sweep, sweep_page
 from offload.tier.guest import Job
 from offload.tier.object_store_offloader import ObjectStoreOffloader
 from offload.tier.reader import StreamWindows
@@ -47,7 +47,7 @@ from offload.tier.sweep_page import Page, Why
 from simulation import people
 from simulation.store import Life
 
-_LIST, _LOAD, _JUDGE = Page.list, Page.load, Page.judge
+_JUDGE_PAGES, _LOAD, _JUDGE = sweep._StreamRun._judge_pages, Page.load, Page.judge
 _WHY_FRAGMENT, _WHY_GROUP = sweep_page._why_fragment, sweep_page._why_group
 _GROUPS_IN, _JUDGE_ROOT, _MARK = sweep_page._groups_in, sweep_page._judge_root, sweep_page._mark
 _TRIM, _CLAIM, _DELETE = Trim.apply, Claim.apply, Delete.apply
@@ -57,13 +57,19 @@ _EDITED, _JOB_REPLACE = commit.edited, Job.replace
 _RESOLVE_STREAM = StreamWriter._resolve
 
 
-async def _load_then_list(self: Page) -> None:
-    await _LOAD(self)
-    await _LIST(self)
+_ROOTS_LOADED_FIRST: dict[int, Manifest | None] = {}
+"""By the log that loaded each."""
+
+
+async def _load_then_list(self: Any, log: RootLog) -> bool:
+    _ROOTS_LOADED_FIRST[id(log)] = await log.load_newest()
+    return await _JUDGE_PAGES(self, log)
 
 
 async def _loaded_already(self: Page) -> None:
-    if self.verdicts or self.root is None:
+    if id(self.log) in _ROOTS_LOADED_FIRST:
+        self.root = _ROOTS_LOADED_FIRST.pop(id(self.log))
+    else:
         await _LOAD(self)
 
 
@@ -293,7 +299,7 @@ BUGS: Final[dict[str, Mutant]] = {
     "sweep: root first": Mutant(
         "2.8",
         "the sweep lists before it loads",
-        set_to((Page, "list", _load_then_list), (Page, "load", _loaded_already)),
+        set_to((sweep._StreamRun, "_judge_pages", _load_then_list), (Page, "load", _loaded_already)),
     ),
     "sweep: what is unnamed": Mutant(
         "2.8",
