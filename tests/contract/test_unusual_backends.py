@@ -44,6 +44,8 @@ class OneDict:
 
 
 class Store(OneDict, StoreConformance):
+    listing_keys = 1_100
+
     def open_store(self) -> ObjectStore:
         return self.client()
 
