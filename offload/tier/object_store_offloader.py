@@ -20,6 +20,7 @@ from offload.errors import (
     AnchorLost,
     Conflict,
     Corrupt,
+    Misuse,
     NotFound,
     NotOffloaded,
     OutcomeUnknown,
@@ -34,7 +35,7 @@ from offload.formats.manifest import AttemptKind, CommittedStream, Entries, Entr
 from offload.manifest.changes import Abort, Announce, Change, Claim, Delete, Trim
 from offload.manifest.commit import RootLog, Step, nobody
 from offload.manifest.groups import GroupCache
-from offload.manifest.tree import FACTOR, EntryTree
+from offload.manifest.tree import EntryTree
 from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
 from offload.store.metrics import MeteredStore, StoreMetrics
 from offload.store.port import Listed, ObjectStore
@@ -259,14 +260,19 @@ class ObjectStoreOffloader(LedgerOffloader):
         await self._store.aclose()
 
     def log(self, stream: str) -> RootLog:
-        """The root sequence of a stream, for tools beside the contract. Open the offloader first."""
+        """The root sequence of a stream, for tools beside the contract.
+
+        Raises `Misuse` before the offloader is open: the anchor says how many entries a group takes.
+        """
+        if self._anchor is None:
+            raise Misuse(f"open {self.url} before its roots are asked for")
         return RootLog(
             store=self._store,
             stream=stream,
             env=self._env,
             witness=self._witness,
             groups=self._groups,
-            factor=FACTOR if self._anchor is None else self._anchor.branching_factor,
+            factor=self._anchor.branching_factor,
         )
 
     async def _newest_without(

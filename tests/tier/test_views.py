@@ -14,7 +14,7 @@ from offload_conformance import ledger_of
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter
 from offload.catalogue import Catalogue
-from offload.errors import Absent, NotOffloaded
+from offload.errors import Absent, Misuse, NotOffloaded
 from offload.events import Event, Skipped
 from offload.formats.manifest import CommittedStream, Manifest
 from offload.manifest.tree import EntryTree
@@ -101,6 +101,11 @@ def test_the_four_verbs_are_enough_to_be_read_as_a_catalogue() -> None:
         assert await reader.offset_of(Place.LAST) == 39
 
     on_four_fragments(act)
+
+
+def test_roots_cannot_be_asked_for_before_the_anchor_says_how_they_are_kept() -> None:
+    with pytest.raises(Misuse, match="before its roots"):
+        ObjectStoreOffloader(MemoryStore()).log("orders")
 
 
 @pytest.fixture
