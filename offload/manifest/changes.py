@@ -282,10 +282,15 @@ class Announce(OfJob):
 
     attempts: Sequence[tuple[UUID, int]]
     kind: AttemptKind = AttemptKind.JOB
+    on_version: int | None = None
+    """On no other version than this one, if it is given. Workers of a job that find their attempts missing
+    announce them so: one of them does it for all, and the others get `Conflict` and look again."""
 
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = self.begun_on(base)
+        if self.on_version is not None and base.version != self.on_version:
+            raise Conflict(f"stream {base.stream!r} is at version {base.version}, beyond {self.on_version}")
         announced = [
             Running(attempt=attempt, ledger_id=ledger_id, epoch=base.epoch, writer=self.job, kind=self.kind)
             for attempt, ledger_id in self.attempts
@@ -469,8 +474,9 @@ def attempts_for(manifest: Manifest, owner: UUID, kind: AttemptKind) -> set[UUID
 
 def announce(base: Manifest, announced: Sequence[Running]) -> Manifest:
     """`base` with these attempts running too. Raises `Conflict` if one runs already, for another."""
+    runs = {running.attempt for running in base.running}
     for running in announced:
-        if base.runs(running.attempt):
+        if running.attempt in runs:
             raise Conflict(f"stream {base.stream!r}: attempt {running.attempt} runs already, for another")
     return replace(base, running=(*base.running, *announced))
 

@@ -82,9 +82,34 @@ class Job:
             [(run[0].ledger_id, token_of(run[0].attempt)) for run in runs], AttemptKind.COPY
         )
 
-    async def append(self, receipts: Sequence[Receipt]) -> Manifest:
+    async def announce_here(self, uids: Sequence[UUID]) -> Manifest:
+        """Announce attempts of these UUIDs, all of them new, unless the job's manifest is not the newest.
+
+        Their ledger is one that begins where the stream ends. It is for workers that announce for each other.
+        Raises `Conflict` if another commit came between, and nothing of it is announced then. After
+        `OutcomeUnknown` or `TryAgain` the attempts may run: look, and `abort` in the end.
+        """
+        ledger_id = self.manifest.next_offset
+        change = Announce(
+            job=self.uid,
+            incarnation=self.manifest.incarnation,
+            attempts=[(uid, ledger_id) for uid in uids],
+            on_version=self.manifest.version,
+        )
+        self.manifest = await self.offloader.commit_manifest(
+            self.manifest.stream, change, base=self.manifest, committer=self.uid
+        )
+        return self.manifest
+
+    async def refresh(self) -> Manifest:
+        """Load the newest manifest."""
+        self.manifest = await self.offloader.load_manifest(self.manifest.stream)
+        return self.manifest
+
+    async def append(self, receipts: Sequence[Receipt], *, ends: bool = False) -> Manifest:
         """Name what these attempts made durable, in order of offsets and in one commit; they end with it.
 
+        With `ends`, all attempts that are known to run as this job's end with it, spares and failed ones too.
         Repeatable: what is in already stays in, once. Raises
 
         - `Misuse` where the receipts leave a hole or overlap, before anything is asked; or where they begin
@@ -100,12 +125,13 @@ class Job:
         for before, after in pairwise(entries):
             if after.first_offset != before.next_offset:
                 raise Misuse(f"offset {after.first_offset} does not continue {before.next_offset}")
+        finished = frozenset(receipt.attempt.uid for receipt in receipts)
         await self._commit(
             Contribute(
                 job=self.uid,
                 incarnation=self.manifest.incarnation,
                 entries=entries,
-                finished=frozenset(receipt.attempt.uid for receipt in receipts),
+                finished=finished | attempts_of(self.manifest, self.uid) if ends else finished,
             )
         )
         return self.manifest

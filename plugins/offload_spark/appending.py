@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offload.blocking import Blocking
 from offload.errors import NotOffloaded
+from offload.manifest.tokens import token_for
 from offload.offloader import LedgerOffloader
 from offload_spark.options import WriteOptions
-from offload_spark.writing import Ticket, find_write
+from offload_spark.writing import find_write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,7 +69,7 @@ async def _place_of(offloader: LedgerOffloader, options: WriteOptions) -> range:
         manifest = await offloader.load_manifest(options.stream)
     except NotOffloaded:  # the write begins the stream, if it has rows
         return range(options.first_offset, options.first_offset)
-    token = Ticket.of(manifest.incarnation, write=options.write_id).token
+    token = token_for(options.write_id)
     end = range(manifest.next_offset, manifest.next_offset)
     return await find_write(offloader, manifest, token) or end
 

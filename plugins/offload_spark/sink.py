@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -61,10 +61,14 @@ class _Writes:
         if overwrite:
             raise Misuse('a stream is only appended to: mode("append"), or outputMode("append")')
         check_columns(schema)
-        self._options, self._now_ms = options, Env().now_ms()
+        self._options, self._now_ms, self._run_id = options, Env().now_ms(), uuid4()
 
     def _written(self, ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Message:
-        return Message(write_part(self._options, ticket, batches, timestamp_ms=self._now_ms))
+        context = TaskContext.get()
+        if context is None:
+            raise Misuse("rows are written by tasks of Spark's only")
+        number = context.taskAttemptId()
+        return Message(write_part(self._options, ticket, batches, number=number, timestamp_ms=self._now_ms))
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         parts = _parts(messages)
@@ -85,7 +89,7 @@ class Writer(_Writes, DataSourceArrowWriter):
         super().__init__(options, schema, overwrite=overwrite)
         self._begun = self._run(lambda offloader: begin(offloader, options))
         name, incarnation = options.write_id, self._begun.incarnation
-        self._ticket = Ticket.of(incarnation, job=name, write=name)
+        self._ticket = Ticket.of(incarnation, run=self._run_id, job=name, write=name)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
         """A task's rows."""
@@ -129,7 +133,12 @@ class StreamingWriter(_Writes, DataSourceStreamArrowWriter):
         if context is None:
             raise Misuse("a batch of a query is written by tasks of Spark's only")
         query, batch = map(context.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
-        return Ticket.of(self._incarnation, job=f"query {query}", write=f"query {query} batch {batch}")
+        return Ticket.of(
+            self._incarnation,
+            run=self._run_id,
+            job=f"query {query}",
+            write=f"query {query} batch {batch}",
+        )
 
 
 def check_columns(schema: StructType) -> None:

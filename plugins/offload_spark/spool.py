@@ -22,13 +22,13 @@ WHERE: Final = "rows of a task"
 
 
 class Spool(ReadHandle):
-    """A ledger that is written first, then read. By then it has a chunk; its id is its first offset."""
+    """A ledger that is written first, then read. By then it has a chunk, and the id of its attempt."""
 
-    __slots__ = ("_file", "_size_bytes", "_tables")
+    __slots__ = ("_file", "_ledger_id", "_size_bytes", "_tables")
 
     def __init__(self) -> None:
         self._file = TemporaryFile(prefix="offload-spark-")  # noqa: SIM115 - closed by `close`
-        self._size_bytes = 0
+        self._size_bytes = self._ledger_id = 0
         self._tables: list[ChunkTable] = []
 
     def add(self, chunks: Iterable[bytes]) -> None:
@@ -46,8 +46,12 @@ class Spool(ReadHandle):
 
     @property
     def ledger_id(self) -> int:
-        """As RabbitMQ names a segment."""
-        return self.first_offset
+        """The ledger of which this is a part."""
+        return self._ledger_id
+
+    @ledger_id.setter
+    def ledger_id(self, ledger_id: int) -> None:
+        self._ledger_id = ledger_id
 
     @property
     def first_offset(self) -> int:

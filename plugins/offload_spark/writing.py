@@ -22,20 +22,17 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 import pyarrow as pa
 
 from offload.blocking import Blocking
-from offload.env import Env
-from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted, TryAgain
+from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted
 from offload.formats.manifest import Entry, Kind, Manifest, decode_entries
 from offload.manifest.changes import Delete
 from offload.manifest.tokens import token_for, token_of
-from offload.offloader import Attempt, LedgerOffloader, Receipt
+from offload.offloader import LedgerOffloader, Receipt
 from offload.tier.guest import Job
 from offload.tier.stream_writer import StreamWriter
 from offload_spark.framing import Framer
 from offload_spark.options import WriteOptions
+from offload_spark.spares import Spares, own_attempt
 from offload_spark.spool import Spool
-
-ANNOUNCE_TRIES_MAX = 12
-"""Each task announces by a commit of its own; where many begin at once, they have to wait for each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +43,19 @@ class Ticket:
     token: bytes
     """Empty where the write has no name."""
 
+    run: UUID
+    """Of this run of the write. Every try of its tasks has it, and no other run."""
+
     @classmethod
-    def of(cls, incarnation: UUID, *, job: str = "", write: str = "") -> Ticket:
+    def of(cls, incarnation: UUID, *, run: UUID, job: str = "", write: str = "") -> Ticket:
         """For a write of this name, as a job of that one; where a name is empty, it is like no other."""
         uid = uuid5(NAMESPACE_URL, f"write#{incarnation}#{job}") if job else uuid4()
-        return cls(job=uid, token=token_for(write))
+        return cls(job=uid, token=token_for(write), run=run)
+
+    @property
+    def spares(self) -> Spares:
+        """Where the tries of its tasks find their attempts."""
+        return Spares(job=self.job, token=self.token, run=self.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +98,12 @@ async def withdraw(offloader: LedgerOffloader, stream: str, begun: Begun) -> Non
 
 
 def write_part(
-    options: WriteOptions, ticket: Ticket, batches: Iterable[pa.RecordBatch], *, timestamp_ms: int
+    options: WriteOptions,
+    ticket: Ticket,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    number: int,
+    timestamp_ms: int,
 ) -> Part:
     """What a task does with its rows. Raises `Misuse` for rows that make no stream, and as `upload`."""
     spool, framer = Spool(), Framer(stream=options.stream, timestamp_ms=timestamp_ms)
@@ -104,7 +114,7 @@ def write_part(
         if spool.is_empty:
             return Part(ticket=ticket)
         with Blocking(options.url, storage_options=dict(options.storage_options)) as tier:
-            return tier.run(upload(tier.offloader, options.stream, ticket, spool))
+            return tier.run(upload(tier.offloader, options.stream, ticket, spool, number=number))
     finally:
         spool.close()
 
@@ -117,22 +127,26 @@ def check_keys(batch: pa.RecordBatch) -> None:
         )
 
 
-async def upload(offloader: LedgerOffloader, stream: str, ticket: Ticket, spool: Spool) -> Part:
-    """Upload under a fresh attempt, unless this write is in the stream by now.
+async def upload(
+    offloader: LedgerOffloader, stream: str, ticket: Ticket, spool: Spool, *, number: int
+) -> Part:
+    """Upload under an attempt of this try's own, unless this write is in the stream by now.
 
-    Raises `Conflict` where other rows stand at these offsets.
+    `number` is Spark's of the try, which no other one has. Raises `Conflict` where other rows stand at these
+    offsets.
     """
     job = await Job.begin(offloader, stream, uid=ticket.job)
     if spool.first_offset < job.manifest.next_offset:
         await _check_is_in(offloader, job.manifest, ticket, spool)
         return Part(ticket=ticket)
-    manifest, attempt = await _announced(job, spool.ledger_id, ticket.token)
+    manifest, attempt = await own_attempt(job, ticket.spares, number)
+    spool.ledger_id = attempt.ledger_id
     receipt = await offloader.offload(spool, attempt, manifest=manifest, extra_metadata={})
     return Part(ticket=ticket, receipt=receipt)
 
 
 async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[Part]) -> None:
-    """Name what the tasks uploaded, all in one commit; and give up what tries that failed had announced.
+    """Name what the tasks uploaded, and give up spares and what tries that failed left, all in one commit.
 
     Raises as `Job.append` does, above all `Conflict` where another appended first: nothing is named then.
     """
@@ -141,8 +155,8 @@ async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[Part])
     job = await Job.begin(offloader, stream, uid=parts[0].ticket.job)
     receipts = [part.receipt for part in parts if part.receipt is not None]
     if receipts:
-        await job.append(receipts)
-    await job.abort()
+        await job.append(receipts, ends=True)
+    await job.abort()  # what a late try announced meanwhile
 
 
 async def give_up(offloader: LedgerOffloader, stream: str, job: UUID) -> None:
@@ -173,16 +187,3 @@ async def _check_is_in(offloader: LedgerOffloader, manifest: Manifest, ticket: T
         found = await tree.find(offset)
         if found is None or not ticket.token or token_of(found.attempt) != ticket.token:
             raise Conflict(f"{where} do not continue it: it ends at {manifest.next_offset}")
-
-
-async def _announced(job: Job, ledger_id: int, token: bytes) -> tuple[Manifest, Attempt]:
-    env = Env()
-    for attempt in range(ANNOUNCE_TRIES_MAX):
-        try:
-            manifest, (announced,) = await job.prepare([ledger_id], token=token)
-            return manifest, announced
-        except TryAgain:
-            if attempt == ANNOUNCE_TRIES_MAX - 1:
-                raise
-        await env.sleep(env.backoff_seconds(attempt))
-    raise AssertionError("unreachable")
