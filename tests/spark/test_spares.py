@@ -133,7 +133,7 @@ class Tries:
         self.numbers: Counter[UUID] = Counter()
 
     def begin(self, run: UUID) -> None:
-        """A try of either task, of a run of the write: two applications, whose tries have the same numbers."""
+        """A try of either task, of a run. Runs are of two applications, whose tries have the same numbers."""
         self.numbers[run] += 1
         task, number = self.random.randrange(2), 60 + self.numbers[run]
         ticket = Ticket.of(self.incarnation, run=run, job="a", write="a")
