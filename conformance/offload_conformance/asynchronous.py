@@ -16,6 +16,8 @@ thread, since some belong to the thread that made them.
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
 import sys
 import threading
 import time
@@ -138,7 +140,9 @@ class Loop:
             frame = sys._current_frames().get(self._thread.ident or 0)
             return [f"and blocks the event loop {_place([*_callers(frame)])}"]
         tasks = sorted(asyncio.all_tasks(self._loop), key=lambda task: task.get_name())
-        return [*dict.fromkeys(_place(_awaiting(task)) for task in tasks)][:WAITS_SHOWN_MAX]
+        waits = [_awaiting(task) for task in tasks]
+        theirs = [frames for frames in waits if any(map(_is_theirs, frames))]
+        return [*dict.fromkeys(_place(frames) for frames in theirs or waits)][:WAITS_SHOWN_MAX]
 
     def _leave_behind(self) -> None:
         """Let Python exit without the pools' threads that the test started: it joins all on this list."""
@@ -167,14 +171,30 @@ def _awaiting(task: asyncio.Task[Any]) -> list[FrameType]:
     """The frames of a task that waits, the innermost first: along the chain of awaits."""
     frames: list[FrameType] = []
     waits: Any = task.get_coro()
-    while (frame := getattr(waits, "cr_frame", None)) is not None:
-        frames.append(frame)
-        waits = waits.cr_await
+    while waits is not None:
+        if (frame := getattr(waits, "cr_frame", None)) is not None:
+            frames.append(frame)
+            waits = waits.cr_await
+        elif (generator := _stepped(waits)) is not None:
+            frames.append(generator.ag_frame)
+            waits = generator.ag_await
+        else:
+            break
     return frames[::-1]
+
+
+def _stepped(step: object) -> Any:
+    """The async generator behind a step of `async for`. Only the garbage collector can name it."""
+    generators = (each for each in gc.get_referents(step) if inspect.isasyncgen(each))
+    return next((each for each in generators if each.ag_frame is not None), None)
+
+
+def _is_theirs(frame: FrameType) -> bool:
+    """Whether the code of a frame is neither Python's own nor the suite's."""
+    return not frame.f_code.co_filename.startswith(OWN)
 
 
 def _place(frames: Sequence[FrameType]) -> str:
     """The innermost of these frames that is neither Python's own nor the suite's, if there is one."""
-    theirs = (frame for frame in frames if not frame.f_code.co_filename.startswith(OWN))
-    at = next(theirs, next(iter(frames), None))
+    at = next(filter(_is_theirs, frames), next(iter(frames), None))
     return "somewhere" if at is None else f"in `{at.f_code.co_name}` at {at.f_code.co_filename}:{at.f_lineno}"

@@ -26,15 +26,15 @@ from offload_conformance.asynchronous import Overdue
 from offload_conformance.clauses import Clause, clause_of
 from offload_conformance.findings import FINDINGS, NOTE
 
-_USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$")
+_USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$", re.MULTILINE)
 """Advice of pytest's that means another command."""
 
 Outcome = Literal["passed", "failed", "not_run"]
 
 SUITE: Final = Path(__file__).with_name("suite.py")
 
-OVERDUE_MAX: Final = 5
-"""After so many hangs the others are not asked: each would cost its whole deadline and say the same."""
+HUNG_MAX: Final = 5
+"""After so many clauses that hung, no other is asked: each would cost its whole deadline and say the same."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,10 @@ class Listener:
 
         self._select, self._seed, self._tell = select, seed, tell
         self._of_test: dict[str, Result] = {}
-        self._chosen = self._done = self._overdue = 0
+        self._chosen = self._done = 0
+        self._hung: set[str] = set()
+        """The ids of the clauses that exceeded their deadline."""
+
         self._now: tuple[Result, float] | None = None
         """The clause that is being asked, and since when."""
 
@@ -115,16 +118,19 @@ class Listener:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Whatever a test draws, it draws again with the same seed, alone as well."""
-        if self._overdue >= OVERDUE_MAX:
-            pytest.skip(f"{OVERDUE_MAX} clauses before it exceeded their deadlines")
+        clause = self._of_test[item.nodeid].clause.id
+        if clause in self._hung:
+            pytest.skip("another case of it exceeded its deadline")
+        if len(self._hung) >= HUNG_MAX:
+            pytest.skip(f"{HUNG_MAX} other clauses had exceeded their deadlines")
         random.seed(f"{self._seed} {item.name}")
         self._now = self._of_test[item.nodeid], time.monotonic()
-        self._tell(f"{self._done} of {self._chosen}: {self._of_test[item.nodeid].clause.id}")
+        self._tell(f"{self._done} of {self._chosen}: {clause}")
 
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-        """Count the hangs, each test once: a teardown may hang as its test did."""
-        if call.when == "call" and call.excinfo is not None and call.excinfo.errisinstance(Overdue):
-            self._overdue += 1
+        """Note the clause of a hang."""
+        if call.excinfo is not None and call.excinfo.errisinstance(Overdue):
+            self._hung.add(self._of_test[item.nodeid].clause.id)
 
     def pytest_keyboard_interrupt(self) -> None:
         """Say in which clause Ctrl-C ended the run, and how long that had taken by then."""

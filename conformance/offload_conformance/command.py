@@ -208,6 +208,7 @@ def _show(document: dict[str, Any], again: str) -> None:
             ("layer", "passed", "failed", "not run", "retries"),
             [(layer, *found.values()) for layer, found in reports.by_layer(document)],
         )
+    _show_reasons(document)
     for heads, rows in reports.performance_tables(document):
         print_table(heads, rows)
     left = [*document["left"].items()]
@@ -215,6 +216,14 @@ def _show(document: dict[str, Any], again: str) -> None:
         print_note(f"left in the store: {key}: {reason}")
     if len(left) > LEFT_SHOWN_MAX:
         print_note(f"left in the store: {len(left) - LEFT_SHOWN_MAX} more, which the report names")
+
+
+def _show_reasons(document: dict[str, Any]) -> None:
+    """Print why clauses that were selected were not asked."""
+    for reason, clauses in reports.reasons(document):
+        if reason != "not selected" and not document["interrupted"]:
+            names = f"{clauses[0]} was" if len(clauses) == 1 else f"{len(clauses)} clauses were"
+            print_note(f"{names} not asked to the end: {one_line(reason)}")
 
 
 def _show_interruption(document: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ VERSION: Final = 1
 """Of the document. It grows by fields; a field that changes its meaning is a new version."""
 
 OUTCOMES: Final = ("passed", "failed", "not_run")
+NAMED_MAX: Final = 3
 SCHEMA: Final = Path(__file__).with_name("report.schema.json")
 
 Document = dict[str, Any]
@@ -58,6 +59,15 @@ def verdict(report: Document) -> bool:
     required = [clause for clause in report["clauses"] if not clause["advisory"]]
     found = totals(required)
     return not found["failed"] and bool(found["passed"])
+
+
+def reasons(report: Document) -> list[tuple[str, list[str]]]:
+    """Why clauses were not asked to their end, and the ids of the clauses, the most frequent reason first."""
+    found: dict[str, list[str]] = {}
+    for clause in report["clauses"]:
+        if clause["outcome"] == "not_run":
+            found.setdefault(clause["message"], []).append(clause["id"])
+    return sorted(found.items(), key=lambda each: -len(each[1]))
 
 
 def junit(report: Document) -> bytes:
@@ -141,10 +151,20 @@ def markdown(report: Document) -> str:
             "",
             *(f"| {' | '.join(map(_cell, row))} |" for row in (heads, ("---",) * len(heads), *rows)),
         ]
+    if why := reasons(report):
+        lines += ["", "| not run | because |", "|---|---|"]
+        lines += [f"| {_named(clauses)} | {_cell(reason)} |" for reason, clauses in why]
     failed = [clause for clause in report["clauses"] if clause["outcome"] == "failed"]
     for clause in failed:
         lines += ["", f"## {clause['id']}", "", clause["text"], "", "```text", clause["message"], "```"]
     return "\n".join(lines) + "\n"
+
+
+def _named(clauses: list[str]) -> str:
+    """A few clauses by their names, more by their number: the table of clauses has them."""
+    if len(clauses) > NAMED_MAX:
+        return f"{len(clauses)} clauses"
+    return ", ".join(f"`{each}`" for each in clauses)
 
 
 def performance_tables(report: Document) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:

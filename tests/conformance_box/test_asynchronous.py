@@ -6,9 +6,13 @@ import asyncio
 import gc
 import logging
 import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
-from offload_conformance.asynchronous import Loop
+from offload_conformance import asynchronous
+from offload_conformance.asynchronous import Loop, Overdue
 
 
 def test_an_error_that_no_one_took_is_logged_outside_of_garbage_collection(
@@ -44,3 +48,40 @@ def test_an_error_that_no_one_took_is_logged_outside_of_garbage_collection(
 
     assert threads == ["conformance"]
     assert "nobody awaits me" in caplog.text
+
+
+def test_a_hang_is_placed_in_the_backend_s_listing_and_not_in_the_clause_that_reads_it() -> None:
+    async def rows() -> AsyncIterator[str]:
+        await asyncio.Event().wait()
+        yield "never"
+
+    assert "found: the backend still waits, in `rows` at " in hang(lambda: read(rows()))
+
+
+async def read(rows: AsyncIterator[str]) -> list[str]:
+    return [row async for row in rows]
+
+
+def test_a_hang_is_placed_in_the_backend_alone_if_the_clause_waits_for_several_calls() -> None:
+    async def create() -> None:
+        await asyncio.Event().wait()
+
+    clause: dict[str, Any] = {"asyncio": asyncio}
+    source = "async def clause(*calls): await asyncio.gather(*(call() for call in calls))"
+    exec(compile(source, str(Path(asynchronous.__file__).with_name("probes.py")), "exec"), clause)
+
+    found = hang(lambda: clause["clause"](create, create))
+
+    assert found.count(" in `") == 1
+    assert "found: the backend still waits, in `create` at " in found
+
+
+def hang(start: Callable[[], Coroutine[Any, Any, object]]) -> str:
+    """The message of what never ends."""
+    loop = Loop(0.1)
+    try:
+        with pytest.raises(Overdue) as caught:
+            loop.run(start())
+    finally:
+        loop.close()
+    return str(caught.value)
