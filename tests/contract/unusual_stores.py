@@ -207,11 +207,13 @@ class Refusing(StoreDecorator):
         return await super().stored_crc32c(key)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Each page is a request: it may be refused when some rows have been given."""
-        self.admit()
+        """A page of 100 rows is a request: it may be refused when some pages have been given."""
+        shown = 0
         async for row in super().list(prefix, after=after):
+            if shown % 100 == 0:
+                self.admit()
             yield row
-            self.admit()
+            shown += 1
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
         self.admit()
