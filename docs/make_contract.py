@@ -54,16 +54,22 @@ def _of_body(outer: str, body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a docstring, each in one line. Items of a list begin with the words before it."""
+    """The sentences of a docstring, each in one line. Items of a list begin with the words before it.
+
+    Each line of an indented table is one.
+    """
     paragraphs = re.split(r"\n\s*\n", text)
     lead = ""
     for paragraph, following in zip(paragraphs, [*paragraphs[1:], ""], strict=True):
+        if paragraph.startswith("    "):
+            yield from (re.sub(r" {2,}", ": ", line.strip()) + "." for line in paragraph.splitlines())
+            continue
         first, *items = re.split(r"^- ", paragraph, flags=re.MULTILINE)
         found = [each for item in items or [first] for each in _split(f"{lead} {item}" if items else item)]
         lead = ""
         if following.startswith("- ") and not found[-1].endswith("."):
             lead = found.pop()
-        yield from (each.rstrip(";.") + "." for each in found)
+        yield from (each.rstrip(";.:") + "." for each in found)
 
 
 def _split(text: str) -> list[str]:
