@@ -125,7 +125,7 @@ def conformance(
         _show(document, again)
     if document["interrupted"]:
         _show_interruption(document)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("the clauses that ended are reported, and another run asks all of them again")
     return 0 if performance_only or reports.verdict(document) else 1
 
 

@@ -138,6 +138,7 @@ def test_ctrl_c_says_in_which_clause_it_came(folder: Path) -> None:
     assert process.returncode == 130
     assert "store/create_never_replaces: Ctrl-C ended the run " in errors
     assert "clauses were not asked to their end" in errors
+    assert "offload: stopped; the clauses that ended are reported, and another run asks all" in errors
 
 
 AUTHOR = """
