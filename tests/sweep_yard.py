@@ -167,7 +167,7 @@ class Yard:
             random=self.random.random,
         )
         self.objects = Objects()
-        self.store = MemoryStore(objects=self.objects)
+        self.store = MemoryStore(objects=self.objects, now_ms=self.env.now_ms)
         self.factor = factor
         self.objects[TIER_ANCHOR] = TierAnchor(branching_factor=factor).encode()
         self.objects[KEYS.anchor] = StreamAnchor(stream=STREAM).encode()

@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from offload.formats.chunk import ChunkTable, ChunkType
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.codecs import Codec
@@ -68,7 +66,8 @@ class MemoryLedger(MemoryHandle):
     def with_a_hole(self, row: int) -> MemoryLedger:
         """The same ledger with a table that leaves out the chunk of this row, one in its midst."""
         other = self._with(self._data)
-        other._table = np.delete(self._table, row)
+        offsets = self._table["offset"]
+        other._table = self._table[offsets != offsets[row]]
         return other
 
     def span_of(self, offset: int) -> tuple[int, int]:

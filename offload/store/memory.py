@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 from uuid import uuid4
 
+from offload.env import Env
 from offload.errors import AlreadyExists, Misuse, NotFound
 from offload.store.capabilities import Capabilities
 from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
@@ -24,10 +24,17 @@ _CREATING: Final = threading.Lock()  # "absent?" and "store it" are one step, al
 class MemoryStore(ObjectStore):
     """Objects in `objects`, which may be shared and looked at; only `bytes` that never change are in it."""
 
-    __slots__ = ("_unfinished", "_url", "objects")
+    __slots__ = ("_now_ms", "_unfinished", "_url", "objects")
 
-    def __init__(self, *, objects: dict[str, bytes] | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        objects: dict[str, bytes] | None = None,
+        name: str = "",
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
         self.objects: dict[str, bytes] = {} if objects is None else objects
+        self._now_ms = now_ms or Env().now_ms
         self._url = f"memory://{name}"
         self._unfinished: dict[str, _MemoryUpload] = {}
 
@@ -104,7 +111,7 @@ class MemoryStore(ObjectStore):
         return upload
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Those that were begun here, by the system's clock."""
+        """Those that were begun here, by the clock that was given."""
         await asyncio.sleep(0)
         return [
             Unfinished(each.key, name, each.started_ms)
@@ -125,7 +132,7 @@ class _MemoryUpload(Upload):
         self._store = store
         self._id = upload_id
         self.key = key
-        self.started_ms = time.time_ns() // 10**6
+        self.started_ms = store._now_ms()
         self._parts: dict[int, bytes] = {}
         self._over = False
 

@@ -788,6 +788,7 @@ def test_uploads_of_attempts_that_were_dropped_are_aborted(yard: Yard) -> None:
     for key in keys:
         run(yard.store.start_upload(key))
     yard.abort(dropped)
+    yard.seconds += 30 * 86_400.0
     told: list[Condemned] = []
 
     once(yard, dry_run=True, tell=told.append)
