@@ -84,9 +84,9 @@ class StorePlace(Place):
         super().__init__(backend, url, options)
         self.upload_size_bytes = upload_size_bytes
         self.meant = meant_by(backend, server_version)
+        self.looker = Looker(self._bare)
         self._closed = socket.socket()
         self._closed.bind(("127.0.0.1", 0))  # bound and never listened on: whoever connects is refused
-        self.looker = Looker(self._bare)
 
     @property
     def shown_url(self) -> str:
