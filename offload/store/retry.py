@@ -87,8 +87,24 @@ class RetryingStore(StoreDecorator):
         )
 
     async def put(self, key: str, body: Body) -> None:
-        """Put, again from the first byte if refused or if nobody knows: the bytes are the same."""
-        await self.retry(lambda: self.inner.put(key, body), on=_REFUSED_OR_UNKNOWN)
+        """Put, again from the first byte if refused or if nobody knows: the bytes are the same.
+
+        An error of the body is raised at once, as it came: the store is well, and its patience stays whole.
+        """
+        watched = _WatchedBody(body)
+
+        async def put() -> None:
+            try:
+                await self.inner.put(key, watched.body)
+            except _REFUSED_OR_UNKNOWN:
+                if watched.error is None:
+                    raise
+                raise _BodyFailed from watched.error
+
+        try:
+            await self.retry(put, on=_REFUSED_OR_UNKNOWN)
+        except _BodyFailed as failed:
+            raise watched.error or failed from None
 
     async def create(self, key: str, data: bytes) -> None:
         """Create, again if refused. `OutcomeUnknown` is raised at once: read back before you repeat it."""
@@ -172,6 +188,29 @@ class RetryingStore(StoreDecorator):
             else:
                 attempts.answered()
                 return result
+
+
+class _BodyFailed(Exception):
+    """The source of a body failed, and not the store."""
+
+
+class _WatchedBody:
+    """A body that remembers the error with which its source failed."""
+
+    __slots__ = ("_of", "body", "error")
+
+    def __init__(self, of: Body) -> None:
+        self._of = of
+        self.body = Body(size_bytes=of.size_bytes, windows=self._windows)
+        self.error: OffloadError | None = None
+
+    async def _windows(self) -> AsyncIterator[bytes]:
+        try:
+            async for window in self._of.windows():
+                yield window
+        except OffloadError as error:
+            self.error = error
+            raise
 
 
 class _Patience:

@@ -388,3 +388,19 @@ def test_a_put_that_waits_never_holds_two_copies_of_its_bytes() -> None:
         gc.enable()
 
     assert alive == [2] * 5
+
+
+@pytest.mark.parametrize("error", [TryAgain("the source is busy"), OutcomeUnknown("the source is gone")])
+def test_an_error_of_a_body_is_raised_at_once_and_costs_the_store_no_patience(error: OffloadError) -> None:
+    """A store that is well is not waited for because the source fails."""
+    clock = Clock()
+    store = Sick(clock, GONE)
+
+    async def windows() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise error
+
+    [raised] = asyncio.run(clock.run(patient(store).put("other", Body(size_bytes=8, windows=windows))))
+
+    assert (raised, clock.now) == (error, 0.0)
+    assert "other" not in store.objects
