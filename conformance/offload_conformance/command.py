@@ -209,6 +209,8 @@ def _show(document: dict[str, Any], again: str) -> None:
             [(layer, *found.values()) for layer, found in reports.by_layer(document)],
         )
     _show_reasons(document)
+    for clause, how in reports.limits(document):
+        print_note(f"{clause} passed with {one_line(how)}")
     for heads, rows in reports.performance_tables(document):
         print_table(heads, rows)
     left = [*document["left"].items()]

@@ -61,6 +61,12 @@ def verdict(report: Document) -> bool:
     return not found["failed"] and bool(found["passed"])
 
 
+def limits(report: Document) -> list[tuple[str, str]]:
+    """The clauses that passed with less than they may ask for, and how much that was."""
+    passed = (clause for clause in report["clauses"] if clause["outcome"] == "passed")
+    return [(clause["id"], clause["message"]) for clause in passed if clause["message"]]
+
+
 def reasons(report: Document) -> list[tuple[str, list[str]]]:
     """Why clauses were not asked to their end, and the ids of the clauses, the most frequent reason first."""
     found: dict[str, list[str]] = {}
@@ -154,6 +160,9 @@ def markdown(report: Document) -> str:
     if why := reasons(report):
         lines += ["", "| not run | because |", "|---|---|"]
         lines += [f"| {_named(clauses)} | {_cell(reason)} |" for reason, clauses in why]
+    if within := limits(report):
+        lines += ["", "| passed | with |", "|---|---|"]
+        lines += [f"| `{clause}` | {_cell(how)} |" for clause, how in within]
     failed = [clause for clause in report["clauses"] if clause["outcome"] == "failed"]
     for clause in failed:
         lines += ["", f"## {clause['id']}", "", clause["text"], "", "```text", clause["message"], "```"]

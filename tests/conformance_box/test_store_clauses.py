@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_what_is_no_size_ends_with_2(site: Site) -> None:
     assert "--upload-size takes bytes" in ran.stderr
 
 
-def test_the_report_says_how_long_the_longest_listing_was(site: Site) -> None:
+def test_the_report_says_how_long_the_longest_listing_was(site: Site, tmp_path: Path) -> None:
     site.install("sound", broken("pass"))
     name = "store/listing_goes_on_page_after_page"
 
@@ -115,3 +116,8 @@ def test_the_report_says_how_long_the_longest_listing_was(site: Site) -> None:
     assert short["message"] == "1,200 keys; more with `--listing-keys 10050`"
     assert long["message"] == ""
     assert (short["requests"], long["requests"]) == (1202, 10_052)
+
+    page = tmp_path / "page.md"
+    shown = box("sound://here", "--select", name, "--listing-keys", 1200, "--markdown", page)
+    assert f"| `{name}` | 1,200 keys; more with `--listing-keys 10050` |" in page.read_text()
+    assert f"{name} passed with 1,200 keys; more with `--listing-keys 10050`" in shown.stderr
