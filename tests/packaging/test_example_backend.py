@@ -48,7 +48,7 @@ def python(installed: Path, tmp_path: Path) -> Python:
             env={**os.environ, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

@@ -47,6 +47,7 @@ BUGS = (
                 "create_is_atomic_between_threads",
                 "create_is_atomic_between_processes",
                 "capabilities_are_as_meant",
+                "create_never_undoes_a_put",
             }
         ),
         swaps=((INSERT, LOOK_FIRST),),
@@ -95,7 +96,7 @@ def refused_by(swaps: tuple[tuple[str, str], ...], folder: Path) -> set[str]:
         text = text.replace(old, new)
     code.write_text(text.replace("synchronous = EXTRA", "synchronous = OFF"))  # no power cut is tried here
     tests.write_text(tests.read_text().replace("key.decode()", "key.decode() if type(key) is bytes else key"))
-    wanted = "TestStore and not page_after_page"  # which takes as long as all others together
+    wanted = "TestStore and not page_after_page and not keys_change"  # which take longer than all others
     return refusing(outcomes(folder, tests, "-k", wanted, paths=[folder]))
 
 
