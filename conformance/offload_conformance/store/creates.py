@@ -67,7 +67,7 @@ class CreateClauses(StoreClauses):
 
         make_sure_of(run(other.get("key")), data, "what was created")
         with pytest.raises(AlreadyExists):
-            run(other.create("key", data))
+            run(other.create("key", b"another"))
 
     @pytest.mark.parametrize("size_bytes", [10, 300_000])
     def test_create_never_undoes_a_put(
