@@ -210,7 +210,7 @@ def _show(document: dict[str, Any], again: str) -> None:
         )
     _show_reasons(document)
     for clause, how in reports.limits(document):
-        print_note(f"{clause} passed with {one_line(how)}")
+        print_note(f"{clause}: {one_line(how)}")
     for heads, rows in reports.performance_tables(document):
         print_table(heads, rows)
     left = [*document["left"].items()]

@@ -62,7 +62,7 @@ def verdict(report: Document) -> bool:
 
 
 def limits(report: Document) -> list[tuple[str, str]]:
-    """The clauses that passed with less than they may ask for, and how much that was."""
+    """The clauses that passed although they asked for less than they may, and what they say of it."""
     passed = (clause for clause in report["clauses"] if clause["outcome"] == "passed")
     return [(clause["id"], clause["message"]) for clause in passed if clause["message"]]
 
@@ -161,7 +161,7 @@ def markdown(report: Document) -> str:
         lines += ["", "| not run | because |", "|---|---|"]
         lines += [f"| {_named(clauses)} | {_cell(reason)} |" for reason, clauses in why]
     if within := limits(report):
-        lines += ["", "| passed | with |", "|---|---|"]
+        lines += ["", "| passed | note |", "|---|---|"]
         lines += [f"| `{clause}` | {_cell(how)} |" for clause, how in within]
     failed = [clause for clause in report["clauses"] if clause["outcome"] == "failed"]
     for clause in failed:

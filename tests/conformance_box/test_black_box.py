@@ -69,15 +69,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_sound_backend_passes_in_every_clause(whole: dict[str, Any]) -> None:
     ran, report = whole["ran"], report_in(whole["report"])
 
-    assert (ran.code, ran.stderr) == (0, "")
+    assert ran.code == 0
+    notes = {line.split(": ")[1] for line in ran.stderr.splitlines()}
+    assert notes <= {"store/an_unreachable_server_is_no_answer", "store/listing_goes_on_page_after_page"}
     assert ran.lines[0].split("\t") == ["layer", "passed", "failed", "not run", "retries"]
     known = {clause.id for clause in clauses_of(*SUITES)}
     assert {line.split("\t")[0]: line.split("\t")[2:4] for line in ran.lines[1:]} == {
         clause.partition("/")[0]: ["0", "0"] for clause in known
     }
-    assert {each["id"] for each in report["clauses"] if each["retries"]} <= {
-        "contract/errors_of_the_source_are_passed_on"  # its source refuses, and a put reads it again
-    }
+    assert [each["id"] for each in report["clauses"] if each["retries"]] == []
     assert outcomes(report) == dict.fromkeys(known, "passed")
     assert [each["id"] for each in report["clauses"] if not each["cases"]] == []
     asked = {each["id"] for each in report["clauses"] if each["requests"]}

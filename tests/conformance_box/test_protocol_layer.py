@@ -42,6 +42,9 @@ OFFLOADER = """
         return Offloader(MemoryStore(objects=PLACES.setdefault(url, {}), name=url))
 
     class Offloader(ObjectStoreOffloader):
+        def __init__(self, store):  # faults beneath it need a class that takes `env` and `options` too
+            super().__init__(store)
+
         async def delete_offloaded(self, attempt):
             pass
 """

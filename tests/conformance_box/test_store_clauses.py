@@ -120,4 +120,4 @@ def test_the_report_says_how_long_the_longest_listing_was(site: Site, tmp_path: 
     page = tmp_path / "page.md"
     shown = box("sound://here", "--select", name, "--listing-keys", 1200, "--markdown", page)
     assert f"| `{name}` | 1,200 keys; more with `--listing-keys 10050` |" in page.read_text()
-    assert f"{name} passed with 1,200 keys; more with `--listing-keys 10050`" in shown.stderr
+    assert f"{name}: 1,200 keys; more with `--listing-keys 10050`" in shown.stderr

@@ -146,12 +146,13 @@ class Stream:
         return max([copy.end for copy in self.committed if copy.end <= offset], default=self.first)
 
     def lets(self, copy: Copy) -> Verdict:
-        """What becomes of committing this copy now."""
+        """What becomes of committing this copy now. Of what was trimmed, nothing shows whether it was in."""
+        trimmed = (OutcomeUnknown,) if copy.first < self.first else ()
         if copy.held is self.holder:
-            return YES if copy in self.pending and copy.first == self.next else (Conflict,)
+            return YES if copy in self.pending and copy.first == self.next else (Conflict, *trimmed)
         seen = copy.held.writer.manifest  # what did not fit there need not be asked about
         fitted = seen.runs(copy.attempt.uid) and copy.first == seen.next_offset
-        return (Fenced,) if fitted else (Fenced, Conflict)
+        return (Fenced, *trimmed) if fitted else (Fenced, Conflict, *trimmed)
 
     def forgets(self, change: Change) -> Verdict:
         """What else may come of sending a committed change again: what it named may have been trimmed."""
