@@ -350,8 +350,12 @@ async def abort(process: Process) -> None:
             if not uids:
                 continue
             attempt = Attempt(stream=STREAM, ledger_id=0, uid=process.random.choice(uids))
+            before = process.world.deletes_at_once
             process.world.deletes_at_once |= process.world.judge.ever_named(attempt.uid)
-            await process.do(process.offloader.delete_offloaded(attempt))
+            try:
+                await process.do(process.offloader.delete_offloaded(attempt))
+            except Conflict:  # it is named still, and nothing of it goes
+                process.world.deletes_at_once = before
         except (NotOffloaded, Fenced, Conflict, *failures(process)):
             continue
         process.world.happened("deleted attempts")
