@@ -105,6 +105,9 @@ def assert_good(tier: Path) -> None:
     code, document = verify(tier)
     assert code == 0, document
     for row in document["unreferenced"]:
+        if row["object"].endswith("/stream.anchor"):  # stopped between it and the first root
+            assert row["reason"] == "nothing was ever committed to this stream", row
+            continue
         assert row["attempt"] is not None, row
         assert EXPLAINED.match(row["reason"]), row
     assert document["objects"] == len(keys(tier))

@@ -25,6 +25,7 @@ from servers.proxy import Proxy, Request, proxied
 KILLS = 20 if CAMPAIGN else 2
 EXPLAINED = re.compile(
     "its attempt (runs: an upload is under way|was dropped or superseded and can never)|left by a trial"
+    "|nothing was ever committed to this stream"  # killed between its anchor and its first root
 )
 
 
