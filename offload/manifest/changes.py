@@ -418,19 +418,18 @@ class Delete(Change):
     """Put a tombstone in the stream's place: it names nothing, runs nothing, and fences every writer.
 
     Anyone may do this. It is for one incarnation: a stream of the same name that was born since stays.
-    With `unused_by`, only a stream is deleted that this writer began and nobody has used: another holds it,
-    something was committed, or an attempt runs, and it is a `Conflict`.
+    With `unused_by`, only a stream is deleted that nobody has used but these writers and jobs: another holds
+    it, something was committed, or another's attempt runs, and it is a `Conflict`.
     """
 
     incarnation: UUID
-    unused_by: UUID | None = None
+    unused_by: frozenset[UUID] = frozenset()
 
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = existing(base)
-        if self.unused_by is not None and (
-            base.writer != self.unused_by or base.next_offset != base.first_offset or base.running
-        ):
+        users = {base.writer, *(running.writer for running in base.running)}
+        if self.unused_by and (base.next_offset != base.first_offset or not users <= self.unused_by):
             raise Conflict(f"stream {base.stream!r} is in use, and stays")
         none: dict[str, Any] = dict.fromkeys((*TOTALS, "ledgers", "last_ledger_id"), 0)
         return replace(

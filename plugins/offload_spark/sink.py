@@ -102,7 +102,9 @@ class Writer(_Writes, DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Some did not, or the commit failed. A stream that this write began is deleted again."""
         self._give_up(self._ticket.job)
-        self._run(lambda offloader: withdraw(offloader, self._options.stream, self._begun))
+        self._run(
+            lambda offloader: withdraw(offloader, self._options.stream, self._begun, job=self._ticket.job)
+        )
 
 
 class StreamingWriter(_Writes, DataSourceStreamArrowWriter):

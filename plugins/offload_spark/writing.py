@@ -87,11 +87,14 @@ async def begin(offloader: LedgerOffloader, options: WriteOptions) -> Begun:
     return Begun(incarnation=manifest.incarnation, writer=None)
 
 
-async def withdraw(offloader: LedgerOffloader, stream: str, begun: Begun) -> None:
-    """Delete the stream that a failed write began, unless somebody uses it by now."""
+async def withdraw(offloader: LedgerOffloader, stream: str, begun: Begun, *, job: UUID) -> None:
+    """Delete the stream that a failed write began, unless somebody else than its own job uses it by now.
+
+    A task that Spark has not ended yet may announce attempts of the job up to the last moment.
+    """
     if begun.writer is None:
         return
-    change = Delete(incarnation=begun.incarnation, unused_by=begun.writer)
+    change = Delete(incarnation=begun.incarnation, unused_by=frozenset([begun.writer, job]))
     with suppress(Conflict, StreamDeleted):
         base = await offloader.load_manifest(stream)
         await offloader.commit_manifest(stream, change, base=base, committer=uuid4())

@@ -1572,7 +1572,7 @@ class DeletesWhatIsInUse(ObjectStoreOffloader):
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
         if isinstance(change, Delete):
-            change = replace(change, unused_by=None)
+            change = replace(change, unused_by=frozenset())
         return await super().commit_manifest(stream, change, base=base, committer=committer)
 
 

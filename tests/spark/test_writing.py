@@ -207,12 +207,13 @@ def test_a_failed_write_leaves_no_stream_that_it_began() -> None:
         own = ticket(made)
         task(made, own, 0, 10)
         made.blocking.run(give_up(made.blocking.offloader, STREAM, own.job))
+        task(made, own, 10, 20)  # of a task that Spark has not ended yet
 
-        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun))
+        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun, job=own.job))
 
         with pytest.raises(StreamDeleted):
             manifest(made)
-        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun))  # again
+        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun, job=own.job))  # again
         made.blocking.run(begin(made.blocking.offloader, OPTIONS))
         finish(made, task(made, ticket(made), 0, 10))
         assert values(made) == expected(10)
@@ -232,7 +233,7 @@ def test_a_failed_write_leaves_a_stream_that_somebody_uses(use: str) -> None:
             made.blocking.run(StreamWriter.claim(made.blocking.offloader, STREAM))
         before = manifest(made).commit_id
 
-        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun))
+        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun, job=uuid4()))
 
         assert manifest(made).commit_id == before
 

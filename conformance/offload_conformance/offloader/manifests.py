@@ -251,7 +251,7 @@ class ManifestClauses(OffloaderClauses):
             ("another writer", Prepare(writer=uuid4(), attempts=[(uuid4(), 0)]), Fenced),
             ("another's adoption", Resolve(writer=me, adopted=running), Conflict),
             ("a wrong count", miscounted, Conflict),
-            ("a stream in use", Delete(incarnation=newest.incarnation, unused_by=me), Conflict),
+            ("a stream in use", Delete(incarnation=newest.incarnation, unused_by=frozenset([me])), Conflict),
         ]
         for what, change, error in refused:
             for client, base in ((offloader, newest), (other, newest), (other, None)):
