@@ -27,11 +27,13 @@ from uuid import UUID
 from offload_posix.store import PosixStore
 from throughput import _processor
 
+from offload.commit.log import RootLog
+from offload.commit.writer import Append, Claim, Prepare
 from offload.env import Env
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest
-from offload.manifest.changes import Append, Claim, Prepare
-from offload.manifest.commit import RootLog
+from offload.formats.root import encode_root
+from offload.model.entry import Entry
+from offload.model.manifest import Manifest
 from offload.store.metrics import MeteredStore
 
 STREAM = "stream"
@@ -138,7 +140,7 @@ class Growth:
         find_gets, find_ms, since_gets = await self._lookups(opened)
         return Row(
             fragments=manifest.fragments,
-            root_bytes=len(opened.encode()),
+            root_bytes=len(encode_root(opened)),
             batch_commit_ms=round(batch_ms, 2),
             batch_commit_bytes_max=batch_bytes,
             single_commit_ms=round(single_ms, 2),

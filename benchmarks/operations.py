@@ -30,24 +30,27 @@ from prices import GIB, PRICES, Price
 from tally import AZURE_PAGE_KEYS, Bucket, Tally, TallyStore
 from throughput import _processor
 
+from offload.commit.log import RootLog
+from offload.commit.writer import Append, Claim, Prepare
+from offload.contracts.ledger import ReadHandle
 from offload.env import Env
-from offload.formats.chunk import ChunkTable, scan
+from offload.formats.chunk import scan
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest
-from offload.manifest.changes import Append, Claim, Prepare
-from offload.manifest.commit import RootLog
-from offload.offloader import Attempt, ReadHandle
-from offload.position import AtTime
-from offload.tier.fragment_writer import FragmentWriter
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
-from offload.tier.reader import StreamReader
-from offload.tier.rebuild import rebuild
-from offload.tier.retention import Retention, delete_stream, trim
-from offload.tier.stream_writer import StreamWriter
-from offload.tier.sweep import GRACE_SECONDS, PAGE_KEYS_MAX, sweep
-from offload.tier.verify import verify
-from offload.tier.verify_report import VerifyLevel
+from offload.model.attempt import Attempt
+from offload.model.chunk_table import ChunkTable
+from offload.model.entry import Entry
+from offload.model.manifest import Manifest
+from offload.model.position import AtTime
+from offload.native.fragment_writer import FragmentWriter
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
+from offload.streams.reader import StreamReader
+from offload.streams.writer import StreamWriter
+from offload.upkeep.rebuild.stream import rebuild
+from offload.upkeep.retention import Retention, delete_stream, trim
+from offload.upkeep.sweep.tier import GRACE_SECONDS, PAGE_KEYS_MAX, sweep
+from offload.upkeep.verify.report import VerifyLevel
+from offload.upkeep.verify.tier import verify
 
 STREAM: Final = "stream"
 KEYS: Final = StreamKeys(STREAM)

@@ -30,9 +30,10 @@ import stream
 from throughput import _processor
 
 from offload import Blocking, ObjectStoreOffloader, Plugins
-from offload.store.port import Span, Suffix
+from offload.contracts.store import Span, Suffix
+from offload.opening import open_store
+from offload.store.stack import stacked_store
 from offload.store.wrap import StoreDecorator
-from offload.tier.opening import guarded, open_store
 
 MIB = 1024 * 1024
 COLUMNS = "offset,timestamp,value"
@@ -220,15 +221,15 @@ class _Counting(StoreDecorator):
 
 def _pruned(tier: Path, rows: int) -> list[dict[str, Any]]:
     """What narrow reads fetch, beside the chunks that hold what they are for."""
-    from offload_spark.bounds import Bounds
+    from offload_spark.bounds import ScanBounds
 
     with Blocking(str(tier)) as opened:
         manifest = opened.load_manifest("orders")
     end, first_ms = manifest.next_offset, int(manifest.entries["first_timestamp_ms"].min())
     span_ms = int(manifest.entries["last_timestamp_ms"].max()) - first_ms
     reads = {
-        "1 % of the offsets": Bounds(first_offset=end // 2, next_offset=end // 2 + end // 100),
-        "1 % of the time": Bounds(
+        "1 % of the offsets": ScanBounds(first_offset=end // 2, next_offset=end // 2 + end // 100),
+        "1 % of the time": ScanBounds(
             first_timestamp_ms=first_ms + span_ms // 2,
             last_timestamp_ms=first_ms + span_ms // 2 + span_ms // 100,
         ),
@@ -246,7 +247,7 @@ def _fetched(tier: Path, bounds: Any) -> dict[str, Any]:
     from offload.env import Env
 
     plugins = Plugins.find()
-    counting = _Counting(guarded(open_store(str(tier), plugins=plugins), Env()))
+    counting = _Counting(stacked_store(open_store(str(tier), plugins=plugins), Env()))
     options = ReadOptions.of({"path": str(tier)})
     columns = Columns.of(schema_of(options, plugins), options, plugins)
     maker = BatchMaker(columns=columns, decoder=None, rows_max=2**14, size_bytes_max=8 * MIB)

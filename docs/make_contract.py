@@ -18,8 +18,14 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE / "contract.md"
-PAGES: Final = ("offload/store/port.py", "offload/catalogue.py", "offload/offloader.py")
-OWN: Final = frozenset({"Body.of", "check_key", "rows_from", "CutHandle", "EntryView"})
+PAGES: Final = (
+    "offload/contracts/store.py",
+    "offload/contracts/catalogue.py",
+    "offload/contracts/ledger.py",
+    "offload/contracts/offloader.py",
+    "offload/model/attempt.py",
+)
+OWN: Final = frozenset({"Body.of", "check_key", "EntryView"})
 """What the framework does itself in these modules, as it does `__aenter__`. No backend implements it."""
 
 BEGIN: Final = "<!-- Sentences by docs/make_contract.py, cells by hand. -->\n"

@@ -17,7 +17,7 @@ from uuid import UUID
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.fragment import TRAILER
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape
-from offload.formats.manifest import Kind
+from offload.model.entry import EntryKind
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE / "format.md"
@@ -52,7 +52,7 @@ def _fields(rows: tuple[tuple[str, str, str], ...]) -> str:
 
 def _keys() -> str:
     keys = StreamKeys("orders")
-    group = keys.group(1234, 17, GROUP, Kind.GROUP)
+    group = keys.group(1234, 17, GROUP, EntryKind.GROUP)
     return "\n".join((TIER_ANCHOR, keys.anchor, keys.fragment(1234, ATTEMPT), keys.root(17), group))
 
 

@@ -14,8 +14,14 @@ from offload.late import late_names
 
 if TYPE_CHECKING:
     from offload.blocking import Blocking
-    from offload.catalogue import Catalogue, EntryView, StreamView
-    from offload.decoder import Decoded, Decoder
+    from offload.contracts.capabilities import Capabilities
+    from offload.contracts.catalogue import Catalogue, EntryView, StreamView
+    from offload.contracts.decoder import Decoded, Decoder
+    from offload.contracts.ledger import ReadHandle
+    from offload.contracts.offloader import Committer, LedgerOffloader
+    from offload.contracts.plugin import Backend, Command, DecoderType, SourceType, hookimpl
+    from offload.contracts.source import Snapshot, Source, SourceStream
+    from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
     from offload.env import Env
     from offload.errors import (
         Absent,
@@ -40,31 +46,30 @@ if TYPE_CHECKING:
         UnsupportedFormat,
     )
     from offload.formats.chunk_writer import build_chunk
-    from offload.formats.manifest import CommittedStream, Entry, Manifest
-    from offload.memory_handle import MemoryHandle
-    from offload.offloader import Attempt, Committer, LedgerOffloader, Leftover, ReadHandle, Receipt
-    from offload.plugins import Backend, Command, DecoderType, Plugins, SourceType, hookimpl
-    from offload.position import AtOffset, AtTime, Place, Position, parse_position
-    from offload.source import Snapshot, Source, SourceStream
-    from offload.store.capabilities import Capabilities
-    from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
-    from offload.tier.guest import Job
-    from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
-    from offload.tier.opening import open_source, open_tier
-    from offload.tier.place import TierPlan
-    from offload.tier.reader import Messages, StreamReader
-    from offload.tier.retention import Retention, TrimReport, delete_stream, trim
-    from offload.tier.stream_writer import StreamWriter
-    from offload.tier.sweep import Sweeper, sweep
-    from offload.tier.sweep_report import SweepReport
-    from offload.tier.sync import StreamReport, sync
-    from offload.tier.verify import verify
-    from offload.tier.verify_report import VerifyLevel, VerifyReport
+    from offload.model.attempt import Attempt, Leftover, Receipt
+    from offload.model.entry import Entry
+    from offload.model.manifest import CommittedStream, Manifest
+    from offload.model.position import AtEdge, AtOffset, AtTime, Position, parse_position
+    from offload.native.offloader import ObjectStoreOffloader, TierOptions
+    from offload.native.place import TierPlan
+    from offload.opening import open_source, open_tier
+    from offload.plugins import Plugins
+    from offload.streams.handles import MemoryHandle
+    from offload.streams.job import Job
+    from offload.streams.reader import Messages, StreamReader
+    from offload.streams.sync import StreamReport, sync
+    from offload.streams.writer import StreamWriter
+    from offload.upkeep.retention import Retention, TrimReport, delete_stream, trim
+    from offload.upkeep.sweep.report import SweepReport
+    from offload.upkeep.sweep.tier import Sweeper, sweep
+    from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+    from offload.upkeep.verify.tier import verify
 
 __all__ = [
     "Absent",
     "AlreadyExists",
     "AnchorLost",
+    "AtEdge",
     "AtOffset",
     "AtTime",
     "Attempt",
@@ -102,7 +107,6 @@ __all__ = [
     "ObjectStoreOffloader",
     "OffloadError",
     "OutcomeUnknown",
-    "Place",
     "Plugins",
     "Position",
     "ReadHandle",
@@ -148,83 +152,83 @@ _HOMES = {
     "Absent": "offload.errors",
     "AlreadyExists": "offload.errors",
     "AnchorLost": "offload.errors",
-    "AtOffset": "offload.position",
-    "AtTime": "offload.position",
-    "Attempt": "offload.offloader",
-    "Backend": "offload.plugins",
+    "AtEdge": "offload.model.position",
+    "AtOffset": "offload.model.position",
+    "AtTime": "offload.model.position",
+    "Attempt": "offload.model.attempt",
+    "Backend": "offload.contracts.plugin",
     "Blocking": "offload.blocking",
-    "Body": "offload.store.port",
-    "Capabilities": "offload.store.capabilities",
-    "Catalogue": "offload.catalogue",
-    "Command": "offload.plugins",
-    "CommittedStream": "offload.formats.manifest",
-    "Committer": "offload.offloader",
+    "Body": "offload.contracts.store",
+    "Capabilities": "offload.contracts.capabilities",
+    "Catalogue": "offload.contracts.catalogue",
+    "Command": "offload.contracts.plugin",
+    "CommittedStream": "offload.model.manifest",
+    "Committer": "offload.contracts.offloader",
     "Conflict": "offload.errors",
     "Corrupt": "offload.errors",
-    "Decoded": "offload.decoder",
-    "Decoder": "offload.decoder",
-    "DecoderType": "offload.plugins",
+    "Decoded": "offload.contracts.decoder",
+    "Decoder": "offload.contracts.decoder",
+    "DecoderType": "offload.contracts.plugin",
     "Denied": "offload.errors",
     "Diverged": "offload.errors",
-    "Entry": "offload.formats.manifest",
-    "EntryView": "offload.catalogue",
+    "Entry": "offload.model.entry",
+    "EntryView": "offload.contracts.catalogue",
     "Env": "offload.env",
     "Fenced": "offload.errors",
-    "Job": "offload.tier.guest",
-    "LedgerOffloader": "offload.offloader",
-    "Leftover": "offload.offloader",
-    "Listed": "offload.store.port",
-    "Manifest": "offload.formats.manifest",
-    "MemoryHandle": "offload.memory_handle",
-    "Messages": "offload.tier.reader",
+    "Job": "offload.streams.job",
+    "LedgerOffloader": "offload.contracts.offloader",
+    "Leftover": "offload.model.attempt",
+    "Listed": "offload.contracts.store",
+    "Manifest": "offload.model.manifest",
+    "MemoryHandle": "offload.streams.handles",
+    "Messages": "offload.streams.reader",
     "Misuse": "offload.errors",
     "NoSpace": "offload.errors",
     "NotFound": "offload.errors",
     "NotOffloaded": "offload.errors",
-    "ObjectStore": "offload.store.port",
-    "ObjectStoreOffloader": "offload.tier.object_store_offloader",
+    "ObjectStore": "offload.contracts.store",
+    "ObjectStoreOffloader": "offload.native.offloader",
     "OffloadError": "offload.errors",
     "OutcomeUnknown": "offload.errors",
-    "Place": "offload.position",
     "Plugins": "offload.plugins",
-    "Position": "offload.position",
-    "ReadHandle": "offload.offloader",
-    "Receipt": "offload.offloader",
-    "Retention": "offload.tier.retention",
+    "Position": "offload.model.position",
+    "ReadHandle": "offload.contracts.ledger",
+    "Receipt": "offload.model.attempt",
+    "Retention": "offload.upkeep.retention",
     "RootsLost": "offload.errors",
-    "Snapshot": "offload.source",
-    "Source": "offload.source",
-    "SourceStream": "offload.source",
-    "SourceType": "offload.plugins",
-    "Span": "offload.store.port",
+    "Snapshot": "offload.contracts.source",
+    "Source": "offload.contracts.source",
+    "SourceStream": "offload.contracts.source",
+    "SourceType": "offload.contracts.plugin",
+    "Span": "offload.contracts.store",
     "StoreDenied": "offload.errors",
     "StreamDeleted": "offload.errors",
-    "StreamReader": "offload.tier.reader",
-    "StreamReport": "offload.tier.sync",
-    "StreamView": "offload.catalogue",
-    "StreamWriter": "offload.tier.stream_writer",
-    "Suffix": "offload.store.port",
-    "SweepReport": "offload.tier.sweep_report",
-    "Sweeper": "offload.tier.sweep",
+    "StreamReader": "offload.streams.reader",
+    "StreamReport": "offload.streams.sync",
+    "StreamView": "offload.contracts.catalogue",
+    "StreamWriter": "offload.streams.writer",
+    "Suffix": "offload.contracts.store",
+    "SweepReport": "offload.upkeep.sweep.report",
+    "Sweeper": "offload.upkeep.sweep.tier",
     "Throttled": "offload.errors",
-    "TierOptions": "offload.tier.object_store_offloader",
-    "TierPlan": "offload.tier.place",
-    "TrimReport": "offload.tier.retention",
+    "TierOptions": "offload.native.offloader",
+    "TierPlan": "offload.native.place",
+    "TrimReport": "offload.upkeep.retention",
     "TryAgain": "offload.errors",
     "UnsupportedFormat": "offload.errors",
-    "Upload": "offload.store.port",
-    "VerifyLevel": "offload.tier.verify_report",
-    "VerifyReport": "offload.tier.verify_report",
+    "Upload": "offload.contracts.store",
+    "VerifyLevel": "offload.upkeep.verify.report",
+    "VerifyReport": "offload.upkeep.verify.report",
     "build_chunk": "offload.formats.chunk_writer",
-    "delete_stream": "offload.tier.retention",
-    "hookimpl": "offload.plugins",
-    "open_source": "offload.tier.opening",
-    "open_tier": "offload.tier.opening",
-    "parse_position": "offload.position",
-    "sweep": "offload.tier.sweep",
-    "sync": "offload.tier.sync",
-    "trim": "offload.tier.retention",
-    "verify": "offload.tier.verify",
+    "delete_stream": "offload.upkeep.retention",
+    "hookimpl": "offload.contracts.plugin",
+    "open_source": "offload.opening",
+    "open_tier": "offload.opening",
+    "parse_position": "offload.model.position",
+    "sweep": "offload.upkeep.sweep.tier",
+    "sync": "offload.streams.sync",
+    "trim": "offload.upkeep.retention",
+    "verify": "offload.upkeep.verify.tier",
 }
 """Where each public name lives; a test holds it against the imports above."""
 

@@ -16,18 +16,21 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
-from offload.catalogue import Catalogue
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.source import Source
 from offload.errors import Misuse
-from offload.formats.manifest import Manifest
-from offload.offloader import LedgerOffloader
+from offload.model.manifest import Manifest
+from offload.model.position import AtEdge, Position
+from offload.opening import as_offloader, open_catalogue, open_source
 from offload.plugins import Plugins
-from offload.position import Place, Position
-from offload.source import Source
-from offload.tier.opening import as_offloader, open_catalogue, open_source
-from offload.tier.reader import Messages, StreamReader
-from offload.tier.sync import StreamReport, sync
-from offload.tier.verify import verify
-from offload.tier.verify_report import VerifyLevel, VerifyReport
+from offload.streams.reader import Messages, StreamReader
+from offload.streams.sync import StreamReport, sync
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+from offload.upkeep.verify.tier import verify
+
+__all__ = ["Blocking"]
+
 
 T = TypeVar("T")
 
@@ -100,7 +103,7 @@ class Blocking:
         """See `Committer.load_manifest`."""
         return self.run(self.offloader.load_manifest(stream))
 
-    def read(self, stream: str, start: Position = Place.FIRST) -> Iterator[Messages]:
+    def read(self, stream: str, start: Position = AtEdge.FIRST) -> Iterator[Messages]:
         """The messages of a stream from a position on, chunk by chunk."""
         reader = self.run(StreamReader.open(self._catalogue, stream))
         batches = reader.messages(self.run(reader.offset_of(start)))

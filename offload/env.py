@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
+__all__ = ["Env"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Env:

@@ -32,6 +32,29 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+__all__ = [
+    "Absent",
+    "AlreadyExists",
+    "AnchorLost",
+    "Conflict",
+    "Corrupt",
+    "Denied",
+    "Diverged",
+    "Fenced",
+    "Misuse",
+    "NoSpace",
+    "NotFound",
+    "NotOffloaded",
+    "OffloadError",
+    "OutcomeUnknown",
+    "RootsLost",
+    "StoreDenied",
+    "StreamDeleted",
+    "Throttled",
+    "TryAgain",
+    "UnsupportedFormat",
+]
+
 
 class OffloadError(Exception):
     """Anything this framework raises on purpose. Its text is one line, fit for a person.

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+__all__ = ["install_command", "missing_text"]
+
+
 PIPX_FILE: Final = "pipx_metadata.json"
 UV_TOOL_FILE: Final = "uv-receipt.toml"
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+__all__ = ["late_names"]
+
 
 def late_names(
     package: str, homes: Mapping[str, str]

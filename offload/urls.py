@@ -11,6 +11,9 @@ from typing import Final
 
 from offload.errors import Misuse
 
+__all__ = ["FILE_SCHEME", "scheme_of"]
+
+
 FILE_SCHEME: Final = "file"
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?")

@@ -14,14 +14,15 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid5
 
-from offload.catalogue import Catalogue, EntryView
+from offload.contracts.catalogue import Catalogue, EntryView
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.plugin import Backend, hookimpl
 from offload.errors import Absent, NotOffloaded
 from offload.formats.chunk_writer import build_chunk
-from offload.formats.manifest import CommittedStream, Entries, Entry, encode_entries
-from offload.manifest.tree import EntryTree, no_groups
-from offload.memory_handle import MemoryHandle
-from offload.offloader import ReadHandle
-from offload.plugins import Backend, hookimpl
+from offload.model.entry import Entries, Entry, rows_of_entries
+from offload.model.manifest import CommittedStream
+from offload.model.tree import EntryTree, no_groups
+from offload.streams.handles import MemoryHandle
 
 ATTEMPT = UUID(int=7)
 RECORDS_IN_CHUNK = 2
@@ -81,7 +82,7 @@ class LinesCatalogue(Catalogue):
             stored_size_bytes=sum(entry.stored_size_bytes for entry in entries),
             fragments=len(entries),
             ledgers=len(entries),
-            entries=encode_entries(entries),
+            entries=rows_of_entries(entries),
         )
         return self.view_of(committed)
 
@@ -105,7 +106,7 @@ class LinesView(EntryView):
         return f"{self.folder.name}/{first_offset}.{timestamp_ms}.lines"
 
     async def open(self, entry: Entry) -> ReadHandle:
-        where = self.name_of(encode_entries([entry]))
+        where = self.name_of(rows_of_entries([entry]))
         path = self.folder.parent / where
         if not path.exists():
             raise Absent(where, self.folder.name)

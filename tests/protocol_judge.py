@@ -46,7 +46,8 @@ from uuid import UUID
 import google_crc32c
 
 from offload.formats.group import GROUP_HEADER
-from offload.formats.manifest import ENTRY, ROOT_HEADER, RUNNING, Manifest
+from offload.formats.root import ENTRY, ROOT_HEADER, RUNNING
+from offload.model.manifest import Manifest
 
 ROOT: Final = re.compile(r"[^/]+/metadata/root\.([0-9]{20})\.manifest")
 DATA: Final = re.compile(r"[^/]+/data/([0-9]{20})\.([0-9a-f-]{36})\.fragment")

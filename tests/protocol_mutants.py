@@ -14,43 +14,38 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import pytest
 from protocol_sweep import Sweep
 
+from offload.commit import applying as changes
+from offload.commit import guest as guest_module
+from offload.commit import job as job_module
+from offload.commit import job as replacing
+from offload.commit import log as commit
+from offload.commit import writer as writer_module
+from offload.commit.applying import append_entries, existing
+from offload.commit.guest import Trim
+from offload.commit.job import Contribute, Replace
+from offload.commit.log import RootLog
+from offload.commit.writer import Append, Claim, Prepare, Resolve
+from offload.contracts.change import CommitVerdict
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.store import Body, Listed, ObjectStore
 from offload.errors import Conflict, Fenced, NotFound
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import TRAILER, FragmentTrailer
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import (
-    AttemptKind,
-    Entries,
-    Entry,
-    Manifest,
-    Running,
-    encode_entries,
-    joined,
-)
-from offload.manifest import changes, commit, replacing
-from offload.manifest.changes import (
-    Append,
-    Claim,
-    Contribute,
-    Prepare,
-    Resolve,
-    Trim,
-    Verdict,
-    append_entries,
-    existing,
-)
-from offload.manifest.commit import RootLog
-from offload.manifest.replacing import Replace
-from offload.manifest.tree import Tree
-from offload.offloader import Attempt, Leftover, ReadHandle
-from offload.store.port import Body, Listed, ObjectStore
+from offload.model.attempt import Attempt, Leftover
+from offload.model.entry import Entries, Entry, joined_entries, rows_of_entries
+from offload.model.manifest import AttemptKind, Manifest, Running
+from offload.model.tree import Tree
+from offload.native import adoption
+from offload.native import offloader as object_store_offloader
+from offload.native.fragment_writer import entry_of
+from offload.native.offloader import ObjectStoreOffloader
 from offload.store.wrap import StoreDecorator
-from offload.tier import adoption, guest, object_store_offloader, retention
-from offload.tier.fragment_writer import entry_of
-from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.reader import StreamWindows
-from offload.tier.stream_writer import StreamWriter
+from offload.streams import job as guest
+from offload.streams.reader import StreamWindows
+from offload.streams.writer import StreamWriter
+from offload.upkeep import retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +132,8 @@ def _resolve_without_running(self: Resolve, base: Manifest) -> Manifest:
     return replace(appended, running=tuple(r for r in base.running if not self.settles(r)))
 
 
-async def _never_in(self: Any, tree: Tree) -> Verdict:
-    return Verdict.OUT
+async def _never_in(self: Any, tree: Tree) -> CommitVerdict:
+    return CommitVerdict.OUT
 
 
 async def _adopt_any(store: Any, manifest: Manifest) -> list[Leftover]:
@@ -287,7 +282,7 @@ def check_no_totals(self: Manifest, where: str, *, trimmed: bool) -> None:
 
 
 def _trim_from_anywhere(self: Trim, base: Manifest) -> Manifest:
-    here = changes.entries_before(base, self.first_offset)
+    here = guest_module.entries_before(base, self.first_offset)
     return _TRIM(replace(self, since=base.first_offset, counted=here), base)
 
 
@@ -311,10 +306,10 @@ def _begun_on_any(self: Any, base: Manifest | None) -> Manifest:
     return existing(base)
 
 
-async def _in_where_trimmed(self: Contribute, tree: Tree) -> Verdict:
+async def _in_where_trimmed(self: Contribute, tree: Tree) -> CommitVerdict:
     found = await _CONTRIBUTED(self, tree)
     trimmed = tree.manifest.first_offset >= self.entries[-1].next_offset
-    return Verdict.IN if trimmed and found is Verdict.UNKNOWN else found
+    return CommitVerdict.IN if trimmed and found is CommitVerdict.UNKNOWN else found
 
 
 def _replace_whatever_is_named(self: Replace, run: Entries) -> Entries:
@@ -322,7 +317,9 @@ def _replace_whatever_is_named(self: Replace, run: Entries) -> Entries:
     inside = (run["first_offset"] >= begin) & (run["first_offset"] < end)
     before = run[run["first_offset"] < begin]
     ledgers = None if len(before) == 0 or run["ledgers"][inside][0] else self.new[0].ledger_id
-    return joined(before, encode_entries(self.new, after_ledger=ledgers), run[run["first_offset"] >= end])
+    return joined_entries(
+        before, rows_of_entries(self.new, after_ledger=ledgers), run[run["first_offset"] >= end]
+    )
 
 
 def _replace_without_running(self: Replace, base: Manifest) -> Manifest:
@@ -342,13 +339,17 @@ def _replace_the_newest(self: Replace, base: Manifest) -> Manifest:
     return replace(_REPLACE(self, replace(base, next_offset=2**63)), next_offset=base.next_offset)
 
 
-async def _no_copy_counts(tree: Tree, entries: Sequence[Entry], *, over: bool) -> Verdict:
+async def _no_copy_counts(tree: Tree, entries: Sequence[Entry], *, over: bool) -> CommitVerdict:
     found = await _NAMED(tree, entries, over=over)
-    return Verdict.OUT if found is Verdict.UNKNOWN and await _is_copied(tree, entries) else found
+    return CommitVerdict.OUT if found is CommitVerdict.UNKNOWN and await _is_copied(tree, entries) else found
 
 
-async def _any_copy_counts(tree: Tree, entries: Sequence[Entry], *, over: bool) -> Verdict:
-    return Verdict.IN if over and await _is_copied(tree, entries) else await _NAMED(tree, entries, over=over)
+async def _any_copy_counts(tree: Tree, entries: Sequence[Entry], *, over: bool) -> CommitVerdict:
+    return (
+        CommitVerdict.IN
+        if over and await _is_copied(tree, entries)
+        else await _NAMED(tree, entries, over=over)
+    )
 
 
 async def _is_copied(tree: Tree, entries: Sequence[Entry]) -> bool:
@@ -405,7 +406,7 @@ _LOOK, _CLAIM, _OFFLOAD = RootLog._look, Claim.apply, StreamWriter.offload
 _PROPOSE, _SETTLE, _COLLAPSE = RootLog._propose, RootLog._settle, commit.collapse
 _ENTRY_OF, _TRIM = Group.entry, Trim.apply
 _REPLACE, _REPLACED = Replace.apply, Replace.replaced
-_NAMED, _CONTRIBUTED = changes.named, Contribute.verdict
+_NAMED, _CONTRIBUTED = changes.verdict_on_entries, Contribute.verdict
 _GO_ON = StreamWindows._go_on
 
 
@@ -445,7 +446,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "fence by epoch only": Mutant(
         "2.2",
         "the writer is compared, not the broker's epoch alone",
-        set_to((Claim, "apply", _claim_by_broker_epoch), (changes._OfWriter, "_owned", _owned_by_anyone)),
+        set_to(
+            (Claim, "apply", _claim_by_broker_epoch), (writer_module.OfWriter, "_owned", _owned_by_anyone)
+        ),
     ),
     "source epoch may fall": Mutant(
         "2.2", "a lower source epoch is fenced", set_to((Claim, "apply", _claim_any_source_epoch))
@@ -527,7 +530,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "job: any incarnation": Mutant(
         "2.10",
         "a job is of the incarnation that it began on",
-        set_to((changes.OfJob, "begun_on", _begun_on_any)),
+        set_to((job_module.OfJob, "begun_on", _begun_on_any)),
     ),
     "job: doubt is not decided by content": Mutant(
         "2.1.3", "a job's append that is in is done", set_to((Contribute, "verdict", _never_in))
@@ -572,17 +575,17 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "replace: copies are appended": Mutant(
         "2.11",
         "what was announced as a copy is not appended",
-        set_to((changes.OfJob, "own", _own_of_any_kind)),
+        set_to((job_module.OfJob, "own", _own_of_any_kind)),
     ),
     "replace: what is replaced never was": Mutant(
         "2.11",
         "where a copy stands, nobody is told that an append was not in",
-        set_to((changes, "named", _no_copy_counts)),
+        set_to(*((owner, "verdict_on_entries", _no_copy_counts) for owner in (writer_module, job_module))),
     ),
     "replace: what is replaced was in": Mutant(
         "2.11",
         "nor that it was",
-        set_to((changes, "named", _any_copy_counts)),
+        set_to(*((owner, "verdict_on_entries", _any_copy_counts) for owner in (writer_module, job_module))),
     ),
     "replace: copies of anybody's": Mutant(
         "2.11",
@@ -603,7 +606,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "2.11",
         "a trim holds for the entries that it was counted on",
         set_to(
-            (changes, "entries_before", _trim_whatever_is_named),
+            (guest_module, "entries_before", _trim_whatever_is_named),
             (retention, "entries_before", _trim_whatever_is_named),
             (Manifest, "_check_totals", check_no_totals),
         ),

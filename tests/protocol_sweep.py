@@ -13,8 +13,9 @@ from uuid import UUID
 
 from protocol_world import KEYS, Process
 
-from offload.formats.manifest import Entries, Manifest
-from offload.manifest.groups import key_of
+from offload.commit.groups import entry_key
+from offload.model.entry import Entries
+from offload.model.manifest import Manifest
 
 
 class Sweep:
@@ -86,6 +87,6 @@ class Sweep:
         for number, row in enumerate(entries):
             if int(row["first_offset"]) + int(row["records"]) > root.first_offset:
                 one = entries[number : number + 1]
-                self.named.add(key_of(root.stream, one))
+                self.named.add(entry_key(root.stream, one))
                 if row["kind"]:
                     await self._follow(root, await self.process.offloader.load_group(root, one))

@@ -29,28 +29,34 @@ from uuid import UUID
 
 from protocol_judge import Judge, Objects, Root
 
+from offload.commit.guest import Delete
+from offload.commit.job import Announce, Contribute, Replace
+from offload.commit.log import RootLog, Step
+from offload.commit.writer import Append, Claim, Prepare
+from offload.contracts.change import Change, CommitVerdict
+from offload.contracts.events import Event, ManifestCommitted
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import Conflict, Misuse, OffloadError, OutcomeUnknown, TryAgain
-from offload.events import Event, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
-from offload.formats.chunk import ChunkTable, scan
+from offload.formats.chunk import scan
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.formats.manifest import Entries, Manifest, State
-from offload.manifest.changes import Announce, Append, Change, Claim, Contribute, Delete, Prepare, Verdict
-from offload.manifest.commit import RootLog, Step
-from offload.manifest.replacing import Replace
-from offload.manifest.tree import Tree
-from offload.offloader import Attempt, ReadHandle, Receipt
+from offload.formats.root import decode_root, encode_root
+from offload.model.attempt import Attempt, Receipt
+from offload.model.chunk_table import ChunkTable
+from offload.model.entry import Entries
+from offload.model.manifest import Manifest, StreamState
+from offload.model.tree import Tree
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.store.port import ObjectStore
 from offload.store.wrap import StoreDecorator
-from offload.tier.compaction import FragmentRun, copy_run
-from offload.tier.guest import Job
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
-from offload.tier.retention import Retention, delete_stream, trim
-from offload.tier.stream_writer import StreamWriter
+from offload.streams.job import Job
+from offload.streams.writer import StreamWriter
+from offload.upkeep.compact.runs import FragmentRun, copy_run
+from offload.upkeep.retention import Retention, delete_stream, trim
 
 T = TypeVar("T")
 STREAM: Final = "orders"
@@ -93,12 +99,12 @@ def chunk(offset: int, leader: int = 1) -> bytes:
     )
 
 
-def verdict(change: Change, manifest: Manifest) -> Verdict:
+def verdict(change: Change, manifest: Manifest) -> CommitVerdict:
     """What the manifest shows of the change. All its entries stand in its root, so nothing is fetched."""
     try:
         change.verdict(Tree(manifest, _no_group)).send(None)
     except StopIteration as done:
-        found: Verdict = done.value
+        found: CommitVerdict = done.value
         return found
     raise AssertionError("a verdict on entries in the root waits for nothing")
 
@@ -540,7 +546,7 @@ class World:
     def newest(self) -> Manifest:
         """The newest root, decoded by the code under test, for tests that make one by hand."""
         key = KEYS.root(self.roots[-1])
-        return Manifest.decode(self.objects[key], where=key)
+        return decode_root(self.objects[key], where=key)
 
     def tombstone(self) -> Manifest:
         """Delete the stream by hand (2.7): no process asks, so none of them is disturbed."""
@@ -552,7 +558,7 @@ class World:
             commit_id=UUID(int=base.version),
             parent_commit_id=base.commit_id,
         )
-        self.objects[KEYS.root(tomb.version)] = tomb.encode()
+        self.objects[KEYS.root(tomb.version)] = encode_root(tomb)
         return tomb
 
     def rebuilding(self) -> None:
@@ -561,13 +567,13 @@ class World:
         fence = replace(
             Delete(incarnation=base.incarnation).apply(base),  # it names nothing either
             version=base.version + 2**32,
-            state=State.REBUILDING,
+            state=StreamState.REBUILDING,
             writer=UUID(int=98),
             next_offset=base.first_offset,
             first_offset=base.first_offset,
         )
         self.objects.lose_roots()
-        self.objects[KEYS.root(fence.version)] = fence.encode()
+        self.objects[KEYS.root(fence.version)] = encode_root(fence)
 
     @property
     def history(self) -> list[Root]:

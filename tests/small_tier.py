@@ -20,12 +20,13 @@ from offload import Messages, ObjectStoreOffloader, Plugins, StreamReader, Strea
 from offload import sync as sync_all
 from offload.errors import OffloadError
 from offload.formats.anchor import TierAnchor
-from offload.formats.chunk import ChunkType
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.keys import TIER_ANCHOR
 from offload.formats.tracking import ConsumerOffset, ProducerSequence, encode_blocks
-from offload.offloader import CutHandle, Leftover
+from offload.model.attempt import Leftover
+from offload.model.chunk_table import ChunkType
 from offload.store.memory import MemoryStore
+from offload.streams.handles import CutHandle
 
 Objects = dict[str, bytes]
 Delivered = list[tuple[int, int, bytes]]

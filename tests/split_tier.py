@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from offload import ObjectStoreOffloader
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, ObjectStore
 from offload.errors import Misuse
-from offload.store.capabilities import Capabilities
+from offload.native.place import TierPlan
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, ObjectStore
-from offload.tier.place import TierPlan
 
 ROOTS = "memory://roots"
 

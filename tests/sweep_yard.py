@@ -25,25 +25,19 @@ from random import Random
 from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
+from offload.commit.guest import Abort, Delete, Trim, TrimmedTotals, entries_before
+from offload.commit.log import RootLog
+from offload.commit.writer import Append, Claim, Prepare
+from offload.contracts.change import Change
 from offload.env import Env
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.formats.manifest import Entries, Entry, Manifest, State, decode_entries
-from offload.manifest.changes import (
-    Abort,
-    Append,
-    Change,
-    Claim,
-    Delete,
-    Dropped,
-    Prepare,
-    Trim,
-    entries_before,
-)
-from offload.manifest.commit import RootLog
+from offload.formats.root import decode_root
+from offload.model.entry import Entries, Entry, entries_of_rows
+from offload.model.manifest import Manifest, StreamState
 from offload.store.memory import MemoryStore
-from offload.tier.sweep import Sweeper
+from offload.upkeep.sweep.tier import Sweeper
 
 STREAM: Final = "orders"
 KEYS: Final = StreamKeys(STREAM)
@@ -83,7 +77,7 @@ class Objects(dict[str, bytes]):
     def root(self) -> Manifest | None:
         """The newest root."""
         key = KEYS.root(self.newest())
-        return Manifest.decode(self[key], where=key) if key in self else None
+        return decode_root(self[key], where=key) if key in self else None
 
     def named(self, *, dead: bool = False) -> set[str]:
         """The keys of all live fragments, and of all groups that lead to one; or of `dead` ones too."""
@@ -270,7 +264,7 @@ class Yard:
         gone = [entry for entry in live if entry.next_offset <= first_offset]
         begins = [True, *(one.ledger_id != two.ledger_id for one, two in pairwise(live))]
         stays = len(gone) < len(live) and live[len(gone)].ledger_id == gone[-1].ledger_id
-        dropped = Dropped(
+        dropped = TrimmedTotals(
             messages=sum(entry.messages for entry in gone),
             data_size_bytes=10 * len(gone),
             stored_size_bytes=100 * len(gone),
@@ -295,7 +289,7 @@ class Yard:
     @property
     def is_deleted(self) -> bool:
         """Whether a tombstone stands."""
-        return self.base.state is State.DELETED
+        return self.base.state is StreamState.DELETED
 
     def sweeper(self, *, grace_seconds: float = 3600, page_keys_max: int = 5) -> Sweeper:
         """A sweeper that remembers."""
@@ -320,7 +314,7 @@ class Yard:
 
     def _live(self) -> list[Entry]:
         async def walk() -> list[Entry]:
-            return [entry async for run in self.log.tree(self.base).walk() for entry in decode_entries(run)]
+            return [entry async for run in self.log.tree(self.base).walk() for entry in entries_of_rows(run)]
 
         return run(walk())
 

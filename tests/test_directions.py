@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -27,6 +28,25 @@ HOMES = {
     **dict.fromkeys(BACKENDS, ROOT / "backends"),
     **dict.fromkeys(PLUGINS, ROOT / "plugins"),
 }
+ROOMS = {
+    "ground": "",
+    "model": "ground",
+    "formats": "ground, model",
+    "contracts": "ground, model",
+    "store": "ground, model, formats, contracts",
+    "commit": "ground, model, formats, contracts, store",
+    "native": "ground, model, formats, contracts, store, commit",
+    "streams": "ground, model, formats, contracts, commit",
+    "upkeep": "ground, model, formats, contracts, store, commit, native, streams",
+    "session": "ground, model, formats, contracts, store, commit, native, streams, upkeep",
+    "cli": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session",
+}
+"""The rooms of the core, each with those that it may import."""
+ROOM_OF_FILE = {
+    **dict.fromkeys(("errors", "env", "tasks", "urls", "late", "extras"), "ground"),
+    **dict.fromkeys(("__init__", "plugins", "opening", "blocking"), "session"),
+}
+"""Modules of the core that lie in no folder. `__init__` gives out the public names of all rooms."""
 
 
 class Import(NamedTuple):
@@ -59,6 +79,12 @@ def ours(found: Import) -> bool:
     return found.top == "offload" or found.top.startswith("offload_")
 
 
+def room_of(module: str) -> str:
+    """The room of a module of the core, or of a name in it. A bare name of `offload` is a public one."""
+    name = module.split(".")[1] if "." in module else "__init__"
+    return name if name in ROOMS else ROOM_OF_FILE.get(name, "session")
+
+
 def test_there_is_something_to_look_at() -> None:
     assert {"offload_posix", "offload_rabbitmq"} <= {*BACKENDS, *PLUGINS}
     for package in HOMES:
@@ -67,6 +93,42 @@ def test_there_is_something_to_look_at() -> None:
 
 def test_the_core_knows_no_backend_no_plugin_and_no_conformance() -> None:
     assert [found for found in imports_of("offload") if ours(found) and found.top != "offload"] == []
+
+
+def test_every_module_of_the_core_is_in_a_room() -> None:
+    core = ROOT / "offload"
+    folders = {path.parent.name for path in core.glob("*/*.py")}
+    files = {path.stem for path in core.glob("*.py")}
+
+    assert folders | {"ground", "session"} == set(ROOMS)
+    assert files == set(ROOM_OF_FILE)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_the_rooms_of_its_row(room: str) -> None:
+    allowed = {room, *ROOMS[room].split(", ")}
+    imports = [
+        found
+        for found in imports_of("offload")
+        if found.top == "offload" and room_of(found.file.removesuffix(".py").replace("/", ".")) == room
+    ]
+
+    assert [found for found in imports if room_of(found.module) not in allowed] == []
+
+
+def test_the_rows_are_those_of_the_decision() -> None:
+    (page,) = (ROOT / "docs" / "adr").glob("*-rooms-of-the-core.md")
+    rows = re.findall(r"^\| (\w+) \| (nothing|(?:\w+, )*\w+) \|$", page.read_text(), re.MULTILINE)
+
+    assert {room: "" if others == "nothing" else others for room, others in rows} == ROOMS
+
+
+def test_imports_between_rooms_go_in_no_circle() -> None:
+    """Each room imports only rooms that stand above it in the table."""
+    order = list(ROOMS)
+
+    for room, others in ROOMS.items():
+        assert all(order.index(each) < order.index(room) for each in others.split(", ") if each), room
 
 
 @pytest.mark.parametrize("package", [*BACKENDS, *PLUGINS])
@@ -85,38 +147,12 @@ def test_conformance_knows_contracts_and_never_a_backend() -> None:
     assert [found for found in imports_of("offload_conformance") if found.top not in allowed] == []
 
 
-def test_formats_do_no_input_and_output() -> None:
-    """Bytes in, bytes out: they know no files, no event loop, no store and no tier."""
+@pytest.mark.parametrize("room", ["model", "formats"])
+def test_values_and_formats_do_no_input_and_output(room: str) -> None:
+    """Bytes in, bytes out: they know no files, no event loop and no clock."""
     worlds = ("os", "io", "pathlib", "asyncio", "socket", "threading", "tempfile", "shutil", "time")
-    rooms = ("store", "tier", "manifest", "cli", "offloader", "source", "plugins", "blocking", "env")
 
-    found = [
-        each
-        for each in imports_of("offload", "formats")
-        if each.top in worlds or each.module.split(".")[:2] in [["offload", room] for room in rooms]
-    ]
-
-    assert found == []
-
-
-def test_the_contract_knows_no_tier() -> None:
-    """Whoever writes a backend from the contract alone needs nothing of ours but formats and errors."""
-    contract = (
-        "offload/catalogue.py",
-        "offload/offloader.py",
-        "offload/source.py",
-        "offload/errors.py",
-        "offload/store/",
-    )
-    rooms = ("offload.tier", "offload.cli", "offload.plugins", "offload.blocking")
-
-    found = [
-        each
-        for each in imports_of("offload")
-        if each.file.startswith(contract) and each.module.startswith(rooms)
-    ]
-
-    assert found == []
+    assert [each for each in imports_of("offload", room) if each.top in worlds] == []
 
 
 @pytest.mark.parametrize("package", sorted({*BACKENDS, *PLUGINS} & DECLARING))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from offload import extras
+from offload.contracts.plugin import Backend
 from offload.errors import Misuse
 from offload.extras import install_command
-from offload.plugins import Backend
 
 REQUIREMENT = "some-tier[s3]"
 PIP = f"{shlex.quote(sys.executable)} -m pip install"

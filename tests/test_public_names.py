@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+ROOT = Path(__file__).parent.parent
 PACKAGES = (
     "offload",
     "offload_conformance",
@@ -116,3 +119,104 @@ def test_names_that_come_late_come_from_where_type_checkers_see_them(package: st
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NoSuchName"):
         _ = importlib.import_module("offload").NoSuchName
+
+
+CODE = [
+    path
+    for folder in ("offload", "backends", "plugins", "conformance", "examples")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "tests" not in path.parts
+]
+"""What ships, and the examples: everything but tests and benchmarks."""
+
+
+def package_of(path: Path) -> str:
+    """The top-level package that a file is in, or for a program its own name."""
+    parts = path.relative_to(ROOT).parts
+    return next((part for part in parts[:-1] if part.startswith(("offload_", "pyspark_"))), parts[0])
+
+
+def names_in(path: Path) -> Iterator[str]:
+    """The public names that a module defines at its head. A name of one letter is a type variable."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names = [node.target.id]
+        else:
+            names = []
+        yield from (name for name in names if not name.startswith("_") and len(name) > 1)
+
+
+def defined_twice(paths: list[Path], pattern: str) -> dict[str, list[str]]:
+    """The names of this pattern that more than one module defines, with their files."""
+    homes: dict[str, list[str]] = {}
+    for path in paths:
+        for name in names_in(path):
+            if re.fullmatch(pattern, name):
+                homes.setdefault(name, []).append(str(path.relative_to(ROOT)))
+
+    assert len(homes) > 200, "there is something to look at"
+    return {name: files for name, files in homes.items() if len(files) > 1}
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    """Nor do aliases of types, which are written as classes are."""
+    assert defined_twice(CODE, "[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*") == {}
+
+
+def test_no_public_name_of_the_core_is_defined_twice() -> None:
+    """Commands are left out: each bears the name of what it calls."""
+    core = [path for path in CODE if package_of(path) == "offload" and "cli" not in path.parts]
+
+    assert defined_twice(core, ".*") == {}
+
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts[path.relative_to(ROOT).parts[0] != "offload" :])
+    for path in CODE
+}
+"""The modules of ours, by their dotted names."""
+
+
+def crossings() -> Iterator[tuple[str, str, str]]:
+    """Every import of one of our packages by another: by which file, of which module, which name."""
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules = [(alias.name, "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [(node.module or "", alias.name) for alias in node.names]
+            else:
+                continue
+            for module, name in modules:
+                top = module.partition(".")[0]
+                if top.startswith(("offload", "pyspark_offload")) and top != package_of(path):
+                    yield str(path.relative_to(ROOT)), module, name
+
+
+def test_names_that_cross_packages_are_public() -> None:
+    """A name that another package imports is in the `__all__` of a module without underscore."""
+    private = []
+    for file, module, name in crossings():
+        if (Path(file).parts[0] == "examples") and not module.startswith("offload."):
+            continue  # an example's own package, which lies in no folder of ours
+        said = getattr(importlib.import_module(module), "__all__", ())
+        if name not in said and f"{module}.{name}" in MODULES:
+            said = (name,) if hasattr(importlib.import_module(f"{module}.{name}"), "__all__") else ()
+        if name not in said or any(part.startswith("_") for part in module.split(".")):
+            private.append(f"{file}: {module}.{name}")
+
+    assert private == []
+
+
+def test_the_api_page_lists_what_every_module_of_the_core_gives_out() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (offload(?:\.\w+)+) \| (.*) \|$", page, re.MULTILINE)
+    crossed = {module for _, module, _ in crossings() if module.startswith("offload.")}
+
+    assert {module: re.findall(r"`(\w+)`", names) for module, names in rows} == {
+        module: sorted(importlib.import_module(module).__all__) for module in crossed
+    }

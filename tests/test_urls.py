@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from offload.errors import Misuse
+from offload.opening import open_source, open_store
 from offload.plugins import Plugins
-from offload.tier.opening import open_source, open_store
 from offload.urls import scheme_of, with_lower_scheme
 
 

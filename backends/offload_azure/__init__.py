@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AzureOptions", "AzureStore"]
 
-_HOMES = {"AzureOptions": "offload_azure.options", "AzureStore": "offload_azure.store"}
+_HOMES = {
+    "AzureOptions": "offload_azure.options",
+    "AzureStore": "offload_azure.store",
+}
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late_names(__name__, _HOMES)

@@ -27,7 +27,7 @@ GET_SIZE_BYTES_MAX: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class AzureClient:
     """A client of one container, and what must be closed after it."""
 
     container: ContainerClient
@@ -40,7 +40,7 @@ class Client:
         await _close(self.account.credential)
 
 
-async def open_client(options: AzureOptions, container: str) -> Client:
+async def open_client(options: AzureOptions, container: str) -> AzureClient:
     """A client on the running event loop; nothing is shared or cached. Raises `Misuse` for wrong settings."""
     account = account_of(options)
     transport = OneRequestTransport(
@@ -55,7 +55,7 @@ async def open_client(options: AzureOptions, container: str) -> Client:
         await transport.close()
         await _close(account.credential)
         raise Misuse(f"azure: {one_line(exc)}") from None
-    return Client(service.get_container_client(container), service, account)
+    return AzureClient(service.get_container_client(container), service, account)
 
 
 def _service(account: Account, settings: dict[str, Any]) -> BlobServiceClient:

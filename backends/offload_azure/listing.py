@@ -25,8 +25,8 @@ from xml.etree.ElementTree import Element
 from azure.core.pipeline.policies import ContentDecodePolicy
 from azure.storage.blob.aio import ContainerClient
 
+from offload.contracts.store import Listed
 from offload.errors import Denied
-from offload.store.port import Listed
 
 OK: Final = 200
 FOLDER: Final = "hdi_isfolder"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from offload.plugins import Backend, hookimpl
+from offload.contracts.plugin import Backend, hookimpl
 
 OPTIONS: Final = (
     "client",

@@ -26,12 +26,12 @@ from azure.storage.blob import BlobProperties, CustomerProvidedEncryptionKey, St
 from azure.storage.blob.aio import BlobClient
 from offload_cloud.ranges import asked_for, exactly
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
-from offload.store.capabilities import Capabilities
 from offload.store.parts import check_create, put_in_parts, whole
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.store.spans import clip
-from offload_azure.client import PUT_SIZE_BYTES_MAX, Client, open_client
+from offload_azure.client import PUT_SIZE_BYTES_MAX, AzureClient, open_client
 from offload_azure.failures import FAILURES, code_of, explained
 from offload_azure.listing import FOLDER, Listing
 from offload_azure.options import PART_SIZE_BYTES_MAX, AzureOptions
@@ -62,7 +62,7 @@ class AzureStore(ObjectStore):
         self.container: Final = container
         self._place = place or container
         self.options: Final = options or AzureOptions()
-        self._client: Client | None = None
+        self._client: AzureClient | None = None
         self._opening = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -189,7 +189,7 @@ class AzureStore(ObjectStore):
         if client is not None:
             await client.aclose()
 
-    async def client(self) -> Client:
+    async def client(self) -> AzureClient:
         """The client, made on first use."""
         async with self._opening:
             if self._client is None:

@@ -14,8 +14,8 @@ from uuid import uuid4
 from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
 
-from offload.store.parts import in_order
-from offload.store.port import Upload
+from offload.contracts.store import Upload
+from offload.store.parts import part_numbers
 from offload_azure.sums import md5_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class AzureUpload(Upload):
     async def complete(self) -> None:
         """Put Block List. An upload without parts becomes an empty object."""
         blob = await self._store.blob(self._key)
-        names = [BlobBlock(self._name(number)) for number in in_order(self._numbers, self._key)]
+        names = [BlobBlock(self._name(number)) for number in part_numbers(self._numbers, self._key)]
         call = blob.commit_block_list(names, **self._store.encrypted, **self._store.kept)
         await self._store.ask(call, f"store {self._key!r} of its parts", mutation=True)
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from offload_cloud.choice import takes_obstore
 
+from offload.contracts.store import ObjectStore
 from offload.errors import Misuse
-from offload.store.port import ObjectStore
 from offload.store.prefix import PrefixStore
 from offload_azure.fast import fast_store, why_not_fast
 from offload_azure.options import AzureOptions

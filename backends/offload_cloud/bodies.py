@@ -20,6 +20,9 @@ from typing import Any, Final, NoReturn
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
+__all__ = ["SlicedBody", "sliced", "watched"]
+
+
 SLICE_SIZE_BYTES: Final = 64 * 1024
 """Small enough to leave the event loop to others and to tell slow from stuck, large enough to cost little."""
 

@@ -10,6 +10,9 @@ from typing import Final, Literal
 from offload.errors import Misuse
 from offload.extras import install_command, missing_text
 
+__all__ = ["TRUSTS_MORE", "Client", "is_the_systems", "takes_obstore"]
+
+
 Client = Literal["auto", "fsspec", "obstore"]
 EXTRA: Final = "ledger-offload[fast]"
 OLDEST: Final = (0, 12)

@@ -33,12 +33,15 @@ import obstore
 from obstore.exceptions import BaseError, InvalidPathError, NotSupportedError, UnauthenticatedError
 from obstore.store import ObjectStore as Objects
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, ObjectStore, Span, Suffix, check_key
 from offload.errors import Misuse, NotFound, OffloadError, OutcomeUnknown, Throttled, TryAgain
-from offload.store.capabilities import Capabilities
-from offload.store.port import Body, ObjectStore, Span, Suffix, check_key
 from offload.store.spans import clip
 from offload.store.wrap import StoreDecorator
 from offload_cloud.ranges import asked_for
+
+__all__ = ["Fast", "FastStore"]
+
 
 T = TypeVar("T")
 

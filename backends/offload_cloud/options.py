@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Sec
 
 from offload.errors import Misuse
 
+__all__ = ["Endpoint", "Pairs", "Proxy", "StoreOptions", "Verify", "shown"]
+
 
 class StoreOptions(BaseModel):
     """Every option of a backend, as text from the command line or as a value from Python."""

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
+__all__ = ["pause_of"]
+
 
 def pause_of(retry_after: str, *, now: Callable[[], float] = time.time) -> float | None:
     """The pause that the header's value asks for; None if nothing was said, or nothing that can be read.

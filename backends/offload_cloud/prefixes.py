@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["begins_a_key"]
+
 
 def begins_a_key(prefix: str) -> bool:
     """Whether a key that the port allows can begin with `prefix`."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from offload.contracts.store import Span, Suffix
 from offload.errors import TryAgain
-from offload.store.port import Span, Suffix
 from offload.store.spans import clip
+
+__all__ = ["asked_for", "exactly", "range_of"]
+
 
 WHOLE, PART = 200, 206
 _ANSWERED: Final = re.compile(r"bytes (\d+)-(\d+|-1)/(\d+|\*)")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 
+__all__ = ["hung_up"]
+
 
 def hung_up(exc: object) -> bool:
     """Whether the server closed the connection during the handshake, as one does that is being stopped.

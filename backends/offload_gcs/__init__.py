@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["GcsOptions", "GcsStore"]
 
-_HOMES = {"GcsOptions": "offload_gcs.options", "GcsStore": "offload_gcs.store"}
+_HOMES = {
+    "GcsOptions": "offload_gcs.options",
+    "GcsStore": "offload_gcs.store",
+}
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late_names(__name__, _HOMES)

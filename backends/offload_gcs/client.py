@@ -43,7 +43,7 @@ RESUME: Final = 308
 """What a resumable upload answers while it waits for more."""
 
 
-class Dropped(aiohttp.ClientConnectionError):
+class DroppedByGcs(aiohttp.ClientConnectionError):
     """The connection ended without a reply. Whether the request was applied, nobody knows."""
 
 
@@ -58,7 +58,7 @@ class Reply:
     data: bytes
 
 
-class Client:
+class GcsClient:
     """Made with the store; opens its session at the first request, on the event loop that asks."""
 
     def __init__(self, options: GcsOptions) -> None:
@@ -217,4 +217,4 @@ async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
         raise
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
-        raise Dropped(str(exc) or type(exc).__name__) from exc
+        raise DroppedByGcs(str(exc) or type(exc).__name__) from exc

@@ -12,9 +12,9 @@ from typing import Final
 
 from offload_cloud.ranges import exactly
 
+from offload.contracts.store import Span, Suffix
 from offload.errors import TryAgain
 from offload.formats.checksums import crc32c
-from offload.store.port import Span, Suffix
 from offload_gcs.client import Reply
 
 AS_STORED: Final = {"", "identity"}

@@ -26,13 +26,13 @@ from offload_cloud.bodies import SlicedBody, sliced
 from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import range_of
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import Misuse, NotFound, OffloadError, TryAgain
 from offload.formats.checksums import crc32c
-from offload.store.capabilities import Capabilities
 from offload.store.parts import check_create, whole
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.store.spans import clip
-from offload_gcs.client import Client, Reply
+from offload_gcs.client import GcsClient, Reply
 from offload_gcs.failures import FAILURES, Asked, Refused, explained
 from offload_gcs.options import GcsOptions
 from offload_gcs.reading import bytes_of, read_checksum, written
@@ -54,7 +54,7 @@ class GcsStore(ObjectStore):
     def __init__(self, *, bucket: str, options: GcsOptions | None = None) -> None:
         self._bucket = bucket
         self._options = options or GcsOptions()
-        self._client = Client(self._options)
+        self._client = GcsClient(self._options)
 
     def __repr__(self) -> str:
         return f"GcsStore({self.url!r})"

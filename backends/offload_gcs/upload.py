@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from offload_cloud.bodies import sliced
 
+from offload.contracts.store import Body
 from offload.errors import Misuse, OffloadError, OutcomeUnknown
 from offload.formats.checksums import crc32c
 from offload.store.parts import parts_of
-from offload.store.port import Body
 from offload_gcs.client import RESUME, Reply
 from offload_gcs.failures import Asked
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PosixStore"]
 
-_HOMES = {"PosixStore": "offload_posix.store"}
+_HOMES = {
+    "PosixStore": "offload_posix.store",
+}
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late_names(__name__, _HOMES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.plugins import Backend, hookimpl
-from offload.store.capabilities import Capabilities
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.plugin import Backend, hookimpl
 
 
 @hookimpl

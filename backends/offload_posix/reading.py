@@ -11,8 +11,8 @@ import stat
 from collections.abc import Sequence
 from typing import Final
 
+from offload.contracts.store import Span, Suffix
 from offload.errors import Corrupt, NotFound
-from offload.store.port import Span, Suffix
 from offload.store.spans import clip
 from offload_posix.folders import open_folder
 

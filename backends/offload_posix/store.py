@@ -30,9 +30,9 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Final
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown
-from offload.store.capabilities import Capabilities
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload_posix.failures import explained, failure
 from offload_posix.folders import Folders, open_folder
 from offload_posix.pool import Pool, settle

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from offload.contracts.store import Upload
 from offload.errors import Misuse
-from offload.store.port import Upload
 from offload_posix.failures import explained
 from offload_posix.pool import Pool
 from offload_posix.staging import Staged

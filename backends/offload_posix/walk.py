@@ -25,8 +25,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from offload.contracts.store import Listed
 from offload.errors import TryAgain
-from offload.store.port import Listed
 from offload_posix.folders import changed_ns, open_folder
 
 READS_MAX: Final = 64

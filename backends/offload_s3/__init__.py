@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Options", "S3Store"]
 
-_HOMES = {"S3Options": "offload_s3.options", "S3Store": "offload_s3.store"}
+_HOMES = {
+    "S3Options": "offload_s3.options",
+    "S3Store": "offload_s3.store",
+}
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late_names(__name__, _HOMES)

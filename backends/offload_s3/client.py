@@ -23,7 +23,7 @@ from offload_cloud.options import shown
 from offload_s3.options import S3Options
 
 
-class Dropped(aiohttp.ClientPayloadError):
+class DroppedByS3(aiohttp.ClientPayloadError):
     """The connection ended without a reply. Whether the request was applied, nobody knows."""
 
 
@@ -52,7 +52,7 @@ async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerTimeoutError):
         raise
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
-        raise Dropped(str(exc) or type(exc).__name__) from exc
+        raise DroppedByS3(str(exc) or type(exc).__name__) from exc
 
 
 def file_system(options: S3Options) -> s3fs.S3FileSystem:

@@ -27,11 +27,11 @@ from offload_cloud.bodies import sliced
 from offload_cloud.prefixes import begins_a_key
 from offload_cloud.ranges import exactly, range_of
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import Denied, NotFound, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
-from offload.store.capabilities import Capabilities
 from offload.store.parts import check_create, put_in_parts, windows_in_memory
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload_s3.client import file_system, opened
 from offload_s3.failures import FAILURES, code_of, explained, status_of
 from offload_s3.options import S3Options

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from offload_cloud.bodies import sliced
 
+from offload.contracts.store import Upload
 from offload.errors import Misuse, NotFound
 from offload.formats.checksums import crc32c
-from offload.store.parts import in_order
-from offload.store.port import Upload
+from offload.store.parts import part_numbers
 
 if TYPE_CHECKING:
     from offload_s3.store import S3Store
@@ -41,7 +41,7 @@ class S3Upload(Upload):
         client = await self._store.client()
         if not self._parts:
             await self.put_part(1, b"")
-        parts = [self._parts[number] for number in in_order(self._parts, self._key)]
+        parts = [self._parts[number] for number in part_numbers(self._parts, self._key)]
         call = client.complete_multipart_upload(
             MultipartUpload={"Parts": parts}, **self._where, **self._keyed
         )

@@ -7,8 +7,8 @@ from typing import Any
 
 from offload_cloud.choice import takes_obstore
 
+from offload.contracts.store import ObjectStore, check_key
 from offload.errors import Misuse
-from offload.store.port import ObjectStore, check_key
 from offload.store.prefix import PrefixStore
 from offload_s3.fast import fast_store, why_not_fast
 from offload_s3.options import S3Options

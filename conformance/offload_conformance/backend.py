@@ -15,11 +15,11 @@ from uuid import uuid4
 
 import pytest
 
+from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import ObjectStore
 from offload.env import Env
-from offload.offloader import LedgerOffloader
-from offload.store.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
-from offload.store.port import ObjectStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX, Asynchronous
 from offload_conformance.declared import Declared
 from offload_conformance.offloader import OffloaderConformance

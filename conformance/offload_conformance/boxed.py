@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from offload.offloader import LedgerOffloader
-from offload.store.port import ObjectStore
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import ObjectStore
 from offload_conformance.backend import Limits, OffloaderBackend, StoreBackend
-from offload_conformance.contender import Job
+from offload_conformance.contender import ContenderTask
 from offload_conformance.current import CURRENT
 from offload_conformance.place import UNSEEN, OffloaderPlace, StorePlace
-from offload_conformance.recording import Account
+from offload_conformance.recording import FolderAccount
 
 
 def backend_class() -> type:
@@ -54,7 +54,7 @@ def _store(place: StorePlace) -> type:
         def keys_beside(self) -> set[str]:
             return place.top()
 
-        def elsewhere(self, keys: Sequence[str]) -> Job:
+        def elsewhere(self, keys: Sequence[str]) -> ContenderTask:
             return place.job(self.account, keys)
 
     return TestBackend
@@ -64,7 +64,7 @@ def _offloader(place: OffloaderPlace) -> type:
     class TestBackend(OffloaderBackend):
         on_a_store = place.makes_tiers_of_stores()
         limits = Limits(clause_seconds_max=place.clause_seconds_max)
-        account: Account
+        account: FolderAccount
 
         @pytest.fixture(autouse=True)
         def _account(self, request: pytest.FixtureRequest) -> Iterator[None]:

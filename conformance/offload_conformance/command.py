@@ -14,15 +14,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from offload.cli.ending import Usage
-from offload.cli.output import one_line, print_json, print_note, print_table
-from offload.cli.quantities import parse_size
-from offload.cli.state import State
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import one_line, print_json, print_note, print_table
+from offload.cli.kit.quantities import parse_size
+from offload.cli.kit.state import CommandContext
+from offload.contracts.plugin import Backend
 from offload.errors import Misuse
 from offload.extras import missing_text
-from offload.plugins import Backend
-from offload.store.limit import Limits
-from offload.tier.opening import backend_of
+from offload.opening import backend_of
+from offload.store.limit import RequestLimits
 from offload_conformance import report as reports
 from offload_conformance.badge import svg
 
@@ -130,7 +130,7 @@ def conformance(
 
 
 def _run(
-    state: State,
+    state: CommandContext,
     url: str,
     name: str | None,
     options: list[str],
@@ -145,7 +145,7 @@ def _run(
     from offload_conformance import running
 
     given = state.options(options)
-    if given.commits or given.limits != Limits():
+    if given.commits or given.limits != RequestLimits():
         raise Usage("options of a commit store and limits are none of the backend's, and are not tested here")
     backend, plugin = _backend(state, url, name)
     return running.run(
@@ -159,7 +159,7 @@ def _run(
     )
 
 
-def _backend(state: State, url: str, name: str | None) -> Any:
+def _backend(state: CommandContext, url: str, name: str | None) -> Any:
     """The backend that was named, or serves the scheme; and the plugin that declares it."""
     try:
         found = state.plugins.by_name("backend", name) if name is not None else backend_of(url, state.plugins)

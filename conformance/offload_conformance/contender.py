@@ -17,17 +17,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from offload.contracts.plugin import Backend
+from offload.contracts.store import ObjectStore
 from offload.errors import AlreadyExists
-from offload.plugins import Backend, Plugins
-from offload.store.port import ObjectStore
+from offload.plugins import Plugins
 from offload_conformance.patience import PatientStore
 from offload_conformance.recording import Folder
 
-Job = dict[str, Any]
+ContenderTask = dict[str, Any]
 """How to open the place, as JSON."""
 
 
-def job_of(suite: object) -> Job:
+def job_of(suite: object) -> ContenderTask:
     """How another process opens the place of an author's test: by its class, and what is plain of it."""
     cls = type(suite)
     module = sys.modules[cls.__module__]
@@ -40,7 +41,7 @@ def job_of(suite: object) -> Job:
     }
 
 
-def job_of_backend(name: str, url: str, options: Mapping[str, Any], folder: str) -> Job:
+def job_of_backend(name: str, url: str, options: Mapping[str, Any], folder: str) -> ContenderTask:
     """How another process opens a folder of what a backend opens at a URL."""
     return {"backend": name, "url": url, "options": dict(options), "folder": folder}
 
@@ -53,7 +54,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | bool | int | float | None)
 
 
-def opener(job: Job) -> Callable[[], ObjectStore]:
+def opener(job: ContenderTask) -> Callable[[], ObjectStore]:
     """What opens a fresh client in this process."""
     if "backend" in job:
         return lambda: _opened_by_backend(job)
@@ -66,7 +67,7 @@ def opener(job: Job) -> Callable[[], ObjectStore]:
     return opens
 
 
-def _opened_by_backend(job: Job) -> ObjectStore:
+def _opened_by_backend(job: ContenderTask) -> ObjectStore:
     backend = Plugins.find().by_name("backend", job["backend"])
     assert isinstance(backend, Backend)
     store = Folder(backend.open(job["url"], job["options"]), job["folder"])
@@ -89,7 +90,7 @@ def _module(name: str, file: str) -> ModuleType:
     return module
 
 
-async def contend(job: Job, answer: Callable[[str], None]) -> None:
+async def contend(job: ContenderTask, answer: Callable[[str], None]) -> None:
     """Create each key that is named, until no more are."""
     store = opener(job)()
     answer("ready")

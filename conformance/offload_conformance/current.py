@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Final
 
-from offload_conformance.place import Place
+from offload_conformance.place import BackendPlace
 
-CURRENT: Final = ContextVar[Place]("the place that the black box is run at")
+CURRENT: Final = ContextVar[BackendPlace]("the place that the black box is run at")
 """Set while pytest runs."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded
-from offload.offloader import LedgerOffloader
-from offload.position import AtOffset, AtTime, Place
-from offload.tier.reader import StreamReader
-from offload.tier.stream_writer import StreamWriter
+from offload.model.position import AtEdge, AtOffset, AtTime
+from offload.streams.reader import StreamReader
+from offload.streams.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import Sample, offsets_to_try
@@ -42,7 +42,7 @@ class EndToEndConformance(OpenedOffloaders):
             reader = await StreamReader.open(other, "orders")
             assert reader.manifest.next_offset == sample.next_offset
             assert reader.manifest.messages == len(sample.messages)
-            assert await messages_from(reader, await reader.offset_of(Place.FIRST)) == sample.messages
+            assert await messages_from(reader, await reader.offset_of(AtEdge.FIRST)) == sample.messages
             for offset in offsets_to_try(sample):
                 assert await reader.offset_of(AtOffset(offset)) == offset
                 assert await messages_from(reader, offset, at_most=3) == sample.messages_from(offset)[:3]

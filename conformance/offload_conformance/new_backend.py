@@ -18,7 +18,7 @@ from typing import Annotated, Final
 
 import typer
 
-from offload.cli.ending import Usage
+from offload.cli.kit.ending import Usage
 from offload.errors import Misuse
 from offload.plugins import Plugins
 
@@ -38,7 +38,7 @@ FILES: Final = {
 """Each template, and the file that is made of it."""
 
 
-class Kind(StrEnum):
+class BackendKind(StrEnum):
     """What the backend implements."""
 
     STORE = "store"
@@ -47,7 +47,7 @@ class Kind(StrEnum):
 
 def new_backend(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the backend, and its URL scheme.")],
-    kind: Annotated[Kind, typer.Option(help="What the backend implements.")] = Kind.STORE,
+    kind: Annotated[BackendKind, typer.Option(help="What the backend implements.")] = BackendKind.STORE,
     into: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the new folder is made.")] = Path(),
 ) -> None:
     """Write the skeleton of the backend NAME, in a new folder `offload-NAME`."""
@@ -72,7 +72,7 @@ def check_name(name: str, found: Plugins) -> None:
         raise Misuse(f"the name {name!r} is taken by a plugin or package that is installed here")
 
 
-def write_skeleton(folder: Path, name: str, kind: Kind) -> None:
+def write_skeleton(folder: Path, name: str, kind: BackendKind) -> None:
     """Make `folder` with all its files. Raises `Misuse` where it exists, or has nowhere to be."""
     names = {
         "name": name,

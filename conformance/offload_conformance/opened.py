@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from offload.offloader import LedgerOffloader
-from offload.tier.stream_writer import StreamWriter
+from offload.contracts.offloader import LedgerOffloader
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Asynchronous, Run
 
 Open = Callable[[], LedgerOffloader]

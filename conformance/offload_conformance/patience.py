@@ -15,14 +15,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from offload.catalogue import StreamView
+from offload.contracts.catalogue import StreamView
+from offload.contracts.change import Change
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import ObjectStore, Upload
 from offload.errors import Throttled, TryAgain
-from offload.formats.chunk import ChunkTable
-from offload.formats.manifest import CommittedStream, Entries, Entry, Manifest
-from offload.manifest.changes import Change
-from offload.manifest.tree import Tree
-from offload.offloader import Attempt, LedgerOffloader, Leftover, ReadHandle, Receipt
-from offload.store.port import ObjectStore, Upload
+from offload.model.attempt import Attempt, Leftover, Receipt
+from offload.model.chunk_table import ChunkTable
+from offload.model.entry import Entries, Entry
+from offload.model.manifest import CommittedStream, Manifest
+from offload.model.tree import Tree
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.wrap import UploadDecorator
 

@@ -4,8 +4,8 @@ Two tables. Latencies: one caller, one call after the other, small objects. Thro
 one caller and by several at once. Each row is in the document before the next one begins.
 
 Invariants: a row begins no call when its share of the time is over, and no call goes on when all of the time
-is; what is written and read is bounded as `Bounds` says; a call that fails ends its row, which tells why;
-what ends the measurement before its time leaves the rows that were whole.
+is; what is written and read is bounded as `MeasureBounds` says; a call that fails ends its row, which tells
+why; what ends the measurement before its time leaves the rows that were whole.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from offload.contracts.store import Body, ObjectStore, Span
 from offload.errors import Misuse, OffloadError
-from offload.store.port import Body, ObjectStore, Span
 
-Document = dict[str, Any]
+MeasureDocument = dict[str, Any]
 Clock = Callable[[], float]
-Call = Callable[[int], Awaitable[object]]
+MeasuredCall = Callable[[int], Awaitable[object]]
 Row = Callable[[float], Awaitable[None]]
 
 MIB: Final = 1024 * 1024
@@ -32,7 +32,7 @@ PARTS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class MeasureBounds:
     """How much is asked of a store. No row is without a call, so a large object is moved at least once."""
 
     seconds_max: float = 60
@@ -47,10 +47,10 @@ class Bounds:
 
 async def measure(
     store: ObjectStore,
-    into: Document,
+    into: MeasureDocument,
     *,
     clock: Clock,
-    bounds: Bounds = Bounds(),
+    bounds: MeasureBounds = MeasureBounds(),
     seed: int = 0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> None:
@@ -70,7 +70,12 @@ class _Measuring:
     """The rows of one measurement, each a function of the time at which it begins no further call."""
 
     def __init__(
-        self, store: ObjectStore, into: Document, clock: Clock, bounds: Bounds, chance: random.Random
+        self,
+        store: ObjectStore,
+        into: MeasureDocument,
+        clock: Clock,
+        bounds: MeasureBounds,
+        chance: random.Random,
     ) -> None:
         self._store, self._into, self._clock, self._bounds = store, into, clock, bounds
         self._end = clock() + bounds.seconds_max
@@ -94,7 +99,7 @@ class _Measuring:
             *(self._upload(at_once) for at_once in uploads),
         ]
 
-    def _small_calls(self) -> list[tuple[str, int, Call]]:
+    def _small_calls(self) -> list[tuple[str, int, MeasuredCall]]:
         store, small, size = self._store, self._small, len(self._small)
         middle = Span(len(self._large) // 2, size)
 
@@ -118,10 +123,10 @@ class _Measuring:
     async def _get_large(self, number: int) -> None:
         await self._store.get(f"large/{number % self._written:04}")
 
-    def _latency(self, operation: str, size_bytes: int, call: Call) -> Row:
+    def _latency(self, operation: str, size_bytes: int, call: MeasuredCall) -> Row:
         async def row(until: float) -> None:
             seconds: list[float] = []
-            found: Document = {"operation": operation, "size_bytes": size_bytes}
+            found: MeasureDocument = {"operation": operation, "size_bytes": size_bytes}
             async with self._row("latency", found):
                 for number in range(self._bounds.calls_max):
                     began = self._clock()
@@ -134,9 +139,13 @@ class _Measuring:
 
         return row
 
-    def _throughput(self, operation: str, at_once: int, call: Call) -> Row:
+    def _throughput(self, operation: str, at_once: int, call: MeasuredCall) -> Row:
         async def row(until: float) -> None:
-            found: Document = {"operation": operation, "size_bytes": len(self._large), "at_once": at_once}
+            found: MeasureDocument = {
+                "operation": operation,
+                "size_bytes": len(self._large),
+                "at_once": at_once,
+            }
             began, done = self._clock(), _Count()
             async with self._row("throughput", found):
                 await self._together(at_once, self._objects, call, until, done)
@@ -149,7 +158,7 @@ class _Measuring:
 
         async def row(_: float) -> None:
             size, done = self._parts * self._part_size_bytes, _Count()
-            found: Document = {"operation": "upload", "size_bytes": size, "at_once": at_once}
+            found: MeasureDocument = {"operation": "upload", "size_bytes": size, "at_once": at_once}
             began = self._clock()
             async with self._row("throughput", found):
                 if self._parts < 2:
@@ -174,7 +183,7 @@ class _Measuring:
             raise
 
     @asynccontextmanager
-    async def _row(self, table: str, found: Document) -> AsyncIterator[None]:
+    async def _row(self, table: str, found: MeasureDocument) -> AsyncIterator[None]:
         """Within the time; what goes wrong is the row's `error`, and the row is in the document."""
         found["error"] = ""
         try:
@@ -186,7 +195,9 @@ class _Measuring:
             found["error"] = "the time was up" if scope.expired() else f"{type(error).__name__}: {error}"
         self._into[table].append(found)
 
-    async def _together(self, at_once: int, calls: int, call: Call, until: float, done: _Count) -> None:
+    async def _together(
+        self, at_once: int, calls: int, call: MeasuredCall, until: float, done: _Count
+    ) -> None:
         numbers = iter(range(calls))
 
         async def work() -> None:
@@ -200,7 +211,7 @@ class _Measuring:
             for _ in range(at_once):
                 tasks.create_task(work())
 
-    def _rate(self, calls: int, size_bytes: int, began: float) -> Document:
+    def _rate(self, calls: int, size_bytes: int, began: float) -> MeasureDocument:
         seconds = self._clock() - began
         rate = round(calls * size_bytes / seconds) if calls and seconds > 0 else None
         return {"calls": calls, "duration_seconds": round(seconds, 6), "bytes_per_second": rate}
@@ -211,7 +222,7 @@ class _Count:
     calls: int = 0
 
 
-def spread(seconds: Sequence[float]) -> Document:
+def spread(seconds: Sequence[float]) -> MeasureDocument:
     """Median, 99th percentile and maximum, each a time that was measured (the nearest rank); or null."""
     in_order = sorted(seconds)
 

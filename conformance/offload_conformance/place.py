@@ -14,39 +14,39 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from uuid import uuid4
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.plugin import Backend
+from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import OffloadError
-from offload.offloader import LedgerOffloader
-from offload.plugins import Backend
-from offload.store.capabilities import Capabilities
-from offload.store.port import ObjectStore
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
+from offload.native.own import native_or_none
 from offload.store.retry import RetryingStore
 from offload.store.wrap import StoreDecorator
-from offload.tier.native import native_or_none
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload.urls import FILE_SCHEME
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX
-from offload_conformance.contender import Job, job_of_backend
+from offload_conformance.contender import ContenderTask, job_of_backend
 from offload_conformance.declared import Declared
-from offload_conformance.recording import Account, Folder, Looker, RecordingStore, told
+from offload_conformance.recording import Folder, FolderAccount, Looker, RecordingStore, told
 
 UNSEEN: Final = "what an offloader without an object store has stored cannot be seen from outside"
 
 
-class Place:
+class BackendPlace:
     """What both kinds of backends have in common: the run's folder, and an account for each test."""
 
     def __init__(self, backend: Backend, url: str, options: Mapping[str, Any]) -> None:
         self.backend = backend
         self.folder = f"conformance-{uuid4()}"
-        self.accounts: dict[str, Account] = {}  # by the id that pytest gives the test
+        self.accounts: dict[str, FolderAccount] = {}  # by the id that pytest gives the test
         self.clause_seconds_max = CLAUSE_SECONDS_MAX
         self.listing_keys = 0
         self._url, self._options = url, options
 
-    def begin(self, test: str) -> Account:
+    def begin(self, test: str) -> FolderAccount:
         """The account of a test that begins."""
-        account = self.accounts[test] = Account(f"{self.folder}/{len(self.accounts):04}")
+        account = self.accounts[test] = FolderAccount(f"{self.folder}/{len(self.accounts):04}")
         return account
 
     def finish(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Place:
         """Close what the place has opened."""
 
 
-class StorePlace(Place):
+class StorePlace(BackendPlace):
     """A place in an object store."""
 
     def __init__(
@@ -106,7 +106,7 @@ class StorePlace(Place):
         except Exception:  # noqa: BLE001 - a stranger's store may raise anything
             return
 
-    def open(self, account: Account) -> ObjectStore:
+    def open(self, account: FolderAccount) -> ObjectStore:
         """A fresh client of a test's folder."""
         return Folder(RecordingStore(self._bare(), account), account.folder)
 
@@ -123,12 +123,12 @@ class StorePlace(Place):
         store: ObjectStore = self.backend.open(url, options)
         return store
 
-    def job(self, account: Account, keys: Sequence[str]) -> Job:
+    def job(self, account: FolderAccount, keys: Sequence[str]) -> ContenderTask:
         """How another process opens a test's folder. What it may write is noted before it does."""
         account.note(*(f"{account.folder}/{key}" for key in keys))
         return job_of_backend(self.backend.name, self._url, self._options, account.folder)
 
-    def keys(self, account: Account) -> set[str]:
+    def keys(self, account: FolderAccount) -> set[str]:
         """Return the keys in a test's folder: those written there, and others that a listing names."""
         found = self.looker.there(account.keys) | self.looker.listed(f"{account.folder}/")
         return {key.removeprefix(f"{account.folder}/") for key in found}
@@ -137,7 +137,7 @@ class StorePlace(Place):
         """Return the keys and folders at the top of the place, without the run's own folder."""
         return self.looker.top() - {f"{self.folder}/"}
 
-    def clean(self, account: Account) -> None:
+    def clean(self, account: FolderAccount) -> None:
         """Remove what a test has written. What cannot be removed now is tried again by `finish`."""
         left = self.looker.remove(account.keys)
         account.keys = dict.fromkeys(left)
@@ -164,7 +164,7 @@ class StorePlace(Place):
         return store
 
 
-class OffloaderPlace(Place):
+class OffloaderPlace(BackendPlace):
     """A place of an offloader: a URL below the one that was given.
 
     If the offloader shows an object store beneath it as `store`, that is looked into, and cleaned up. Faults
@@ -180,16 +180,16 @@ class OffloaderPlace(Place):
         super().__init__(backend, url, options)
         self._left: dict[str, str] = {}
 
-    def open(self, account: Account) -> LedgerOffloader:
+    def open(self, account: FolderAccount) -> LedgerOffloader:
         """A fresh offloader at a test's own URL."""
         return self._bare(f"{self._url.rstrip('/')}/{account.folder}")
 
-    def keys(self, account: Account) -> set[str] | None:
+    def keys(self, account: FolderAccount) -> set[str] | None:
         """What is stored in a test's own tier, or None if nothing shows that."""
         with self._looking(account) as looker:
             return None if looker is None else looker.listed("")
 
-    def clean(self, account: Account) -> None:
+    def clean(self, account: FolderAccount) -> None:
         """Remove what a test has stored, if that is seen. What is still there is `left`."""
         with self._looking(account) as looker:
             if looker is None:
@@ -212,7 +212,7 @@ class OffloaderPlace(Place):
         return self._left
 
     @contextmanager
-    def _looking(self, account: Account) -> Iterator[Looker | None]:
+    def _looking(self, account: FolderAccount) -> Iterator[Looker | None]:
         """A look at the store beneath a test's own tier, or None if the offloader shows none."""
 
         def store_beneath() -> ObjectStore:

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from offload.contracts.store import Body, ObjectStore
 from offload.errors import AlreadyExists, Misuse, NotFound
 from offload.formats.checksums import crc32c
-from offload.store.port import Body, ObjectStore
 from offload_conformance.declared import Finding
 
 CONTENDERS: Final = 8

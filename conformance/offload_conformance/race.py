@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import IO, Final, Self
 
-from offload_conformance.contender import Job
+from offload_conformance.contender import ContenderTask
 
 COMMAND: Final = (sys.executable, "-m", "offload_conformance.contender")
 PATIENCE_SECONDS: Final = 120
@@ -24,7 +24,7 @@ PATIENCE_SECONDS: Final = 120
 class Contender:
     """One process. Ended, and its client closed, where the `async with` ends."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ContenderTask) -> None:
         self._job = job
 
     async def __aenter__(self) -> Self:
@@ -80,7 +80,7 @@ class Contender:
         return lines[-1][:400] if lines else "it ended without a word"
 
 
-async def winners_of(job: Job, keys: Sequence[str], *, contenders: int) -> list[list[bytes]]:
+async def winners_of(job: ContenderTask, keys: Sequence[str], *, contenders: int) -> list[list[bytes]]:
     """Have processes create each key at once. Of each key, the bytes of those that say that they did."""
     names = [f"process {n}" for n in range(contenders)]
     async with AsyncExitStack() as stack:

@@ -14,12 +14,12 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.env import Env
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, TryAgain
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.prefix import PrefixStore
+from offload.store.stack import stacked_store
 from offload.store.wrap import StoreDecorator, UploadDecorator
-from offload.tier.opening import guarded
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def told(error: Exception) -> str:
     return str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
 
 
-class Account:
+class FolderAccount:
     """What was written in one folder, and how many requests were made. Used by several threads."""
 
     def __init__(self, folder: str) -> None:
@@ -61,7 +61,7 @@ class RecordingStore(StoreDecorator):
 
     __slots__ = ("_account",)
 
-    def __init__(self, inner: ObjectStore, account: Account) -> None:
+    def __init__(self, inner: ObjectStore, account: FolderAccount) -> None:
         super().__init__(inner)
         self._account = account
 
@@ -126,7 +126,7 @@ class RecordingUpload(UploadDecorator):
 
     __slots__ = ("_account",)
 
-    def __init__(self, inner: Upload, account: Account) -> None:
+    def __init__(self, inner: Upload, account: FolderAccount) -> None:
         super().__init__(inner)
         self._account = account
 
@@ -179,7 +179,7 @@ class Looker:
         self._thread.start()
 
         async def opened() -> ObjectStore:
-            return guarded(open_store(), Env())
+            return stacked_store(open_store(), Env())
 
         try:
             self.store = self._run(opened())

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from offload.cli.ending import Usage
-from offload.cli.output import print_note
-from offload.cli.terminal import live_line
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import print_note
+from offload.cli.kit.terminal import live_line
+from offload.contracts.plugin import CONTRACT, Backend
 from offload.errors import Misuse, OffloadError
-from offload.plugins import CONTRACT, Backend, Plugin
+from offload.plugins import Plugin
 from offload_conformance import performance
 from offload_conformance import report as reports
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX
@@ -26,7 +27,7 @@ from offload_conformance.box import Listener, Result
 from offload_conformance.box import run as run_pytest
 from offload_conformance.clauses import LAYERS, clauses_of
 from offload_conformance.current import CURRENT
-from offload_conformance.place import OffloaderPlace, Place, StorePlace
+from offload_conformance.place import BackendPlace, OffloaderPlace, StorePlace
 
 
 def run(
@@ -94,7 +95,7 @@ def _place(
     options: Mapping[str, Any],
     server_version: str | None,
     upload_size_bytes: int,
-) -> Place:
+) -> BackendPlace:
     try:
         if backend.kind == "store":
             return StorePlace(
@@ -116,7 +117,7 @@ class _Done:
     interrupted: bool = False
 
 
-def _work(place: Place, *, select: Sequence[str], seed: int, ask: bool, measure: bool) -> _Done:
+def _work(place: BackendPlace, *, select: Sequence[str], seed: int, ask: bool, measure: bool) -> _Done:
     """Ask, measure, and clean up. Where an error comes through, a note tells what is left in the store."""
     done, ended = _Done(), False
     try:
@@ -143,7 +144,7 @@ def _all_unasked() -> list[Result]:
     return [Result(clause, message="not selected") for clause in clauses_of(*SUITES)]
 
 
-def _ask(place: Place, done: _Done, listener: Listener, seed: int) -> None:
+def _ask(place: BackendPlace, done: _Done, listener: Listener, seed: int) -> None:
     """Run pytest. What Ctrl-C prevented is `not_run`."""
     token = CURRENT.set(place)
     try:
@@ -162,7 +163,7 @@ def _ask(place: Place, done: _Done, listener: Listener, seed: int) -> None:
     done.results = sorted(listener.results.values(), key=lambda each: LAYERS.index(each.clause.layer))
 
 
-def _measure(place: Place, done: _Done, seed: int, tell: Callable[[str], None]) -> None:
+def _measure(place: BackendPlace, done: _Done, seed: int, tell: Callable[[str], None]) -> None:
     """Measure. Ctrl-C leaves the rows that are whole."""
     assert isinstance(place, StorePlace)
     account, found = place.begin("performance"), reports.Document()
@@ -181,7 +182,7 @@ def _measure(place: Place, done: _Done, seed: int, tell: Callable[[str], None]) 
     done.performance = found or None
 
 
-def _clause(result: Result, place: Place) -> reports.Document:
+def _clause(result: Result, place: BackendPlace) -> reports.Document:
     clause = result.clause
     accounts = [place.accounts[test] for test in result.tests if test in place.accounts]
     return {

@@ -12,12 +12,12 @@ from uuid import UUID
 
 import typer
 
-from offload.cli.arguments import Options, Stream, Tier
-from offload.cli.output import counted, one_line, print_json
-from offload.cli.state import State, run_async
+from offload.cli.kit.arguments import Options, Stream, Tier
+from offload.cli.kit.output import counted, one_line, print_json
+from offload.cli.kit.state import CommandContext, run_async
 from offload.errors import NotOffloaded
-from offload.formats.manifest import AttemptKind, Manifest
-from offload.tier.guest import Job, attempts_of
+from offload.model.manifest import AttemptKind, Manifest
+from offload.streams.job import Job, attempts_of
 
 
 def abandon(
@@ -35,7 +35,7 @@ def abandon(
 
     To resume a killed back-fill or write, run the same command again instead.
     """
-    state: State = context.obj
+    state: CommandContext = context.obj
 
     async def main() -> Manifest:
         async with state.tier(tier, option) as offloader:

@@ -14,11 +14,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from offload.cli.commands import BUILT_IN
-from offload.cli.ending import ClosedPipe, Interrupted, Usage, guarded
-from offload.cli.output import escape_what_cannot_be_printed, one_line, print_error, print_note
+from offload.cli.kit.ending import ClosedPipe, Interrupted, Usage, guarded
+from offload.cli.kit.output import escape_what_cannot_be_printed, one_line, print_error, print_note
 from offload.cli.values import take_values_as_they_are
+from offload.contracts.plugin import Command
 from offload.errors import OffloadError
-from offload.plugins import Command, Plugins, conflict_text
+from offload.plugins import Plugins, conflict_text
 
 # What the library raises for a wrong argument: the base of its `BadParameter`, which it does not export.
 _ArgumentError: Any = typer.BadParameter.__mro__[2]
@@ -53,9 +54,9 @@ def build(found: Plugins, named: str | None) -> typer.Typer:
         ] = False,
     ) -> None:
         """Move a broker's sealed log data to any object store, and read it back."""
-        from offload.cli.state import State  # here, because help and completion need no tier
+        from offload.cli.kit.state import CommandContext  # here, because help and completion need no tier
 
-        context.obj = State(plugins=found, debug=debug)
+        context.obj = CommandContext(plugins=found, debug=debug)
         _log(found, debug=debug)
 
     for declaration in (*BUILT_IN.values(), *_plugin_commands(found)):

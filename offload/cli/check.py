@@ -10,15 +10,15 @@ from urllib.parse import unquote
 
 import typer
 
-from offload.cli.arguments import Options, Tier
-from offload.cli.output import one_line, print_json
-from offload.cli.state import State, run_async
-from offload.tier.check import CheckReport, Finding, Verdict
-from offload.tier.check import check as check_store
-from offload.tier.opening import GivenOptions, backend_of
+from offload.cli.kit.arguments import Options, Tier
+from offload.cli.kit.output import one_line, print_json
+from offload.cli.kit.state import CommandContext, run_async
+from offload.opening import GivenOptions, backend_of
+from offload.upkeep.check import CheckFinding, CheckReport, CheckVerdict
+from offload.upkeep.check import check as check_store
 from offload.urls import FILE_SCHEME, scheme_of
 
-MARKS: Final = {Verdict.WORKS: "ok", Verdict.FAILS: "FAILS", Verdict.NOT_TRIED: "-"}
+MARKS: Final = {CheckVerdict.WORKS: "ok", CheckVerdict.FAILS: "FAILS", CheckVerdict.NOT_TRIED: "-"}
 
 
 def check(
@@ -29,7 +29,7 @@ def check(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
     """Test the store behind TIER: permissions, conditional writes, listing. Suggest fixes for failures."""
-    state: State = context.obj
+    state: CommandContext = context.obj
     given = state.options(option)
 
     async def main() -> list[CheckReport]:
@@ -51,7 +51,7 @@ def check(
 
 
 async def _checked(
-    state: State, url: str, given: GivenOptions, *, read_only: bool, json: bool
+    state: CommandContext, url: str, given: GivenOptions, *, read_only: bool, json: bool
 ) -> CheckReport:
     store = state.bare_store(url, given.data, given.limits)
     if not json:
@@ -83,7 +83,7 @@ def _no_new_folders(url: str) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: CheckFinding) -> None:
     print(f"  {MARKS[finding.verdict]:<6}{finding.name:<18}{one_line(finding.says)}", flush=True)
 
 
@@ -95,7 +95,7 @@ def _all_can(reports: list[CheckReport], what: str) -> bool:
     return all(report.can(what) for report in reports)
 
 
-def _advice(state: State, url: str) -> list[str]:
+def _advice(state: CommandContext, url: str) -> list[str]:
     backend = backend_of(url, state.plugins)
     note = backend.contract_note()
     return [*backend.advice, *([note] if note else [])]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from offload.plugins import Command
+from offload.contracts.plugin import Command
 
 HELP: Final = {
     "demo": "Offload a small RabbitMQ stream to a folder, read it back, and find a damaged byte.",

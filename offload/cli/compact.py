@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import OnlyStream, Options, Tier
-from offload.cli.output import print_error, print_json, print_table, size_text
-from offload.cli.progress import Seen, Show, progress
-from offload.cli.quantities import parse_size
+from offload.cli.kit.arguments import OnlyStream, Options, Tier
+from offload.cli.kit.output import print_error, print_json, print_table, size_text
+from offload.cli.kit.progress import CommandProgress, Show, progress
+from offload.cli.kit.quantities import parse_size
+from offload.cli.kit.state import CommandContext
 from offload.cli.resumed import ended
-from offload.cli.state import State
-from offload.tier.compacting import Compacted, Compaction
-from offload.tier.compacting import compact as compact_tier
-from offload.tier.object_store_offloader import TierOptions
+from offload.native.offloader import TierOptions
+from offload.upkeep.compact.stream import Compacted, Compaction
+from offload.upkeep.compact.stream import compact as compact_tier
 
 FragmentSize = Annotated[
     str, typer.Option(metavar="SIZE", help="How large fragments may become, such as 64MiB or 200MB.")
@@ -38,7 +38,7 @@ def compact(
 
     Safe beside syncs and readers. Killed at any moment and run again, it goes on. The newest fragment stays.
     """
-    state: State = context.obj
+    state: CommandContext = context.obj
     size_bytes = parse_size(fragment_size, option="--fragment-size")
     done: list[Compacted] = []
 
@@ -91,7 +91,7 @@ class _Bar:
             self._stream, self._before = done.stream, self._before + self._bytes
         self._bytes = done.bytes
         self._show(
-            Seen(
+            CommandProgress(
                 what=f"compacting {done.stream}",
                 done=compaction.reached - compaction.offsets.start,
                 total=len(compaction.offsets),

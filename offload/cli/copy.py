@@ -7,24 +7,24 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import Options
-from offload.cli.ending import Usage
-from offload.cli.output import print_error, print_json, print_note, print_table, size_text
-from offload.cli.progress import Seen, Show, progress
+from offload.cli.kit.arguments import Options
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import print_error, print_json, print_note, print_table, size_text
+from offload.cli.kit.progress import CommandProgress, Show, progress
+from offload.cli.kit.state import CommandContext
 from offload.cli.resumed import ended
-from offload.cli.state import State
-from offload.cli.sync import UPLOADS_MAX, AtOnce, CommitStore, HashedKeys
-from offload.offloader import LedgerOffloader
-from offload.tier.copying import Copied, CopyProgress, give_up
-from offload.tier.copying import copy as copy_tier
-from offload.tier.object_store_offloader import TierOptions
-from offload.tier.place import TierPlan
+from offload.cli.sync import UPLOADS_MAX, CommitStore, HashedKeys, UploadsAtOnce
+from offload.contracts.offloader import LedgerOffloader
+from offload.native.offloader import TierOptions
+from offload.native.place import TierPlan
+from offload.upkeep.copy.tier import Copied, CopyProgress, give_up
+from offload.upkeep.copy.tier import copy as copy_tier
 
 SourceTier = Annotated[str, typer.Argument(metavar="SOURCE_TIER", help="The tier to read.")]
 TargetTier = Annotated[
     str, typer.Argument(metavar="TARGET_TIER", help="The tier to write. It is made if there is none.")
 ]
-Streams = Annotated[
+CopiedStreams = Annotated[
     list[str] | None, typer.Argument(metavar="STREAM", help="Only these streams. Default: all.")
 ]
 ReadBack = Annotated[
@@ -44,10 +44,10 @@ def copy(
     context: typer.Context,
     source: SourceTier,
     target: TargetTier,
-    stream: Streams = None,
+    stream: CopiedStreams = None,
     verify: ReadBack = False,
     drop: GiveUp = False,
-    at_once: AtOnce = UPLOADS_MAX,
+    at_once: UploadsAtOnce = UPLOADS_MAX,
     commit_store: CommitStore = "",
     hashed_keys: HashedKeys = False,
     source_option: SourceOptions = None,
@@ -58,7 +58,7 @@ def copy(
 
     Safe beside syncs and readers of either. Killed at any moment and run again, it goes on.
     """
-    state: State = context.obj
+    state: CommandContext = context.obj
     done: list[Copied] = []
     how = TierOptions(uploads_max=at_once)
     plan = TierPlan(commit_store=commit_store, hashed_keys=hashed_keys)
@@ -123,7 +123,7 @@ class _Bar:
         self._bytes = seen.bytes
         doing = "checking what an earlier run left of" if seen.is_checking else "copying"
         self._show(
-            Seen(
+            CommandProgress(
                 what=f"{doing} {seen.stream}",
                 done=seen.reached - seen.offsets.start,
                 total=len(seen.offsets),

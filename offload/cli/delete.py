@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import Options, Stream, Tier
-from offload.cli.ending import Usage
-from offload.cli.output import counted, one_line, print_json, size_text
-from offload.cli.state import State, run_async
+from offload.cli.kit.arguments import Options, Stream, Tier
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_json, size_text
+from offload.cli.kit.state import CommandContext, run_async
 from offload.errors import OffloadError
-from offload.formats.manifest import Manifest
-from offload.tier.retention import delete_stream, load_unless_deleted
-from offload.tier.totals import totals
+from offload.model.manifest import Manifest
+from offload.model.totals import totals
+from offload.upkeep.retention import delete_stream, load_unless_deleted
 
 
 def delete(
@@ -34,7 +34,7 @@ def delete(
 
     A later `offload sync` of the same name begins a new stream.
     """
-    state: State = context.obj
+    state: CommandContext = context.obj
     if not (yes or dry_run or sys.stdin.isatty()):
         raise Usage("delete asks for the stream's name on a terminal, and there is none here: add --yes")
 

@@ -12,16 +12,16 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.output import counted, error_line, size_text
-from offload.cli.state import State, run_async
+from offload.cli.kit.output import counted, error_line, size_text
+from offload.cli.kit.state import CommandContext, run_async
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.plugin import SourceType
 from offload.errors import Corrupt, NotOffloaded
-from offload.formats.manifest import Manifest
-from offload.offloader import LedgerOffloader
-from offload.plugins import SourceType
-from offload.position import AtOffset, AtTime, iso_of
-from offload.tier.reader import Messages, StreamReader
-from offload.tier.sync import sync
-from offload.tier.verify import verify
+from offload.model.manifest import Manifest
+from offload.model.position import AtOffset, AtTime, iso_of
+from offload.streams.reader import Messages, StreamReader
+from offload.streams.sync import sync
+from offload.upkeep.verify.tier import verify
 
 
 def demo(
@@ -32,7 +32,7 @@ def demo(
     ] = None,
 ) -> None:
     """Offload a small RabbitMQ stream to a folder, read it back, and find a damaged byte."""
-    state: State = context.obj
+    state: CommandContext = context.obj
     if folder is not None:
         if folder.exists() and any(folder.iterdir()):
             raise NotOffloaded(f"{folder} is not empty; name a new folder for the demo")
@@ -43,7 +43,7 @@ def demo(
 
 
 class _Demo:
-    def __init__(self, state: State, folder: Path) -> None:
+    def __init__(self, state: CommandContext, folder: Path) -> None:
         self._state, self._folder = state, folder
         self._step = 0
 

@@ -11,21 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from offload.catalogue import StreamView
-from offload.cli.arguments import Options, Stream, Tier
-from offload.cli.output import counted, one_line, print_json, size_text
-from offload.cli.state import State, run_async
-from offload.formats.manifest import (
-    AttemptKind,
-    CommittedStream,
-    Entries,
-    Kind,
-    Manifest,
-    Running,
-    decode_entries,
-)
-from offload.position import iso_of
-from offload.tier.totals import totals
+from offload.cli.kit.arguments import Options, Stream, Tier
+from offload.cli.kit.output import counted, one_line, print_json, size_text
+from offload.cli.kit.state import CommandContext, run_async
+from offload.contracts.catalogue import StreamView
+from offload.model.entry import Entries, EntryKind, entries_of_rows
+from offload.model.manifest import AttemptKind, CommittedStream, Manifest, Running
+from offload.model.position import iso_of
+from offload.model.totals import totals
 
 WIDTH: Final = 100_000
 """Wider than any line: a terminal wraps what it must, and nothing is cut."""
@@ -39,7 +32,7 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Show totals, root, fragments and running attempts of STREAM."""
-    state: State = context.obj
+    state: CommandContext = context.obj
 
     async def main() -> StreamView:
         async with state.catalogue(tier, option) as catalogue:
@@ -103,7 +96,7 @@ def _group(view: StreamView, row: Entries) -> dict[str, object]:
     first_offset, records = int(row["first_offset"][0]), int(row["records"][0])
     return {
         "object": view.name_of(row),
-        "kind": Kind(row["kind"][0]).name.lower().replace("_", "-"),
+        "kind": EntryKind(row["kind"][0]).name.lower().replace("_", "-"),
         "first_offset": first_offset,
         "next_offset": first_offset + records,
         "records": records,
@@ -128,7 +121,7 @@ def _running(running: Running) -> dict[str, object]:
 
 
 def _fragment(view: StreamView, row: Entries) -> dict[str, object]:
-    [entry] = decode_entries(row)
+    [entry] = entries_of_rows(row)
     return {
         "object": view.name_of(row),
         "first_offset": entry.first_offset,
@@ -169,7 +162,7 @@ def _tree(view: StreamView) -> Tree:
             )
         )
     for row in _fragments_of(committed):
-        [entry] = decode_entries(row)
+        [entry] = entries_of_rows(row)
         fragments.add(
             escape(
                 f"[{entry.first_offset}, {entry.next_offset})  {size_text(entry.stored_size_bytes)}  "

@@ -6,14 +6,14 @@ from typing import Annotated, Final
 
 import typer
 
-from offload.catalogue import Catalogue
-from offload.cli.arguments import Options, Tier
-from offload.cli.output import print_error, print_json, print_table, size_text
-from offload.cli.state import State, run_async
+from offload.cli.kit.arguments import Options, Tier
+from offload.cli.kit.output import print_error, print_json, print_table, size_text
+from offload.cli.kit.state import CommandContext, run_async
+from offload.contracts.catalogue import Catalogue
 from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
-from offload.formats.manifest import CommittedStream
-from offload.position import iso_of
-from offload.tier.totals import totals
+from offload.model.manifest import CommittedStream
+from offload.model.position import iso_of
+from offload.model.totals import totals
 
 HEADS: Final = ("stream", "messages", "first offset", "next offset", "size", "fragments", "version", "newest")
 
@@ -25,7 +25,7 @@ def ls(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
     """List the streams of TIER."""
-    state: State = context.obj
+    state: CommandContext = context.obj
 
     async def main() -> tuple[list[_Listed], list[OffloadError]]:
         rows: list[_Listed] = []

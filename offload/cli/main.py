@@ -19,7 +19,7 @@ def main() -> None:
         sys.stdout = open(nowhere, "w", closefd=False)  # noqa: SIM115 - as long as the process lives
     try:
         from offload.cli.app import run  # here, so that Ctrl-C during imports ends as it does later
-        from offload.cli.ending import ClosedPipe, Interrupted
+        from offload.cli.kit.ending import ClosedPipe, Interrupted
     except KeyboardInterrupt:
         sys.exit(_stopped())
     try:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.output import print_json, print_note, print_table
-from offload.plugins import CONTRACT, Backend, Declared, Plugin, Plugins, conflict_text
+from offload.cli.kit.output import print_json, print_note, print_table
+from offload.contracts.plugin import CONTRACT, Backend
+from offload.plugins import Plugin, PluginDeclaration, Plugins, conflict_text
 
 
 def plugins(
@@ -46,7 +47,7 @@ def _notes(found: Plugins) -> list[str]:
     return [note for backend in backends if (note := backend.contract_note())]
 
 
-def _declaration(declared: Declared) -> dict[str, object]:
+def _declaration(declared: PluginDeclaration) -> dict[str, object]:
     declaration = declared.declaration
     row: dict[str, object] = {
         "kind": declared.kind,

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from offload.cli.arguments import Options, Stream, Tier
-from offload.cli.output import counted, print_note, write_bytes
-from offload.cli.state import State, position_of, run_async
-from offload.decoder import Decoded, Decoder
+from offload.cli.kit.arguments import Options, Stream, Tier
+from offload.cli.kit.output import counted, print_note, write_bytes
+from offload.cli.kit.state import CommandContext, position_of, run_async
+from offload.contracts.decoder import Decoded, Decoder
+from offload.contracts.events import Event, Skipped
 from offload.errors import TryAgain
-from offload.events import Event, Skipped
-from offload.position import AtOffset, AtTime, Position, iso_of
-from offload.tier.reader import IN_FLIGHT, Messages, StreamReader
+from offload.model.position import AtOffset, AtTime, Position, iso_of
+from offload.streams.reader import IN_FLIGHT, Messages, StreamReader
 
 OUTPUT_SIZE_BYTES: Final = 256 * 1024
 """How much is gathered before it is written."""
@@ -43,7 +43,7 @@ At = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=0, help="Print at most this many messages.")]
-AtOnce = Annotated[
+RequestsAtOnce = Annotated[
     int, typer.Option(metavar="N", min=1, max=64, help="Requests under way, each for up to 16 MiB.")
 ]
 Decode = Annotated[str, typer.Option(metavar="NAME", help="raw, or a decoder of a plugin, such as amqp.")]
@@ -57,12 +57,12 @@ def read(
     start: At = "first",
     option: Options = None,
     limit: Limit = None,
-    at_once: AtOnce = IN_FLIGHT,
+    at_once: RequestsAtOnce = IN_FLIGHT,
     decode: Decode = "raw",
     how: Print = Format.JSONL,
 ) -> None:
     """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them."""
-    state: State = context.obj
+    state: CommandContext = context.obj
     position = position_of(start)
     output = _Output(renderer(how, _decoder(state, decode)))
 
@@ -155,7 +155,7 @@ class _Output:
         self._pieces, self._size = [], 0
 
 
-def _decoder(state: State, name: str) -> Decoder | None:
+def _decoder(state: CommandContext, name: str) -> Decoder | None:
     return None if name == "raw" else state.decoder(name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
-from offload.cli.state import run_async
+from offload.cli.kit.state import run_async
 from offload.errors import OffloadError
 
 AGAIN: Final = "what was done so far stays; run the same command again to go on"

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import OnlyStream, Options, Tier
-from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text
-from offload.cli.quantities import parse_duration
-from offload.cli.state import State, run_async
-from offload.cli.terminal import live_line
-from offload.tier.sweep import sweep as sweep_tier
-from offload.tier.sweep_report import Condemned, StreamSweep, SweepReport, Tally
+from offload.cli.kit.arguments import OnlyStream, Options, Tier
+from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
+from offload.cli.kit.quantities import parse_duration
+from offload.cli.kit.state import CommandContext, run_async
+from offload.cli.kit.terminal import live_line
+from offload.upkeep.sweep.report import Condemned, StreamSweep, SweepReport, Tally
+from offload.upkeep.sweep.tier import sweep as sweep_tier
 
 Grace = Annotated[
     str,
@@ -32,7 +32,9 @@ Uploads = Annotated[
         help="Abort uploads that nobody will finish once they are so old. Only S3 can list them.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, only say what would go, and when.")]
+SweepDryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Change nothing, only say what would go, and when.")
+]
 
 
 def sweep(
@@ -41,7 +43,7 @@ def sweep(
     stream: OnlyStream = None,
     grace: Grace = "1h",
     uploads: Uploads = "7d",
-    dry_run: DryRun = False,
+    dry_run: SweepDryRun = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
@@ -49,7 +51,7 @@ def sweep(
 
     Run it regularly: it frees what an earlier run found. Safe beside syncs, readers and other sweeps.
     """
-    state: State = context.obj
+    state: CommandContext = context.obj
     grace_seconds = 0.0 if grace.strip() == "0" else parse_duration(grace, option="--grace")
     uploads_seconds = parse_duration(uploads, option="--uploads-older-than")
     objects: list[Condemned] = []

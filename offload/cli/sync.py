@@ -9,16 +9,16 @@ from typing import Annotated, Final
 
 import typer
 
-from offload.cli.arguments import Options, Tier
-from offload.cli.ending import Usage
-from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text
-from offload.cli.progress import Seen, Show, progress
-from offload.cli.state import State, run_async
-from offload.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted
-from offload.tier.object_store_offloader import TierOptions
-from offload.tier.place import TierPlan
-from offload.tier.sync import StreamReport
-from offload.tier.sync import sync as sync_all
+from offload.cli.kit.arguments import Options, Tier
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
+from offload.cli.kit.progress import CommandProgress, Show, progress
+from offload.cli.kit.state import CommandContext, run_async
+from offload.contracts.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted
+from offload.native.offloader import TierOptions
+from offload.native.place import TierPlan
+from offload.streams.sync import StreamReport
+from offload.streams.sync import sync as sync_all
 
 SECRETS: Final = {"key", "secret", "token", "password", "string", "proxy"}
 """Words in the names of options whose values may be secret."""
@@ -54,7 +54,7 @@ ContinueAs = Annotated[
     ),
 ]
 UPLOADS_MAX = TierOptions().uploads_max
-AtOnce = Annotated[
+UploadsAtOnce = Annotated[
     int,
     typer.Option("--at-once", metavar="N", min=1, max=64, help="Fragments uploaded at once, of some 64 MiB."),
 ]
@@ -68,12 +68,12 @@ def sync(
     continue_as: ContinueAs = None,
     commit_store: CommitStore = "",
     hashed_keys: HashedKeys = False,
-    at_once: AtOnce = UPLOADS_MAX,
+    at_once: UploadsAtOnce = UPLOADS_MAX,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
     """Copy what is new from SOURCE to TIER. Running it again copies only what came since."""
-    state: State = context.obj
+    state: CommandContext = context.obj
     how = TierOptions(uploads_max=at_once)
     plan = TierPlan(commit_store=commit_store, hashed_keys=hashed_keys)
     parts = _parts(stream or [], continue_as)
@@ -165,5 +165,7 @@ class _Listener:
             case ManifestCommitted(manifest=manifest):  # also adopts what an earlier run uploaded
                 self._done = max(self._done, manifest.next_offset - self._first)
         what = f"uploading {self._stream}"
-        self._show(Seen(what=what, done=self._done, total=self._total, size_bytes=self._size_bytes))
+        self._show(
+            CommandProgress(what=what, done=self._done, total=self._total, size_bytes=self._size_bytes)
+        )
         self._emit(event)

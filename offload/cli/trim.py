@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import Options, Stream, Tier
-from offload.cli.ending import Usage
-from offload.cli.output import counted, one_line, print_json, size_text
-from offload.cli.quantities import parse_duration, parse_size
-from offload.cli.state import State, run_async
-from offload.tier.retention import Retention, TrimReport
-from offload.tier.retention import trim as trim_stream
-from offload.tier.totals import totals
+from offload.cli.kit.arguments import Options, Stream, Tier
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_json, size_text
+from offload.cli.kit.quantities import parse_duration, parse_size
+from offload.cli.kit.state import CommandContext, run_async
+from offload.model.totals import totals
+from offload.upkeep.retention import Retention, TrimReport
+from offload.upkeep.retention import trim as trim_stream
 
 
 def trim(
@@ -44,7 +44,7 @@ def trim(
 
     If several limits are given, the strictest applies. By age and size the last fragment always stays.
     """
-    state: State = context.obj
+    state: CommandContext = context.obj
     retention = _retention(max_age, max_bytes, before)
 
     async def main() -> TrimReport:

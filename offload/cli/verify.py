@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import OnlyStream, Options, Tier
-from offload.cli.ending import Usage
-from offload.cli.output import counted, error_line, one_line, print_json, print_note, size_text
-from offload.cli.progress import Seen, progress
-from offload.cli.quantities import parse_size
-from offload.cli.state import State, run_async
+from offload.cli.kit.arguments import OnlyStream, Options, Tier
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, error_line, one_line, print_json, print_note, size_text
+from offload.cli.kit.progress import CommandProgress, progress
+from offload.cli.kit.quantities import parse_size
+from offload.cli.kit.state import CommandContext, run_async
+from offload.contracts.events import DamageFound
 from offload.errors import OffloadError
-from offload.events import DamageFound
-from offload.tier.verify import verify as verify_tier
-from offload.tier.verify_report import VerifyLevel, VerifyReport
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+from offload.upkeep.verify.tier import verify as verify_tier
 
 Level = Annotated[
     VerifyLevel,
@@ -27,7 +27,7 @@ Level = Annotated[
 After = Annotated[
     str, typer.Option(metavar="OBJECT", help="Resume after this object, as printed by an interrupted run.")
 ]
-Rate = Annotated[
+ReadRate = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Read at most this much per second, for example 50MiB.")
 ]
 
@@ -38,12 +38,12 @@ def verify(
     stream: OnlyStream = None,
     level: Level = VerifyLevel.BYTES,
     after: After = "",
-    rate: Rate = None,
+    rate: ReadRate = None,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Verify the checksum, key and manifest entry of every object in TIER."""
-    state: State = context.obj
+    state: CommandContext = context.obj
     report = VerifyReport(level=level)
     bytes_per_second_max = _rate(rate)
 
@@ -91,7 +91,7 @@ def _rate(text: str | None) -> int | None:
     return bytes_per_second_max
 
 
-def _tell(state: State, report: VerifyReport, *, json: bool, to_the_end: bool = True) -> None:
+def _tell(state: CommandContext, report: VerifyReport, *, json: bool, to_the_end: bool = True) -> None:
     for damage in report.damages:
         state.plugins.emit(DamageFound(damage=damage))
     if json:
@@ -124,8 +124,8 @@ SOUND = {
 }
 
 
-def _seen(report: VerifyReport) -> Seen:
-    return Seen(
+def _seen(report: VerifyReport) -> CommandProgress:
+    return CommandProgress(
         what=f"verifying {report.stream or 'the tier'}",
         done=report.reached - report.offsets.start,
         total=len(report.offsets) or None,

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, NamedTuple
 
 from offload.errors import Corrupt, Misuse
 from offload.formats.layout import layout
+from offload.model.chunk_table import ChunkType
 
 CHUNK_HEADER: Final = layout(
     "Chunk header",
@@ -48,14 +48,6 @@ FILTER_SIZE_BYTES_MIN: Final = 16
 FILTER_SIZE_BYTES_MAX: Final = 255
 
 _RESERVED: Final = bytes(3)
-
-
-class ChunkType(IntEnum):
-    """What a chunk carries. Only `USER` chunks are delivered to readers."""
-
-    USER = 0
-    TRACKING_DELTA = 1
-    TRACKING_SNAPSHOT = 2
 
 
 class _Violation(NamedTuple):

@@ -25,24 +25,9 @@ from offload.formats._chunk_header import (
     CHUNK_SIZE_BYTES_MAX,
     FILTER_SIZE_BYTES_MIN,
     ChunkHeader,
-    ChunkType,
 )
 from offload.formats.checksums import crc32
-
-CHUNK_TABLE: Final = np.dtype(
-    [
-        ("offset", "u8"),  # of the chunk's first record
-        ("timestamp_ms", "i8"),
-        ("position", "u8"),  # of the chunk's first byte, in its file or object
-        ("size_bytes", "u8"),  # of the whole stored chunk
-        ("records", "u4"),
-        ("type", "u1"),  # a ChunkType
-    ]
-)
-"""One chunk of a run, in the machine's own byte order: a thing of memory, not a format."""
-
-ChunkTable: TypeAlias = npt.NDArray[np.void]
-"""An array of `CHUNK_TABLE` rows that keeps the invariants above."""
+from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 
 _Headers: TypeAlias = npt.NDArray[np.void]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -51,19 +36,6 @@ _Positions: TypeAlias = npt.NDArray[np.uint64]
 _SIZES: Final = struct.Struct(">IIB")
 _SIZES_START: Final = CHUNK_HEADER.offset_of("data_size_bytes")
 _HEADER_SIZE_BYTES: Final = CHUNK_HEADER.size_bytes
-
-
-def row_from(table: ChunkTable, offset: int) -> int:
-    """The row of the first chunk that begins at or behind `offset`; the number of rows where none does.
-
-    Compared as u64: with a plain integer NumPy would compare as floats, which are not exact from 2**53 on.
-    """
-    return int(np.searchsorted(table["offset"], np.uint64(offset)))
-
-
-def row_holding(table: ChunkTable, offset: int) -> int:
-    """The row of the chunk that holds `offset`, or 0 where it lies before the first."""
-    return max(int(np.searchsorted(table["offset"], np.uint64(offset), side="right")) - 1, 0)
 
 
 def scan(data: bytes | memoryview, *, first_position: int = 0, where: str) -> ChunkTable:

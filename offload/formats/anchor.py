@@ -24,7 +24,7 @@ from offload.errors import Corrupt, Misuse
 from offload.formats.checksums import check_version, crc32c
 from offload.formats.keys import escape
 
-VERSION: Final = 1
+ANCHOR_FORMAT_VERSION: Final = 1
 ANCHOR_SIZE_BYTES_MAX: Final = 64 * 1024
 """More is never read: an anchor that is longer does not decode."""
 
@@ -62,7 +62,7 @@ class _Anchor(ABC):
         """The anchor's bytes. Raises `Misuse` where a field is not what it must be."""
         self._check()
         text = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
-        lines = f"ledger-offload {self.kind} {VERSION}\n{text}\n".encode()
+        lines = f"ledger-offload {self.kind} {ANCHOR_FORMAT_VERSION}\n{text}\n".encode()
         return lines + _sum_of(lines)
 
     @classmethod
@@ -74,7 +74,7 @@ class _Anchor(ABC):
         lines, last = raw[:-_SUM_SIZE_BYTES], raw[-_SUM_SIZE_BYTES:]
         if _sum_of(lines) != last:
             raise Corrupt("anchor checksum", where, expected=last, found=_sum_of(lines))
-        check_version(f"{cls.kind} anchor", int(head[2]), VERSION, where)
+        check_version(f"{cls.kind} anchor", int(head[2]), ANCHOR_FORMAT_VERSION, where)
         try:
             anchor = cls(**json.loads(raw.split(b"\n")[1]))
             same = anchor.encode() == raw

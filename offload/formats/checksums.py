@@ -16,6 +16,8 @@ from isal import isal_zlib
 
 from offload.errors import Corrupt, UnsupportedFormat
 
+__all__ = ["crc32", "crc32c"]
+
 
 def crc32(data: bytes | bytearray | memoryview, before: int = 0) -> int:
     """CRC-32 of `data`, continuing from the checksum of what came before it."""

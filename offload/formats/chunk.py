@@ -12,35 +12,19 @@ from offload.formats._chunk_header import (
     FILTER_SIZE_BYTES_MAX,
     FILTER_SIZE_BYTES_MIN,
     ChunkHeader,
-    ChunkType,
 )
-from offload.formats._chunk_table import (
-    CHUNK_TABLE,
-    ChunkTable,
-    check_chunks,
-    check_stored,
-    headers_at,
-    row_from,
-    row_holding,
-    scan,
-    scan_head,
-)
+from offload.formats._chunk_table import check_chunks, check_stored, headers_at, scan, scan_head
 
 __all__ = [
     "CHUNK_HEADER",
     "CHUNK_MAGIC",
     "CHUNK_SIZE_BYTES_MAX",
-    "CHUNK_TABLE",
     "FILTER_SIZE_BYTES_MAX",
     "FILTER_SIZE_BYTES_MIN",
     "ChunkHeader",
-    "ChunkTable",
-    "ChunkType",
     "check_chunks",
     "check_stored",
     "headers_at",
-    "row_from",
-    "row_holding",
     "scan",
     "scan_head",
 ]

@@ -23,6 +23,9 @@ from isal import igzip, igzip_lib
 
 from offload.errors import Corrupt, UnsupportedFormat
 
+__all__ = ["Codec"]
+
+
 SUB_BATCH_SIZE_BYTES_MAX: Final = 256 * 2**20
 """The most that the sub-batches of one chunk may decompress to, taken together; more is refused."""
 

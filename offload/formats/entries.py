@@ -20,9 +20,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from offload.errors import Corrupt, Misuse
-from offload.formats.chunk import ChunkHeader, ChunkType
+from offload.formats.chunk import ChunkHeader
 from offload.formats.codecs import SUB_BATCH_SIZE_BYTES_MAX, Codec, compress, decompress
 from offload.formats.layout import layout
+from offload.model.chunk_table import ChunkType
+
+__all__ = ["SubBatch"]
+
 
 SUB_BATCH_HEADER: Final = layout(
     "Sub-batch header",

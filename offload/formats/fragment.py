@@ -34,11 +34,11 @@ import numpy.typing as npt
 
 from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import check_sealed, crc32c
-from offload.formats.chunk import CHUNK_TABLE, ChunkTable, ChunkType
 from offload.formats.keys import escape
 from offload.formats.layout import layout
+from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 
-VERSION: Final = 1
+FRAGMENT_FORMAT_VERSION: Final = 1
 HEADER_MAGIC: Final = b"OLFH"
 TRAILER_MAGIC: Final = b"OLFT"
 NO_KEY: Final = bytes(16)
@@ -103,7 +103,7 @@ TRAILER: Final = layout(
 FragmentIndex = npt.NDArray[np.void]
 """Index records as stored: an array of `INDEX_RECORD.dtype`."""
 
-FRAGMENT_HEADER: Final = HEADER.pack(magic=HEADER_MAGIC, version=VERSION, reserved=bytes(10))
+FRAGMENT_HEADER: Final = HEADER.pack(magic=HEADER_MAGIC, version=FRAGMENT_FORMAT_VERSION, reserved=bytes(10))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class FragmentTrailer:
         """The trailer's bytes, checksum included."""
         body = TRAILER.pack(
             magic=TRAILER_MAGIC,
-            version=VERSION,
+            version=FRAGMENT_FORMAT_VERSION,
             codec=0,
             key_id=NO_KEY,
             checksum=0,
@@ -163,7 +163,14 @@ class FragmentTrailer:
             )
         fields = TRAILER.unpack(raw)
         _expect("trailer magic", where, position, expected=TRAILER_MAGIC, found=fields["magic"])
-        check_sealed("trailer", raw, version=fields["version"], known=VERSION, where=where, position=position)
+        check_sealed(
+            "trailer",
+            raw,
+            version=fields["version"],
+            known=FRAGMENT_FORMAT_VERSION,
+            where=where,
+            position=position,
+        )
         _expect("trailer copied", where, position, expected=min(fields["copied"], 1), found=fields["copied"])
         if fields["codec"] or fields["key_id"] != NO_KEY:
             raise UnsupportedFormat(f"{where}: its chunks are compressed or encrypted; upgrade to read them")
@@ -262,7 +269,7 @@ def check_header(raw: bytes, *, where: str) -> None:
         raise Corrupt("header size", where, expected=HEADER.size_bytes, found=len(raw))
     fields = HEADER.unpack(raw)
     _expect("header magic", where, 0, expected=HEADER_MAGIC, found=fields["magic"])
-    _expect("header version", where, 4, expected=VERSION, found=fields["version"])
+    _expect("header version", where, 4, expected=FRAGMENT_FORMAT_VERSION, found=fields["version"])
     _expect("header reserved bytes", where, 6, expected=bytes(10), found=fields["reserved"])
 
 

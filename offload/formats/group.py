@@ -22,9 +22,10 @@ from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.fragment import stream_digest
 from offload.formats.keys import StreamKeys
 from offload.formats.layout import layout
-from offload.formats.manifest import ENTRY, TOTALS, Entries, Kind, check_entries, exact_sum
+from offload.formats.root import ENTRY
+from offload.model.entry import GROUP_ROOT_VERSION, TOTALS, Entries, EntryKind, check_entries, exact_sum
 
-VERSION: Final = 1
+GROUP_FORMAT_VERSION: Final = 1
 GROUP_MAGIC: Final = b"OLMG"
 
 GROUP_HEADER: Final = layout(
@@ -47,7 +48,7 @@ class Group:
 
     stream: str
     incarnation: UUID
-    kind: Kind
+    kind: EntryKind
     uid: UUID
     version: int
     """Of the root that it was made for: once that number is decided, so is whether the group is named."""
@@ -64,7 +65,7 @@ class Group:
         """The object's bytes."""
         header = GROUP_HEADER.pack(
             magic=GROUP_MAGIC,
-            format_version=VERSION,
+            format_version=GROUP_FORMAT_VERSION,
             kind=self.kind,
             reserved=0,
             stream_digest=stream_digest(self.stream),
@@ -89,7 +90,7 @@ class Group:
         }
         packed = ENTRY.pack(
             **row,
-            ledger_id=self.version,
+            **{GROUP_ROOT_VERSION: self.version},
             attempt=self.uid.bytes,
             checksum=crc32c(raw),
             kind=self.kind,
@@ -114,7 +115,7 @@ class Group:
         return cls(
             stream=stream,
             incarnation=UUID(bytes=fields["incarnation"]),
-            kind=Kind(fields["kind"]),
+            kind=EntryKind(fields["kind"]),
             uid=UUID(bytes=fields["uid"]),
             version=fields["version"],
             entries=entries,
@@ -132,8 +133,8 @@ def _header_of(raw: bytes, where: str) -> dict[str, Any]:
     fields = GROUP_HEADER.unpack(raw)
     if fields["magic"] != GROUP_MAGIC:
         raise Corrupt("group magic", where, expected=GROUP_MAGIC, found=fields["magic"])
-    check_sealed("group", raw, version=fields["format_version"], known=VERSION, where=where)
-    if fields["reserved"] or not Kind.GROUP <= fields["kind"] <= Kind.MEGA_GROUP:
+    check_sealed("group", raw, version=fields["format_version"], known=GROUP_FORMAT_VERSION, where=where)
+    if fields["reserved"] or not EntryKind.GROUP <= fields["kind"] <= EntryKind.MEGA_GROUP:
         raise Corrupt("group kind", where, expected="1 to 3", found=fields["kind"])
     size = group_size_bytes(fields["entry_count"])
     if size != len(raw):

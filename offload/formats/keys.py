@@ -29,6 +29,9 @@ from uuid import UUID
 
 from offload.errors import Misuse
 
+__all__ = ["StreamKeys", "escape"]
+
+
 TIER_PREFIX: Final = "tier."
 """What the keys of a tier's own objects begin with. No stream's do: an escaped name holds no dot."""
 

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["Layout", "layout"]
+
+
 _NUMPY_CODES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8", "b": "i1", "i": ">i4", "q": ">i8"}
 
 

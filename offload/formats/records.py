@@ -20,8 +20,12 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from offload.formats.chunk import CHUNK_HEADER, ChunkTable, ChunkType, headers_at
+from offload.formats.chunk import CHUNK_HEADER, headers_at
 from offload.formats.entries import messages
+from offload.model.chunk_table import ChunkTable, ChunkType
+
+__all__ = ["RecordRun", "record_runs"]
+
 
 SIDE_BY_SIDE_MIN: Final = 40
 """With fewer chunks at a time, on the average, one after the other is quicker (measured at 100 bytes a

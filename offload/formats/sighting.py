@@ -27,7 +27,7 @@ from offload.formats.checksums import check_sealed, crc32c
 from offload.formats.fragment import stream_digest
 from offload.formats.layout import layout
 
-VERSION: Final = 1
+SIGHTING_FORMAT_VERSION: Final = 1
 SIGHTING_MAGIC: Final = b"OLSG"
 ROWS_MAX: Final = 2**18
 
@@ -55,13 +55,13 @@ assert SIGHTING_ROW.size_bytes == 33
 ROOT_KIND: Final = 4
 SIZE_BYTES_MAX: Final = SIGHTING_HEADER.size_bytes + ROWS_MAX * SIGHTING_ROW.size_bytes + 4
 
-Rows = npt.NDArray[np.void]
+SightingRows = npt.NDArray[np.void]
 """Names of objects as stored: an array of `SIGHTING_ROW.dtype`."""
 
-NO_ROWS: Final[Rows] = np.empty(0, SIGHTING_ROW.dtype)
+NO_ROWS: Final[SightingRows] = np.empty(0, SIGHTING_ROW.dtype)
 
 
-def as_bytes(rows: Rows) -> npt.NDArray[np.bytes_]:
+def as_bytes(rows: SightingRows) -> npt.NDArray[np.bytes_]:
     """The same memory as byte strings, which NumPy compares and sorts as stores sort keys.
 
     NumPy drops zeros from the end of a byte string, but all have one length: equal stays equal.
@@ -77,13 +77,13 @@ class Sighting:
     uid: UUID
     time_ms: int
     version: int
-    rows: Rows
+    rows: SightingRows
 
     def encode(self) -> bytes:
         """The object's bytes."""
         header = SIGHTING_HEADER.pack(
             magic=SIGHTING_MAGIC,
-            format_version=VERSION,
+            format_version=SIGHTING_FORMAT_VERSION,
             reserved=0,
             stream_digest=stream_digest(self.stream),
             uid=self.uid.bytes,
@@ -123,7 +123,9 @@ def _header_of(raw: bytes, where: str) -> dict[str, Any]:
     fields = SIGHTING_HEADER.unpack(raw)
     if fields["magic"] != SIGHTING_MAGIC:
         raise Corrupt("sighting magic", where, expected=SIGHTING_MAGIC, found=fields["magic"])
-    check_sealed("sighting", raw, version=fields["format_version"], known=VERSION, where=where)
+    check_sealed(
+        "sighting", raw, version=fields["format_version"], known=SIGHTING_FORMAT_VERSION, where=where
+    )
     size = least + fields["row_count"] * SIGHTING_ROW.size_bytes
     if fields["row_count"] > ROWS_MAX or size != len(raw):
         raise Corrupt("sighting size", where, expected=size, found=len(raw))

@@ -16,8 +16,12 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from offload.errors import Corrupt, Misuse, UnsupportedFormat
-from offload.formats.chunk import ChunkHeader, ChunkType
+from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import entries
+from offload.model.chunk_table import ChunkType
+
+__all__ = ["ConsumerOffset", "ProducerSequence"]
+
 
 _SEQUENCE: Final = 0
 _OFFSET: Final = 1

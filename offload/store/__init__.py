@@ -1,1 +1,1 @@
-"""The port to an object store, the decorators that stand before one, and a store in memory for tests."""
+"""What stands before a store, in the order that `store.stack` fixes, and a store in memory for tests."""

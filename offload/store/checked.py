@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from offload.contracts.store import ObjectStore, Span, Suffix
 from offload.errors import Corrupt, UnsupportedFormat
-from offload.store.port import ObjectStore, Span, Suffix
 from offload.store.wrap import StoreDecorator
 
 T = TypeVar("T")

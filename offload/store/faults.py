@@ -24,9 +24,12 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
 from offload.errors import AlreadyExists, Denied, OutcomeUnknown, TryAgain
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
+
+__all__ = ["MUTATIONS", "Call", "Fault", "FaultyStore", "Rule"]
+
 
 Hook = Callable[[str, str], Awaitable[None]]
 

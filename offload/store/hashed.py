@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import AlreadyExists, NotFound
 from offload.formats.checksums import crc32c
-from offload.store.capabilities import Capabilities
 from offload.store.merge import merged
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.wrap import StoreDecorator
 
 FOLDERS: Final = "0123456789abcdef"

@@ -15,17 +15,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.errors import Misuse, OffloadError, OutcomeUnknown, Throttled, TryAgain
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.rate import Rate
 from offload.store.turns import Turns
 from offload.store.wrap import StoreDecorator, UploadDecorator
+
+__all__ = ["LimitedStore", "RequestLimits"]
+
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """What one client may ask of a store. `None` is no bound."""
 
     up_requests_max: int = 32
@@ -83,13 +86,13 @@ class LimitedStore(StoreDecorator):
     def __init__(
         self,
         inner: ObjectStore,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         super().__init__(inner)
-        limits = limits or Limits()
+        limits = limits or RequestLimits()
         self._deadline_seconds = limits.deadline_seconds
         self.up = _Direction(
             Turns(limits.up_requests_max, clock),

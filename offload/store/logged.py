@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import aclosing, contextmanager
 from typing import Final, TypeVar, cast
 
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.errors import AlreadyExists, NotFound
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 T = TypeVar("T")

@@ -12,11 +12,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 from uuid import uuid4
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.env import Env
 from offload.errors import AlreadyExists, Misuse, NotFound
-from offload.store.capabilities import Capabilities
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.spans import clip
+
+__all__ = ["MemoryStore"]
+
 
 _CREATING: Final = threading.Lock()  # "absent?" and "store it" are one step, also between threads
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import cast
 
-from offload.store.port import Listed
+from offload.contracts.store import Listed
 from offload.tasks import run_each
 
 

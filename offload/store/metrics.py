@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
 

@@ -10,9 +10,11 @@ import io
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, ObjectStore
 from offload.errors import Misuse
-from offload.store.capabilities import Capabilities
-from offload.store.port import Body, ObjectStore
+
+__all__ = ["check_create", "part_numbers", "parts_of", "put_in_parts", "whole", "windows_in_memory"]
 
 
 async def windows_in_memory(body: Body) -> list[bytes]:
@@ -94,7 +96,7 @@ async def parts_of(body: Body, part_size_bytes: int) -> AsyncGenerator[bytes, No
         yield b"".join(held)
 
 
-def in_order(numbers: Iterable[int], key: str) -> list[int]:
+def part_numbers(numbers: Iterable[int], key: str) -> list[int]:
     """The numbers of an upload's parts, from 1 on. Raises `Misuse` where one is missing."""
     found = sorted(numbers)
     if found != [*range(1, len(found) + 1)]:

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import AlreadyExists, NotFound
-from offload.store.capabilities import Capabilities
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.wrap import StoreDecorator
+
+__all__ = ["PrefixStore"]
 
 
 class PrefixStore(StoreDecorator):

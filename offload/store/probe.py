@@ -12,11 +12,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
+from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import AlreadyExists, Corrupt, Denied, OutcomeUnknown, TryAgain
-from offload.store.capabilities import CREATE_SIZE_BYTES_LEAST
 from offload.store.checked import checked
-from offload.store.port import ObjectStore
 
 PROBE: Final = "tier.probe."
 """What the names of probes begin with."""
@@ -29,7 +29,7 @@ LEFT_BEHIND_MS: Final = 24 * 3600 * 1000
 
 _TRIAL: Final = re.compile(rf"(?:{re.escape(PROBE)}|{re.escape(CHECK)})([0-9]{{20}})\.")
 
-TRIALS_MAX: Final = 4
+PROBE_TRIALS_MAX: Final = 4
 FIRST, SECOND = b"ledger-offload probe 1\n", b"ledger-offload probe 2\n"
 
 
@@ -76,7 +76,7 @@ def is_left_behind(key: str, env: Env) -> bool:
 
 async def _second_create_loses(store: ObjectStore, env: Env) -> bool:
     """The verdict; a trial that was interrupted says nothing, and the next one is made under a new name."""
-    for attempt in range(TRIALS_MAX - 1):
+    for attempt in range(PROBE_TRIALS_MAX - 1):
         try:
             return await _try_once(store, trial_name(PROBE, env))
         except (TryAgain, OutcomeUnknown):

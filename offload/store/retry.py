@@ -25,10 +25,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from offload.contracts.events import Event, Waiting
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.errors import AlreadyExists, NotFound, OffloadError, OutcomeUnknown, Throttled, TryAgain
-from offload.events import Event, Waiting
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
+
+__all__ = ["RetryPolicy", "RetryingStore"]
+
 
 T = TypeVar("T")
 _log: Final = logging.getLogger(__name__)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from offload.contracts.store import Span, Suffix
 from offload.errors import Misuse
-from offload.store.port import Span, Suffix
+
+__all__ = ["clip"]
 
 
 def clip(span: Span | Suffix | None, size_bytes: int) -> tuple[int, int]:

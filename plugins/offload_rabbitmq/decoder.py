@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from offload.decoder import Decoded, Decoder
+from offload.contracts.decoder import Decoded, Decoder
 from offload.errors import Corrupt
 from offload_rabbitmq.amqp import data_bodies, decode, to_jsonable
 

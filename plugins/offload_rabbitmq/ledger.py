@@ -11,8 +11,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from offload.formats.chunk import ChunkTable
-from offload.offloader import ReadHandle
+from offload.contracts.ledger import ReadHandle
+from offload.model.chunk_table import ChunkTable
 from offload_rabbitmq.files import open_file, read_at, shown
 from offload_rabbitmq.pair import Pair
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from offload.errors import Corrupt
 from offload.formats.checksums import crc32
-from offload.formats.chunk import CHUNK_HEADER, ChunkHeader, ChunkTable
+from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
+from offload.model.chunk_table import ChunkTable
 from offload_rabbitmq.files import opened, read_at, shown
 from offload_rabbitmq.pair import Pair, check_heads, header_at, read_index
 from offload_rabbitmq.segment import SEGMENT_HEADER, IndexRecords, chunk_table, describes, index_records

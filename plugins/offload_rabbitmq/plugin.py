@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.plugins import DecoderType, SourceType, hookimpl
+from offload.contracts.plugin import DecoderType, SourceType, hookimpl
 
 
 @hookimpl

@@ -37,7 +37,7 @@ from offload.errors import Corrupt, TryAgain
 from offload_rabbitmq.files import explained, shown
 from offload_rabbitmq.newest import Newest, recover_newest
 from offload_rabbitmq.pair import Pair, parse_name, read_index
-from offload_rabbitmq.sealed import Sealed
+from offload_rabbitmq.sealed import SealedPair
 from offload_rabbitmq.segment import index_records
 
 TRIES_MAX: Final = 5
@@ -50,7 +50,7 @@ class Recovered:
     They follow each other in offsets, by their names.
     """
 
-    sealed: Sequence[Sealed]
+    sealed: Sequence[SealedPair]
     newest: Newest | None
     first_offset: int
     next_offset: int
@@ -147,9 +147,9 @@ def _empty(offset: int) -> Recovered:
     return Recovered(sealed=(), newest=None, first_offset=offset, next_offset=offset, epoch=0)
 
 
-def _sealed(pairs: list[Pair], next_offset: int) -> list[Sealed]:
+def _sealed(pairs: list[Pair], next_offset: int) -> list[SealedPair]:
     following = [*(pair.offset for pair in pairs), next_offset][1:]
-    return [Sealed(pair, offset) for pair, offset in zip(pairs, following, strict=True)]
+    return [SealedPair(pair, offset) for pair, offset in zip(pairs, following, strict=True)]
 
 
 def _last_epoch(pair: Pair) -> int:

@@ -12,7 +12,8 @@ import os
 from dataclasses import dataclass
 
 from offload.errors import Corrupt
-from offload.formats.chunk import CHUNK_HEADER, ChunkHeader, ChunkTable
+from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
+from offload.model.chunk_table import ChunkTable
 from offload_rabbitmq.files import opened, shown
 from offload_rabbitmq.pair import Pair, check_heads, header_at, read_index
 from offload_rabbitmq.segment import (
@@ -26,7 +27,7 @@ from offload_rabbitmq.segment import (
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedPair:
     """A pair by its names alone: nothing of it was read."""
 
     pair: Pair
@@ -34,7 +35,7 @@ class Sealed:
     """Where the pair that follows begins."""
 
 
-def sealed_table(sealed: Sealed, *, stream: str) -> ChunkTable:
+def sealed_table(sealed: SealedPair, *, stream: str) -> ChunkTable:
     """The table of the pair. Raises `Corrupt` where its parts do not fit, `TryAgain` where they are gone."""
     try:
         return _read(sealed.pair, sealed.next_offset)

@@ -18,15 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.errors import Corrupt, UnsupportedFormat
-from offload.formats.chunk import (
-    CHUNK_HEADER,
-    CHUNK_SIZE_BYTES_MAX,
-    CHUNK_TABLE,
-    ChunkHeader,
-    ChunkTable,
-    ChunkType,
-)
+from offload.formats.chunk import CHUNK_HEADER, CHUNK_SIZE_BYTES_MAX, ChunkHeader
 from offload.formats.layout import Layout, layout
+from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 
 VERSION: Final = 1
 SEGMENT_MAGIC: Final = b"OSIL"

@@ -22,8 +22,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
+from offload.contracts.source import Snapshot, Source, SourceStream
 from offload.errors import Denied, Misuse, NotOffloaded
-from offload.source import Snapshot, Source, SourceStream
 from offload_rabbitmq.files import explained, shown
 from offload_rabbitmq.ledger import SegmentLedger
 from offload_rabbitmq.pair import parse_name

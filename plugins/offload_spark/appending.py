@@ -13,9 +13,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from offload.blocking import Blocking
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded
-from offload.manifest.tokens import token_for
-from offload.offloader import LedgerOffloader
+from offload.model.tokens import token_for
 from offload_spark.options import WriteOptions
 from offload_spark.writing import find_write
 

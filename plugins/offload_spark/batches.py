@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from offload.decoder import Decoder
+from offload.contracts.decoder import Decoder
 from offload.errors import Misuse
-from offload.formats.chunk import ChunkTable, ChunkType
 from offload.formats.records import RecordRun
+from offload.model.chunk_table import ChunkTable, ChunkType
 from offload_spark.columns import Columns
 
 LONG_MAX: Final = 2**63 - 1

@@ -12,16 +12,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from offload.formats.chunk import ChunkTable, ChunkType
-from offload.formats.manifest import Entries
-from offload.manifest.tree import OFFSET_MAX
+from offload.model.chunk_table import ChunkTable, ChunkType
+from offload.model.entry import Entries
+from offload.model.position import OFFSET_MAX
 
 TIMESTAMP_MS_MIN: Final = -(2**63)
 TIMESTAMP_MS_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ScanBounds:
     """Offsets in [first_offset, next_offset), times from first to last, both included."""
 
     first_offset: int = 0
@@ -31,7 +31,7 @@ class Bounds:
     streams: frozenset[str] | None = None
     """None: any."""
 
-    def and_offsets(self, first_offset: int, next_offset: int) -> Bounds:
+    def and_offsets(self, first_offset: int, next_offset: int) -> ScanBounds:
         """These offsets only."""
         return replace(
             self,
@@ -39,7 +39,7 @@ class Bounds:
             next_offset=min(self.next_offset, next_offset),
         )
 
-    def and_times(self, first_ms: int, last_ms: int) -> Bounds:
+    def and_times(self, first_ms: int, last_ms: int) -> ScanBounds:
         """These times only."""
         return replace(
             self,
@@ -47,7 +47,7 @@ class Bounds:
             last_timestamp_ms=min(self.last_timestamp_ms, last_ms),
         )
 
-    def and_streams(self, names: frozenset[str]) -> Bounds:
+    def and_streams(self, names: frozenset[str]) -> ScanBounds:
         """These streams only."""
         return replace(self, streams=names if self.streams is None else self.streams & names)
 

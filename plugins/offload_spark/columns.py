@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from offload.decoder import Decoder
+from offload.contracts.decoder import Decoder
 from offload.errors import Misuse
 from offload.plugins import Plugins
 from offload_spark.options import ReadOptions

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.cli.arguments import OnlyStream, Options, Tier
-from offload.cli.ending import Usage
-from offload.cli.output import counted, error_line, print_json, print_note, size_text
-from offload.cli.state import State
-from offload.cli.terminal import live_line
+from offload.cli.kit.arguments import OnlyStream, Options, Tier
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, error_line, print_json, print_note, size_text
+from offload.cli.kit.state import CommandContext
+from offload.cli.kit.terminal import live_line
+from offload.contracts.events import DamageFound
 from offload.errors import OffloadError
-from offload.events import DamageFound
-from offload.tier.verify_report import VerifyReport
+from offload.upkeep.verify.report import VerifyReport
 from offload_spark.compacting import compact
 from offload_spark.copying import copy
 from offload_spark.jobs.plain_errors import plain_errors
@@ -44,7 +44,7 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Read every fragment of TIER that is named, whole, and hold it against all of its checksums."""
-    state: State = context.obj
+    state: CommandContext = context.obj
     report = VerifyReport()
     options = given(state, option)
     try:

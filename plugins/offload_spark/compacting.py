@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offload.cli.arguments import Options, Tier
-from offload.cli.ending import Usage
-from offload.cli.output import counted, one_line, print_json, print_note, size_text
-from offload.cli.quantities import parse_size
-from offload.cli.terminal import live_line
+from offload.cli.kit.arguments import Options, Tier
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
+from offload.cli.kit.quantities import parse_size
+from offload.cli.kit.terminal import live_line
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at
 
 if TYPE_CHECKING:
-    from offload.tier.compacting import Compacted
+    from offload.upkeep.compact.stream import Compacted
 
 
 def compact(

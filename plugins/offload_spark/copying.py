@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offload.cli.ending import Usage
-from offload.cli.output import counted, one_line, print_error, print_json, print_note, size_text
-from offload.cli.progress import Seen, Show, progress
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
+from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at
 
 if TYPE_CHECKING:
-    from offload.tier.copying import Copied
-    from offload_spark.jobs.transfer import Progress
+    from offload.upkeep.copy.tier import Copied
+    from offload_spark.jobs.transfer import TransferProgress
 
-Options = Mapping[str, Any]
+StorageOptions = Mapping[str, Any]
 
 
 def copy(
@@ -71,7 +71,9 @@ def copy(
     return 1 if any(copied.error for copied in done) else 0
 
 
-def _give_up(ends: tuple[str, str], options: tuple[Options, Options], streams: list[str]) -> int:
+def _give_up(
+    ends: tuple[str, str], options: tuple[StorageOptions, StorageOptions], streams: list[str]
+) -> int:
     from offload_spark.jobs.copy import give_up
 
     if not streams:
@@ -90,13 +92,13 @@ class _Told:
         self._stream = ""
         self._before = self._bytes = 0
 
-    def __call__(self, told: Progress) -> None:
+    def __call__(self, told: TransferProgress) -> None:
         if told.stream != self._stream:
             self._stream, self._before = told.stream, self._before + self._bytes
         self._bytes = told.bytes
         doing = "copying" if told.pieces else "checking what an earlier run left of"
         self._show(
-            Seen(
+            CommandProgress(
                 what=f"{doing} {told.stream}",
                 done=told.pieces_done,
                 total=told.pieces or None,

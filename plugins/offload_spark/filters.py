@@ -16,15 +16,15 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from offload_spark.bounds import Bounds
+from offload_spark.bounds import ScanBounds
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-def bounds_of(filters: Iterable[Filter]) -> Bounds:
+def bounds_of(filters: Iterable[Filter]) -> ScanBounds:
     """All of these filters together."""
-    bounds = Bounds()
+    bounds = ScanBounds()
     for each in filters:
         column, values = getattr(each, "attribute", None), _values(each)
         if column in _NARROW and values:
@@ -37,7 +37,7 @@ def _values(each: Filter) -> list[Any]:
     return [] if None in found else found
 
 
-def _by_offset(bounds: Bounds, each: Filter, values: list[int]) -> Bounds:
+def _by_offset(bounds: ScanBounds, each: Filter, values: list[int]) -> ScanBounds:
     low, high = max(min(values), 0), max(max(values), -1)
     match each:
         case EqualTo() | In():
@@ -53,7 +53,7 @@ def _by_offset(bounds: Bounds, each: Filter, values: list[int]) -> Bounds:
     return bounds
 
 
-def _by_timestamp(bounds: Bounds, each: Filter, values: list[datetime]) -> Bounds:
+def _by_timestamp(bounds: ScanBounds, each: Filter, values: list[datetime]) -> ScanBounds:
     """A stored time is a whole millisecond; one that is cut off here lets through a little more."""
     if any(value.tzinfo is None for value in values):
         return bounds
@@ -68,7 +68,7 @@ def _by_timestamp(bounds: Bounds, each: Filter, values: list[datetime]) -> Bound
     return bounds
 
 
-def _by_stream(bounds: Bounds, each: Filter, values: list[str]) -> Bounds:
+def _by_stream(bounds: ScanBounds, each: Filter, values: list[str]) -> ScanBounds:
     return bounds.and_streams(frozenset(values)) if isinstance(each, EqualTo | In) else bounds
 
 
@@ -76,7 +76,7 @@ def _milliseconds(at: datetime) -> int:
     return (at - EPOCH) // MILLISECOND
 
 
-_NARROW: Final[dict[tuple[str, ...], Callable[[Bounds, Filter, list[Any]], Bounds]]] = {
+_NARROW: Final[dict[tuple[str, ...], Callable[[ScanBounds, Filter, list[Any]], ScanBounds]]] = {
     ("offset",): _by_offset,
     ("timestamp",): _by_timestamp,
     ("stream",): _by_stream,

@@ -31,7 +31,7 @@ LATEST: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class StreamChoice:
     """Which streams of a tier: all, unless one of the three is given."""
 
     names: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class ReadOptions:
 
     url: str
     storage_options: Mapping[str, Any]
-    streams: Choice
+    streams: StreamChoice
     start: Edge
     end: Edge
     min_partitions: int = 1
@@ -169,14 +169,14 @@ class _Said:
         """Names with commas between them."""
         return tuple(word.strip() for word in self.text(name).split(",") if word.strip())
 
-    def streams(self) -> Choice:
+    def streams(self) -> StreamChoice:
         one, several, pattern = self.text("stream"), self.text("streams"), self.text("streampattern")
         if bool(one) + bool(several) + bool(pattern) > 1:
             raise Misuse("give only one of the options stream, streams and streamPattern")
         if several.startswith("["):
-            return Choice(names=tuple(self._as("streams", [], _names, 'a JSON list: ["a", "b"]')))
+            return StreamChoice(names=tuple(self._as("streams", [], _names, 'a JSON list: ["a", "b"]')))
         self._as("streampattern", None, re.compile, "a regular expression")
-        return Choice(names=(one,) if one else self.words("streams"), pattern=pattern)
+        return StreamChoice(names=(one,) if one else self.words("streams"), pattern=pattern)
 
     def storage(self) -> dict[str, Any]:
         """The backend's: JSON in one option, which keeps the case of names, and single ones beside it."""

@@ -19,13 +19,14 @@ from typing import Final
 
 import numpy as np
 
-from offload.catalogue import Catalogue
+from offload.contracts.catalogue import Catalogue
 from offload.errors import NotOffloaded
-from offload.formats.manifest import CommittedStream, Entries, joined
-from offload.manifest.excerpt import of_fragments
-from offload.position import AtTime
-from offload.tier.reader import StreamReader
-from offload_spark.bounds import Bounds
+from offload.model.entry import Entries, joined_entries
+from offload.model.excerpt import of_fragments
+from offload.model.manifest import CommittedStream
+from offload.model.position import AtTime
+from offload.streams.reader import StreamReader
+from offload_spark.bounds import ScanBounds
 from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions
 
 FRAGMENT_COST_BYTES: Final = 4 * 1024 * 1024
@@ -33,7 +34,7 @@ FRAGMENT_COST_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PlannedPart:
     """A part of one stream, as a task is given it."""
 
     committed: CommittedStream
@@ -43,12 +44,12 @@ class Part:
     until: int
     """The chunks that begin in [first, until) are the part's."""
 
-    bounds: Bounds
+    bounds: ScanBounds
     """Of those, what may be wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class PlannedPiece:
     """A fragment, or as much of it as is planned as one."""
 
     committed: CommittedStream
@@ -57,7 +58,7 @@ class Piece:
 
     first: int
     until: int
-    bounds: Bounds
+    bounds: ScanBounds
     size_bytes: int
 
     @property
@@ -70,7 +71,7 @@ class Piece:
         """Whether the fragment begins with it."""
         return self.first == int(self.entry["first_offset"][0])
 
-    def split(self, count: int) -> list[Piece]:
+    def split(self, count: int) -> list[PlannedPiece]:
         """Itself in so many pieces of equal numbers of offsets, or fewer where it has fewer offsets."""
         count = min(count, self.until - self.first)
         edges = [self.first + (self.until - self.first) * n // count for n in range(count + 1)]
@@ -80,13 +81,13 @@ class Piece:
         ]
 
 
-async def plan(catalogue: Catalogue, options: ReadOptions, bounds: Bounds) -> list[list[Part]]:
+async def plan(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -> list[list[PlannedPart]]:
     """The partitions of a batch read.
 
     Raises `NotOffloaded` for a stream that is named and is not there, and, if `fail_on_data_loss`, for an
     offset that the stream does not have.
     """
-    pieces: list[Piece] = []
+    pieces: list[PlannedPiece] = []
     for committed in await chosen(catalogue, options, bounds):
         reader = StreamReader(catalogue, committed)
         start = await offset_of(reader, options.start, strict=options.fail_on_data_loss)
@@ -95,7 +96,7 @@ async def plan(catalogue: Catalogue, options: ReadOptions, bounds: Bounds) -> li
     return partitions_of(pieces, size_bytes=options.partition_size_bytes, count_min=options.min_partitions)
 
 
-async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: Bounds) -> list[CommittedStream]:
+async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -> list[CommittedStream]:
     """What is committed of the wanted streams. One that is gone is left out, unless it was named."""
     names = options.streams.names or options.streams.of(await catalogue.streams())
     found = []
@@ -127,7 +128,9 @@ async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:
     return within
 
 
-async def pieces_of(catalogue: Catalogue, committed: CommittedStream, bounds: Bounds) -> list[Piece]:
+async def pieces_of(
+    catalogue: Catalogue, committed: CommittedStream, bounds: ScanBounds
+) -> list[PlannedPiece]:
     """The fragments of a stream that have something within these bounds, each whole."""
     if bounds.is_empty:
         return []
@@ -143,15 +146,19 @@ async def pieces_of(catalogue: Catalogue, committed: CommittedStream, bounds: Bo
     return found
 
 
-def _piece(committed: CommittedStream, entry: Entries, bounds: Bounds) -> Piece:
+def _piece(committed: CommittedStream, entry: Entries, bounds: ScanBounds) -> PlannedPiece:
     """A fragment, whose size counts by the share of its offsets that is wanted."""
     first, until = int(entry["first_offset"][0]), _next_offset(entry)
     share = min(until, bounds.next_offset) - max(first, bounds.first_offset)
     size = int(entry["data_size_bytes"][0]) * share // (until - first)
-    return Piece(committed=committed, entry=entry, first=first, until=until, bounds=bounds, size_bytes=size)
+    return PlannedPiece(
+        committed=committed, entry=entry, first=first, until=until, bounds=bounds, size_bytes=size
+    )
 
 
-def partitions_of(pieces: Sequence[Piece], *, size_bytes: int, count_min: int) -> list[list[Part]]:
+def partitions_of(
+    pieces: Sequence[PlannedPiece], *, size_bytes: int, count_min: int
+) -> list[list[PlannedPart]]:
     """Pieces in their order, together up to about `size_bytes`, and as many partitions as are asked for.
 
     A fragment that is larger is split; a small remainder is not split off.
@@ -163,8 +170,10 @@ def partitions_of(pieces: Sequence[Piece], *, size_bytes: int, count_min: int) -
     return [parts_of(partition) for partition in packed]
 
 
-def _packed(pieces: Sequence[Piece], target_bytes: int, *, cost_bytes: int) -> list[list[Piece]]:
-    partitions: list[list[Piece]] = []
+def _packed(
+    pieces: Sequence[PlannedPiece], target_bytes: int, *, cost_bytes: int
+) -> list[list[PlannedPiece]]:
+    partitions: list[list[PlannedPiece]] = []
     weight = 0
     for whole in pieces:
         for piece in whole.split(max(round(whole.size_bytes / target_bytes), 1)):
@@ -177,17 +186,17 @@ def _packed(pieces: Sequence[Piece], target_bytes: int, *, cost_bytes: int) -> l
     return partitions
 
 
-def parts_of(pieces: Iterable[Piece]) -> list[Part]:
+def parts_of(pieces: Iterable[PlannedPiece]) -> list[PlannedPart]:
     """Pieces as parts: those that follow each other without a gap are one."""
-    runs: list[list[Piece]] = []
+    runs: list[list[PlannedPiece]] = []
     for piece in pieces:
         if runs and _touch(runs[-1][-1], piece):
             runs[-1].append(piece)
         else:
             runs.append([piece])
     return [
-        Part(
-            committed=of_fragments(run[0].committed, joined(*(piece.entry for piece in run))),
+        PlannedPart(
+            committed=of_fragments(run[0].committed, joined_entries(*(piece.entry for piece in run))),
             first=run[0].first,
             until=run[-1].until,
             bounds=run[0].bounds,
@@ -196,7 +205,7 @@ def parts_of(pieces: Iterable[Piece]) -> list[Part]:
     ]
 
 
-def _touch(one: Piece, other: Piece) -> bool:
+def _touch(one: PlannedPiece, other: PlannedPiece) -> bool:
     follows = one.is_end and other.is_begin and one.until == other.first
     return one.committed is other.committed and follows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.plugins import Command, hookimpl
+from offload.contracts.plugin import Command, hookimpl
 
 
 @hookimpl

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.arguments import Options, Tier
-from offload.cli.output import counted
-from offload.cli.rebuild import Begin, DryRun, End, Incarnation, Yes, make_sure, tell
-from offload.cli.terminal import live_line
+from offload.cli.kit.arguments import Options, Tier
+from offload.cli.kit.output import counted
+from offload.cli.kit.rebuild import Begin, DryRun, End, Incarnation, Yes, make_sure, tell
+from offload.cli.kit.terminal import live_line
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
 from offload_spark.running import Master, given, session_at

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offload.cli.state import State
+from offload.cli.kit.state import CommandContext
 from offload.errors import Misuse
 from offload.extras import missing_text
 
@@ -40,7 +40,7 @@ def session_at(master: str | None) -> Iterator[SparkSession]:
             spark.stop()
 
 
-def given(state: State, option: list[str] | None) -> Mapping[str, Any]:
+def given(state: CommandContext, option: list[str] | None) -> Mapping[str, Any]:
     """The options of the tier, as they are handed to workers."""
     state.options(option)  # which checks them
     return dict(each.split("=", 1) for each in option or ())

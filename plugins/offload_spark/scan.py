@@ -18,15 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from offload.blocking import Blocking
-from offload.catalogue import Catalogue
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.events import Event, Skipped
 from offload.errors import Absent, NotOffloaded
-from offload.events import Event, Skipped
-from offload.formats.chunk import ChunkTable
-from offload.formats.manifest import CommittedStream, Entry, decode_entries
 from offload.formats.records import RecordRun, record_runs
-from offload.tier.reader import StreamReader
+from offload.model.chunk_table import ChunkTable
+from offload.model.entry import Entry, entries_of_rows
+from offload.model.manifest import CommittedStream
+from offload.streams.reader import StreamReader
 from offload_spark.batches import BatchMaker, runs_of_table
-from offload_spark.planning import Part
+from offload_spark.planning import PlannedPart
 
 INDEXES_AHEAD: Final = 4
 
@@ -39,7 +40,7 @@ class Scan:
     maker: BatchMaker
     fail_on_data_loss: bool
 
-    def batches(self, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
+    def batches(self, parts: Sequence[PlannedPart]) -> Iterator[pa.RecordBatch]:
         """The batches of these parts, in order.
 
         Raises `Corrupt` at damage, after everything that stands before it; and `NotOffloaded` where records
@@ -57,7 +58,7 @@ class Scan:
                         wanted, stream=committed.stream, ledger_id=int(ledgers[row])
                     )
 
-    def _runs(self, part: Part, committed: CommittedStream) -> Iterator[RecordRun]:
+    def _runs(self, part: PlannedPart, committed: CommittedStream) -> Iterator[RecordRun]:
         lost: list[Event] = []
         reader = StreamReader(self.tier.catalogue, committed, emit=lost.append)
         windows = reader.windows(part.first, until=part.until, keep=lambda rows: _wanted(part, rows))
@@ -69,7 +70,7 @@ class Scan:
         finally:
             self.tier.run(windows.aclose())
 
-    def _runs_of_tables(self, part: Part, committed: CommittedStream) -> Iterator[RecordRun]:
+    def _runs_of_tables(self, part: PlannedPart, committed: CommittedStream) -> Iterator[RecordRun]:
         lost: list[Event] = []
         reader = StreamReader(self.tier.catalogue, committed, emit=lost.append)
         tables = _tables(self.tier.catalogue, reader, committed)
@@ -90,7 +91,7 @@ class Scan:
                 )
 
 
-def _wanted(part: Part, rows: ChunkTable) -> npt.NDArray[np.bool_]:
+def _wanted(part: PlannedPart, rows: ChunkTable) -> npt.NDArray[np.bool_]:
     """The chunks that are the part's own, and have something that is wanted."""
     wanted = part.bounds.of_chunks(rows)
     wanted &= rows["offset"] >= np.uint64(part.first)
@@ -103,7 +104,7 @@ async def _tables(
 ) -> AsyncGenerator[ChunkTable, None]:
     """The table of every fragment, in order, a few requests ahead. What was trimmed meanwhile is told."""
     ahead: deque[asyncio.Task[list[ChunkTable]]] = deque()
-    entries = iter(decode_entries(committed.entries))
+    entries = iter(entries_of_rows(committed.entries))
     try:
         while True:
             while len(ahead) < INDEXES_AHEAD and (entry := next(entries, None)) is not None:

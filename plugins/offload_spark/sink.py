@@ -26,11 +26,11 @@ from pyspark.sql.types import (
 )
 
 from offload.blocking import Blocking
+from offload.contracts.offloader import LedgerOffloader
 from offload.env import Env
 from offload.errors import Misuse
-from offload.offloader import LedgerOffloader
 from offload_spark.options import WriteOptions
-from offload_spark.writing import Part, Ticket, begin, commit, give_up, withdraw, write_part
+from offload_spark.writing import Ticket, WrittenPart, begin, commit, give_up, withdraw, write_part
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ REQUIRED = ("offset", "value")
 class Message(WriterCommitMessage):
     """What a task tells the driver."""
 
-    part: Part
+    part: WrittenPart
 
 
 class _Writes:
@@ -158,6 +158,6 @@ def check_columns(schema: StructType) -> None:
             raise Misuse(f"a write needs a column {name!r}{hint}")
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
     """Of the tasks that sent one."""
     return [message.part for message in messages if isinstance(message, Message)]

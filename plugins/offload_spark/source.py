@@ -30,18 +30,21 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from offload.blocking import Blocking
-from offload.catalogue import Catalogue
+from offload.contracts.catalogue import Catalogue
 from offload.errors import Misuse
 from offload.plugins import Plugins
 from offload_spark.batches import BatchMaker
-from offload_spark.bounds import Bounds
+from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.filters import bounds_of
 from offload_spark.options import LATEST, Edge, ReadOptions, WriteOptions
-from offload_spark.planning import Part, plan
+from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
 from offload_spark.sink import StreamingWriter, Writer
-from offload_spark.tailing import Limit, Mark, initial, latest, newest, plan_between
+from offload_spark.tailing import Mark, TailLimit, initial, latest, newest, plan_between
+
+__all__ = ["OffloadDataSource"]
+
 
 T = TypeVar("T")
 
@@ -99,7 +102,7 @@ class PushdownDataSource(OffloadDataSource):
 class Partition(InputPartition):
     """What one task reads."""
 
-    value: Sequence[Part]
+    value: Sequence[PlannedPart]
 
 
 class _Reads:
@@ -132,7 +135,7 @@ class Reader(_Reads, DataSourceReader):
 
     def __init__(self, options: ReadOptions, columns: Columns) -> None:
         super().__init__(options, columns)
-        self._bounds = Bounds()
+        self._bounds = ScanBounds()
 
     def partitions(self) -> list[InputPartition]:
         """See `planning.plan`."""
@@ -198,14 +201,14 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
             return tier.run(ask(tier.catalogue))
 
 
-def _limit_of(limit: ReadLimit, options: ReadOptions) -> Limit:
+def _limit_of(limit: ReadLimit, options: ReadOptions) -> TailLimit:
     """Spark's limit; where it is one of ours, the other one holds beside it."""
     match limit:
         case ReadMaxRows(max_rows=rows):
-            return Limit(rows=rows, size_bytes=options.trigger_size_bytes_max)
+            return TailLimit(rows=rows, size_bytes=options.trigger_size_bytes_max)
         case ReadMaxBytes(max_bytes=size_bytes):
-            return Limit(size_bytes=size_bytes)
-    return Limit()
+            return TailLimit(size_bytes=size_bytes)
+    return TailLimit()
 
 
 def register(spark: Any) -> None:

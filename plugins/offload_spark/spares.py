@@ -29,10 +29,10 @@ from uuid import UUID, uuid5
 
 from offload.env import Env
 from offload.errors import Conflict, OutcomeUnknown, TryAgain
-from offload.formats.manifest import AttemptKind, Manifest
-from offload.manifest.tokens import with_token
-from offload.offloader import Attempt
-from offload.tier.guest import Job
+from offload.model.attempt import Attempt
+from offload.model.manifest import AttemptKind, Manifest
+from offload.model.tokens import with_token
+from offload.streams.job import Job
 
 BLOCK: Final = 64
 """How many numbers are announced together. A batch of spares is three blocks at most."""

@@ -14,9 +14,10 @@ from typing import Final
 
 import numpy as np
 
+from offload.contracts.ledger import ReadHandle
 from offload.errors import Corrupt
-from offload.formats.chunk import ChunkTable, scan
-from offload.offloader import ReadHandle
+from offload.formats.chunk import scan
+from offload.model.chunk_table import ChunkTable
 
 WHERE: Final = "rows of a task"
 

@@ -14,20 +14,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import UUID
 
-from offload.catalogue import Catalogue
+from offload.contracts.catalogue import Catalogue
 from offload.errors import Misuse, NotOffloaded, UnsupportedFormat
-from offload.formats.manifest import CommittedStream, decode_entries
-from offload.tier.reader import StreamReader
-from offload_spark.bounds import Bounds
+from offload.model.entry import entries_of_rows
+from offload.model.manifest import CommittedStream
+from offload.streams.reader import StreamReader
+from offload_spark.bounds import ScanBounds
 from offload_spark.options import ReadOptions
-from offload_spark.planning import Part, Piece, chosen, offset_of, partitions_of, pieces_of
+from offload_spark.planning import PlannedPart, PlannedPiece, chosen, offset_of, partitions_of, pieces_of
 
 VERSION: Final = 1
-EVERYTHING: Final = Bounds()
+EVERYTHING: Final = ScanBounds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class QueryProgress:
     """Where a query stands in one stream."""
 
     incarnation: UUID
@@ -42,7 +43,7 @@ class Progress:
 class Mark:
     """Where a query stands, in each of its streams."""
 
-    places: Mapping[str, Progress] = field(default_factory=dict)
+    places: Mapping[str, QueryProgress] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """For Spark's checkpoint."""
@@ -64,7 +65,7 @@ class Mark:
         try:
             return cls(
                 {
-                    stream: Progress(
+                    stream: QueryProgress(
                         incarnation=UUID(at["incarnation"]), offset=int(at["offset"]), begin=int(at["begin"])
                     )
                     for stream, at in found["streams"].items()
@@ -75,7 +76,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class TailLimit:
     """How much a micro-batch may hold; None: everything. Of each stream with a backlog, a record at least."""
 
     rows: int | None = None
@@ -95,7 +96,7 @@ async def newest(catalogue: Catalogue, options: ReadOptions) -> Mark:
     """Where everything ends that is there now."""
     return Mark(
         {
-            each.stream: Progress(
+            each.stream: QueryProgress(
                 incarnation=each.incarnation, offset=each.next_offset, begin=each.first_offset
             )
             for each in await chosen(catalogue, options, EVERYTHING)
@@ -104,7 +105,7 @@ async def newest(catalogue: Catalogue, options: ReadOptions) -> Mark:
 
 
 async def latest(
-    catalogue: Catalogue, options: ReadOptions, start: Mark, limit: Limit, target: Mark | None
+    catalogue: Catalogue, options: ReadOptions, start: Mark, limit: TailLimit, target: Mark | None
 ) -> Mark:
     """How far the next micro-batch goes. `start` itself where there is nothing new.
 
@@ -129,9 +130,9 @@ async def latest(
 
 async def plan_between(
     catalogue: Catalogue, options: ReadOptions, start: Mark, end: Mark
-) -> list[list[Part]]:
+) -> list[list[PlannedPart]]:
     """The partitions of a micro-batch. Raises `NotOffloaded` where some of it is not there any more."""
-    pieces: list[Piece] = []
+    pieces: list[PlannedPiece] = []
     for stream, at in end.places.items():
         before = start.places.get(stream)
         known = before is not None and before.incarnation == at.incarnation
@@ -144,15 +145,15 @@ async def plan_between(
 _GO_ON: Final = "with failOnDataLoss=false the query goes on with what is there"
 
 
-async def _begin(catalogue: Catalogue, committed: CommittedStream, options: ReadOptions) -> Progress:
+async def _begin(catalogue: Catalogue, committed: CommittedStream, options: ReadOptions) -> QueryProgress:
     reader = StreamReader(catalogue, committed)
     offset = await offset_of(reader, options.start, strict=options.fail_on_data_loss)
-    return Progress(incarnation=committed.incarnation, offset=offset, begin=offset)
+    return QueryProgress(incarnation=committed.incarnation, offset=offset, begin=offset)
 
 
 async def _progress(
-    catalogue: Catalogue, committed: CommittedStream, options: ReadOptions, before: Progress | None
-) -> Progress:
+    catalogue: Catalogue, committed: CommittedStream, options: ReadOptions, before: QueryProgress | None
+) -> QueryProgress:
     """Where the query stands in a stream; at the beginning of one that is new, or was born again."""
     if before is None:
         return await _begin(catalogue, committed, options)
@@ -164,7 +165,7 @@ async def _progress(
     if options.fail_on_data_loss:
         raise NotOffloaded(f"stream {committed.stream!r} was deleted, and began anew; {_GO_ON}")
     first = committed.first_offset
-    return Progress(incarnation=committed.incarnation, offset=first, begin=first)
+    return QueryProgress(incarnation=committed.incarnation, offset=first, begin=first)
 
 
 def _end(committed: CommittedStream, target: Mark | None) -> int:
@@ -186,7 +187,7 @@ class _Share:
 
 
 async def _reached(
-    catalogue: Catalogue, committed: CommittedStream, offset: int, share: _Share, limit: Limit
+    catalogue: Catalogue, committed: CommittedStream, offset: int, share: _Share, limit: TailLimit
 ) -> int:
     """Where a stream's part of the limit ends."""
     if not share.rows:
@@ -205,7 +206,7 @@ async def _reached_by_bytes(
     at = max(offset, committed.first_offset)
     async with aclosing(catalogue.view_of(committed).walk(at)) as runs:
         async for run in runs:
-            for entry in decode_entries(run):
+            for entry in entries_of_rows(run):
                 left = entry.data_size_bytes * (entry.next_offset - at) // entry.records
                 if left >= size_bytes:
                     return at + max((entry.next_offset - at) * size_bytes // max(left, 1), 1)
@@ -215,8 +216,8 @@ async def _reached_by_bytes(
 
 
 async def _pieces(
-    catalogue: Catalogue, options: ReadOptions, stream: str, at: Progress, first: int
-) -> list[Piece]:
+    catalogue: Catalogue, options: ReadOptions, stream: str, at: QueryProgress, first: int
+) -> list[PlannedPiece]:
     try:
         committed = (await catalogue.view(stream)).committed
     except NotOffloaded:
@@ -232,4 +233,4 @@ async def _pieces(
         )
     if committed.incarnation != at.incarnation:
         return []
-    return await pieces_of(catalogue, committed, Bounds(first_offset=first, next_offset=at.offset))
+    return await pieces_of(catalogue, committed, ScanBounds(first_offset=first, next_offset=at.offset))

@@ -22,13 +22,15 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 import pyarrow as pa
 
 from offload.blocking import Blocking
+from offload.commit.guest import Delete
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted
-from offload.formats.manifest import Entry, Kind, Manifest, decode_entries
-from offload.manifest.changes import Delete
-from offload.manifest.tokens import token_for, token_of
-from offload.offloader import LedgerOffloader, Receipt
-from offload.tier.guest import Job
-from offload.tier.stream_writer import StreamWriter
+from offload.model.attempt import Receipt
+from offload.model.entry import Entry, EntryKind, entries_of_rows
+from offload.model.manifest import Manifest
+from offload.model.tokens import token_for, token_of
+from offload.streams.job import Job
+from offload.streams.writer import StreamWriter
 from offload_spark.framing import Framer
 from offload_spark.options import WriteOptions
 from offload_spark.spares import Spares, own_attempt
@@ -59,7 +61,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class WrittenPart:
     """What a task tells the driver."""
 
     ticket: Ticket
@@ -107,7 +109,7 @@ def write_part(
     *,
     number: int,
     timestamp_ms: int,
-) -> Part:
+) -> WrittenPart:
     """What a task does with its rows. Raises `Misuse` for rows that make no stream, and as `upload`."""
     spool, framer = Spool(), Framer(stream=options.stream, timestamp_ms=timestamp_ms)
     try:
@@ -115,7 +117,7 @@ def write_part(
             check_keys(batch)
             spool.add(framer.chunks(batch))
         if spool.is_empty:
-            return Part(ticket=ticket)
+            return WrittenPart(ticket=ticket)
         with Blocking(options.url, storage_options=dict(options.storage_options)) as tier:
             return tier.run(upload(tier.offloader, options.stream, ticket, spool, number=number))
     finally:
@@ -132,7 +134,7 @@ def check_keys(batch: pa.RecordBatch) -> None:
 
 async def upload(
     offloader: LedgerOffloader, stream: str, ticket: Ticket, spool: Spool, *, number: int
-) -> Part:
+) -> WrittenPart:
     """Upload under an attempt of this try's own, unless this write is in the stream by now.
 
     `number` is Spark's of the try, which no other one has. Raises `Conflict` where other rows stand at these
@@ -141,14 +143,14 @@ async def upload(
     job = await Job.begin(offloader, stream, uid=ticket.job)
     if spool.first_offset < job.manifest.next_offset:
         await _check_is_in(offloader, job.manifest, ticket, spool)
-        return Part(ticket=ticket)
+        return WrittenPart(ticket=ticket)
     manifest, attempt = await own_attempt(job, ticket.spares, number)
     spool.ledger_id = attempt.ledger_id
     receipt = await offloader.offload(spool, attempt, manifest=manifest, extra_metadata={})
-    return Part(ticket=ticket, receipt=receipt)
+    return WrittenPart(ticket=ticket, receipt=receipt)
 
 
-async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[Part]) -> None:
+async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[WrittenPart]) -> None:
     """Name what the tasks uploaded, and give up spares and what tries that failed left, all in one commit.
 
     Raises as `Job.append` does, above all `Conflict` where another appended first: nothing is named then.
@@ -171,12 +173,12 @@ async def find_write(offloader: LedgerOffloader, manifest: Manifest, token: byte
     """The offsets of a write, by its token, if it is among the newest fragments: last group, or later."""
     if not token:
         return None
-    groups = manifest.entries[manifest.entries["kind"] > Kind.FRAGMENT]
+    groups = manifest.entries[manifest.entries["kind"] > EntryKind.FRAGMENT]
     since = int(groups["first_offset"][-1]) if len(groups) else 0
     found: list[Entry] = []
     async with aclosing(offloader.tree(manifest).walk(since)) as runs:
         async for run in runs:
-            found += [entry for entry in decode_entries(run) if token_of(entry.attempt) == token]
+            found += [entry for entry in entries_of_rows(run) if token_of(entry.attempt) == token]
     return range(found[0].first_offset, found[-1].next_offset) if found else None
 
 

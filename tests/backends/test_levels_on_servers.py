@@ -10,7 +10,7 @@ from servers import Running, real_servers
 from servers.proxy import Proxy, proxied
 
 from offload import Body, Plugins
-from offload.tier.opening import open_store
+from offload.opening import open_store
 
 FOLDERS = [f"{number:02}/" for number in range(30)]
 BELOW = 40

@@ -37,7 +37,7 @@ from offload.formats.checksums import crc32c
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.fragment import HEADER, TRAILER
 from offload.formats.keys import escape
-from offload.formats.manifest import ROOT_HEADER
+from offload.formats.root import ROOT_HEADER
 
 
 def refused(code: int, *arguments: object) -> str:
@@ -666,8 +666,8 @@ class TestDebug:
         for line in (
             r"offload\.store\.logged: get tier\.anchor .*: [0-9.]+ s, NotFound",
             r"offload\.store\.logged: put tiny/data/\S+\.fragment, \d+ bytes: [0-9.]+ s",
-            r"offload\.tier\.opening: ManifestCommitted\(stream='tiny', change='append', version=3, .*",
-            r"offload\.tier\.sync: stream 'tiny': the source has offsets \[0, 10\), to copy from 0",
+            r"offload\.opening: ManifestCommitted\(stream='tiny', change='append', version=3, .*",
+            r"offload\.streams\.sync: stream 'tiny': the source has offsets \[0, 10\), to copy from 0",
         ):
             assert re.search(rf"^[-0-9]+ [:,0-9]+ DEBUG {line}$", ran.stderr, re.MULTILINE), line
 

@@ -24,7 +24,9 @@ from osiris_writer import write_stream
 from offload import Plugins, StreamReader, open_tier
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import NOBODY, Manifest, decode_entries
+from offload.formats.root import decode_root
+from offload.model.entry import entries_of_rows
+from offload.model.manifest import NOBODY, Manifest
 
 pytestmark = pytest.mark.xdist_group("crash")  # its source is made once
 
@@ -127,7 +129,7 @@ def history(tier: Path) -> list[Manifest]:
     """Every root of `orders` that is there, in order of versions."""
     prefix = StreamKeys("orders").roots
     found = sorted(key for key in keys(tier) if key.startswith(prefix))
-    return [Manifest.decode((tier / key).read_bytes(), where=key) for key in found]
+    return [decode_root((tier / key).read_bytes(), where=key) for key in found]
 
 
 def assert_linear(roots: list[Manifest]) -> None:
@@ -256,7 +258,7 @@ def test_what_a_killed_writer_had_uploaded_is_adopted_and_not_sent_again(
 
     sync(source.path, tier)
 
-    entries = decode_entries(history(tier)[-1].entries)
+    entries = entries_of_rows(history(tier)[-1].entries)
     named = {StreamKeys("orders").fragment(entry.first_offset, entry.attempt) for entry in entries}
     assert {left[begin] for begin in chain} <= named
     sent_again = {Path(key).name[:20] for key in keys(tier) - set(left.values()) if key.endswith(".fragment")}

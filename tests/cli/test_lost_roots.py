@@ -19,8 +19,8 @@ from osiris_writer import append_chunks, simple_chunks, write_stream
 from servers import Running, real_servers
 
 from offload.formats.keys import StreamKeys
+from offload.opening import open_store
 from offload.plugins import Plugins
-from offload.tier.opening import open_store
 
 LOST, SOUND = StreamKeys("orders"), StreamKeys("bills")
 ROUNDS: Final = 10

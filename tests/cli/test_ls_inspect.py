@@ -11,7 +11,7 @@ from command_line import STREAM_TOTALS, expected_totals, keys, offload, sync
 from osiris_data import DATA, MANIFEST, STREAMS
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
-from offload.cli.output import size_text
+from offload.cli.kit.output import size_text
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
 

@@ -18,12 +18,12 @@ from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 from rich.console import Console
 
-from offload.cli import bar
-from offload.cli import progress as progress_module
-from offload.cli.output import counted, one_line, print_json
-from offload.cli.progress import Seen, progress
-from offload.position import Position
-from offload.tier.reader import Messages, StreamReader
+from offload.cli.kit import bar
+from offload.cli.kit import progress as progress_module
+from offload.cli.kit.output import counted, one_line, print_json
+from offload.cli.kit.progress import CommandProgress, progress
+from offload.model.position import Position
+from offload.streams.reader import Messages, StreamReader
 
 ESCAPE = b"\x1b"
 
@@ -280,7 +280,7 @@ class TestOnATerminal:
         with progress() as show:
             for done in (25, 50):
                 show(
-                    Seen(
+                    CommandProgress(
                         what="verifying a", done=done, total=100, size_bytes=done * 2**20, note=", 1 damaged"
                     )
                 )
@@ -329,7 +329,7 @@ class TestOnATerminal:
         monkeypatch.setattr(progress_module, "on_terminal", lambda: True)
 
         with progress() as show:
-            show(Seen(what=f"uploading {name}", done=1, total=2, size_bytes=1000))
+            show(CommandProgress(what=f"uploading {name}", done=1, total=2, size_bytes=1000))
 
         assert f"uploading {one_line(name)}" in shown.getvalue()
 

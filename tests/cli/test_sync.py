@@ -26,8 +26,8 @@ from osiris_data import DATA, MANIFEST, STREAMS, TORN
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
 from offload.cli.app import run
+from offload.contracts.store import Body
 from offload.formats.chunk_writer import build_chunk
-from offload.store.port import Body
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,11 @@ from command_line import (
 from osiris_writer import TIMESTAMP_MS, simple_chunks, write_stream
 
 from offload import StreamReader
-from offload.cli.ending import Usage
-from offload.cli.quantities import parse_duration, parse_size
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.quantities import parse_duration, parse_size
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
-from offload.formats.manifest import Manifest
+from offload.formats.root import decode_root
 
 CHUNKS = 12
 """Of three messages, each in a segment of its own."""
@@ -298,4 +298,4 @@ def test_killed_at_any_call_and_run_again(tmp_path: Path, source: Path) -> None:
     assert objects <= keys(tier)
     assert {Path(key).suffix for key in keys(tier) - objects} == {".manifest"}
     for path in tier.glob("orders/metadata/*.manifest"):
-        Manifest.decode(path.read_bytes(), where=path.name)  # which holds all invariants
+        decode_root(path.read_bytes(), where=path.name)  # which holds all invariants

@@ -17,9 +17,9 @@ from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 
 from offload.cli.app import run
-from offload.cli.ending import Interrupted
+from offload.cli.kit.ending import Interrupted
 from offload.errors import TryAgain
-from offload.tier.verify import _StreamJudge
+from offload.upkeep.verify.stream import StreamJudge
 
 DOCUMENT = ["level", "streams", "objects", "bytes", "not_compared", "judged_to", "damages", "unreferenced"]
 
@@ -138,14 +138,14 @@ def test_an_error_tells_what_was_found_and_how_to_go_on(tier: Path, monkeypatch:
     first, *_, last = sorted(tier.rglob("*.fragment"))
     flip(first, 1000)
 
-    async def fail(self: _StreamJudge, size_bytes: int, key: str, *more: Any) -> None:
+    async def fail(self: StreamJudge, size_bytes: int, key: str, *more: Any) -> None:
         if key.endswith(last.name):
             raise TryAgain("the store is busy")
         await check(self, size_bytes, key, *more)
 
-    check = _StreamJudge._check_named
+    check = StreamJudge._check_named
     with monkeypatch.context() as patch:
-        patch.setattr(_StreamJudge, "_check_named", fail)
+        patch.setattr(StreamJudge, "_check_named", fail)
         ran = offload("verify", tier, "--json")
 
     assert ran.code == 1
@@ -165,14 +165,14 @@ def test_ctrl_c_tells_how_to_go_on(
 ) -> None:
     last = max(tier.rglob("*.fragment"))
 
-    async def wait(self: _StreamJudge, size_bytes: int, key: str, *more: Any) -> None:
+    async def wait(self: StreamJudge, size_bytes: int, key: str, *more: Any) -> None:
         if key.endswith(last.name):
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(60)
         await check(self, size_bytes, key, *more)
 
-    check = _StreamJudge._check_named
-    monkeypatch.setattr(_StreamJudge, "_check_named", wait)
+    check = StreamJudge._check_named
+    monkeypatch.setattr(StreamJudge, "_check_named", wait)
     with pytest.raises(Interrupted) as stopped:
         run(["verify", str(tier), "--json"])
 

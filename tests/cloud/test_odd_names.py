@@ -8,9 +8,9 @@ import pytest
 from obstore.store import MemoryStore as ObstoreMemory
 from offload_cloud.fast import Fast, FastStore
 
+from offload.contracts.store import Span
 from offload.errors import NotFound, OffloadError
 from offload.store.memory import MemoryStore
-from offload.store.port import Span
 
 
 def never(status: int, body: str, *, what: str, key: str, mutation: bool) -> OffloadError | None:

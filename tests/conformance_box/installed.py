@@ -31,7 +31,7 @@ class Site:
         """A distribution with one module, whose function `open_url` opens the scheme of the same name."""
         (self.folder / f"{name}_code.py").write_text(textwrap.dedent(source))
         (self.folder / f"{name}.py").write_text(
-            "from offload import Capabilities\nfrom offload.plugins import Backend, hookimpl\n"
+            "from offload import Capabilities\nfrom offload.contracts.plugin import Backend, hookimpl\n"
             f"@hookimpl\ndef offload_backends():\n"
             f"    import {name}_code as code\n"
             f"    return [Backend(name={name!r}, target='{name}_code:open_url', schemes=({name!r},),\n"

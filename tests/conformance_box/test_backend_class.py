@@ -17,7 +17,7 @@ from offload_conformance.clauses import Clause, clause_of, clauses_of, since
 from offload_conformance.report import verdict
 
 from offload import Capabilities, ObjectStoreOffloader
-from offload.offloader import LedgerOffloader
+from offload.contracts.offloader import LedgerOffloader
 from offload.store.memory import MemoryStore
 
 MINE = """

@@ -17,16 +17,16 @@ from offload_conformance.clauses import clauses_of
 from offload_conformance.recording import RecordingStore, RecordingUpload
 from offload_conformance.report import SCHEMA
 
-from offload.cli.ending import Interrupted
+from offload.cli.kit.ending import Interrupted
+from offload.contracts.store import ObjectStore, Upload
 from offload.extras import missing_text
-from offload.store.port import ObjectStore, Upload
 
 MEMORY = """
     import signal
     from offload.errors import AlreadyExists, Denied, NotFound
-    from offload.store.capabilities import Capabilities
+    from offload.contracts.capabilities import Capabilities
     from offload.store.memory import MemoryStore
-    from offload.store.port import Span
+    from offload.contracts.store import Span
 
     OBJECTS = {}
 

@@ -10,7 +10,7 @@ from contract.offloader_bugs import OFFLOADER_BUGS
 from contract.protocol_bugs import PROTOCOL_BUGS
 from servers.selection import CAMPAIGN
 
-from offload.store.port import ObjectStore
+from offload.contracts.store import ObjectStore
 
 SEEN_FROM_OUTSIDE = (
     "MakesItsPlace",
@@ -52,7 +52,7 @@ OFFLOADER = """
     from offload.env import Env
     from offload.store.memory import MemoryStore
     from offload.store.prefix import PrefixStore
-    from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
+    from offload.native.offloader import ObjectStoreOffloader, TierOptions
 
     OBJECTS = {}
     MAKE = {bug.name: bug.make for bug in OFFLOADER_BUGS} | {"Sound": ObjectStoreOffloader}

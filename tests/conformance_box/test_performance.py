@@ -11,15 +11,15 @@ from typing import Any
 import jsonschema
 import pytest
 from conformance_box.installed import Site, box, report_in
-from offload_conformance.performance import MIB, Bounds, measure, spread
+from offload_conformance.performance import MIB, MeasureBounds, measure, spread
 from offload_conformance.report import SCHEMA
 from simulation.loop import DirectedLoop
 
-from offload.cli.ending import Interrupted
+from offload.cli.kit.ending import Interrupted
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, Span, Suffix, Upload
 from offload.errors import Denied
-from offload.store.capabilities import Capabilities
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Listed, Span, Suffix, Upload
 from offload.store.wrap import UploadDecorator
 
 SMALL, LARGE = 1000, 4 * MIB
@@ -89,7 +89,7 @@ def measured(store: MemoryStore, **bounds: Any) -> dict[str, Any]:
     loop = DirectedLoop(director)
     found: dict[str, Any] = {}
     try:
-        loop.run_until_complete(measure(store, found, clock=loop.time, bounds=Bounds(**bounds)))
+        loop.run_until_complete(measure(store, found, clock=loop.time, bounds=MeasureBounds(**bounds)))
     finally:
         loop.close()
     schema = json.loads(SCHEMA.read_text())["properties"]["performance"]

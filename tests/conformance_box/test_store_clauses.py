@@ -10,7 +10,7 @@ from conformance_box.installed import Site, box, outcomes
 from conformance_box.test_black_box import broken
 from offload_conformance.store.parts import GIB, PARTS, PARTS_MIN, Plan
 
-from offload.store.capabilities import Capabilities
+from offload.contracts.capabilities import Capabilities
 
 MODEL = "store/any_calls_answer_as_a_dictionary_would"
 MANY = "store/uploads_may_have_many_parts"

@@ -14,15 +14,15 @@ from conformance_box.installed import Site, box
 from offload_conformance.backend import SUITES
 from offload_conformance.clauses import FIRST, clauses_of
 from offload_conformance.report import SCHEMA
-from offload_conformance.store.reads import ReadClauses
+from offload_conformance.store.reads import StoreReadClauses
 
 from offload import Backend
+from offload.contracts.plugin import CONTRACT
 from offload.errors import Misuse
-from offload.plugins import CONTRACT
 
 STORE = """
     from offload.store.memory import MemoryStore
-    from offload.store.port import Span
+    from offload.contracts.store import Span
 
     OBJECTS = {}
     DECLARES = {"tested_against": STATED}
@@ -73,7 +73,7 @@ def test_where_an_advisory_clause_fails_it_is_told_and_the_exit_code_stays(
     site: Site, monkeypatch: pytest.MonkeyPatch, advisory: bool, code_: int
 ) -> None:
     site.install("shifts", code(shifts=True))
-    monkeypatch.setattr(ReadClauses.test_ranges_are_exact, "advisory", advisory, raising=False)
+    monkeypatch.setattr(StoreReadClauses.test_ranges_are_exact, "advisory", advisory, raising=False)
 
     ran = box("shifts://here", "--select", "store/ranges_are_exact", "--select", "store/puts_are_whole")
 

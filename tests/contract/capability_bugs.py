@@ -10,10 +10,10 @@ from typing import Final
 from contract.bugs import Bug, breaks
 from offload_conformance.declared import NOT_YET, SUPPORTED, UNSUPPORTED, Declared, since
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, Upload, check_key
 from offload.errors import Misuse
-from offload.store.capabilities import Capabilities
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Listed, Upload, check_key
 
 CAPABILITY_BUGS: Final[list[Bug]] = []
 

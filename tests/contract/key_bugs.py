@@ -9,10 +9,10 @@ from typing import Final
 
 from contract.bugs import Bug, breaks
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Span, Suffix, check_key
 from offload.errors import Misuse
-from offload.store.capabilities import Capabilities
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Span, Suffix, check_key
 
 KEY_BUGS: Final[list[Bug]] = []
 

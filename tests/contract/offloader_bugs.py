@@ -21,6 +21,12 @@ import numpy as np
 import numpy.typing as npt
 from contract.bugs import Bug, breaks
 
+from offload.commit.guest import Abort, Delete, Trim
+from offload.commit.writer import Append, Claim
+from offload.contracts.change import Change, CommitVerdict
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import Body, ObjectStore, Span, Suffix
 from offload.errors import (
     AlreadyExists,
     Conflict,
@@ -32,19 +38,20 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
-from offload.formats.chunk import ChunkHeader, ChunkTable, scan
+from offload.formats.chunk import ChunkHeader, scan
+from offload.formats.chunk_check import check_source
 from offload.formats.fragment import HEADER
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import AttemptKind, CommittedStream, Entry, Manifest, Running, State
-from offload.manifest.changes import Abort, Append, Change, Claim, Delete, Trim, Verdict
-from offload.manifest.tree import Tree
-from offload.offloader import Attempt, CutHandle, LedgerOffloader, Leftover, ReadHandle, Receipt
+from offload.model.attempt import Attempt, Leftover, Receipt
+from offload.model.chunk_table import ChunkTable
+from offload.model.entry import Entry
+from offload.model.manifest import AttemptKind, CommittedStream, Manifest, Running, StreamState
+from offload.model.tree import Tree
+from offload.native.fragment_reader import FragmentHandle
+from offload.native.offloader import ObjectStoreOffloader
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, ObjectStore, Span, Suffix
 from offload.store.wrap import StoreDecorator
-from offload.tier.fragment_writer import check_source
-from offload.tier.fragments import FragmentHandle
-from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.streams.handles import CutHandle
 
 OFFLOADER_BUGS: Final[list[Bug]] = []
 
@@ -173,7 +180,7 @@ class ForgetsToCheck(ObjectStoreOffloader):
         def unchecked(raw: bytes, rows: ChunkTable, *, where: str) -> npt.NDArray[np.uint32]:
             return np.zeros(len(rows), np.uint32)
 
-        with patch("offload.tier.fragment_writer.check_source", unchecked):
+        with patch("offload.native.fragment_writer.check_source", unchecked):
             return await super().offload(*args, **kwargs)
 
 
@@ -343,7 +350,7 @@ class ChecksTheFirstOfEachRead(ObjectStoreOffloader):
             check_source(raw[: int(one["size_bytes"][0])], one, where=where)
             return np.zeros(len(rows), np.uint32)
 
-        with patch("offload.tier.fragment_writer.check_source", first):
+        with patch("offload.native.fragment_writer.check_source", first):
             return await super().offload(*args, **kwargs)
 
 
@@ -370,8 +377,8 @@ class TrustsTheTable(ObjectStoreOffloader):
 
     async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
         with (
-            patch("offload.tier.object_store_offloader.covering_table", lambda handle: handle.table()),
-            patch("offload.tier.fragment_writer.check_index", lambda *args, **kwargs: None),
+            patch("offload.native.offloader.covering_table", lambda handle: handle.table()),
+            patch("offload.native.fragment_writer.check_index", lambda *args, **kwargs: None),
         ):
             return await super().offload(*args, **kwargs)
 
@@ -1274,8 +1281,8 @@ class Unseen(Change):
     def apply(self, base: Manifest | None) -> Manifest:
         return self.change.apply(base)
 
-    async def verdict(self, tree: Tree) -> Verdict:
-        return Verdict.OUT
+    async def verdict(self, tree: Tree) -> CommitVerdict:
+        return CommitVerdict.OUT
 
 
 @bug("commits_are_idempotent")
@@ -1324,7 +1331,7 @@ class _Reclaims(ObjectStoreOffloader):
 class _Anew(Claim):
     def apply(self, base: Manifest | None) -> Manifest:
         changed = super().apply(base)
-        if base is None or base.state is not State.LIVE:
+        if base is None or base.state is not StreamState.LIVE:
             return changed
         return self._born(version=base.version, epoch=changed.epoch, parent=base.commit_id)
 
@@ -1358,7 +1365,7 @@ class DeletesTheTombstone(ObjectStoreOffloader):
 
 class _Undeleting(Claim):
     def apply(self, base: Manifest | None) -> Manifest:
-        return super().apply(None if base is None else replace(base, state=State.LIVE))
+        return super().apply(None if base is None else replace(base, state=StreamState.LIVE))
 
 
 @bug("deleted_streams_begin_anew")
@@ -1381,7 +1388,7 @@ class ServesWhatIsRebuilt(ObjectStoreOffloader):
     async def load_manifest(self, stream: str) -> Manifest:
         await self.open()
         manifest = await self.log(stream).load_newest()
-        if manifest is None or manifest.state is not State.REBUILDING:
+        if manifest is None or manifest.state is not StreamState.REBUILDING:
             return await super().load_manifest(stream)
         return manifest
 
@@ -1665,8 +1672,8 @@ class KeepsTheEpoch(_Reclaims):
 
 
 class _AnyClaim(Claim):
-    async def verdict(self, tree: Tree) -> Verdict:
-        return Verdict.IN
+    async def verdict(self, tree: Tree) -> CommitVerdict:
+        return CommitVerdict.IN
 
 
 @bug("claims_fence_at_once")
@@ -1697,7 +1704,7 @@ class IgnoresTheBrokersEpoch(_Reclaims):
 class _FirstEpoch(Claim):
     def apply(self, base: Manifest | None) -> Manifest:
         changed = super().apply(base)
-        return changed if base is None or base.state is State.LIVE else replace(changed, epoch=1)
+        return changed if base is None or base.state is StreamState.LIVE else replace(changed, epoch=1)
 
 
 @bug("epochs_never_fall")

@@ -7,9 +7,9 @@ from typing import Final
 
 from contract.bugs import Bug, breaks
 
+from offload.contracts.store import Body, Upload, check_key
 from offload.errors import Misuse
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Upload, check_key
 from offload.store.wrap import UploadDecorator
 
 PART_BUGS: Final[list[Bug]] = []

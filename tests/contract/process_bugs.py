@@ -10,8 +10,8 @@ from typing import ClassVar, Final
 from contract.bugs import Bug, breaks
 from offload_posix import PosixStore
 
+from offload.contracts.store import Body, check_key
 from offload.errors import AlreadyExists
-from offload.store.port import Body, check_key
 
 PROCESS_BUGS: Final[list[Bug]] = []
 

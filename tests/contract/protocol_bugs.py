@@ -19,21 +19,24 @@ from uuid import UUID
 from contract.bugs import Bug, breaks
 from contract.offloader_bugs import ChecksNothingItReads
 
+from offload.commit.writer import Append, Claim, Prepare
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.change import Change
+from offload.contracts.events import Event, FragmentUploaded
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.store import Body, ObjectStore, Span, Suffix
 from offload.env import Env
 from offload.errors import AlreadyExists, Conflict, Denied, Fenced, OutcomeUnknown, TryAgain
-from offload.events import Event, FragmentUploaded
 from offload.formats.checksums import crc32c
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest
-from offload.manifest.changes import Append, Change, Claim, Prepare
-from offload.offloader import Attempt, Leftover, ReadHandle, Receipt
-from offload.store.capabilities import Capabilities
+from offload.model.attempt import Attempt, Leftover, Receipt
+from offload.model.entry import Entry
+from offload.model.manifest import Manifest
+from offload.native.fragment_check import CheckedFragment, load_own_tail
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, ObjectStore, Span, Suffix
 from offload.store.retry import RetryingStore
 from offload.store.wrap import StoreDecorator
-from offload.tier.fragment_check import CheckedFragment, load_own_tail
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 
 PROTOCOL_BUGS: Final[list[Bug]] = []
 
@@ -120,7 +123,7 @@ class AdoptsUnread(Tier):
             tail, _ = await load_own_tail(store, key, size_bytes=size_bytes)
             return CheckedFragment(tail=tail, checksum=crc32c(await store.get(key)))
 
-        with patch("offload.tier.adoption.check_fragment", trusting):
+        with patch("offload.native.adoption.check_fragment", trusting):
             return await super().leftovers(manifest)
 
 

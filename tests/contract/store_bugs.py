@@ -20,11 +20,11 @@ from uuid import uuid4
 
 from contract.bugs import Bug, breaks
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import AlreadyExists, Conflict, Denied, Misuse, NotFound, TryAgain
 from offload.formats.checksums import crc32c
-from offload.store.capabilities import Capabilities
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Listed, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.wrap import UploadDecorator
 
 STORE_BUGS: Final[list[Bug]] = []

@@ -18,10 +18,10 @@ from offload_conformance.ledgers import tiny_chunks
 
 from offload import Blocking, Misuse, NotOffloaded, StreamWriter
 from offload.blocking import _Call
-from offload.offloader import LedgerOffloader
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import Span, Suffix
+from offload.native.offloader import ObjectStoreOffloader
 from offload.store.memory import MemoryStore
-from offload.store.port import Span, Suffix
-from offload.tier.object_store_offloader import ObjectStoreOffloader
 
 HANGS_SECONDS = 60
 """Nothing here takes this long, on however busy a machine; it ends what would hang."""
@@ -318,7 +318,7 @@ def test_a_fork_is_refused_instead_of_hanging() -> None:
         import os, sys
         from offload import Blocking, Misuse
         from offload.store.memory import MemoryStore
-        from offload.tier.object_store_offloader import ObjectStoreOffloader
+        from offload.native.offloader import ObjectStoreOffloader
 
         with Blocking.around(lambda: ObjectStoreOffloader(MemoryStore())) as tier:
             tier.run(tier.offloader.open(create=True))

@@ -30,13 +30,14 @@ from offload_conformance.ledgers import clock_goes_back, simple
 from offload_conformance.protocol.world import Worlds
 from offload_posix import PosixStore
 
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.offloader import Committer, LedgerOffloader
+from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import OffloadError
-from offload.offloader import Committer, LedgerOffloader, ReadHandle
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.memory import MemoryStore
-from offload.store.port import ObjectStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
-from offload.tier.stream_writer import StreamWriter
+from offload.streams.writer import StreamWriter
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -6,11 +6,11 @@ import pytest
 from offload_conformance import OffloaderConformance
 from split_tier import split_tier
 
+from offload.contracts.offloader import LedgerOffloader
 from offload.formats.keys import TIER_ANCHOR
-from offload.offloader import LedgerOffloader
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
+from offload.native.place import TierPlan
 from offload.store.memory import MemoryStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
-from offload.tier.place import TierPlan
 
 
 class TestMemoryOffloader(OffloaderConformance):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from offload_conformance import OffloaderConformance
 
-from offload.offloader import LedgerOffloader
+from offload.contracts.offloader import LedgerOffloader
+from offload.opening import open_tier
 from offload.plugins import Plugins
-from offload.tier.opening import open_tier
 
 PLUGINS = Plugins.find()
 

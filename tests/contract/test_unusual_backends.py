@@ -17,13 +17,13 @@ from contract.unusual_stores import (
 )
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import ObjectStore
 from offload.errors import Denied
-from offload.offloader import LedgerOffloader
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
+from offload.native.place import TierPlan
 from offload.store.memory import MemoryStore
-from offload.store.port import ObjectStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
-from offload.tier.place import TierPlan
-from offload.tier.stream_writer import StreamWriter
+from offload.streams.writer import StreamWriter
 
 
 class OneDict:

@@ -15,15 +15,16 @@ from uuid import UUID
 
 from offload_conformance.patience import PatientOffloader
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.change import Change
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import Misuse, Throttled, TryAgain
-from offload.formats.manifest import Manifest
-from offload.manifest.changes import Change
-from offload.offloader import Attempt, Leftover, ReadHandle
-from offload.store.capabilities import Capabilities
+from offload.model.attempt import Attempt, Leftover
+from offload.model.manifest import Manifest
+from offload.native.offloader import ObjectStoreOffloader
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.wrap import StoreDecorator, UploadDecorator
-from offload.tier.object_store_offloader import ObjectStoreOffloader
 
 
 class Slow(StoreDecorator):

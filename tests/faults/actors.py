@@ -36,15 +36,15 @@ from protocol_world import CHUNK_RECORDS, Ledger
 from servers import Place, Running
 from servers.proxy import Proxy, Request, proxied
 
+from offload.contracts.change import Change
+from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import Conflict, Fenced, OffloadError, OutcomeUnknown, TryAgain
-from offload.formats.manifest import Manifest
-from offload.manifest.changes import Change
-from offload.offloader import Receipt
+from offload.model.attempt import Receipt
+from offload.model.manifest import Manifest
 from offload.store.faults import FaultyStore
-from offload.store.port import ObjectStore
-from offload.tier.retention import Retention, trim
-from offload.tier.sweep import sweep
+from offload.upkeep.retention import Retention, trim
+from offload.upkeep.sweep.tier import sweep
 
 WAIT_SECONDS: Final = 60.0
 DATA_MS: Final = 1_700_000_000_000

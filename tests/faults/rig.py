@@ -20,19 +20,20 @@ from servers import Place
 from servers.selection import real_servers
 
 from offload import Plugins, StreamReader, StreamWriter, TierOptions
+from offload.commit.writer import Append, Claim, Prepare
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.change import Change
+from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import OffloadError
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Manifest
-from offload.manifest.changes import Append, Change, Claim, Prepare
-from offload.store.capabilities import Capabilities
+from offload.model.manifest import Manifest
+from offload.native.offloader import ObjectStoreOffloader
+from offload.opening import open_store
 from offload.store.limit import LimitedStore
-from offload.store.port import ObjectStore
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.wrap import StoreDecorator
-from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.opening import open_store
-from offload.tier.verify import verify
+from offload.upkeep.verify.tier import verify
 
 CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 SEED: Final = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))

@@ -30,8 +30,8 @@ from servers import Place, Running, real_servers
 from servers.proxy import Fault, Plan, Proxy, Rule, proxied
 
 from offload import ObjectStoreOffloader, StreamWriter
+from offload.contracts.store import ObjectStore
 from offload.errors import Conflict, Denied, Fenced, NotOffloaded, OutcomeUnknown, TryAgain
-from offload.store.port import ObjectStore
 
 ROUNDS = 1000 if CAMPAIGN else 24
 ROUNDS_PER_STREAM = 20 if CAMPAIGN else 12

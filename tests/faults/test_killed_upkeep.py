@@ -29,8 +29,8 @@ from offload import Blocking, Plugins, TierOptions
 from offload.env import Env
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.tier.opening import open_tier
-from offload.tier.sweep import sweep
+from offload.opening import open_tier
+from offload.upkeep.sweep.tier import sweep
 
 TIERS = 10 if CAMPAIGN else 1
 KILLS_OF_A_TIER = 2

@@ -29,10 +29,10 @@ from faults.rig import (
 from protocol_world import CHUNK_RECORDS, Ledger
 from servers import Running, real_servers
 
+from offload.contracts.change import Change
+from offload.contracts.store import ObjectStore
 from offload.errors import AlreadyExists, Conflict, Fenced, OffloadError, OutcomeUnknown, TryAgain
-from offload.formats.manifest import Manifest
-from offload.manifest.changes import Change
-from offload.store.port import ObjectStore
+from offload.model.manifest import Manifest
 
 PROCESSES = 8
 ROUNDS = 300 if CAMPAIGN else 30

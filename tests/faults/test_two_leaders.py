@@ -34,11 +34,11 @@ from protocol_judge import DATA, Root, end_of
 from protocol_world import CHUNK_RECORDS, Ledger, source
 from servers import Running
 
+from offload.contracts.store import ObjectStore
 from offload.env import Env
-from offload.offloader import Receipt
-from offload.store.port import ObjectStore
-from offload.tier.retention import Retention, trim
-from offload.tier.sweep import Sweeper, sweep
+from offload.model.attempt import Receipt
+from offload.upkeep.retention import Retention, trim
+from offload.upkeep.sweep.tier import Sweeper, sweep
 
 LEAD_SECONDS = 30.0 if CAMPAIGN else 1.0
 GRACE_SECONDS = 0.2

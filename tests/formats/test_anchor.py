@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offload.commit.log import RootLog
 from offload.env import Env
 from offload.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.formats.anchor import BRANCHING_FACTOR_MAX, StreamAnchor, TierAnchor
 from offload.formats.checksums import crc32c
-from offload.formats.manifest import ENTRY
-from offload.manifest.commit import RootLog
+from offload.formats.root import ENTRY
 from offload.store.memory import MemoryStore
 
 TIER = b'ledger-offload tier 1\n{"branching_factor":1024}\ncrc32c 308fcbce\n'

@@ -14,17 +14,8 @@ from hypothesis import strategies as st
 
 from offload.errors import Corrupt, Misuse
 from offload.formats.checksums import crc32
-from offload.formats.chunk import (
-    CHUNK_HEADER,
-    CHUNK_TABLE,
-    ChunkHeader,
-    ChunkTable,
-    ChunkType,
-    check_chunks,
-    check_stored,
-    scan,
-    scan_head,
-)
+from offload.formats.chunk import CHUNK_HEADER, ChunkHeader, check_chunks, check_stored, scan, scan_head
+from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 
 CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 

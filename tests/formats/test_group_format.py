@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import crc32c
 from offload.formats.group import GROUP_HEADER, Group, group_size_bytes
-from offload.formats.manifest import ENTRY, NO_ENTRIES, Entries, Entry, Kind, encode_entries, joined
+from offload.formats.root import ENTRY
+from offload.model.entry import NO_ENTRIES, Entries, Entry, EntryKind, joined_entries, rows_of_entries
 
 SAMPLE_ENTRIES: Final = [
     Entry(
@@ -46,10 +47,10 @@ SAMPLE_ENTRIES: Final = [
 SAMPLE: Final = Group(
     stream="orders",
     incarnation=UUID(int=1),
-    kind=Kind.GROUP,
+    kind=EntryKind.GROUP,
     uid=UUID(int=2),
     version=5,
-    entries=encode_entries(SAMPLE_ENTRIES),
+    entries=rows_of_entries(SAMPLE_ENTRIES),
 )
 KEY: Final = (
     "orders/groups/00000000000000000100.00000000000000000005.00000000-0000-0000-0000-000000000002.group"
@@ -81,7 +82,7 @@ times = st.integers(-(2**63), 2**63 - 1)
 @st.composite
 def entry_runs(draw: st.DrawFn) -> Entries:
     """Entries of one kind that touch each other."""
-    kind = draw(st.integers(Kind.FRAGMENT, Kind.KILO_GROUP))
+    kind = draw(st.integers(EntryKind.FRAGMENT, EntryKind.KILO_GROUP))
     at = draw(st.integers(0, 2**60))
     rows = []
     for _ in range(draw(st.integers(1, 5))):
@@ -117,7 +118,7 @@ def groups(draw: st.DrawFn) -> Group:
     return Group(
         stream=draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)),
         incarnation=draw(st.uuids()),
-        kind=Kind(int(entries["kind"][0]) + 1),
+        kind=EntryKind(int(entries["kind"][0]) + 1),
         uid=draw(st.uuids()),
         version=draw(u64),
         entries=entries,
@@ -262,7 +263,9 @@ def test_entries_of_another_kind_than_the_next_lower_are_corrupt(kind: int) -> N
 
 def test_entries_of_two_kinds_are_corrupt() -> None:
     fragments = SAMPLE.entries
-    mixed = replace(SAMPLE, kind=Kind.KILO_GROUP, entries=joined(above(fragments[:1]), fragments[1:]))
+    mixed = replace(
+        SAMPLE, kind=EntryKind.KILO_GROUP, entries=joined_entries(above(fragments[:1]), fragments[1:])
+    )
 
     with pytest.raises(Corrupt, match="entry kind"):
         decode(mixed.encode())
@@ -290,7 +293,7 @@ def test_a_group_of_another_stream_is_corrupt() -> None:
 @pytest.mark.parametrize("first_offset", [119, 121])
 def test_a_hole_and_an_overlap_are_corrupt(first_offset: int) -> None:
     first, second = SAMPLE_ENTRIES
-    wrong = encode_entries([first, replace(second, first_offset=first_offset)])
+    wrong = rows_of_entries([first, replace(second, first_offset=first_offset)])
 
     with pytest.raises(Corrupt, match="coverage"):
         decode(replace(SAMPLE, entries=wrong).encode())
@@ -305,32 +308,32 @@ def test_an_impossible_entry_is_corrupt_even_under_the_checksum(changes: dict[st
     impossible = replace(SAMPLE_ENTRIES[1], **changes)
 
     with pytest.raises(Corrupt, match="entry records"):
-        decode(replace(SAMPLE, entries=encode_entries([impossible])).encode())
+        decode(replace(SAMPLE, entries=rows_of_entries([impossible])).encode())
 
 
 def test_a_group_may_end_where_offsets_do() -> None:
     """The last offset of all is 2**64 - 2: the one behind it must be a number too."""
     last = replace(SAMPLE_ENTRIES[1], first_offset=2**64 - 6)
 
-    assert len(decode(replace(SAMPLE, entries=encode_entries([last])).encode()).entries) == 1
+    assert len(decode(replace(SAMPLE, entries=rows_of_entries([last])).encode()).entries) == 1
 
 
-@pytest.mark.parametrize("kind", [Kind.GROUP, Kind.KILO_GROUP, Kind.MEGA_GROUP])
-def test_every_kind_has_its_own_name(kind: Kind) -> None:
-    suffixes = {Kind.GROUP: ".group", Kind.KILO_GROUP: ".kgroup", Kind.MEGA_GROUP: ".mgroup"}
+@pytest.mark.parametrize("kind", [EntryKind.GROUP, EntryKind.KILO_GROUP, EntryKind.MEGA_GROUP])
+def test_every_kind_has_its_own_name(kind: EntryKind) -> None:
+    suffixes = {EntryKind.GROUP: ".group", EntryKind.KILO_GROUP: ".kgroup", EntryKind.MEGA_GROUP: ".mgroup"}
 
     assert replace(SAMPLE, kind=kind).key.removesuffix(suffixes[kind]) == KEY.removesuffix(".group")
 
 
 def above(entries: Entries) -> Entries:
     """The entry of a group of these."""
-    group = replace(SAMPLE, kind=Kind(int(entries["kind"][0]) + 1), entries=entries)
+    group = replace(SAMPLE, kind=EntryKind(int(entries["kind"][0]) + 1), entries=entries)
     return group.entry(group.encode())
 
 
 def test_groups_hold_groups_up_to_the_third_kind() -> None:
     entries = SAMPLE.entries
-    for kind in (Kind.GROUP, Kind.KILO_GROUP, Kind.MEGA_GROUP):
+    for kind in (EntryKind.GROUP, EntryKind.KILO_GROUP, EntryKind.MEGA_GROUP):
         group = replace(SAMPLE, kind=kind, entries=entries)
         assert fields_of(decode(group.encode())) == fields_of(group)
         entries = group.entry(group.encode())

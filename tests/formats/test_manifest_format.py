@@ -14,25 +14,20 @@ from hypothesis import strategies as st
 
 from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import crc32c
-from offload.formats.manifest import (
-    ENTRY,
+from offload.formats.root import ENTRY, ROOT_HEADER, RUNNING, decode_root, encode_root
+from offload.formats.root_v1 import ENTRY_1, ROOT_HEADER_1
+from offload.model.entry import (
     NO_ENTRIES,
-    ROOT_HEADER,
-    RUNNING,
     TOTALS,
-    AttemptKind,
     Entries,
     Entry,
-    Kind,
-    Manifest,
-    Running,
-    State,
-    decode_entries,
-    encode_entries,
+    EntryKind,
+    entries_of_rows,
     exact_sum,
-    joined,
+    joined_entries,
+    rows_of_entries,
 )
-from offload.formats.manifest_v1 import ENTRY_1, ROOT_HEADER_1
+from offload.model.manifest import AttemptKind, Manifest, Running, StreamState
 
 SAMPLE_ENTRY: Final = Entry(
     first_offset=100,
@@ -67,7 +62,7 @@ SAMPLE: Final = Manifest(
     running=(
         Running(attempt=UUID(int=0xB2), ledger_id=78, epoch=3, writer=UUID(int=0xC3), kind=AttemptKind.JOB),
     ),
-    entries=encode_entries([SAMPLE_ENTRY]),
+    entries=rows_of_entries([SAMPLE_ENTRY]),
 )
 ENTRY_HEX: Final = (
     "000000000000006400000000000000140000000000000012fffffffffffffffb0000018bcfe56800"
@@ -133,7 +128,7 @@ def entry_lists(draw: st.DrawFn) -> list[Entry]:
 @st.composite
 def groups_before(draw: st.DrawFn, end: int) -> Entries:
     """Entries of groups up to this offset, larger kinds first."""
-    kinds = draw(st.lists(st.integers(Kind.GROUP, Kind.MEGA_GROUP), max_size=min(3, end)))
+    kinds = draw(st.lists(st.integers(EntryKind.GROUP, EntryKind.MEGA_GROUP), max_size=min(3, end)))
     rows = []
     for kind in sorted(kinds):  # the smallest kind stands last
         records = draw(st.integers(1, min(end - len(kinds) + len(rows) + 1, 2**40)))
@@ -161,8 +156,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
     entries = draw(entry_lists())
     begin = entries[0].first_offset if entries else draw(u64)
     groups = draw(groups_before(begin))
-    fragments = encode_entries(entries, after_ledger=draw(st.none() | u64))
-    stored = joined(groups, fragments)
+    fragments = rows_of_entries(entries, after_ledger=draw(st.none() | u64))
+    stored = joined_entries(groups, fragments)
     next_offset = entries[-1].next_offset if entries else begin
     totals = {total: exact_sum(stored[total]) for total in TOTALS}
     ledgers = exact_sum(stored["ledgers"])
@@ -184,7 +179,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         committer=draw(ids),
         commit_id=draw(ids),
         parent_commit_id=draw(ids),
-        state=draw(st.sampled_from(State)),
+        state=draw(st.sampled_from(StreamState)),
         first_offset=begin,
         next_offset=next_offset,
         **totals,
@@ -211,9 +206,9 @@ def with_field(raw: bytes, name: str, value: int, size_bytes: int) -> bytes:
 
 
 def test_the_bytes_of_version_2_do_not_drift() -> None:
-    assert SAMPLE.encode().hex() == ROOT_HEX
-    assert encode_entries([SAMPLE_ENTRY]).tobytes().hex() == ENTRY_HEX
-    assert fields_of(Manifest.decode(bytes.fromhex(ROOT_HEX), where="here")) == fields_of(SAMPLE)
+    assert encode_root(SAMPLE).hex() == ROOT_HEX
+    assert rows_of_entries([SAMPLE_ENTRY]).tobytes().hex() == ENTRY_HEX
+    assert fields_of(decode_root(bytes.fromhex(ROOT_HEX), where="here")) == fields_of(SAMPLE)
 
 
 def test_the_layouts_have_the_sizes_of_version_2() -> None:
@@ -223,7 +218,7 @@ def test_the_layouts_have_the_sizes_of_version_2() -> None:
 
 def test_a_root_of_version_1_is_read_as_one_of_version_2() -> None:
     """A tier of release 0.1.0 goes on."""
-    assert fields_of(Manifest.decode(bytes.fromhex(ROOT_1_HEX), where="here")) == fields_of(SAMPLE)
+    assert fields_of(decode_root(bytes.fromhex(ROOT_1_HEX), where="here")) == fields_of(SAMPLE)
 
 
 def test_ledgers_of_a_root_of_version_1_are_counted() -> None:
@@ -232,20 +227,20 @@ def test_ledgers_of_a_root_of_version_1_are_counted() -> None:
     ]
     raw = version_1_of(entries)
 
-    manifest = Manifest.decode(raw, where="here")
+    manifest = decode_root(raw, where="here")
 
     assert (manifest.fragments, manifest.ledgers, manifest.last_ledger_id) == (3, 2, 4)
-    assert decode_entries(manifest.entries) == entries
+    assert entries_of_rows(manifest.entries) == entries
     assert manifest.entries["ledgers"].tolist() == [1, 0, 1]
 
 
 def version_1_of(entries: list[Entry]) -> bytes:
     """A root as release 0.1.0 would have written it: no field is where version 2 has it."""
-    rows = encode_entries(entries)
+    rows = rows_of_entries(entries)
     old = np.zeros(len(rows), ENTRY_1.dtype)
     for name in old.dtype.names or ():
         old[name] = rows[name]
-    fields = ROOT_HEADER.unpack(SAMPLE.encode()) | {
+    fields = ROOT_HEADER.unpack(encode_root(SAMPLE)) | {
         "format_version": 1,
         "first_offset": 0,
         "next_offset": entries[-1].next_offset,
@@ -267,7 +262,7 @@ def test_no_flipped_bit_of_a_root_of_version_1_goes_unnoticed() -> None:
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Corrupt):
-            Manifest.decode(bytes(damaged), where="here")
+            decode_root(bytes(damaged), where="here")
 
 
 @pytest.mark.parametrize("name", ["entry_count", "running_count", "stream_size_bytes"])
@@ -277,20 +272,20 @@ def test_a_hostile_count_of_version_1_costs_no_memory(name: str) -> None:
     raw[at : at + 4] = b"\xff" * 4
 
     with pytest.raises(Corrupt):
-        Manifest.decode(resealed(bytes(raw)), where="here")
+        decode_root(resealed(bytes(raw)), where="here")
 
 
 @given(manifests())
 def test_decoding_undoes_encoding(manifest: Manifest) -> None:
-    again = Manifest.decode(manifest.encode(), where="here")
+    again = decode_root(encode_root(manifest), where="here")
 
     assert fields_of(again) == fields_of(manifest)
-    assert again.encode() == manifest.encode()
+    assert encode_root(again) == encode_root(manifest)
 
 
 @given(entry_lists())
 def test_decoding_entries_undoes_encoding(entries: list[Entry]) -> None:
-    assert decode_entries(encode_entries(entries)) == entries
+    assert entries_of_rows(rows_of_entries(entries)) == entries
 
 
 def test_no_single_flipped_bit_goes_unnoticed() -> None:
@@ -300,34 +295,34 @@ def test_no_single_flipped_bit_goes_unnoticed() -> None:
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Corrupt):
-            Manifest.decode(bytes(damaged), where="here")
+            decode_root(bytes(damaged), where="here")
 
 
 @given(manifests(), st.data())
 def test_no_flipped_bit_of_any_root_goes_unnoticed(manifest: Manifest, data: st.DataObject) -> None:
-    damaged = bytearray(manifest.encode())
+    damaged = bytearray(encode_root(manifest))
     bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
     damaged[bit // 8] ^= 1 << bit % 8
 
     with pytest.raises(Corrupt):
-        Manifest.decode(bytes(damaged), where="here")
+        decode_root(bytes(damaged), where="here")
 
 
 @given(manifests(), st.data())
 def test_a_root_that_was_cut_or_lengthened_is_corrupt(manifest: Manifest, data: st.DataObject) -> None:
-    raw = manifest.encode()
+    raw = encode_root(manifest)
     cut = data.draw(st.integers(0, len(raw) - 1))
 
     for damaged in (raw[:cut], raw + b"\0", resealed(raw + b"\0"), resealed(raw[: max(cut, 4)])):
         with pytest.raises(Corrupt):
-            Manifest.decode(damaged, where="here")
+            decode_root(damaged, where="here")
 
 
 @given(st.binary(max_size=600))
 def test_any_other_bytes_are_corrupt(raw: bytes) -> None:
     for hostile in (raw, b"OLMR\0\2" + raw):
         with pytest.raises(Corrupt):
-            Manifest.decode(hostile, where="here")
+            decode_root(hostile, where="here")
 
 
 def test_a_newer_version_asks_for_an_upgrade() -> None:
@@ -336,17 +331,17 @@ def test_a_newer_version_asks_for_an_upgrade() -> None:
     raw[5] = 3
 
     with pytest.raises(UnsupportedFormat, match="upgrade"):
-        Manifest.decode(resealed(bytes(raw)), where="here")
+        decode_root(resealed(bytes(raw)), where="here")
 
 
 @pytest.mark.parametrize("name", ["entry_count", "running_count", "stream_size_bytes"])
 @pytest.mark.parametrize("value", [2, 2**31, 2**32 - 1])
 def test_a_hostile_count_costs_no_memory(name: str, value: int) -> None:
-    raw = with_field(SAMPLE.encode(), name, value, 4)
+    raw = with_field(encode_root(SAMPLE), name, value, 4)
     tracemalloc.start()
 
     with pytest.raises(Corrupt):
-        Manifest.decode(raw, where="here")
+        decode_root(raw, where="here")
 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -360,18 +355,18 @@ def test_a_header_that_breaks_a_rule_is_corrupt_even_under_its_checksum(
     name: str, value: int, size_bytes: int
 ) -> None:
     with pytest.raises(Corrupt):
-        Manifest.decode(with_field(SAMPLE.encode(), name, value, size_bytes), where="here")
+        decode_root(with_field(encode_root(SAMPLE), name, value, size_bytes), where="here")
 
 
 @pytest.mark.parametrize("name", ["kind", "reserved"])
 @pytest.mark.parametrize("layout", [RUNNING, ENTRY], ids=["running", "entry"])
 def test_reserved_bytes_and_kinds_are_refused(name: str, layout: Any) -> None:
-    raw = bytearray(SAMPLE.encode())
+    raw = bytearray(encode_root(SAMPLE))
     begin = ROOT_HEADER.size_bytes + 6 + (RUNNING.size_bytes if layout is ENTRY else 0)
     raw[begin + layout.offset_of(name)] = 7
 
     with pytest.raises(Corrupt):
-        Manifest.decode(resealed(bytes(raw)), where="here")
+        decode_root(resealed(bytes(raw)), where="here")
 
 
 @pytest.mark.parametrize("name", ["first_offset", "next_offset", "messages", "stored_size_bytes"])
@@ -387,7 +382,7 @@ def test_a_hole_and_an_overlap_are_corrupt() -> None:
         second = replace(SAMPLE_ENTRY, first_offset=begin)
         wrong = replace(
             SAMPLE,
-            entries=encode_entries([SAMPLE_ENTRY, second]),
+            entries=rows_of_entries([SAMPLE_ENTRY, second]),
             next_offset=second.next_offset,
             messages=36,
             data_size_bytes=8192,
@@ -395,7 +390,7 @@ def test_a_hole_and_an_overlap_are_corrupt() -> None:
             fragments=2,
         )
         with pytest.raises(Corrupt, match="coverage"):
-            Manifest.decode(wrong.encode(), where="here")
+            decode_root(encode_root(wrong), where="here")
 
 
 def test_appending_keeps_entries_as_they_are_stored() -> None:
@@ -418,11 +413,11 @@ def test_an_impossible_range_is_corrupt_even_under_its_checksum(
         SAMPLE,
         first_offset=impossible.first_offset,
         next_offset=next_offset,
-        entries=encode_entries([impossible]),
+        entries=rows_of_entries([impossible]),
     )
 
     with pytest.raises(Corrupt):
-        Manifest.decode(wrong.encode(), where="here")
+        decode_root(encode_root(wrong), where="here")
 
 
 def group_entry(**changes: Any) -> Entries:
@@ -440,7 +435,7 @@ def group_entry(**changes: Any) -> Entries:
         "checksum": 9,
         "fragments": 3,
         "ledgers": 2,
-        "kind": Kind.GROUP,
+        "kind": EntryKind.GROUP,
         "copied": 0,
         "reserved": bytes(2),
     }
@@ -449,7 +444,7 @@ def group_entry(**changes: Any) -> Entries:
 
 def with_group(group: Entries, **changes: Any) -> Manifest:
     """The sample with this group before its one fragment."""
-    entries = joined(group, SAMPLE.entries)
+    entries = joined_entries(group, SAMPLE.entries)
     totals = {total: exact_sum(entries[total]) for total in (*TOTALS, "ledgers")}
     return replace(
         SAMPLE, entries=entries, **totals | {"first_offset": int(group["first_offset"][0])} | changes
@@ -481,11 +476,11 @@ def test_a_group_that_is_trimmed_whole_is_not_named(first_offset: int) -> None:
 
 
 def test_larger_kinds_come_first() -> None:
-    first, second = group_entry(first_offset=40), group_entry(kind=Kind.KILO_GROUP)
-    wrong = with_group(joined(first, second), first_offset=40)
+    first, second = group_entry(first_offset=40), group_entry(kind=EntryKind.KILO_GROUP)
+    wrong = with_group(joined_entries(first, second), first_offset=40)
 
     with pytest.raises(Corrupt, match="entry kind"):
-        Manifest.decode(wrong.encode(), where="here")
+        decode_root(encode_root(wrong), where="here")
 
 
 @pytest.mark.parametrize(
@@ -494,7 +489,7 @@ def test_larger_kinds_come_first() -> None:
         {"fragments": 0},
         {"fragments": 0, "ledgers": 0},
         {"ledgers": 4},
-        {"kind": Kind.FRAGMENT},
+        {"kind": EntryKind.FRAGMENT},
         {"kind": 4},
     ],
     ids=str,
@@ -503,7 +498,7 @@ def test_an_entry_that_counts_what_cannot_be_is_refused(changes: dict[str, Any])
     wrong = with_group(group_entry(**changes))
 
     with pytest.raises(Corrupt, match="entry"):
-        Manifest.decode(wrong.encode(), where="here")
+        decode_root(encode_root(wrong), where="here")
 
 
 @pytest.mark.parametrize(("first_offset", "ledgers"), [(70, 2), (70, 5), (80, 0), (80, 5)])
@@ -521,7 +516,7 @@ def test_totals_above_the_size_of_an_integer_of_the_machine_are_summed_exactly()
         replace(SAMPLE_ENTRY, data_size_bytes=2**63 + 1),
         replace(SAMPLE_ENTRY, first_offset=120, data_size_bytes=2**63),
     ]
-    entries = encode_entries(large)
+    entries = rows_of_entries(large)
 
     assert exact_sum(entries["data_size_bytes"]) == 2**64 + 1
     wrapped = replace(
@@ -535,15 +530,15 @@ def test_totals_above_the_size_of_an_integer_of_the_machine_are_summed_exactly()
 
 
 def test_an_entry_says_whether_it_is_a_copys() -> None:
-    copied = encode_entries([replace(SAMPLE_ENTRY, copied=1)])
+    copied = rows_of_entries([replace(SAMPLE_ENTRY, copied=1)])
 
-    assert decode_entries(copied) == [replace(SAMPLE_ENTRY, copied=1)]
+    assert entries_of_rows(copied) == [replace(SAMPLE_ENTRY, copied=1)]
     assert copied.tobytes().hex() == ENTRY_HEX[:-6] + "010000"
 
 
 @pytest.mark.parametrize("changes", [{"copied": 2}, {"copied": 1, "kind": 1}], ids=["two", "a group's"])
 def test_what_cannot_be_a_copy_is_refused(changes: dict[str, int]) -> None:
-    rows = encode_entries([SAMPLE_ENTRY]).copy()
+    rows = rows_of_entries([SAMPLE_ENTRY]).copy()
     for name, value in changes.items():
         rows[name] = value
 

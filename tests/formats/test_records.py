@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from offload.errors import Corrupt, OffloadError
 from offload.formats import records
-from offload.formats.chunk import ChunkType, scan
+from offload.formats.chunk import scan
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk, seal_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch, encode_entries, messages
 from offload.formats.records import offsets_and_timestamps, record_runs
 from offload.formats.tracking import ConsumerOffset
+from offload.model.chunk_table import ChunkType
 
 Found = list[tuple[int, int, bytes]]
 BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=20)

@@ -18,13 +18,13 @@ from offload.formats.sighting import (
     ROWS_MAX,
     SIGHTING_HEADER,
     SIGHTING_ROW,
-    Rows,
     Sighting,
+    SightingRows,
     as_bytes,
 )
 
 
-def rows_of(*rows: tuple[int, int, int, UUID]) -> Rows:
+def rows_of(*rows: tuple[int, int, int, UUID]) -> SightingRows:
     packed = b"".join(
         SIGHTING_ROW.pack(kind=kind, first_offset=first, version=version, uid=uid.bytes)
         for kind, first, version, uid in rows
@@ -124,7 +124,7 @@ def test_more_rows_than_a_sighting_may_have_are_refused() -> None:
     ],
     ids=["out of order", "twice", "unknown kind"],
 )
-def test_rows_that_break_the_format_are_refused(rows: Rows) -> None:
+def test_rows_that_break_the_format_are_refused(rows: SightingRows) -> None:
     with pytest.raises(Corrupt, match="sighting rows"):
         decode(Sighting(stream="orders", uid=UUID(int=1), time_ms=0, version=1, rows=rows).encode())
 

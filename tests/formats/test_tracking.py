@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.errors import Corrupt, Misuse, UnsupportedFormat
-from offload.formats.chunk import ChunkHeader, ChunkType
+from offload.formats.chunk import ChunkHeader
 from offload.formats.tracking import (
     ConsumerOffset,
     ConsumerTimestamp,
@@ -20,6 +20,7 @@ from offload.formats.tracking import (
     decode_blocks,
     encode_blocks,
 )
+from offload.model.chunk_table import ChunkType
 
 KINDS = {
     ChunkType.USER: "trailer",

@@ -7,13 +7,14 @@ from uuid import UUID
 
 import pytest
 
+from offload.commit.log import RootLog
+from offload.commit.writer import Append, Claim, Prepare
+from offload.contracts.store import Span, Suffix
 from offload.env import Env
 from offload.errors import OutcomeUnknown, TryAgain
-from offload.formats.manifest import Entry, Manifest
-from offload.manifest.changes import Append, Claim, Prepare
-from offload.manifest.commit import RootLog
+from offload.model.entry import Entry
+from offload.model.manifest import Manifest
 from offload.store.memory import MemoryStore
-from offload.store.port import Span, Suffix
 from offload.store.wrap import StoreDecorator
 
 WRITER, ATTEMPT = UUID(int=1), UUID(int=2)

@@ -11,10 +11,12 @@ from uuid import UUID
 import numpy as np
 import pytest
 
+from offload.commit.groups import GroupCache, entry_key, fetch_group
 from offload.errors import Corrupt, TryAgain
 from offload.formats.group import Group
-from offload.formats.manifest import ENTRY, Entries, Entry, Kind, Manifest, encode_entries
-from offload.manifest.groups import GroupCache, fetch_group, key_of
+from offload.formats.root import ENTRY
+from offload.model.entry import Entries, Entry, EntryKind, rows_of_entries
+from offload.model.manifest import Manifest
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 
@@ -52,10 +54,10 @@ def group(number: int = 0, **changes: Any) -> Group:
     plain: dict[str, Any] = {
         "stream": MANIFEST.stream,
         "incarnation": MANIFEST.incarnation,
-        "kind": Kind.GROUP,
+        "kind": EntryKind.GROUP,
         "uid": UUID(int=100 + number),
         "version": 4,
-        "entries": encode_entries(fragments),
+        "entries": rows_of_entries(fragments),
     }
     return Group(**plain | changes)
 
@@ -79,13 +81,13 @@ def test_a_sound_group_is_what_was_stored() -> None:
     entries = asyncio.run(GroupCache().load(store, MANIFEST, naming(one)))
 
     assert entries.tobytes() == one.entries.tobytes()
-    assert key_of("orders", naming(one)) == one.key
+    assert entry_key("orders", naming(one)) == one.key
 
 
 def test_a_fragments_entry_has_the_key_of_a_fragment() -> None:
     row = group().entries[1:]
 
-    assert key_of("orders", row) == f"orders/data/{5:020}.{UUID(int=7)}.fragment"
+    assert entry_key("orders", row) == f"orders/data/{5:020}.{UUID(int=7)}.fragment"
 
 
 def test_one_that_is_missing() -> None:
@@ -146,14 +148,14 @@ def test_one_that_says_of_itself_what_its_entry_does_not(name: str) -> None:
 
     error = refusal({one.key: one.encode()}, wrong)
 
-    assert error.where == key_of("orders", wrong)
+    assert error.where == entry_key("orders", wrong)
 
 
 @pytest.mark.parametrize("name", ["uid", "version", "kind"])
 def test_a_group_that_calls_itself_otherwise_than_its_key(name: str) -> None:
     """The checksum of what stands there is that of the entry; what it says is another group's."""
     one = group()
-    others = {"uid": UUID(int=98), "version": 5, "kind": Kind.KILO_GROUP}
+    others = {"uid": UUID(int=98), "version": 5, "kind": EntryKind.KILO_GROUP}
     other = replace(one, **{name: others[name]})
     if name == "kind":
         above = np.frombuffer(naming(group()).tobytes(), ENTRY.dtype)

@@ -15,33 +15,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offload.commit.applying import append_entries
+from offload.commit.grouping import FACTOR, collapse, edited
+from offload.commit.groups import GroupCache, fetch_group
+from offload.commit.guest import Trim, TrimmedTotals, entries_before
+from offload.contracts.change import Edit
 from offload.formats.group import GROUP_HEADER
-from offload.formats.manifest import (
-    ENTRY,
-    ROOT_HEADER,
-    RUNNING,
+from offload.formats.root import ENTRY, ROOT_HEADER, RUNNING, decode_root, encode_root
+from offload.model.entry import (
     TOTALS,
     Entries,
     Entry,
-    Kind,
-    Manifest,
-    Running,
-    decode_entries,
-    encode_entries,
+    EntryKind,
+    entries_of_rows,
     exact_sum,
-    joined,
+    joined_entries,
+    rows_of_entries,
 )
-from offload.manifest.changes import Dropped, Trim, append_entries, entries_before
-from offload.manifest.groups import GroupCache, fetch_group
-from offload.manifest.tree import FACTOR, Edit, Tree, collapse, edited
+from offload.model.manifest import Manifest, Running
+from offload.model.tree import Tree
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.tier.stream_writer import COMMIT_ENTRIES
-from offload.tier.sync import LEDGERS_AT_ONCE
+from offload.streams.sync import LEDGERS_AT_ONCE
+from offload.streams.writer import COMMIT_ENTRIES
 
 CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 COUNTED: Final = (*TOTALS, "ledgers")
-LEVELS: Final = len(Kind) - 1
+LEVELS: Final = len(EntryKind) - 1
 """Objects between a root and its deepest fragments."""
 
 
@@ -110,7 +110,7 @@ class Stream:
             incarnation=self.manifest.incarnation,
             since=self.manifest.first_offset,
             first_offset=gone[-1].next_offset,
-            dropped=Dropped(**{total: before[total] - after[total] for total in COUNTED}),
+            dropped=TrimmedTotals(**{total: before[total] - after[total] for total in COUNTED}),
             counted=entries_before(self.manifest, gone[-1].next_offset),
         )
         self.commit(change.apply(self.manifest))
@@ -121,12 +121,14 @@ class Stream:
 
         def edit(run: Entries) -> Entries:
             at = run["first_offset"].tolist().index(self.live[where].first_offset)
-            pair = decode_entries(run[at : at + 2])
+            pair = entries_of_rows(run[at : at + 2])
             if len({entry.ledger_id for entry in pair}) < len(pair):
                 self.live[where : where + 2] = [merged(pair, UUID(int=2**64 + next(self.uids)))]
                 before = None if run["ledgers"][at] else pair[0].ledger_id
-                return joined(
-                    run[:at], encode_entries(self.live[where : where + 1], after_ledger=before), run[at + 2 :]
+                return joined_entries(
+                    run[:at],
+                    rows_of_entries(self.live[where : where + 1], after_ledger=before),
+                    run[at + 2 :],
                 )
             return run
 
@@ -153,15 +155,15 @@ class Stream:
             assert (group.version, group.encode()) == (version, raw)
             self.objects[group.key] = raw
         self.commit(collapsed)
-        runs = np.bincount(self.manifest.entries["kind"], minlength=len(Kind))
-        assert (runs[: Kind.MEGA_GROUP] < self.factor).all()
+        runs = np.bincount(self.manifest.entries["kind"], minlength=len(EntryKind))
+        assert (runs[: EntryKind.MEGA_GROUP] < self.factor).all()
 
     def commit(self, changed: Manifest) -> None:
         """The next root, held against the invariants and the list, and read back from its bytes."""
         self.manifest = changed = replace(changed, version=self.manifest.version + 1)
         changed.check("here")
-        again = Manifest.decode(changed.encode(), where="here")
-        assert again.encode() == changed.encode()
+        again = decode_root(encode_root(changed), where="here")
+        assert encode_root(again) == encode_root(changed)
         kinds = changed.entries["kind"].tolist()
         assert kinds == sorted(kinds, reverse=True)
         assert {total: getattr(changed, total) for total in COUNTED} == totals_of(self.live)
@@ -215,7 +217,7 @@ async def walked(tree: Tree, offset: int) -> list[Entry]:
     found: list[Entry] = []
     async for run in tree.walk(offset):
         assert len(run)
-        found += decode_entries(run)
+        found += entries_of_rows(run)
     return found
 
 
@@ -348,7 +350,7 @@ def test_a_group_that_was_trimmed_moves_into_the_next_kind_as_it_is() -> None:
     stream.collapse()
 
     [kilo] = stream.manifest.entries
-    assert (kilo["kind"], kilo["first_offset"], kilo["fragments"]) == (Kind.KILO_GROUP, 0, 9)
+    assert (kilo["kind"], kilo["first_offset"], kilo["fragments"]) == (EntryKind.KILO_GROUP, 0, 9)
     assert (stream.manifest.first_offset, stream.manifest.fragments) == (2, 7)
     stream.check()
 
@@ -449,7 +451,7 @@ def test_a_moment_that_only_trimmed_fragments_reach_is_found_behind_them() -> No
     stream.trim(5)
 
     stream.check()
-    assert stream.manifest.entries["kind"].tolist() == [Kind.MEGA_GROUP] * 2
+    assert stream.manifest.entries["kind"].tolist() == [EntryKind.MEGA_GROUP] * 2
     assert requests_of(stream, lambda tree: tree.first_since(1000)) == LEVELS
     assert requests_of(stream, lambda tree: tree.first_since(15)) == 2 * LEVELS
     assert max(requests_of(stream, lambda tree, at=at: tree.first_since(at)) for at in range(17)) == 6
@@ -515,7 +517,7 @@ def test_a_walk_that_is_closed_asks_for_nothing_more() -> None:
         await runs.aclose()
         return first
 
-    assert decode_entries(asyncio.run(take_one())) == alike(3)
+    assert entries_of_rows(asyncio.run(take_one())) == alike(3)
     assert counted.requests == 3
 
 
@@ -552,7 +554,7 @@ def long_stream(*runs: int) -> Manifest:
     `RUNNING_COUNT` attempts.
     """
     rows, at = [], 0
-    for kind, amount in zip(reversed(Kind), runs, strict=True):
+    for kind, amount in zip(reversed(EntryKind), runs, strict=True):
         size = FACTOR**kind
         for _ in range(amount):
             row = dict.fromkeys((each.name for each in ENTRY.fields), size)
@@ -586,7 +588,7 @@ def written_by_a_commit(base: Manifest, fragments: int = 1) -> tuple[int, int]:
         uuid=lambda: UUID(int=9),
     )
     changed.check("here")
-    return len(changed.encode()) + sum(len(raw) for _, raw in groups), len(groups)
+    return len(encode_root(changed)) + sum(len(raw) for _, raw in groups), len(groups)
 
 
 def bound(entries: int, groups: int) -> int:
@@ -658,7 +660,7 @@ def test_the_most_that_a_commit_writes_up_to_the_first_mega_group() -> None:
     assert written_by_a_commit(full) == (296_560, 3)
     assert written_by_a_commit(full, COMMIT_ENTRIES) == (321_040, 3)
     assert written_by_a_commit(long_stream(1, 1023, 1023, 1023), COMMIT_ENTRIES) == (321_136, 3)
-    assert len(full.encode()) > 256 * KIB
+    assert len(encode_root(full)) > 256 * KIB
 
 
 def test_with_819_entries_to_a_group_no_commit_would_write_more_than_256_kib() -> None:

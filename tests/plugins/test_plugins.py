@@ -20,13 +20,14 @@ from pathlib import Path
 import pytest
 from command_line import Ran, offload
 
+from offload.contracts.events import DamageFound
+from offload.contracts.plugin import Backend
 from offload.errors import Corrupt, Misuse
-from offload.events import DamageFound
-from offload.plugins import Backend, Plugins
-from offload.tier.opening import open_tier
+from offload.opening import open_tier
+from offload.plugins import Plugins
 
 BACKEND = """
-    from offload.plugins import Backend, hookimpl
+    from offload.contracts.plugin import Backend, hookimpl
 
     @hookimpl
     def offload_backends():
@@ -111,15 +112,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         ("raise SystemExit('wrong licence')", "SystemExit: wrong licence"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         (
-            "from offload.plugins import hookimpl\n@hookimpl\ndef offload_backends():\n    return [1 / 0]",
+            "from offload import hookimpl\n@hookimpl\ndef offload_backends():\n    return [1 / 0]",
             "ZeroDivisionError: division by zero",
         ),
         (
-            "from offload.plugins import hookimpl\n@hookimpl\ndef offload_backends(url):\n    return []",
+            "from offload import hookimpl\n@hookimpl\ndef offload_backends(url):\n    return []",
             "PluginValidationError: ",
         ),
         (
-            "from offload.plugins import hookimpl\n@hookimpl\ndef offload_backends():\n    return ['s3']",
+            "from offload import hookimpl\n@hookimpl\ndef offload_backends():\n    return ['s3']",
             "TypeError: ",
         ),
     ],
@@ -165,7 +166,7 @@ def test_one_distribution_may_lack_its_code(world: World) -> None:
     declaration = "[Backend(name='far', target='no_such_sdk.store:open', schemes=('far',))]"
     world.install(
         "far",
-        "from offload.plugins import Backend, hookimpl\n"
+        "from offload.contracts.plugin import Backend, hookimpl\n"
         f"@hookimpl\ndef offload_backends():\n    return {declaration}",
     )
     found = world.find()
@@ -289,7 +290,7 @@ def imported_by_finding(world: World) -> set[str]:
 def test_finding_plugins_imports_no_targets(world: World) -> None:
     world.install(
         "light",
-        "from offload.plugins import Backend, hookimpl\n"
+        "from offload.contracts.plugin import Backend, hookimpl\n"
         "@hookimpl\ndef offload_backends():\n    return [Backend(name='light', target='heavy:open')]",
     )
     (world.folder / "heavy.py").write_text("import xml.dom.minidom\n")
@@ -319,7 +320,7 @@ def test_a_declaration_is_imported_when_it_is_used(world: World) -> None:
 # Events
 
 LISTENER = """
-    from offload.plugins import hookimpl
+    from offload.contracts.plugin import hookimpl
     heard = []
 
     @hookimpl
@@ -353,7 +354,7 @@ def test_without_any_plugin_events_reach_nobody() -> None:
 
 COMMANDS = """
     import typer
-    from offload.plugins import Command, DecoderType, LayoutType, hookimpl
+    from offload.contracts.plugin import Command, DecoderType, LayoutType, hookimpl
 
     @hookimpl
     def offload_commands():
@@ -422,7 +423,7 @@ def test_a_command_claimed_twice_is_left_out_and_said(world: World) -> None:
     world.install("extras", COMMANDS)
     world.install(
         "rival",
-        "from offload.plugins import Command, hookimpl\n"
+        "from offload.contracts.plugin import Command, hookimpl\n"
         "@hookimpl\ndef offload_commands():\n    return [Command(name='shout', target='rival:x')]",
     )
 
@@ -437,7 +438,7 @@ def test_a_command_claimed_twice_is_left_out_and_said(world: World) -> None:
 def test_a_command_cannot_replace_a_built_in_one(world: World) -> None:
     world.install(
         "usurper",
-        "from offload.plugins import Command, hookimpl\n"
+        "from offload.contracts.plugin import Command, hookimpl\n"
         "@hookimpl\ndef offload_commands():\n    return [Command(name='plugins', target='usurper:run')]\n"
         "def run():\n    print('mine now')",
     )

@@ -13,34 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from protocol_world import verdict
 
+from offload.commit.applying import append_entries
+from offload.commit.guest import Abort, Delete, Trim, TrimmedTotals, entries_before
+from offload.commit.job import Announce, Contribute
+from offload.commit.writer import Append, Claim, Prepare, Resolve
+from offload.contracts.change import Change, CommitVerdict
 from offload.errors import Conflict, Fenced, Misuse, OffloadError, StreamDeleted
-from offload.formats.manifest import (
-    NOBODY,
-    TOTALS,
-    AttemptKind,
-    Entry,
-    Manifest,
-    Running,
-    State,
-    decode_entries,
-    encode_entries,
-)
-from offload.manifest.changes import (
-    Abort,
-    Announce,
-    Append,
-    Change,
-    Claim,
-    Contribute,
-    Delete,
-    Dropped,
-    Prepare,
-    Resolve,
-    Trim,
-    Verdict,
-    append_entries,
-    entries_before,
-)
+from offload.formats.root import encode_root
+from offload.model.entry import TOTALS, Entry, entries_of_rows, rows_of_entries
+from offload.model.manifest import NOBODY, AttemptKind, Manifest, Running, StreamState
 
 ME, OTHER, GUEST = UUID(int=1), UUID(int=2), UUID(int=3)
 MINE, THEIRS, JOBS, COPIES = UUID(int=11), UUID(int=12), UUID(int=13), UUID(int=14)
@@ -98,13 +79,13 @@ def attempts_of(manifest: Manifest) -> set[UUID]:
 def is_in(change: Change, manifest: Manifest) -> bool:
     """Whether the manifest shows that the change is in, or that it is not."""
     found = verdict(change, manifest)
-    assert found is not Verdict.UNKNOWN
-    return found is Verdict.IN
+    assert found is not CommitVerdict.UNKNOWN
+    return found is CommitVerdict.IN
 
 
-def dropped(entries: Sequence[Entry], *, ledgers: int) -> Dropped:
+def dropped(entries: Sequence[Entry], *, ledgers: int) -> TrimmedTotals:
     """The entries counted; `ledgers` of them are gone whole."""
-    return Dropped(
+    return TrimmedTotals(
         messages=sum(entry.messages for entry in entries),
         data_size_bytes=sum(entry.data_size_bytes for entry in entries),
         stored_size_bytes=sum(entry.stored_size_bytes for entry in entries),
@@ -120,7 +101,7 @@ def trim(since: int, first_offset: int, entries: Sequence[Entry], *, ledgers: in
         since=since,
         first_offset=first_offset,
         dropped=dropped(entries, ledgers=ledgers),
-        counted=encode_entries(entries).tobytes(),
+        counted=rows_of_entries(entries).tobytes(),
     )
 
 
@@ -129,7 +110,7 @@ def test_the_first_claim_is_the_birth_of_a_stream() -> None:
 
     assert (born.version, born.epoch, born.source_epoch) == (0, 1, 4)
     assert (born.first_offset, born.next_offset, born.fragments) == (10, 10, 0)
-    assert (born.writer, born.state) == (ME, State.LIVE)
+    assert (born.writer, born.state) == (ME, StreamState.LIVE)
     assert is_in(CLAIM, born)
 
 
@@ -162,13 +143,13 @@ def test_a_claim_on_a_tombstone_begins_anew_and_numbers_go_on() -> None:
     assert (born.version, born.epoch) == (DELETED.version, DELETED.epoch + 1)
     assert (born.first_offset, born.next_offset, born.running) == (50, 50, ())
     assert born.incarnation != DELETED.incarnation
-    assert born.state is State.LIVE
+    assert born.state is StreamState.LIVE
     assert born.commit_id == DELETED.commit_id
 
 
 def test_a_claim_leaves_a_rebuild_alone() -> None:
     with pytest.raises(Conflict):
-        CLAIM.apply(replace(BASE, state=State.REBUILDING))
+        CLAIM.apply(replace(BASE, state=StreamState.REBUILDING))
 
 
 @pytest.mark.parametrize("change", MINE_ONLY, ids=lambda change: type(change).__name__)
@@ -200,7 +181,7 @@ def test_an_append_names_its_entries_and_ends_its_attempts() -> None:
 
     changed = change.apply(BASE)
 
-    assert decode_entries(changed.entries) == [entry(10), entry(15)]
+    assert entries_of_rows(changed.entries) == [entry(10), entry(15)]
     assert (changed.next_offset, changed.messages) == (20, 8)
     assert (changed.data_size_bytes, changed.stored_size_bytes) == (200, 600)
     assert (changed.fragments, changed.ledgers, changed.last_ledger_id) == (2, 1, 10)
@@ -282,11 +263,11 @@ def test_nothing_shows_whether_an_append_that_was_trimmed_was_in(
     change = Append(writer=ME, entries=[entry(10, 10)], finished=finished)
     aborted = Abort(attempts=finished).apply(BASE)
     by_another = append_entries(aborted, [entry(10, attempt=THEIRS), entry(15, attempt=THEIRS)])
-    gone = decode_entries(by_another.entries)[: (trimmed_to - 10) // 5]
+    gone = entries_of_rows(by_another.entries)[: (trimmed_to - 10) // 5]
 
     trimmed = trim(10, trimmed_to, gone).apply(by_another)
 
-    assert verdict(change, trimmed) is Verdict.UNKNOWN
+    assert verdict(change, trimmed) is CommitVerdict.UNKNOWN
 
 
 def test_an_append_whose_attempt_runs_was_not_in_whatever_was_trimmed() -> None:
@@ -307,7 +288,7 @@ def test_a_resolution_adopts_and_drops_every_attempt_of_other_writers_but_jobs()
 
     changed = change.apply(BASE)
 
-    assert decode_entries(changed.entries) == [entry(10, attempt=THEIRS)]
+    assert entries_of_rows(changed.entries) == [entry(10, attempt=THEIRS)]
     assert attempts_of(changed) == {MINE, JOBS, COPIES}
     assert is_in(change, changed)
     assert not is_in(change, BASE)
@@ -361,7 +342,7 @@ def test_of_attempts_announced_together_one_that_runs_speaks_for_those_dropped_s
 def test_a_job_appends_its_fragments_and_ends_its_attempts_and_changes_no_writer() -> None:
     changed = CONTRIBUTE.apply(BASE)
 
-    assert decode_entries(changed.entries) == [entry(10, attempt=JOBS)]
+    assert entries_of_rows(changed.entries) == [entry(10, attempt=JOBS)]
     assert attempts_of(changed) == {MINE, THEIRS, COPIES}
     moved = {"running", "entries", "next_offset", "last_ledger_id", "ledgers", *TOTALS}
     for name in set(BASE.__dataclass_fields__) - moved:
@@ -407,7 +388,7 @@ def test_nothing_tells_of_an_append_of_a_job_that_a_trim_has_passed(finished: fr
     by_another = trim(10, 15, [entry(10)], ledgers=1).apply(append_entries(aborted, [entry(10)]))
 
     for passed in (appended, by_another):
-        assert verdict(change, passed) is Verdict.UNKNOWN
+        assert verdict(change, passed) is CommitVerdict.UNKNOWN
 
 
 def test_an_append_of_a_job_was_not_in_where_what_it_would_have_ended_runs() -> None:
@@ -434,7 +415,7 @@ def test_a_job_ends_with_the_incarnation_that_it_began_on(change: Change) -> Non
             with pytest.raises(StreamDeleted):
                 act(base)
         with pytest.raises(Conflict):
-            act(replace(BASE, state=State.REBUILDING))
+            act(replace(BASE, state=StreamState.REBUILDING))
     with pytest.raises(Misuse):
         change.apply(None)
 
@@ -461,7 +442,7 @@ def test_a_trim_drops_whole_fragments_for_anybody_and_changes_nothing_else() -> 
 
     changed = change.apply(base)
 
-    assert decode_entries(changed.entries) == [entry(20, ledger_id=20)]
+    assert entries_of_rows(changed.entries) == [entry(20, ledger_id=20)]
     assert (changed.first_offset, changed.next_offset) == (20, 25)
     assert (changed.messages, changed.fragments, changed.ledgers) == (4, 1, 1)
     assert (changed.data_size_bytes, changed.stored_size_bytes) == (100, 300)
@@ -546,7 +527,7 @@ def test_a_deletion_leaves_a_tombstone_that_fences_every_writer() -> None:
 
     changed = change.apply(base)
 
-    assert (changed.state, changed.writer, changed.epoch) == (State.DELETED, NOBODY, base.epoch + 1)
+    assert (changed.state, changed.writer, changed.epoch) == (StreamState.DELETED, NOBODY, base.epoch + 1)
     assert (changed.first_offset, changed.next_offset) == (base.next_offset, base.next_offset)
     assert (len(changed.entries), changed.running, changed.ledgers, changed.last_ledger_id) == (0, (), 0, 0)
     assert [getattr(changed, total) for total in TOTALS] == [0] * len(TOTALS)
@@ -573,7 +554,7 @@ def test_only_what_lives_is_trimmed_or_deleted(change: Change) -> None:
     with pytest.raises(StreamDeleted):
         change.apply(DELETED)
     with pytest.raises(Conflict):
-        change.apply(replace(BASE, state=State.REBUILDING))
+        change.apply(replace(BASE, state=StreamState.REBUILDING))
 
 
 changes = st.one_of(
@@ -623,7 +604,7 @@ def made_for(base: Manifest, change: Change | int) -> Change:
     """A trim is counted on its base; the others do not ask for it."""
     if isinstance(change, Change):
         return change
-    entries = decode_entries(base.entries)[:change]
+    entries = entries_of_rows(base.entries)[:change]
     first_offset = entries[-1].next_offset if entries else base.first_offset
     change = trim(base.first_offset, first_offset, entries, ledgers=int(first_offset == base.next_offset))
     return replace(change, counted=entries_before(base, first_offset))
@@ -634,7 +615,7 @@ def test_whatever_is_applied_keeps_the_invariants(sequence: list[Change | int]) 
     """Applied or refused; what was applied is in, moves nothing backwards, and leaves its base as it was."""
     base = BASE
     for each in sequence:
-        change, raw = made_for(base, each), base.encode()
+        change, raw = made_for(base, each), encode_root(base)
         try:
             changed = change.apply(base)
         except OffloadError:
@@ -642,10 +623,10 @@ def test_whatever_is_applied_keeps_the_invariants(sequence: list[Change | int]) 
         else:
             assert is_in(change, changed)
         changed.check("here")
-        assert base.encode() == raw
+        assert encode_root(base) == raw
         assert changed.epoch >= base.epoch
         assert (changed.version, changed.commit_id) == (base.version, base.commit_id)
-        if base.state is not State.DELETED:
+        if base.state is not StreamState.DELETED:
             assert changed.next_offset >= base.next_offset
             assert changed.first_offset >= base.first_offset
         if isinstance(change, Trim):

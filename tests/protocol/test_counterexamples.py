@@ -20,12 +20,12 @@ from protocol_mutants import MUTANTS
 from protocol_sweep import Sweep
 from protocol_world import KEYS, STREAM, Process, ResendingClient, World
 
+from offload.commit.guest import Abort
 from offload.errors import Conflict, Corrupt, Fenced, OffloadError, OutcomeUnknown, RootsLost, StreamDeleted
-from offload.formats.manifest import AttemptKind, State
-from offload.manifest.changes import Abort
-from offload.manifest.tokens import token_for
+from offload.model.manifest import AttemptKind, StreamState
+from offload.model.tokens import token_for
 from offload.store.faults import Fault
-from offload.tier.reader import StreamReader
+from offload.streams.reader import StreamReader
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ def test_a_late_create_does_not_bring_a_deleted_stream_back(world: World) -> Non
     world.run(w0.store.land())
 
     assert world.fragments == set()
-    assert world.newest().state is State.DELETED
+    assert world.newest().state is StreamState.DELETED
     assert isinstance(end_of(w0), StreamDeleted)
     world.check()
 

@@ -12,9 +12,9 @@ import pytest
 from protocol_sweep import Sweep
 from protocol_world import STREAM, Crash, Ledger, Process, World
 
-from offload.manifest.commit import Step
+from offload.commit.log import Step
 from offload.store.faults import Fault
-from offload.tier.stream_writer import StreamWriter
+from offload.streams.writer import StreamWriter
 
 LEDGERS = ((0, 4), (4, 8))
 NEXT_OFFSET = 8

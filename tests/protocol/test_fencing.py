@@ -13,10 +13,10 @@ import pytest
 from protocol_sweep import Sweep
 from protocol_world import STREAM, Ledger, Process, World
 
+from offload.commit.writer import Append
 from offload.errors import Conflict, Fenced, StreamDeleted
-from offload.formats.manifest import State
-from offload.manifest.changes import Append
-from offload.offloader import Attempt, Receipt
+from offload.model.attempt import Attempt, Receipt
+from offload.model.manifest import StreamState
 from offload.store.faults import Fault
 
 
@@ -169,7 +169,7 @@ def test_a_writer_of_a_deleted_stream_learns_of_the_deletion(world: World) -> No
         world.run(w0.offload(Ledger(2, 4)))
 
     world.check()
-    assert world.newest().state is State.DELETED
+    assert world.newest().state is StreamState.DELETED
 
 
 def test_a_claim_on_a_tombstone_is_a_rebirth(world: World) -> None:

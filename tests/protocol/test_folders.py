@@ -15,11 +15,11 @@ from offload_conformance import Asynchronous, Run
 from offload_posix import PosixStore
 from protocol_world import STREAM, Crash, Ledger
 
+from offload.contracts.store import Body
 from offload.errors import Fenced
-from offload.store.port import Body
-from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.stream_writer import StreamWriter
-from offload.tier.sweep import sweep
+from offload.native.offloader import ObjectStoreOffloader
+from offload.streams.writer import StreamWriter
+from offload.upkeep.sweep.tier import sweep
 
 COMMITS: Final = 20
 """More than the roots that a sweep keeps."""

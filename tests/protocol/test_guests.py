@@ -12,7 +12,8 @@ from protocol_sweep import Sweep
 from protocol_world import Crash, Ledger, Process, World
 
 from offload.errors import OffloadError, StreamDeleted
-from offload.formats.manifest import Kind, State
+from offload.model.entry import EntryKind
+from offload.model.manifest import StreamState
 from offload.store.faults import Call, Fault
 
 BEFORE = 6
@@ -24,7 +25,7 @@ def stream(world: World) -> Process:
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(Ledger(0, 4), Ledger(4, 12)))
-    assert world.newest().entries["kind"].tolist() == [Kind.KILO_GROUP, Kind.GROUP]
+    assert world.newest().entries["kind"].tolist() == [EntryKind.KILO_GROUP, EntryKind.GROUP]
     return w0
 
 
@@ -209,7 +210,7 @@ def test_of_a_deleted_stream_only_the_tombstone_stays(world: World) -> None:
     world.check()
     assert (world.fragments, world.groups) == (set(), set())
     assert world.roots == [world.judge.newest]
-    assert world.newest().state is State.DELETED
+    assert world.newest().state is StreamState.DELETED
     with pytest.raises(StreamDeleted):
         world.run(w0.offload(Ledger(12, 16)))
 
@@ -231,7 +232,7 @@ def test_a_deletion_between_any_two_requests_of_a_writer(request_number: int, wo
 
     world.check()
     assert (world.fragments, world.groups) == (set(), set())
-    assert world.newest().state is State.DELETED
+    assert world.newest().state is StreamState.DELETED
 
 
 @pytest.mark.parametrize("is_reborn", [False, True])

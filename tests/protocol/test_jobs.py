@@ -12,11 +12,11 @@ import pytest
 from protocol_sweep import Sweep
 from protocol_world import STREAM, Crash, Ledger, Process, World, chunk, source
 
+from offload.contracts.source import Snapshot
 from offload.errors import Conflict, Diverged, OffloadError, OutcomeUnknown, StreamDeleted
-from offload.source import Snapshot
 from offload.store.faults import Call, Fault
-from offload.tier.stream_writer import StreamWriter
-from offload.tier.sync import agreement
+from offload.streams.history import agreement
+from offload.streams.writer import StreamWriter
 
 ADDED = (Ledger(4, 6), Ledger(6, 8))
 

@@ -13,21 +13,22 @@ from uuid import UUID
 import pytest
 from protocol_world import KEYS, STREAM, Ledger, Process, World
 
+from offload.commit.guest import Abort
+from offload.commit.writer import Claim
+from offload.contracts.store import Body, Listed
 from offload.errors import Absent, Conflict, RootsLost
 from offload.formats.keys import StreamKeys
-from offload.manifest.changes import Abort, Claim
+from offload.native.lost_roots import newest_base
+from offload.native.offloader import ObjectStoreOffloader
 from offload.store.faults import Call, Fault, Rule
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Listed
-from offload.tier.lost_roots import newest_base
-from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.rebuild import rebuild
-from offload.tier.stream_writer import StreamWriter
-from offload.tier.sweep import Sweeper, sweep
-from offload.tier.sweep_page import Why
-from offload.tier.sweep_report import SweepReport
-from offload.tier.verify import verify
-from offload.tier.verify_report import VerifyLevel, VerifyReport
+from offload.streams.writer import StreamWriter
+from offload.upkeep.rebuild.stream import rebuild
+from offload.upkeep.sweep.page import Why
+from offload.upkeep.sweep.report import SweepReport
+from offload.upkeep.sweep.tier import Sweeper, sweep
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+from offload.upkeep.verify.tier import verify
 
 COMMAND = "run: offload rebuild memory://"
 

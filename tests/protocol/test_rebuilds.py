@@ -13,15 +13,17 @@ from uuid import UUID
 import pytest
 from protocol_world import KEYS, STREAM, Crash, Ledger, Process, World
 
+from offload.commit.rebuild import JUMP, NUMBER_MAX
+from offload.contracts.store import Listed, ObjectStore
 from offload.errors import Conflict, Corrupt, Fenced, Misuse, NotOffloaded
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import State
-from offload.manifest.rebuilding import JUMP, NUMBER_MAX
+from offload.formats.root import encode_root
+from offload.model.manifest import StreamState
 from offload.store.faults import Fault
-from offload.store.port import Listed, ObjectStore
-from offload.tier.rebuild import RebuildReport, rebuild
-from offload.tier.survey import Tail, Tell, read_tails
-from offload.tier.sweep import sweep
+from offload.upkeep.rebuild.report import RebuildReport
+from offload.upkeep.rebuild.stream import rebuild
+from offload.upkeep.rebuild.survey import OnTails, Tail, read_tails
+from offload.upkeep.sweep.tier import sweep
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def world() -> Iterator[World]:
 
 
 async def one_by_one(
-    store: ObjectStore, keys: StreamKeys, rows: Sequence[Listed], tell: Tell
+    store: ObjectStore, keys: StreamKeys, rows: Sequence[Listed], tell: OnTails
 ) -> Mapping[str, Tail]:
     """A process of the world stalls before one request at a time."""
     found: dict[str, Tail] = {}
@@ -103,7 +105,7 @@ def test_a_rebuild_that_another_overtook_commits_nothing(request_number: int, wo
         assert world.root is newest
 
     world.check()
-    assert extent(world) == (State.LIVE, 0, 8)
+    assert extent(world) == (StreamState.LIVE, 0, 8)
 
 
 def test_of_two_rebuilds_in_step_one_commits(world: World) -> None:
@@ -126,7 +128,7 @@ def test_of_two_rebuilds_in_step_one_commits(world: World) -> None:
             outcomes.append(False)
     assert sorted(outcomes) == [False, True]
     world.check()
-    assert extent(world) == (State.LIVE, 0, 8)
+    assert extent(world) == (StreamState.LIVE, 0, 8)
 
 
 def test_a_rebuild_that_passed_over_another_stops(world: World) -> None:
@@ -143,7 +145,7 @@ def test_a_rebuild_that_passed_over_another_stops(world: World) -> None:
         one.finish()
 
     assert rebuilt(world).manifest is not None
-    assert extent(world) == (State.LIVE, 0, 4)
+    assert extent(world) == (StreamState.LIVE, 0, 4)
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.DELAY, Fault.FAIL_BEFORE])
@@ -158,7 +160,7 @@ def test_a_rebuild_outlives_a_lost_create(create: int, fault: Fault, world: Worl
     assert operator.finish().manifest is not None
 
     world.check()
-    assert extent(world) == (State.LIVE, 0, 4)
+    assert extent(world) == (StreamState.LIVE, 0, 4)
 
 
 # What vanishes, and what is written meanwhile.
@@ -178,7 +180,7 @@ def test_a_fragment_that_vanishes_during_a_rebuild_stops_it(operation: str, time
     with pytest.raises(Conflict, match="was deleted meanwhile: stop every sweep"):
         operator.finish()
 
-    assert all(root.state == State.REBUILDING for root in world.history)
+    assert all(root.state == StreamState.REBUILDING for root in world.history)
 
 
 def test_a_rebuild_over_a_manifest_that_moves_on_changes_nothing(world: World) -> None:
@@ -212,7 +214,7 @@ def test_a_deleted_stream_is_not_rebuilt_unless_asked(world: World) -> None:
     assert world.root is tombstone
     assert rebuilt(world, "asked", incarnation=old).manifest is not None
     world.check()
-    assert extent(world) == (State.LIVE, 0, 4)
+    assert extent(world) == (StreamState.LIVE, 0, 4)
 
 
 def test_a_deleted_stream_without_data_cannot_be_rebuilt(world: World) -> None:
@@ -239,7 +241,7 @@ def test_lost_newest_roots_are_rebuilt_on_those_that_are_left(world: World) -> N
     assert rebuilt(world).manifest is not None
 
     world.check()
-    assert extent(world) == (State.LIVE, 0, 8)
+    assert extent(world) == (StreamState.LIVE, 0, 8)
     assert world.root.source_epoch == 3
     with pytest.raises(Fenced):
         world.run(writer.offload(Ledger(8, 10)))
@@ -259,7 +261,7 @@ def test_a_group_of_a_lost_root_proves_the_loss(world: World) -> None:
 
     assert rebuilt(world).manifest is not None
 
-    assert extent(world) == (State.LIVE, 0, 8)
+    assert extent(world) == (StreamState.LIVE, 0, 8)
 
 
 def test_what_a_root_that_is_left_names_wins_over_what_a_job_uploaded_in_vain(world: World) -> None:
@@ -278,7 +280,7 @@ def test_what_a_root_that_is_left_names_wins_over_what_a_job_uploaded_in_vain(wo
 
     rebuilt(world)
 
-    assert extent(world) == (State.LIVE, 0, 8)
+    assert extent(world) == (StreamState.LIVE, 0, 8)
     assert [row["attempt"] for row in world.root.fragments][: len(named)] == named
 
 
@@ -323,7 +325,7 @@ def test_a_history_that_was_begun_again_is_joined_to_the_old_one(name: str, worl
     assert {row.incarnation for row in asked.histories} == {old, new}
     assert report.manifest is not None
     world.check()
-    assert extent(world) == (State.LIVE, *expected)
+    assert extent(world) == (StreamState.LIVE, *expected)
     assert world.root.incarnation == old.bytes
     written(world, Ledger(expected[1], expected[1] + 2))
     cleaner = world.process("cleaner")
@@ -343,7 +345,7 @@ def test_an_old_history_that_was_trimmed_gets_its_beginning_from_the_new_one(wor
 
     assert report.manifest is not None
     world.check()
-    assert extent(world) == (State.LIVE, 0, 8)
+    assert extent(world) == (StreamState.LIVE, 0, 8)
 
 
 def other_chunks(ledger: Ledger, *, epoch: int = 1) -> Ledger:
@@ -396,11 +398,11 @@ def test_a_killed_join_is_done_by_the_same_command(request_number: int, world: W
     with pytest.raises(Crash):
         world.run(rebuilding(killed, incarnation=old))
 
-    if world.root.state != State.LIVE or world.root.incarnation != old.bytes:
+    if world.root.state != StreamState.LIVE or world.root.incarnation != old.bytes:
         assert rebuilt(world, incarnation=old).manifest is not None
 
     world.check()
-    assert extent(world) == (State.LIVE, 0, 12)
+    assert extent(world) == (StreamState.LIVE, 0, 12)
 
 
 def test_an_incarnation_that_nothing_is_of_is_misuse(world: World) -> None:
@@ -482,7 +484,7 @@ def test_a_fragment_with_an_impossible_number_is_damage(what: str, number: int, 
 
     [damage] = report.damages
     assert damage.found == number
-    assert extent(world) == (State.LIVE, 0, 2)
+    assert extent(world) == (StreamState.LIVE, 0, 2)
 
 
 def test_a_group_made_for_an_impossible_root_is_named(world: World) -> None:
@@ -503,7 +505,7 @@ def test_a_claim_on_the_last_number_is_refused_as_damage(field: str, world: Worl
     number = 2**64 - 1
     last = dataclasses.replace(world.newest(), version=number)
     last = dataclasses.replace(last, **{field: number})  # type: ignore[arg-type]
-    dict.__setitem__(world.objects, KEYS.root(number), last.encode())
+    dict.__setitem__(world.objects, KEYS.root(number), encode_root(last))
 
     with pytest.raises(Corrupt, match=r"below 2\*\*64"):
         world.run(world.process("next").claim())
@@ -511,7 +513,7 @@ def test_a_claim_on_the_last_number_is_refused_as_damage(field: str, world: Worl
 
 def test_a_key_of_a_number_beyond_64_bits_is_no_root(world: World) -> None:
     written(world, Ledger(0, 2))
-    dict.__setitem__(world.objects, KEYS.root(2**64), world.newest().encode())
+    dict.__setitem__(world.objects, KEYS.root(2**64), encode_root(world.newest()))
 
     world.run(world.process("next").claim())
 
@@ -534,7 +536,7 @@ def test_a_damaged_group_of_the_root_that_is_left_hides_no_fragment(world: World
 
     rebuilt(world)
 
-    assert extent(world) == (State.LIVE, 0, 12)
+    assert extent(world) == (StreamState.LIVE, 0, 12)
 
 
 def test_a_lost_group_of_a_sound_root_is_made_again(world: World) -> None:
@@ -544,7 +546,7 @@ def test_a_lost_group_of_a_sound_root_is_made_again(world: World) -> None:
 
     rebuilt(world)
 
-    assert extent(world) == (State.LIVE, 0, 8)
+    assert extent(world) == (StreamState.LIVE, 0, 8)
 
 
 def test_a_copy_whose_commit_is_lost_takes_the_place_of_what_it_replaced() -> None:
@@ -558,7 +560,7 @@ def test_a_copy_whose_commit_is_lost_takes_the_place_of_what_it_replaced() -> No
 
         rebuilt(world)
 
-        assert extent(world) == (State.LIVE, 0, 8)
+        assert extent(world) == (StreamState.LIVE, 0, 8)
         assert len(world.root.fragments) == 3
 
 
@@ -574,7 +576,7 @@ def test_a_trim_whose_commit_is_lost_is_done_again_by_the_operators_word(world: 
     assert asked.manifest is None
     assert asked.choice.holes == [(0, 4)]
     assert rebuilt(world, begin=4).manifest is not None
-    assert extent(world) == (State.LIVE, 4, 8)
+    assert extent(world) == (StreamState.LIVE, 4, 8)
 
 
 def test_an_end_that_the_manifest_names_is_not_given_up_in_silence(world: World) -> None:
@@ -588,7 +590,7 @@ def test_an_end_that_the_manifest_names_is_not_given_up_in_silence(world: World)
     assert asked.choice.holes == [(6, 8)]
     assert dict(world.objects) == before
     assert rebuilt(world, end=6).manifest is not None
-    assert extent(world) == (State.LIVE, 0, 6)
+    assert extent(world) == (StreamState.LIVE, 0, 6)
 
 
 # What a joined or repeated rebuild must not do.
@@ -607,7 +609,7 @@ def test_a_newborn_that_lost_roots_as_well_is_rebuilt_first(world: World) -> Non
         rebuilt(world, "too early", incarnation=old)
     assert rebuilt(world, "first", incarnation=new).manifest is not None
     assert rebuilt(world, "second", incarnation=old).manifest is not None
-    assert extent(world) == (State.LIVE, 0, 10)
+    assert extent(world) == (StreamState.LIVE, 0, 10)
 
 
 def test_naming_the_incarnation_of_a_sound_manifest_changes_nothing(world: World) -> None:
@@ -626,7 +628,7 @@ def test_numbers_of_the_old_history_prove_no_loss_of_the_newborn(world: World) -
     begun_again(world, Ledger(6, 8))
 
     assert rebuilt(world, incarnation=old).manifest is not None
-    assert extent(world) == (State.LIVE, 0, 8)
+    assert extent(world) == (StreamState.LIVE, 0, 8)
 
 
 def test_a_newborn_whose_groups_are_gone_is_not_joined(world: World) -> None:
@@ -690,7 +692,7 @@ def test_a_hole_that_shows_only_behind_the_fence_is_told(world: World) -> None:
 
     assert report.manifest is None
     assert report.choice.holes == [(2, 4)]
-    assert world.root.state == State.REBUILDING
+    assert world.root.state == StreamState.REBUILDING
 
 
 def test_a_rebuild_begins_above_the_base_versions_of_fragments() -> None:
@@ -716,7 +718,7 @@ def test_what_was_trimmed_does_not_come_back_beside_a_lost_group(world: World) -
 
     rebuilt(world)
 
-    assert extent(world) == (State.LIVE, 4, 8)
+    assert extent(world) == (StreamState.LIVE, 4, 8)
 
 
 def test_the_source_epoch_of_a_root_that_is_left_is_kept(world: World) -> None:
@@ -742,7 +744,7 @@ def test_a_last_append_whose_root_is_lost_comes_back_by_the_operators_word(world
     assert rebuilt(world, incarnation=incarnation).manifest is not None
 
     world.check()
-    assert extent(world) == (State.LIVE, 0, 8)
+    assert extent(world) == (StreamState.LIVE, 0, 8)
 
 
 def test_a_manifest_of_which_no_fragment_is_left_cannot_be_rebuilt(world: World) -> None:

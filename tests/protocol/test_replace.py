@@ -14,13 +14,13 @@ import pytest
 from protocol_sweep import Sweep
 from protocol_world import STREAM, Crash, Ledger, Process, World
 
+from offload.contracts.events import Event
 from offload.errors import Absent, Conflict, Misuse, NotOffloaded, OffloadError, OutcomeUnknown, StreamDeleted
-from offload.events import Event
-from offload.formats.manifest import Kind
-from offload.offloader import Attempt, Receipt
+from offload.model.attempt import Attempt, Receipt
+from offload.model.entry import EntryKind
 from offload.store.faults import Call, Fault
-from offload.tier.compaction import FragmentRun
-from offload.tier.reader import StreamReader
+from offload.streams.reader import StreamReader
+from offload.upkeep.compact.runs import FragmentRun
 
 ADDED = Ledger(12, 16)
 
@@ -30,7 +30,7 @@ def stream(world: World) -> Process:
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(Ledger(0, 4), Ledger(4, 12)))
-    assert world.newest().entries["kind"].tolist() == [Kind.KILO_GROUP, Kind.GROUP]
+    assert world.newest().entries["kind"].tolist() == [EntryKind.KILO_GROUP, EntryKind.GROUP]
     return w0
 
 
@@ -138,7 +138,7 @@ def test_fragments_in_a_group_become_one_and_nothing_else_changes(world: World) 
     world.run(process.compact(4, 8))
 
     assert cut_of(world) == [0, 2, 4, 8, 10]
-    assert world.newest().entries["kind"].tolist() == [Kind.KILO_GROUP, Kind.GROUP]
+    assert world.newest().entries["kind"].tolist() == [EntryKind.KILO_GROUP, EntryKind.GROUP]
     for name in ("first_offset", "next_offset", "writer", "epoch", "messages", "data_size_bytes", "ledgers"):
         assert world.root.fields[name] == before.fields[name]
     assert world.root.fields["stored_size_bytes"] < before.fields["stored_size_bytes"]

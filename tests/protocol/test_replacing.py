@@ -10,30 +10,15 @@ from uuid import UUID
 import pytest
 from protocol_world import verdict
 
+from offload.commit.applying import append_entries
+from offload.commit.guest import Abort, Delete, Trim, TrimmedTotals, entries_before
+from offload.commit.job import Contribute, Replace
+from offload.commit.writer import Append, Claim, Resolve
+from offload.contracts.change import CommitVerdict
 from offload.errors import Conflict, Misuse, StreamDeleted
-from offload.formats.manifest import (
-    AttemptKind,
-    Entry,
-    Manifest,
-    Running,
-    decode_entries,
-    encode_entries,
-)
-from offload.manifest.changes import (
-    Abort,
-    Append,
-    Claim,
-    Contribute,
-    Delete,
-    Dropped,
-    Resolve,
-    Trim,
-    Verdict,
-    append_entries,
-    entries_before,
-)
-from offload.manifest.replacing import Replace
-from offload.manifest.tokens import token_for, with_token
+from offload.model.entry import Entry, entries_of_rows, rows_of_entries
+from offload.model.manifest import AttemptKind, Manifest, Running
+from offload.model.tokens import token_for, with_token
 
 WRITER, JOB, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)
 MINE, COPIES, THEIRS = UUID(int=11), UUID(int=12), UUID(int=13)
@@ -82,7 +67,7 @@ def applied(change: Replace, base: Manifest) -> Manifest:
 
 
 def trimmed(base: Manifest, gone: Sequence[Entry]) -> Manifest:
-    dropped = Dropped(
+    dropped = TrimmedTotals(
         messages=sum(e.messages for e in gone),
         data_size_bytes=sum(e.data_size_bytes for e in gone),
         stored_size_bytes=sum(e.stored_size_bytes for e in gone),
@@ -103,14 +88,14 @@ def trimmed(base: Manifest, gone: Sequence[Entry]) -> Manifest:
 def test_copies_stand_where_the_old_fragments_were_and_nothing_else_moves() -> None:
     changed = applied(CHANGE, BASE)
 
-    assert decode_entries(changed.entries) == [entry(10), copy(15, 10), entry(25)]
+    assert entries_of_rows(changed.entries) == [entry(10), copy(15, 10), entry(25)]
     assert (changed.fragments, changed.stored_size_bytes) == (3, BASE.stored_size_bytes - 100)
     assert [each.attempt for each in changed.running] == [THEIRS]
     moved = {"entries", "fragments", "stored_size_bytes", "running"}
     for name in set(BASE.__dataclass_fields__) - moved:
         assert getattr(changed, name) is getattr(BASE, name)
-    assert verdict(CHANGE, changed) is Verdict.IN
-    assert verdict(CHANGE, BASE) is Verdict.OUT
+    assert verdict(CHANGE, changed) is CommitVerdict.IN
+    assert verdict(CHANGE, BASE) is CommitVerdict.OUT
     changed.check("here")
 
 
@@ -171,7 +156,7 @@ def test_what_the_base_does_not_name_is_not_replaced(old: tuple[Entry, Entry]) -
 
 def test_what_does_not_stand_together_in_one_run_is_not_replaced() -> None:
     with pytest.raises(Conflict, match="one group"):
-        CHANGE.edit.edited(encode_entries([entry(10), entry(15)]))
+        CHANGE.edit.edited(rows_of_entries([entry(10), entry(15)]))
 
 
 def test_the_newest_fragment_is_not_replaced() -> None:
@@ -198,16 +183,16 @@ def test_what_was_trimmed_is_not_replaced() -> None:
     """While the copies run, they were never named. Once they are over, nothing shows whether they were."""
     base = trimmed(BASE, [entry(10), entry(15)])
 
-    assert verdict(CHANGE, base) is Verdict.OUT
+    assert verdict(CHANGE, base) is CommitVerdict.OUT
     with pytest.raises(Conflict, match="trimmed"):
         CHANGE.apply(base)
-    assert verdict(CHANGE, Abort(attempts=frozenset({COPIES})).apply(base)) is Verdict.UNKNOWN
+    assert verdict(CHANGE, Abort(attempts=frozenset({COPIES})).apply(base)) is CommitVerdict.UNKNOWN
 
 
 def test_what_begins_where_the_stream_does_is_replaced() -> None:
     changed = applied(CHANGE, trimmed(BASE, [entry(10)]))
 
-    assert decode_entries(changed.entries) == [copy(15, 10), entry(25)]
+    assert entries_of_rows(changed.entries) == [copy(15, 10), entry(25)]
     changed.check("here")
 
 
@@ -224,11 +209,11 @@ def test_a_job_replaces_in_the_incarnation_that_it_began_on() -> None:
 
 def test_a_copy_that_another_copy_may_have_replaced_is_in_doubt() -> None:
     """Unless its attempt runs: then it never was in."""
-    by_another = replace(BASE, entries=encode_entries([entry(10), copy(15, 10, attempt=OTHER), entry(25)]))
+    by_another = replace(BASE, entries=rows_of_entries([entry(10), copy(15, 10, attempt=OTHER), entry(25)]))
     over = Abort(attempts=frozenset({COPIES})).apply(by_another)
 
-    assert verdict(CHANGE, by_another) is Verdict.OUT
-    assert verdict(CHANGE, over) is Verdict.UNKNOWN
+    assert verdict(CHANGE, by_another) is CommitVerdict.OUT
+    assert verdict(CHANGE, over) is CommitVerdict.UNKNOWN
 
 
 OF_MINE: Final = (entry(15), entry(20))
@@ -250,16 +235,16 @@ def test_where_a_copy_stands_nothing_tells_whether_an_append_was_in(name: str) -
     change = APPENDS[name]
     owner, kind = {"append": (WRITER, 0), "resolve": (OTHER, 0), "contribute": (OTHER, 1)}[name]
     attempt = THEIRS if name == "contribute" else MINE
-    entries = encode_entries([entry(10), copy(15, 10, attempt=COPIES), entry(25)])
+    entries = rows_of_entries([entry(10), copy(15, 10, attempt=COPIES), entry(25)])
     over = replace(BASE, running=(), entries=entries)
     runs = replace(over, running=(running(attempt, owner, AttemptKind(kind)),))
 
-    assert verdict(change, runs) is Verdict.OUT
-    assert verdict(change, over) is Verdict.UNKNOWN
-    strange = encode_entries([entry(10), copy(15, 10, attempt=NAMED), entry(25)])
-    assert verdict(change, replace(over, entries=strange)) is Verdict.OUT
-    others = replace(over, entries=encode_entries([entry(10), entry(15, 10, attempt=OTHER), entry(25)]))
-    assert verdict(change, others) is Verdict.OUT
+    assert verdict(change, runs) is CommitVerdict.OUT
+    assert verdict(change, over) is CommitVerdict.UNKNOWN
+    strange = rows_of_entries([entry(10), copy(15, 10, attempt=NAMED), entry(25)])
+    assert verdict(change, replace(over, entries=strange)) is CommitVerdict.OUT
+    others = replace(over, entries=rows_of_entries([entry(10), entry(15, 10, attempt=OTHER), entry(25)]))
+    assert verdict(change, others) is CommitVerdict.OUT
 
 
 def test_a_trim_that_was_counted_before_a_replacement_is_a_conflict() -> None:
@@ -267,7 +252,9 @@ def test_a_trim_that_was_counted_before_a_replacement_is_a_conflict() -> None:
         incarnation=BORN.incarnation,
         since=10,
         first_offset=25,
-        dropped=Dropped(messages=15, data_size_bytes=150, stored_size_bytes=450, fragments=3, ledgers=0),
+        dropped=TrimmedTotals(
+            messages=15, data_size_bytes=150, stored_size_bytes=450, fragments=3, ledgers=0
+        ),
         counted=entries_before(BASE, 25),
     )
 

@@ -30,11 +30,11 @@ from protocol_mutants import MUTANTS
 from protocol_sweep import Sweep
 from protocol_world import CHUNK_RECORDS, Ledger, Process, ResendingClient, World
 
+from offload.contracts.store import ObjectStore
 from offload.errors import Fenced, OffloadError
-from offload.formats.manifest import Manifest
-from offload.offloader import Attempt, Receipt
+from offload.model.attempt import Attempt, Receipt
+from offload.model.manifest import Manifest
 from offload.store.faults import Fault
-from offload.store.port import ObjectStore
 
 RIVALS: Final = 3
 CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))

@@ -19,9 +19,10 @@ from protocol_world import STREAM, Crash, Ledger, Process, World
 
 from offload import ObjectStoreOffloader, StreamWriter, TierOptions
 from offload.store.memory import MemoryStore
-from offload.tier import compacting, copying
-from offload.tier.compacting import compact
-from offload.tier.copying import copy
+from offload.upkeep.compact import stream as compacting
+from offload.upkeep.compact.stream import compact
+from offload.upkeep.copy import tier as copying
+from offload.upkeep.copy.tier import copy
 
 LEDGERS: Final = (Ledger(0, 4), Ledger(4, 12))
 

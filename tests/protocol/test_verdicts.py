@@ -14,15 +14,17 @@ import pytest
 from protocol_sweep import Sweep
 from protocol_world import NOTHING_COMMITTED, STREAM, Ledger, Process, World
 
+from offload.commit.job import Announce
+from offload.commit.log import REQUESTS_MAX
+from offload.commit.writer import Append, Prepare
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.change import Change, CommitVerdict
 from offload.errors import Corrupt, Denied, Fenced, NoSpace, OffloadError, OutcomeUnknown, TryAgain
-from offload.formats.manifest import Manifest
-from offload.manifest.changes import Announce, Append, Change, Prepare, Verdict
-from offload.manifest.commit import REQUESTS_MAX
-from offload.manifest.tree import Tree
-from offload.store.capabilities import Capabilities
+from offload.model.manifest import Manifest
+from offload.model.tree import Tree
 from offload.store.faults import Fault, Rule
 from offload.store.wrap import StoreDecorator
-from offload.tier import stream_writer
+from offload.streams import writer as stream_writer
 
 
 @pytest.fixture
@@ -364,9 +366,9 @@ class Backwards(Change):
         assert base is not None
         return replace(base, first_offset=base.next_offset + 1)
 
-    async def verdict(self, tree: Tree) -> Verdict:
+    async def verdict(self, tree: Tree) -> CommitVerdict:
         """Never in."""
-        return Verdict.OUT
+        return CommitVerdict.OUT
 
 
 def test_a_proposal_that_breaks_the_format_is_never_sent(world: World) -> None:

@@ -13,15 +13,7 @@ import osiris_data
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from offload_rabbitmq.amqp import (
-    AmqpMessage,
-    Described,
-    Symbol,
-    Timestamp,
-    data_bodies,
-    decode,
-    to_jsonable,
-)
+from offload_rabbitmq.amqp import AmqpMessage, Described, Symbol, Timestamp, data_bodies, decode, to_jsonable
 
 from offload.errors import Corrupt
 from offload.formats.entries import messages

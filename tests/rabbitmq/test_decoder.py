@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offload_rabbitmq.decoder import NO_SECTIONS, AmqpDecoder
 
-from offload.decoder import Decoded
+from offload.contracts.decoder import Decoded
 
 DECODER = AmqpDecoder()
 LONE_DATA = b"\x00Su\xa0"

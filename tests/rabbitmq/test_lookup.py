@@ -10,10 +10,10 @@ from offload_rabbitmq import RabbitmqStream
 from osiris_data import DATA, MANIFEST, STREAMS
 from osiris_writer import TIMESTAMP_MS, append_chunks, simple_chunks, write_stream
 
-from offload.formats.chunk import ChunkType
 from offload.formats.chunk_writer import build_tracking_chunk
 from offload.formats.tracking import ConsumerOffset
-from offload.position import AtOffset, AtTime, Place, Position
+from offload.model.chunk_table import ChunkType
+from offload.model.position import AtEdge, AtOffset, AtTime, Position
 
 
 def attach(folder: Path, positions: list[Position]) -> list[int]:
@@ -51,7 +51,7 @@ def test_every_time_attaches_where_osiris_attaches(stream: str) -> None:
 def test_first_last_and_next_are_those_of_osiris(stream: str) -> None:
     special = MANIFEST["streams"][stream]["lookups_by_osiris_1_10_3"]["special"]
 
-    found = attach(DATA / stream, [Place.FIRST, Place.LAST, Place.NEXT])
+    found = attach(DATA / stream, [AtEdge.FIRST, AtEdge.LAST, AtEdge.NEXT])
 
     assert found == [special["first"], special["last"], special["next"]]
 
@@ -85,4 +85,4 @@ def test_the_last_chunk_with_messages_may_stand_in_an_earlier_segment(tmp_path: 
     (tmp_path / f"{6:020}.index").write_bytes(b"OSII\0\0\0\1")
     append_chunks(tmp_path, [tracking])
 
-    assert attach(tmp_path, [Place.LAST, Place.NEXT]) == [3, 7]
+    assert attach(tmp_path, [AtEdge.LAST, AtEdge.NEXT]) == [3, 7]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offload_rabbitmq import pair as pair_module
 from offload_rabbitmq import segment as format_module
 from offload_rabbitmq.pair import Pair, parse_name
-from offload_rabbitmq.sealed import Sealed, sealed_table
+from offload_rabbitmq.sealed import SealedPair, sealed_table
 from osiris_data import INDEX_HEAD, INDEX_RECORD, SEGMENT_HEAD, STREAMS, chunks_in, index_of, segments
 from osiris_writer import simple_chunks, write_stream
 
@@ -27,10 +27,10 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def sealed(tmp_path: Path) -> Sealed:
+def sealed(tmp_path: Path) -> SealedPair:
     """Four chunks of three records, and one more in the pair that follows."""
     write_stream(tmp_path, simple_chunks(5), segment_chunks=4)
-    return Sealed(Pair(tmp_path, 0), 12)
+    return SealedPair(Pair(tmp_path, 0), 12)
 
 
 def edit(file: Path, change: Change) -> None:
@@ -47,7 +47,7 @@ def put(at: int, new: bytes) -> Change:
     return change
 
 
-def damage_of(sealed: Sealed) -> Corrupt:
+def damage_of(sealed: SealedPair) -> Corrupt:
     with pytest.raises(Corrupt) as caught:
         sealed_table(sealed, stream="orders")
     assert caught.value.stream == "orders"
@@ -83,7 +83,9 @@ def test_only_names_of_twenty_digits_are_a_streams_files(name: str, expected: ob
 def test_a_sealed_table_is_what_a_scan_of_the_segment_finds(stream: str) -> None:
     files = segments(stream)
     for file, following in pairwise(files):
-        found = sealed_table(Sealed(Pair(file.parent, int(file.stem)), int(following.stem)), stream=stream)
+        found = sealed_table(
+            SealedPair(Pair(file.parent, int(file.stem)), int(following.stem)), stream=stream
+        )
 
         assert (found == scan(chunks_in(file), first_position=8, where=stream)).all()
 
@@ -107,7 +109,7 @@ def test_the_writer_of_these_tests_writes_what_osiris_writes(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["index", "segment"])
-def test_another_magic_is_damage(sealed: Sealed, kind: str) -> None:
+def test_another_magic_is_damage(sealed: SealedPair, kind: str) -> None:
     file: Path = getattr(sealed.pair, kind)
     edit(file, put(0, b"OSIX"))
 
@@ -117,7 +119,7 @@ def test_another_magic_is_damage(sealed: Sealed, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "segment"])
-def test_another_version_is_refused_by_both_numbers(sealed: Sealed, kind: str) -> None:
+def test_another_version_is_refused_by_both_numbers(sealed: SealedPair, kind: str) -> None:
     edit(getattr(sealed.pair, kind), put(4, b"\0\0\0\2"))
 
     with pytest.raises(UnsupportedFormat, match="has version 2; this program reads version 1"):
@@ -126,13 +128,13 @@ def test_another_version_is_refused_by_both_numbers(sealed: Sealed, kind: str) -
 
 @pytest.mark.parametrize("kind", ["index", "segment"])
 @pytest.mark.parametrize("size_bytes", [0, 5, 8])
-def test_a_sealed_file_without_content_is_damage(sealed: Sealed, kind: str, size_bytes: int) -> None:
+def test_a_sealed_file_without_content_is_damage(sealed: SealedPair, kind: str, size_bytes: int) -> None:
     os.truncate(getattr(sealed.pair, kind), size_bytes)
 
     damage_of(sealed)
 
 
-def test_an_index_that_lacks_its_last_record_is_told_by_where_it_ends(sealed: Sealed) -> None:
+def test_an_index_that_lacks_its_last_record_is_told_by_where_it_ends(sealed: SealedPair) -> None:
     os.truncate(sealed.pair.index, 8 + 3 * 29)
 
     damage = damage_of(sealed)
@@ -142,7 +144,7 @@ def test_an_index_that_lacks_its_last_record_is_told_by_where_it_ends(sealed: Se
     assert damage.found == "the chunk at offset 6, which ends at offset 9"
 
 
-def test_an_index_that_ends_in_half_a_record_is_damage_at_that_record(sealed: Sealed) -> None:
+def test_an_index_that_ends_in_half_a_record_is_damage_at_that_record(sealed: SealedPair) -> None:
     os.truncate(sealed.pair.index, 8 + 4 * 29 - 1)
 
     damage = damage_of(sealed)
@@ -150,14 +152,14 @@ def test_an_index_that_ends_in_half_a_record_is_damage_at_that_record(sealed: Se
     assert (damage.where, damage.position) == (str(sealed.pair.index), 8 + 3 * 29)
 
 
-def test_a_hole_before_the_next_segment_is_damage_of_the_one_before_it(sealed: Sealed) -> None:
-    damage = damage_of(Sealed(sealed.pair, 15))
+def test_a_hole_before_the_next_segment_is_damage_of_the_one_before_it(sealed: SealedPair) -> None:
+    damage = damage_of(SealedPair(sealed.pair, 15))
 
     assert damage.expected == "a chunk up to offset 15, where the next segment begins"
     assert damage.found == "the chunk at offset 9, which ends at offset 12"
 
 
-def test_a_position_beyond_the_segment_is_damage_of_the_index(sealed: Sealed) -> None:
+def test_a_position_beyond_the_segment_is_damage_of_the_index(sealed: SealedPair) -> None:
     edit(sealed.pair.index, put(-5, b"\xff\xff\xff\xff"))
 
     damage = damage_of(sealed)
@@ -166,7 +168,7 @@ def test_a_position_beyond_the_segment_is_damage_of_the_index(sealed: Sealed) ->
     assert damage.found == f"one at byte {2**32 - 1}"
 
 
-def test_a_header_that_claims_4_gib_is_told_and_nothing_is_allocated_for_it(sealed: Sealed) -> None:
+def test_a_header_that_claims_4_gib_is_told_and_nothing_is_allocated_for_it(sealed: SealedPair) -> None:
     position = index_of(sealed.pair.segment)[-1][3]
     edit(sealed.pair.segment, put(position + 36, (4 * GIB - 4096).to_bytes(4, "big")))
 
@@ -176,13 +178,13 @@ def test_a_header_that_claims_4_gib_is_told_and_nothing_is_allocated_for_it(seal
     assert str(4 * GIB - 4096 + 48) in str(damage.expected)
 
 
-def test_bytes_behind_the_last_chunk_of_a_sealed_segment_are_damage(sealed: Sealed) -> None:
+def test_bytes_behind_the_last_chunk_of_a_sealed_segment_are_damage(sealed: SealedPair) -> None:
     edit(sealed.pair.segment, lambda raw: raw.extend(b"more"))
 
     assert damage_of(sealed).where == str(sealed.pair.segment)
 
 
-def test_a_last_record_of_another_chunk_is_damage(sealed: Sealed) -> None:
+def test_a_last_record_of_another_chunk_is_damage(sealed: SealedPair) -> None:
     edit(sealed.pair.index, put(-1, b"\1"))  # its type
 
     assert damage_of(sealed).position == 8 + 3 * 29
@@ -200,7 +202,7 @@ def test_a_last_record_of_another_chunk_is_damage(sealed: Sealed) -> None:
     ],
 )
 def test_an_index_record_out_of_order_is_damage(
-    sealed: Sealed, record: tuple[int, int, int, int, int]
+    sealed: SealedPair, record: tuple[int, int, int, int, int]
 ) -> None:
     edit(sealed.pair.index, put(8 + 29, INDEX_RECORD.pack(*record)))
 
@@ -210,22 +212,24 @@ def test_an_index_record_out_of_order_is_damage(
     assert damage.position in {8, 8 + 29}
 
 
-def test_a_first_chunk_elsewhere_than_its_name_says_is_damage(sealed: Sealed) -> None:
+def test_a_first_chunk_elsewhere_than_its_name_says_is_damage(sealed: SealedPair) -> None:
     for kind in ("segment", "index"):
         os.rename(getattr(sealed.pair, kind), sealed.pair.folder / f"{1:020}.{kind}")
 
-    damage = damage_of(Sealed(Pair(sealed.pair.folder, 1), 12))
+    damage = damage_of(SealedPair(Pair(sealed.pair.folder, 1), 12))
 
     assert (damage.expected, damage.position) == ("offset 1, byte 8", 8)
 
 
-def test_an_index_too_large_for_a_broker_is_not_read(sealed: Sealed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_too_large_for_a_broker_is_not_read(
+    sealed: SealedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pair_module, "INDEX_SIZE_BYTES_MAX", 100)
 
     assert damage_of(sealed).found == 8 + 4 * 29
 
 
-def test_a_segment_that_is_no_file_is_damage(sealed: Sealed) -> None:
+def test_a_segment_that_is_no_file_is_damage(sealed: SealedPair) -> None:
     """A pipe, to which nobody writes, must not keep a reader waiting."""
     sealed.pair.segment.unlink()
     os.mkfifo(sealed.pair.segment)
@@ -234,7 +238,7 @@ def test_a_segment_that_is_no_file_is_damage(sealed: Sealed) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "segment"])
-def test_a_pair_that_retention_took_may_be_tried_again(sealed: Sealed, kind: str) -> None:
+def test_a_pair_that_retention_took_may_be_tried_again(sealed: SealedPair, kind: str) -> None:
     getattr(sealed.pair, kind).unlink()
 
     with pytest.raises(TryAgain):
@@ -263,7 +267,7 @@ def test_any_bytes_give_a_table_that_tiles_the_segment_or_an_error_of_ours(
             edit(file, lambda raw, size_bytes=size_bytes: raw.__delitem__(slice(size_bytes, None)))
 
     try:
-        rows = sealed_table(Sealed(pair, 12), stream="odd")
+        rows = sealed_table(SealedPair(pair, 12), stream="odd")
     except OffloadError:
         return
 

@@ -14,9 +14,9 @@ from offload_rabbitmq import sealed as sealed_module
 from osiris_data import DATA, chunks
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
+from offload.contracts.source import Snapshot
 from offload.errors import Corrupt, Denied, Misuse, NotOffloaded, TryAgain
 from offload.formats.chunk import check_chunks
-from offload.source import Snapshot
 
 
 def source_of(path: Path) -> RabbitmqSource:

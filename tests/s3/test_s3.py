@@ -15,18 +15,8 @@ from offload_s3.plugin import OPTIONS
 from offload_s3.store import checksum_of
 from offload_s3.url import open_url
 
-from offload import (
-    Body,
-    Denied,
-    Env,
-    Misuse,
-    ObjectStoreOffloader,
-    Span,
-    StreamWriter,
-    Suffix,
-    TryAgain,
-)
-from offload.store.capabilities import Capabilities
+from offload import Body, Denied, Env, Misuse, ObjectStoreOffloader, Span, StreamWriter, Suffix, TryAgain
+from offload.contracts.capabilities import Capabilities
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
 from offload.store.probe import make_sure_of_create

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from offload_conformance import (
-    Declared,
-    OffloaderConformance,
-    ProtocolConformance,
-    State,
-    StoreConformance,
-)
+from offload_conformance import Declared, OffloaderConformance, ProtocolConformance, State, StoreConformance
 from offload_s3 import S3Options, S3Store
 from servers import Place, Running, real_servers_of
 

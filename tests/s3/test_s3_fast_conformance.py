@@ -6,13 +6,7 @@ import os
 
 import pytest
 from offload_cloud.fast import FastStore
-from offload_conformance import (
-    Declared,
-    OffloaderConformance,
-    ProtocolConformance,
-    State,
-    StoreConformance,
-)
+from offload_conformance import Declared, OffloaderConformance, ProtocolConformance, State, StoreConformance
 from offload_s3 import S3Options
 from offload_s3.url import open_bucket
 from servers import Place, Running, servers_of

@@ -11,7 +11,7 @@ from servers import Running, servers_of
 from servers.places import S3Place
 
 from offload import Body, ObjectStore
-from offload.tier.check import CheckReport, check
+from offload.upkeep.check import CheckReport, check
 
 LOCKED = {"ObjectLockEnabled": "Enabled", "Rule": {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}}}
 

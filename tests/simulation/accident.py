@@ -13,8 +13,8 @@ from protocol_world import KEYS, STREAM, check_told
 
 from offload.errors import Conflict, OffloadError
 from offload.formats.keys import TIER_ANCHOR
-from offload.tier.anchors import restore_tier_anchor
-from offload.tier.rebuild import rebuild
+from offload.native.lost_anchors import restore_tier_anchor
+from offload.upkeep.rebuild.stream import rebuild
 from simulation.judgement import roots_in
 from simulation.world import World
 

@@ -17,7 +17,7 @@ from typing import Final
 from protocol_judge import Root
 from protocol_world import CHUNK_RECORDS, Ledger, chunk, records_of
 
-from offload.source import Snapshot
+from offload.contracts.source import Snapshot
 
 SEEN_CHUNKS: Final = 8
 """How many chunks around an offset a snapshot shows: enough to compare histories there."""

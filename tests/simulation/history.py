@@ -9,12 +9,12 @@ from math import ceil
 from protocol_judge import DATA, GROUP, ROOT, end_of, group_name, read_group
 from protocol_world import STREAM
 
-from offload.tier.guest import Job
-from offload.tier.reader import StreamReader
-from offload.tier.stream_writer import StreamWriter
-from offload.tier.sweep import Sweeper
-from offload.tier.sweep_page import ROOTS_KEPT
-from offload.tier.sync import agreement
+from offload.streams.history import agreement
+from offload.streams.job import Job
+from offload.streams.reader import StreamReader
+from offload.streams.writer import StreamWriter
+from offload.upkeep.sweep.page import ROOTS_KEPT
+from offload.upkeep.sweep.tier import Sweeper
 from simulation import accident, people
 from simulation.weather import GRACE_SECONDS
 from simulation.world import Figures, World, after

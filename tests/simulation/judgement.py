@@ -42,7 +42,7 @@ from protocol_world import source
 
 from offload.errors import Corrupt
 from offload.formats.fragment import TRAILER, FragmentTail, FragmentTrailer
-from offload.formats.manifest import Manifest
+from offload.model.manifest import Manifest
 from simulation.broker import Broker
 
 

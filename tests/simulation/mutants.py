@@ -16,38 +16,32 @@ import numpy as np
 import numpy.typing as npt
 from protocol_mutants import MUTANTS, Mutant, check_no_totals, set_to
 
-import offload.tier.rebuild as rebuild_run
-import offload.tier.sweep as sweep_run
-import offload.tier.verify as verify_run
+import offload.upkeep.rebuild.stream as rebuild_run
+import offload.upkeep.verify.tier as verify_run
+from offload.commit import log as commit
+from offload.commit.applying import append_entries
+from offload.commit.groups import GroupCache
+from offload.commit.guest import Delete, Trim, TrimmedTotals, entries_before
+from offload.commit.log import RootLog
+from offload.commit.writer import Append, Claim, Resolve
 from offload.errors import OffloadError, TryAgain
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import NO_ENTRIES, Entries, Manifest, State
-from offload.manifest import commit
-from offload.manifest.changes import (
-    Append,
-    Claim,
-    Delete,
-    Dropped,
-    Resolve,
-    Trim,
-    append_entries,
-    entries_before,
-)
-from offload.manifest.commit import RootLog
-from offload.manifest.groups import GroupCache
-from offload.manifest.tree import EntryTree, Tree
-from offload.offloader import Receipt
-from offload.tier import sweep, sweep_page
-from offload.tier.guest import Job
-from offload.tier.object_store_offloader import ObjectStoreOffloader
-from offload.tier.reader import StreamWindows
-from offload.tier.stream_writer import StreamWriter, always
-from offload.tier.sweep_notes import Seen, Times
-from offload.tier.sweep_page import Page, Why
+from offload.model.attempt import Receipt
+from offload.model.entry import NO_ENTRIES, Entries
+from offload.model.manifest import Manifest, StreamState
+from offload.model.tree import EntryTree, Tree
+from offload.native.offloader import ObjectStoreOffloader
+from offload.streams.job import Job
+from offload.streams.reader import StreamWindows
+from offload.streams.writer import StreamWriter, always
+from offload.upkeep.sweep import page as sweep_page
+from offload.upkeep.sweep import run as run_module
+from offload.upkeep.sweep.notes import SeenCondemned, Times
+from offload.upkeep.sweep.page import SweepPage, Why
 from simulation import people
 from simulation.store import Life
 
-_JUDGE_PAGES, _LOAD, _JUDGE = sweep._StreamRun._judge_pages, Page.load, Page.judge
+_JUDGE_PAGES, _LOAD, _JUDGE = run_module._StreamRun._judge_pages, SweepPage.load, SweepPage.judge
 _WHY_FRAGMENT, _WHY_GROUP = sweep_page._why_fragment, sweep_page._why_group
 _GROUPS_IN, _JUDGE_ROOT, _MARK = sweep_page._groups_in, sweep_page._judge_root, sweep_page._mark
 _TRIM, _CLAIM, _DELETE = Trim.apply, Claim.apply, Delete.apply
@@ -66,7 +60,7 @@ async def _load_then_list(self: Any, log: RootLog) -> bool:
     return await _JUDGE_PAGES(self, log)
 
 
-async def _loaded_already(self: Page) -> None:
+async def _loaded_already(self: SweepPage) -> None:
     if id(self.log) in _ROOTS_LOADED_FIRST:
         self.root = _ROOTS_LOADED_FIRST.pop(id(self.log))
     else:
@@ -83,10 +77,10 @@ def _no_group_is_undecided(root: Manifest, is_named: bool, first_offset: int, ve
 
 def _tombstones_go(newest: Manifest, row: Any, name: bytes, kept: int) -> Any:
     verdict = _JUDGE_ROOT(newest, row, name, kept)
-    return verdict._replace(why=Why.DELETED) if newest.state is State.DELETED else verdict
+    return verdict._replace(why=Why.DELETED) if newest.state is StreamState.DELETED else verdict
 
 
-def _seen_for_ever(self: Seen, rows: Any) -> Times:
+def _seen_for_ever(self: SeenCondemned, rows: Any) -> Times:
     return np.zeros(len(rows))
 
 
@@ -107,7 +101,7 @@ async def _nothing_there(self: GroupCache, store: Any, manifest: Manifest, entry
         return NO_ENTRIES
 
 
-async def _unreadable_is_unnamed(self: Page) -> None:
+async def _unreadable_is_unnamed(self: SweepPage) -> None:
     try:
         await _JUDGE(self)
     except OffloadError:
@@ -117,7 +111,7 @@ async def _unreadable_is_unnamed(self: Page) -> None:
 
 
 def _totals_stay(self: Trim, base: Manifest) -> Manifest:
-    none = Dropped(messages=0, data_size_bytes=0, stored_size_bytes=0, fragments=0, ledgers=0)
+    none = TrimmedTotals(messages=0, data_size_bytes=0, stored_size_bytes=0, fragments=0, ledgers=0)
     return _TRIM(replace(self, dropped=none), base)
 
 
@@ -207,7 +201,7 @@ def _born_of_the_dead(self: Claim, base: Manifest | None) -> Manifest:
 
 def _rebirth_restarts(self: Claim, base: Manifest | None) -> Manifest:
     changed = _CLAIM(self, base)
-    if base is not None and base.state is State.DELETED:
+    if base is not None and base.state is StreamState.DELETED:
         return replace(changed, epoch=1)
     return changed
 
@@ -229,7 +223,7 @@ async def _data_is_no_stream(store: Any, *prefixes: str) -> str | None:
     return None
 
 
-async def _nothing_proves_a_loss(page: Page, going: Any) -> None:
+async def _nothing_proves_a_loss(page: SweepPage, going: Any) -> None:
     pass
 
 
@@ -253,7 +247,7 @@ def _what_vanished_is_left_out(
 
 def _born_of_the_claim_alone(self: Claim, base: Manifest | None) -> Manifest:
     changed = _CLAIM(self, base)
-    is_birth = base is None or base.state is State.DELETED
+    is_birth = base is None or base.state is StreamState.DELETED
     return replace(changed, incarnation=uuid5(self.writer, "incarnation")) if is_birth else changed
 
 
@@ -266,7 +260,7 @@ BUGS: Final[dict[str, Mutant]] = {
     "sweep: nothing proves a loss": Mutant(
         "2.8",
         "what proves that roots are lost is not deleted",
-        set_to((sweep_run, "_refuse_if_roots_are_lost", _nothing_proves_a_loss)),
+        set_to((run_module, "_refuse_if_roots_are_lost", _nothing_proves_a_loss)),
     ),
     "verify: nothing proves a loss": Mutant(
         "2.9",
@@ -299,7 +293,9 @@ BUGS: Final[dict[str, Mutant]] = {
     "sweep: root first": Mutant(
         "2.8",
         "the sweep lists before it loads",
-        set_to((sweep._StreamRun, "_judge_pages", _load_then_list), (Page, "load", _loaded_already)),
+        set_to(
+            (run_module._StreamRun, "_judge_pages", _load_then_list), (SweepPage, "load", _loaded_already)
+        ),
     ),
     "sweep: what is unnamed": Mutant(
         "2.8",
@@ -315,7 +311,7 @@ BUGS: Final[dict[str, Mutant]] = {
         "2.7", "a tombstone is never deleted", set_to((sweep_page, "_judge_root", _tombstones_go))
     ),
     "sweep: no grace": Mutant(
-        "2.8", "what a reader saw stays for the grace", set_to((Seen, "since", _seen_for_ever))
+        "2.8", "what a reader saw stays for the grace", set_to((SeenCondemned, "since", _seen_for_ever))
     ),
     "sweep: groups trimmed in part": Mutant(
         "3",
@@ -323,7 +319,9 @@ BUGS: Final[dict[str, Mutant]] = {
         set_to((sweep_page, "_groups_in", _groups_trimmed_in_part), (sweep_page, "_mark", _mark_any)),
     ),
     "sweep: what cannot be read names nothing": Mutant(
-        "2.8", "a failure to read is never taken for absence", set_to((Page, "judge", _unreadable_is_unnamed))
+        "2.8",
+        "a failure to read is never taken for absence",
+        set_to((SweepPage, "judge", _unreadable_is_unnamed)),
     ),
     "a failed fetch of a group is nothing there": Mutant(
         "2.8", "a failure to read is never taken for absence", set_to((GroupCache, "load", _nothing_there))

@@ -15,6 +15,7 @@ from uuid import UUID
 from protocol_judge import DELETED
 from protocol_world import CHUNK_RECORDS, KEYS, STREAM, Ledger, chunk, timestamp_ms_of
 
+from offload.contracts.events import Event, Skipped
 from offload.errors import (
     Absent,
     Conflict,
@@ -28,19 +29,19 @@ from offload.errors import (
     StreamDeleted,
     TryAgain,
 )
-from offload.events import Event, Skipped
-from offload.formats.manifest import Manifest, decode_entries
-from offload.manifest.tokens import token_of
-from offload.offloader import Attempt, Receipt
-from offload.position import AtOffset, AtTime, Place
-from offload.tier.compaction import FragmentRun, copy_run, plan_runs
-from offload.tier.guest import Job
-from offload.tier.reader import StreamReader, newer_manifest
-from offload.tier.retention import Retention, delete_stream, trim
-from offload.tier.stream_writer import StreamWriter
-from offload.tier.sweep import Sweeper, sweep
-from offload.tier.sync import agreement, check_same_history, newest
-from offload.tier.verify import verify
+from offload.model.attempt import Attempt, Receipt
+from offload.model.entry import entries_of_rows
+from offload.model.manifest import Manifest
+from offload.model.position import AtEdge, AtOffset, AtTime
+from offload.model.tokens import token_of
+from offload.streams.history import agreement, check_same_history, newest
+from offload.streams.job import Job
+from offload.streams.reader import StreamReader, newer_manifest
+from offload.streams.writer import StreamWriter
+from offload.upkeep.compact.runs import FragmentRun, copy_run, plan_runs
+from offload.upkeep.retention import Retention, delete_stream, trim
+from offload.upkeep.sweep.tier import Sweeper, sweep
+from offload.upkeep.verify.tier import verify
 from simulation.broker import Log
 from simulation.world import COMPACTED_SIZE_BYTES, Cancelled, Process, after
 
@@ -302,7 +303,7 @@ class Compacting:
         try:
             if self.random.random() < 0.6:
                 return [run async for run in plan_runs(tree, fragment_size_bytes=COMPACTED_SIZE_BYTES)]
-            entries = [entry async for run in tree.walk() for entry in decode_entries(run)]
+            entries = [entry async for run in tree.walk() for entry in entries_of_rows(run)]
         except Absent as absent:
             await newer_manifest(self.process.offloader, manifest, absent)
             return []
@@ -380,7 +381,7 @@ async def fetch(process: Process) -> None:
 async def _fetch_one(process: Process) -> None:
     offloader, manifest = process.offloader, await process.offloader.load_manifest(STREAM)
     try:
-        entries = [entry async for run in offloader.tree(manifest).walk() for entry in decode_entries(run)]
+        entries = [entry async for run in offloader.tree(manifest).walk() for entry in entries_of_rows(run)]
         if not entries:
             return
         entry = process.random.choice(entries)
@@ -532,14 +533,14 @@ class Reading:
         random, manifest = self.process.random, reader.manifest
         choice = random.random()
         if choice < 0.4:
-            return await reader.offset_of(Place.FIRST)
+            return await reader.offset_of(AtEdge.FIRST)
         if choice < 0.6:
             offset = random.randint(max(manifest.first_offset - 4, 0), manifest.next_offset)
             found = await reader.offset_of(AtOffset(offset))
             assert found == max(offset, reader.manifest.first_offset)
             return found
         if choice < 0.7:
-            last = await reader.offset_of(Place.LAST)
+            last = await reader.offset_of(AtEdge.LAST)
             assert last == reader.manifest.next_offset - CHUNK_RECORDS * (reader.manifest.messages > 0)
             return last
         offset = random.randint(max(manifest.first_offset - 4, 0), manifest.next_offset + 1)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from protocol_world import KEYS
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, OutcomeUnknown, Throttled, TryAgain
 from offload.formats.keys import TIER_ANCHOR, is_decisive
-from offload.store.capabilities import Capabilities
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.store.spans import clip
 
 if TYPE_CHECKING:

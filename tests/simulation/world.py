@@ -42,19 +42,20 @@ import pytest
 from protocol_judge import LIVE, Objects
 from protocol_world import CHUNK_RECORDS, KEYS, STREAM, ResendingClient, WitnessedOffloader, chunk
 
+from offload.contracts.events import Event, ManifestCommitted
+from offload.contracts.store import ObjectStore, Unfinished
 from offload.env import Env
 from offload.errors import OffloadError
-from offload.events import Event, ManifestCommitted
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, is_decisive
-from offload.formats.manifest import NOBODY, Manifest, State
-from offload.offloader import Receipt
-from offload.store.limit import Limits
-from offload.store.port import ObjectStore, Unfinished
-from offload.tier import stream_writer
-from offload.tier.object_store_offloader import TierOptions
-from offload.tier.opening import guarded
-from offload.tier.place import Place, TierPlan
+from offload.formats.root import encode_root
+from offload.model.attempt import Receipt
+from offload.model.manifest import NOBODY, Manifest, StreamState
+from offload.native.offloader import TierOptions
+from offload.native.place import TierPlace, TierPlan
+from offload.store.limit import RequestLimits
+from offload.store.stack import stacked_store
+from offload.streams import writer as stream_writer
 from simulation.broker import Broker
 from simulation.judgement import SimulationJudge
 from simulation.loop import DirectedLoop
@@ -108,8 +109,8 @@ class Process:
             size_bytes = COMPACTED_SIZE_BYTES if name.startswith("compactor") else 1
         self.resends = world.weather.resends and self.random.random() < 0.5
         deadline_seconds = self.random.choice((600.0, 20.0, 4.0))
-        self.limits = Limits(deadline_seconds=deadline_seconds) if world.weather.guarded else None
-        self.place = Place(
+        self.limits = RequestLimits(deadline_seconds=deadline_seconds) if world.weather.guarded else None
+        self.place = TierPlace(
             data=self._store(is_data if world.weather.split else None),
             env=self.env,
             plan=TierPlan(commit_store="simulated://roots" if world.weather.split else ""),
@@ -129,7 +130,7 @@ class Process:
         store: ObjectStore = SimulatedStore(self, self.world, holds=holds)
         if self.resends:
             store = ResendingClient(store)
-        return store if self.limits is None else guarded(store, self.env, self.limits)
+        return store if self.limits is None else stacked_store(store, self.env, self.limits)
 
     async def do(self, job: Coroutine[Any, Any, T]) -> T:
         """Run a job that the director may cancel, as a caller's deadline does. Then `Cancelled` is raised."""
@@ -251,11 +252,11 @@ class World:
                 source_epoch=0,
                 committer=NOBODY,
                 commit_id=UUID(int=8),
-                state=State.DELETED,
+                state=StreamState.DELETED,
                 first_offset=0,
                 next_offset=0,
             )
-            self.objects[KEYS.root(tombstone.version)] = tombstone.encode()
+            self.objects[KEYS.root(tombstone.version)] = encode_root(tombstone)
 
     def restore_the_broker(self) -> None:
         """The broker's log goes on from what the tier holds."""

@@ -9,16 +9,16 @@ from typing import Any
 import pyarrow as pa
 from offload_conformance import MemoryLedger, Sample
 from offload_spark.batches import BatchMaker
-from offload_spark.bounds import Bounds
+from offload_spark.bounds import ScanBounds
 from offload_spark.columns import Columns, decoder_named, schema_of
 from offload_spark.options import ReadOptions
-from offload_spark.planning import Part, plan
+from offload_spark.planning import PlannedPart, plan
 from offload_spark.scan import Scan
 
 from offload import Blocking, Catalogue, ObjectStoreOffloader, Plugins, StreamWriter
+from offload.contracts.store import Span
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.store.port import Span
 
 PLUGINS = Plugins.find()
 Row = tuple[str, int, int, int, bytes]
@@ -56,11 +56,11 @@ class Tier:
     def options(self, **given: str) -> ReadOptions:
         return ReadOptions.of({"path": "memory"} | given)
 
-    def plan(self, *, bounds: Bounds | None = None, **given: str) -> list[list[Part]]:
-        planned = plan(self.blocking.catalogue, self.options(**given), bounds or Bounds())
+    def plan(self, *, bounds: ScanBounds | None = None, **given: str) -> list[list[PlannedPart]]:
+        planned = plan(self.blocking.catalogue, self.options(**given), bounds or ScanBounds())
         return self.blocking.run(planned)
 
-    def read(self, parts: Iterable[Part], **given: str) -> Iterator[pa.RecordBatch]:
+    def read(self, parts: Iterable[PlannedPart], **given: str) -> Iterator[pa.RecordBatch]:
         options = self.options(**given)
         columns = Columns.of(schema_of(options, PLUGINS), options, PLUGINS)
         maker = BatchMaker(
@@ -75,7 +75,7 @@ class Tier:
             batch.validate(full=True)
             yield batch
 
-    def rows(self, partitions: Iterable[Iterable[Part]], **given: str) -> list[Row]:
+    def rows(self, partitions: Iterable[Iterable[PlannedPart]], **given: str) -> list[Row]:
         """Stream, ledger, offset, milliseconds and value of every record, in the order of partitions."""
         found: list[Row] = []
         for parts in partitions:

@@ -19,11 +19,11 @@ from osiris_writer import simple_chunks, write_stream
 
 from offload import Blocking, StreamWriter
 from offload.errors import Conflict, Diverged
-from offload.offloader import CutHandle
-from offload.tier.guest import Job
-from offload.tier.opening import open_source
-from offload.tier.sweep import sweep
-from offload.tier.transfer import AnnouncedPart, TransferPart, upload
+from offload.opening import open_source
+from offload.streams.handles import CutHandle
+from offload.streams.job import Job
+from offload.upkeep.copy.transfer import AnnouncedPart, TransferPart, upload
+from offload.upkeep.sweep.tier import sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,7 +173,7 @@ def test_another_that_appends_first_wins(spark: SparkSession, source: str, url: 
 RUN = """
 import os, signal, sys
 from offload_spark import session
-from offload.tier.guest import Job
+from offload.streams.job import Job
 from offload_spark.jobs.backfill import backfill
 
 source, url, when = sys.argv[1:]

@@ -19,15 +19,16 @@ from offload_spark.jobs.compact import compact, give_up
 from offload_spark.scan import _tables_of
 
 from offload import Blocking, Plugins
-from offload.events import Event
+from offload.contracts.events import Event
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest, decode_entries
-from offload.tier.compacting import Compaction, copied
-from offload.tier.object_store_offloader import TierOptions
-from offload.tier.opening import open_tier
-from offload.tier.reader import StreamReader
-from offload.tier.retention import Retention, trim
-from offload.tier.sweep import sweep
+from offload.model.entry import Entry, entries_of_rows
+from offload.model.manifest import Manifest
+from offload.native.offloader import TierOptions
+from offload.opening import open_tier
+from offload.streams.reader import StreamReader
+from offload.upkeep.compact.stream import Compaction, copied
+from offload.upkeep.retention import Retention, trim
+from offload.upkeep.sweep.tier import sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +75,7 @@ def manifest_of(url: str, stream: str) -> Manifest:
 
 def entries_of(url: str, stream: str) -> list[Entry]:
     """All stand in the root."""
-    return decode_entries(manifest_of(url, stream).entries)
+    return entries_of_rows(manifest_of(url, stream).entries)
 
 
 def fragments(url: str) -> set[str]:
@@ -167,7 +168,7 @@ RUN = """
 import os, signal, sys
 from offload_spark import session
 from offload_spark.jobs import compact
-from offload.tier.guest import Job
+from offload.streams.job import Job
 
 url, when, size = sys.argv[1:]
 real, seen = Job.replace, []
@@ -208,7 +209,7 @@ def test_a_driver_that_is_killed_is_gone_on_with(
     run_until_killed(url, when, size)
     left = manifest_of(url, "batches")
     assert left.running
-    assert sum(entry.copied for entry in decode_entries(left.entries)) == (1 if when == "before" else 2)
+    assert sum(entry.copied for entry in entries_of_rows(left.entries)) == (1 if when == "before" else 2)
 
     (done,) = compact(spark, url, streams=["batches"], fragment_size_bytes=size)
 

@@ -24,11 +24,12 @@ from servers.session import Session
 from offload import Blocking, Plugins, StreamWriter
 from offload.errors import Diverged, NotOffloaded
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Manifest, decode_entries
-from offload.tier.object_store_offloader import TierOptions
-from offload.tier.opening import open_source, open_tier
-from offload.tier.retention import Retention, delete_stream, trim
-from offload.tier.sweep import sweep
+from offload.model.entry import entries_of_rows
+from offload.model.manifest import Manifest
+from offload.native.offloader import TierOptions
+from offload.opening import open_source, open_tier
+from offload.upkeep.retention import Retention, delete_stream, trim
+from offload.upkeep.sweep.tier import sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +90,7 @@ def named(url: str) -> set[str]:
         return {
             StreamKeys(stream).fragment(entry.first_offset, entry.attempt)
             for stream in tier.streams()
-            for entry in decode_entries(tier.load_manifest(stream).entries)
+            for entry in entries_of_rows(tier.load_manifest(stream).entries)
         }
 
 
@@ -132,7 +133,7 @@ def test_each_stream_is_one_commit_with_its_ledgers_and_epochs(
         theirs.ledgers, theirs.messages, theirs.data_size_bytes, theirs.source_epoch,
     )  # fmt: skip
     assert theirs.source_epoch == 4
-    attempts = {entry.attempt for entry in decode_entries(ours.entries)}
+    attempts = {entry.attempt for entry in entries_of_rows(ours.entries)}
     assert len(attempts) > ours.ledgers, "large ledgers went in pieces"
     assert ours.running == ()
 
@@ -245,7 +246,7 @@ import os, signal, sys
 from offload_spark import session
 from offload_spark.jobs import transfer, transfer_tasks
 from offload_spark.jobs.copy import copy
-from offload.tier.guest import Job
+from offload.streams.job import Job
 
 source, target, when, size = sys.argv[1:]
 real = Job.append

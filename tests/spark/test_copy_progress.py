@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from offload_spark.copying import _Told
-from offload_spark.jobs.transfer import Progress
+from offload_spark.jobs.transfer import TransferProgress
 
-from offload.cli.progress import Seen
+from offload.cli.kit.progress import CommandProgress
 
 
 def test_a_bar_counts_the_pieces_of_a_stream_and_the_bytes_of_all() -> None:
-    shown: list[Seen] = []
+    shown: list[CommandProgress] = []
     told = _Told(shown.append)
 
-    told(Progress(stream="a", taken_over=2))
-    told(Progress(stream="a", taken_over=2, pieces=4, pieces_done=4, bytes=100))
-    told(Progress(stream="b", taken_over=0, pieces=8, pieces_done=2, bytes=30))
+    told(TransferProgress(stream="a", taken_over=2))
+    told(TransferProgress(stream="a", taken_over=2, pieces=4, pieces_done=4, bytes=100))
+    told(TransferProgress(stream="b", taken_over=0, pieces=8, pieces_done=2, bytes=30))
 
     assert [(seen.what, seen.done, seen.total, seen.size_bytes) for seen in shown] == [
         ("checking what an earlier run left of a", 0, None, 0),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from offload_spark.bounds import Bounds
+from offload_spark.bounds import ScanBounds
 from offload_spark.filters import bounds_of
 from pyspark.sql.datasource import (
     EqualTo,
@@ -85,7 +85,7 @@ def test_times_that_pass_are_within(filters: list[Filter]) -> None:
     ids=str,
 )
 def test_what_is_understood_narrows(filters: list[Filter], bounds: dict[str, Any]) -> None:
-    assert bounds_of(filters) == Bounds(**bounds)
+    assert bounds_of(filters) == ScanBounds(**bounds)
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_what_is_understood_narrows(filters: list[Filter], bounds: dict[str, Any
     ids=str,
 )
 def test_what_is_not_understood_bounds_nothing(each: Filter) -> None:
-    assert bounds_of([each]) == Bounds()
+    assert bounds_of([each]) == ScanBounds()

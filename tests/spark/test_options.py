@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from offload_spark.options import EARLIEST, LATEST, Choice, Edge, ReadOptions
+from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions, StreamChoice
 
 from offload.errors import Misuse
 
@@ -91,4 +91,4 @@ def test_a_folder_is_named_by_its_whole_path(tmp_path: object, monkeypatch: pyte
 
 
 def test_a_choice_by_name_is_not_looked_up() -> None:
-    assert Choice(names=("gone",)).of(["a"]) == ["gone"]
+    assert StreamChoice(names=("gone",)).of(["a"]) == ["gone"]

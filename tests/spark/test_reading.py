@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_conformance import MemoryLedger, ledger_of, ledgers
 from offload_conformance.ledgers import Sample
-from offload_spark.bounds import Bounds
+from offload_spark.bounds import ScanBounds
 from spark.in_process import Tier, rows_of, tier
 
+from offload.contracts.store import Span
 from offload.errors import Misuse, NotOffloaded
 from offload.formats.chunk_writer import build_chunk
-from offload.store.port import Span
-from offload.tier.retention import Retention, trim
-from offload.tier.sweep import sweep
+from offload.upkeep.retention import Retention, trim
+from offload.upkeep.sweep.tier import sweep
 
 SHAPES = ("simple", "sub_batches", "with_tracking", "clock_goes_back")
 
@@ -48,7 +48,7 @@ def test_each_record_is_read_once_and_in_order(
 ) -> None:
     with tier() as made:
         expected = written(made, shape, count)
-        bounds = Bounds(first_offset=offsets[0], next_offset=offsets[1])
+        bounds = ScanBounds(first_offset=offsets[0], next_offset=offsets[1])
         said = {"maxPartitionBytes": str(size_bytes), "minPartitions": str(partitions)}
 
         planned = made.plan(bounds=bounds, **said)
@@ -64,7 +64,7 @@ def test_bounds_of_time_leave_out_no_record_within_them(shape: str, times: tuple
     with tier() as made:
         expected = written(made, shape)
         first, last = (ledgers.BIRTH_MS + at for at in times)
-        bounds = Bounds(first_timestamp_ms=first, last_timestamp_ms=last)
+        bounds = ScanBounds(first_timestamp_ms=first, last_timestamp_ms=last)
 
         found = made.rows(made.plan(bounds=bounds))
 
@@ -94,7 +94,7 @@ def test_a_narrow_read_asks_for_its_chunks_and_one_index() -> None:
         made.write("orders", [ledger_of(100, body_size_bytes=1000, first_offset=n) for n in (0, 100, 200)])
         made.store.asked.clear()
 
-        found = made.rows(made.plan(bounds=Bounds(first_offset=150, next_offset=152)))
+        found = made.rows(made.plan(bounds=ScanBounds(first_offset=150, next_offset=152)))
 
         assert [row[2] for row in found] == [150, 151]
         assert len({key for key, _ in made.store.asked}) == 1

@@ -16,13 +16,13 @@ from offload_spark.jobs.rebuild import rebuild
 from osiris_writer import simple_chunks, write_stream
 
 from offload import Blocking, Plugins
+from offload.commit.log import RootLog
 from offload.errors import Conflict
-from offload.formats.manifest import Manifest, State
-from offload.manifest.commit import RootLog
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
-from offload.tier.opening import open_tier
-from offload.tier.rebuild import RebuildReport
-from offload.tier.rebuild import rebuild as rebuild_alone
+from offload.model.manifest import Manifest, StreamState
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
+from offload.opening import open_tier
+from offload.upkeep.rebuild.report import RebuildReport
+from offload.upkeep.rebuild.stream import rebuild as rebuild_alone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -147,7 +147,7 @@ def test_what_was_interrupted_behind_its_fence_is_begun_again(
 
     report = rebuild(spark, str(lost), STREAM)
 
-    assert fence.state is State.REBUILDING
+    assert fence.state is StreamState.REBUILDING
     assert report.manifest is not None
     assert report.manifest.version > fence.version
     with pytest.raises(Conflict, match="nothing is lost"):

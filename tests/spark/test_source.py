@@ -12,7 +12,7 @@ import pytest
 from faults.rig import EVERY_SERVER
 
 from offload import Blocking
-from offload.tier.retention import Retention, trim
+from offload.upkeep.retention import Retention, trim
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from offload_spark.framing import Framer
 from offload_spark.spares import Spares
 from offload_spark.spool import Spool
-from offload_spark.writing import Part, Ticket, commit, give_up, upload
+from offload_spark.writing import Ticket, WrittenPart, commit, give_up, upload
 from protocol_world import STREAM, Crash, Ledger, Process, World
 
 from offload import Blocking, Manifest, ObjectStoreOffloader, StreamWriter
+from offload.commit.job import Announce
+from offload.commit.writer import Claim
 from offload.errors import OffloadError
-from offload.manifest.changes import Announce, Claim
 from offload.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Tries:
         self.world = World(seed)
         self.world.run(self.world.process("w0").claim())
         self.incarnation = self.world.newest().incarnation
-        self.parts: dict[tuple[UUID, int], list[Part]] = {}
+        self.parts: dict[tuple[UUID, int], list[WrittenPart]] = {}
         self.numbers: Counter[UUID] = Counter()
 
     def begin(self, run: UUID) -> None:

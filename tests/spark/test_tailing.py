@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from offload_conformance import ledger_of
-from offload_spark.tailing import Limit, Mark, initial, latest, newest, plan_between
+from offload_spark.tailing import Mark, TailLimit, initial, latest, newest, plan_between
 from spark.in_process import Tier, tier
 
 from offload.errors import Misuse, NotOffloaded, UnsupportedFormat
-from offload.tier.retention import Retention, delete_stream, trim
+from offload.upkeep.retention import Retention, delete_stream, trim
 
-EVERYTHING = Limit()
+EVERYTHING = TailLimit()
 
 
 class Query:
@@ -31,7 +31,7 @@ class Query:
     def kept(self, mark: Mark) -> Mark:
         return Mark.of_json(json.loads(json.dumps(mark.as_json())))
 
-    def trigger(self, limit: Limit = EVERYTHING) -> list[tuple[str, int]]:
+    def trigger(self, limit: TailLimit = EVERYTHING) -> list[tuple[str, int]]:
         """The next micro-batch: stream and offset of each record."""
         run, before = self.made.blocking.run, self.mark
         reached = run(latest(self.offloader, self.options, before, limit, self.target))
@@ -69,7 +69,7 @@ def grow(made: Tier, stream: str, *, records: int, first_offset: int) -> None:
 def test_every_record_is_in_one_batch_however_they_are_limited(
     steps: list[tuple[str, int]], rows: int | None, size_bytes: int | None
 ) -> None:
-    limit = Limit(rows=rows, size_bytes=size_bytes)
+    limit = TailLimit(rows=rows, size_bytes=size_bytes)
     with tier() as made:
         grow(made, "a", records=3, first_offset=0)
         query, ends = Query(made), {"a": 3}
@@ -104,7 +104,7 @@ def test_a_limit_is_shared_by_the_backlogs(made: Tier) -> None:
     grow(made, "a", records=30, first_offset=0)
     grow(made, "b", records=10, first_offset=0)
 
-    found = Query(made).trigger(Limit(rows=20))
+    found = Query(made).trigger(TailLimit(rows=20))
 
     assert found == offsets("a", (0, 15)) + offsets("b", (0, 5))
 
@@ -112,7 +112,7 @@ def test_a_limit_is_shared_by_the_backlogs(made: Tier) -> None:
 def test_a_limit_of_bytes_is_about_kept(made: Tier) -> None:
     made.write("a", [ledger_of(50, first_offset=50 * n, body_size_bytes=1000) for n in range(4)])
 
-    found = Query(made).trigger(Limit(size_bytes=75 * 1070))
+    found = Query(made).trigger(TailLimit(size_bytes=75 * 1070))
 
     assert 70 <= len(found) <= 80
 
@@ -124,7 +124,7 @@ def test_what_comes_later_is_not_in_a_query_that_reads_what_is_there_now(made: T
     grow(made, "a", records=5, first_offset=5)
     grow(made, "b", records=5, first_offset=0)
 
-    assert query.trigger(Limit(rows=3)) == offsets("a", (0, 3))
+    assert query.trigger(TailLimit(rows=3)) == offsets("a", (0, 3))
     assert query.trigger() == offsets("a", (3, 5))
     assert query.trigger() == []
 

@@ -14,12 +14,13 @@ from offload_conformance import ledger_of
 from offload_spark.jobs.transfer_tasks import tasks_of
 
 from offload import ObjectStoreOffloader, StreamWriter
+from offload.contracts.ledger import ReadHandle
 from offload.errors import Absent, Corrupt
-from offload.formats.manifest import Entry
-from offload.offloader import Leftover, ReadHandle
+from offload.model.attempt import Leftover
+from offload.model.entry import Entry
 from offload.store.memory import MemoryStore
-from offload.tier.guest import Job
-from offload.tier.transfer import (
+from offload.streams.job import Job
+from offload.upkeep.copy.transfer import (
     AnnouncedPart,
     Fetch,
     Reach,

@@ -11,15 +11,15 @@ import pytest
 from offload_spark.framing import Framer
 from offload_spark.options import WriteOptions
 from offload_spark.spool import Spool
-from offload_spark.writing import Part, Ticket, begin, commit, find_write, give_up, upload, withdraw
+from offload_spark.writing import Ticket, WrittenPart, begin, commit, find_write, give_up, upload, withdraw
 from spark.in_process import Tier, tier
 
 from offload import Manifest
+from offload.commit.guest import Delete
 from offload.errors import Conflict, Misuse, OutcomeUnknown, StreamDeleted
-from offload.formats.manifest import AttemptKind
-from offload.manifest.changes import Delete
-from offload.tier.retention import Retention, trim
-from offload.tier.stream_writer import StreamWriter
+from offload.model.manifest import AttemptKind
+from offload.streams.writer import StreamWriter
+from offload.upkeep.retention import Retention, trim
 
 NUMBERS = count(37)
 """Of tries: Spark gives each its own."""
@@ -44,7 +44,7 @@ def ticket(tier: Tier, name: str = "", *, job: str = "") -> Ticket:
     return Ticket.of(manifest(tier).incarnation, run=uuid4(), job=job or name, write=name)
 
 
-def task(tier: Tier, ticket: Ticket, first: int, stop: int) -> Part:
+def task(tier: Tier, ticket: Ticket, first: int, stop: int) -> WrittenPart:
     """One task's rows: the value of each says its offset."""
     spool, framer = Spool(), Framer(stream=STREAM, timestamp_ms=AT_MS)
     rows = {"offset": [*range(first, stop)], "value": [b"%d" % at for at in range(first, stop)]}
@@ -56,7 +56,7 @@ def task(tier: Tier, ticket: Ticket, first: int, stop: int) -> Part:
         spool.close()
 
 
-def finish(tier: Tier, *parts: Part) -> None:
+def finish(tier: Tier, *parts: WrittenPart) -> None:
     tier.blocking.run(commit(tier.blocking.offloader, STREAM, parts))
 
 
@@ -163,7 +163,7 @@ def test_the_next_batch_of_a_query_drops_what_a_killed_driver_left(opened: Tier)
 
 def test_a_batch_without_rows_changes_nothing(opened: Tier) -> None:
     before = manifest(opened)
-    finish(opened, Part(ticket=ticket(opened)), Part(ticket=ticket(opened)))
+    finish(opened, WrittenPart(ticket=ticket(opened)), WrittenPart(ticket=ticket(opened)))
     finish(opened)
     assert manifest(opened).commit_id == before.commit_id
 

@@ -10,16 +10,16 @@ from random import Random
 import pytest
 from offload_conformance import Asynchronous, Run
 
+from offload.contracts.store import Body, Listed, ObjectStore
 from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.formats.keys import is_decisive, sides_of
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.hashed import HashedStore, folder_of
-from offload.store.limit import LimitedStore, Limits
+from offload.store.limit import LimitedStore, RequestLimits
 from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore, StoreMetrics
-from offload.store.port import Body, Listed, ObjectStore
 from offload.store.prefix import PrefixStore
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.split import SplitStore
@@ -281,13 +281,13 @@ class Slow(MemoryStore):
             self.running -= 1
 
 
-ONE_AT_A_TIME = Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=60)
+ONE_AT_A_TIME = RequestLimits(up_requests_max=1, down_requests_max=1, deadline_seconds=60)
 
 
 class TestLimitedStore(Asynchronous):
     def test_no_more_requests_are_under_way_than_allowed(self, run: Run) -> None:
         slow = Slow()
-        limited = LimitedStore(slow, Limits(up_requests_max=3, down_requests_max=2))
+        limited = LimitedStore(slow, RequestLimits(up_requests_max=3, down_requests_max=2))
 
         async def scenario() -> None:
             gets = [limited.get("key") for _ in range(10)]
@@ -303,7 +303,9 @@ class TestLimitedStore(Asynchronous):
     def test_an_overdue_read_may_be_tried_again_and_an_overdue_write_is_unknown(self, run: Run) -> None:
         slow = Slow()
         slow.seconds = 60
-        limited = LimitedStore(slow, Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=0.01))
+        limited = LimitedStore(
+            slow, RequestLimits(up_requests_max=1, down_requests_max=1, deadline_seconds=0.01)
+        )
 
         with pytest.raises(TryAgain, match=r"get of 'key' .* longer than 0\.01 s"):
             run(limited.get("key"))
@@ -327,7 +329,9 @@ class TestLimitedStore(Asynchronous):
                 await asyncio.sleep(0)
                 return b""
 
-        limited = LimitedStore(Takes(), Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=0.5))
+        limited = LimitedStore(
+            Takes(), RequestLimits(up_requests_max=1, down_requests_max=1, deadline_seconds=0.5)
+        )
 
         async def scenario() -> None:
             monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: seconds)
@@ -340,7 +344,7 @@ class TestLimitedStore(Asynchronous):
 
     def test_a_consumer_that_stops_in_the_middle_of_a_listing_holds_up_nobody(self, run: Run) -> None:
         limited = LimitedStore(
-            MemoryStore(objects={"a": b"", "b": b""}), Limits(up_requests_max=1, down_requests_max=1)
+            MemoryStore(objects={"a": b"", "b": b""}), RequestLimits(up_requests_max=1, down_requests_max=1)
         )
 
         async def scenario() -> None:
@@ -357,7 +361,7 @@ class TestLimitedStore(Asynchronous):
         with pytest.raises(TimeoutError, match="its own"):
             run(
                 LimitedStore(
-                    TimesOut(), Limits(up_requests_max=1, down_requests_max=1, deadline_seconds=60)
+                    TimesOut(), RequestLimits(up_requests_max=1, down_requests_max=1, deadline_seconds=60)
                 ).get("key")
             )
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offload_conformance.asynchronous import Asynchronous, Run
 
+from offload.contracts.store import Body
 from offload.errors import Misuse, Throttled, TryAgain
-from offload.store.limit import LimitedStore, Limits
+from offload.store.limit import LimitedStore, RequestLimits
 from offload.store.memory import MemoryStore
-from offload.store.port import Body
 from offload.store.rate import Rate
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.turns import COOLDOWN_SECONDS, Turns
@@ -167,7 +167,7 @@ class TestRate(Asynchronous):
 class TestLimitedStoreRates(Asynchronous):
     def test_bytes_up_and_bytes_down_have_rates_of_their_own(self, run: Run) -> None:
         clock = Clock()
-        limits = Limits(up_bytes_per_second_max=100, down_bytes_per_second_max=1000)
+        limits = RequestLimits(up_bytes_per_second_max=100, down_bytes_per_second_max=1000)
         store = LimitedStore(MemoryStore(), limits, clock=clock, sleep=clock.sleep)
 
         async def scenario() -> list[float]:
@@ -182,7 +182,7 @@ class TestLimitedStoreRates(Asynchronous):
 
     def test_requests_have_rates_too_and_parts_count(self, run: Run) -> None:
         clock = Clock()
-        limits = Limits(up_requests_per_second_max=2)
+        limits = RequestLimits(up_requests_per_second_max=2)
         store = LimitedStore(MemoryStore(), limits, clock=clock, sleep=clock.sleep)
 
         async def scenario() -> None:
@@ -201,7 +201,7 @@ class TestLimitedStoreRates(Asynchronous):
             async def put(self, key: str, body: Body) -> None:
                 raise Throttled("slow down", 3.0)
 
-        store = LimitedStore(Throttles(), Limits(up_requests_max=8, down_requests_max=8))
+        store = LimitedStore(Throttles(), RequestLimits(up_requests_max=8, down_requests_max=8))
 
         with pytest.raises(Throttled):
             run(store.put("a", Body.of(b"")))
@@ -209,7 +209,7 @@ class TestLimitedStoreRates(Asynchronous):
         assert (store.up.turns.bound, store.down.turns.bound) == (4, 8)
 
     def test_a_success_raises_the_bound_again(self, run: Run) -> None:
-        store = LimitedStore(MemoryStore(), Limits(up_requests_max=8))
+        store = LimitedStore(MemoryStore(), RequestLimits(up_requests_max=8))
         store.up.turns.throttled()
 
         for number in range(100):
@@ -262,10 +262,12 @@ class TestRetryAfter(Asynchronous):
 )
 def test_a_limit_that_is_no_number_above_zero_is_named(options: dict[str, Any]) -> None:
     with pytest.raises(Misuse, match=next(iter(options))):
-        Limits.of(options)
+        RequestLimits.of(options)
 
 
 def test_limits_come_as_text_or_as_numbers() -> None:
     text = {"up_requests_max": "4", "up_bytes_per_second_max": "1e6", "deadline_seconds": 5}
 
-    assert Limits.of(text) == Limits(up_requests_max=4, up_bytes_per_second_max=1e6, deadline_seconds=5)
+    assert RequestLimits.of(text) == RequestLimits(
+        up_requests_max=4, up_bytes_per_second_max=1e6, deadline_seconds=5
+    )

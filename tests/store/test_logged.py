@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
+from offload.contracts.store import Body, Span
 from offload.errors import NotFound
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Span
 from offload.store.retry import RetryingStore
 
 

@@ -7,13 +7,13 @@ from offload_conformance import StoreConformance
 from offload_conformance.asynchronous import Run
 from offload_conformance.store import level
 
+from offload.contracts.store import ObjectStore
 from offload.store.faults import FaultyStore
 from offload.store.hashed import HashedStore, folder_of
-from offload.store.limit import LimitedStore, Limits
+from offload.store.limit import LimitedStore, RequestLimits
 from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
-from offload.store.port import ObjectStore
 from offload.store.prefix import PrefixStore
 from offload.store.retry import RetryingStore
 from offload.store.wrap import StoreDecorator
@@ -66,7 +66,7 @@ class TestRetryingStore(TestMemoryStore):
 class TestLimitedStore(TestMemoryStore):
     def open_store(self) -> ObjectStore:
         return LimitedStore(
-            super().open_store(), Limits(up_requests_max=3, down_requests_max=3, deadline_seconds=30)
+            super().open_store(), RequestLimits(up_requests_max=3, down_requests_max=3, deadline_seconds=30)
         )
 
 

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 import pytest
 
+from offload.contracts.events import Event, Waiting
+from offload.contracts.store import Body
 from offload.errors import (
     AlreadyExists,
     Denied,
@@ -26,9 +28,7 @@ from offload.errors import (
     Throttled,
     TryAgain,
 )
-from offload.events import Event, Waiting
 from offload.store.memory import MemoryStore
-from offload.store.port import Body
 from offload.store.retry import NOTICE_SECONDS, RetryingStore, RetryPolicy
 
 PATIENCE_SECONDS = RetryPolicy().patience_seconds

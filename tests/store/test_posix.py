@@ -17,16 +17,8 @@ from offload_posix import PosixStore
 from offload_posix.failures import failure
 from offload_posix.walk import walk
 
-from offload.errors import (
-    Denied,
-    Misuse,
-    NoSpace,
-    NotFound,
-    OffloadError,
-    OutcomeUnknown,
-    TryAgain,
-)
-from offload.store.port import Body, Listed
+from offload.contracts.store import Body, Listed
+from offload.errors import Denied, Misuse, NoSpace, NotFound, OffloadError, OutcomeUnknown, TryAgain
 
 
 class TestFolder(Asynchronous):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from offload_posix import PosixStore
 
+from offload.contracts.store import Body, Span, Suffix
 from offload.errors import AlreadyExists, NotFound
-from offload.store.port import Body, Span, Suffix
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from offload_conformance import Asynchronous, Run
 from offload_posix import PosixStore
 
-from offload.store.port import Body
+from offload.contracts.store import Body
 
 PRELUDE = """
 import asyncio, os, sys
 from offload.errors import *
-from offload.store.port import Body
+from offload.contracts.store import Body
 from offload_posix import PosixStore
 root = sys.argv[1]
 """

@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, ObjectStore
 from offload.env import Env
 from offload.errors import Denied, OffloadError, OutcomeUnknown, TryAgain
-from offload.store.capabilities import Capabilities
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, ObjectStore
 from offload.store.probe import make_sure_of_create
 from offload.store.wrap import StoreDecorator
 

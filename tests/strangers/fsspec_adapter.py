@@ -22,7 +22,7 @@ from offload import (
     Suffix,
     Upload,
 )
-from offload.store.port import check_key
+from offload.contracts.store import check_key
 from offload.store.spans import clip
 
 

@@ -20,7 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from offload_conformance import StoreConformance
 from strangers.fsspec_adapter import FsspecStore, PipingStore
 
-from offload.store.port import ObjectStore
+from offload.contracts.store import ObjectStore
 
 SECONDS_MAX = 20
 """For which one waits where the other does not come."""

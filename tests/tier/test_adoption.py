@@ -11,11 +11,11 @@ import pytest
 from offload_conformance.ledgers import MemoryLedger, ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter, TierOptions
+from offload.contracts.store import Body
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Manifest
-from offload.offloader import Attempt, Leftover
+from offload.model.attempt import Attempt, Leftover
+from offload.model.manifest import Manifest
 from offload.store.memory import MemoryStore
-from offload.store.port import Body
 
 
 @dataclass

@@ -13,11 +13,11 @@ from offload import ObjectStoreOffloader, StreamWriter
 from offload.errors import Corrupt, Misuse, NotOffloaded
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.native.lost_anchors import NO_COMMIT_STORE
+from offload.native.place import TierPlan
 from offload.store.hashed import folder_of
 from offload.store.memory import MemoryStore
-from offload.tier.anchors import NO_COMMIT_STORE
-from offload.tier.place import TierPlan
-from offload.tier.rebuild import rebuild
+from offload.upkeep.rebuild.stream import rebuild
 
 Objects = dict[str, bytes]
 KEYS = StreamKeys("a")

@@ -10,9 +10,9 @@ import pytest
 from offload_conformance.ledgers import ledger_of
 
 from offload import Blocking, Misuse, StreamWriter, VerifyLevel, VerifyReport, verify
+from offload.native.offloader import ObjectStoreOffloader
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from command_line import offload
 from osiris_data import DATA
 from split_tier import Overwriting
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
 from offload.env import Env
 from offload.errors import AlreadyExists, Denied, NoSpace, NotFound, OffloadError
-from offload.store.capabilities import Capabilities
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
-from offload.tier.check import CheckReport, Verdict, check
+from offload.upkeep.check import CheckReport, CheckVerdict, check
 
 
 def checked(store: ObjectStore, *, writing: bool = True) -> CheckReport:
@@ -26,7 +26,7 @@ def checked(store: ObjectStore, *, writing: bool = True) -> CheckReport:
 
 
 def failed(report: CheckReport) -> list[str]:
-    return [finding.name for finding in report.findings if finding.verdict is Verdict.FAILS]
+    return [finding.name for finding in report.findings if finding.verdict is CheckVerdict.FAILS]
 
 
 def test_on_a_sound_store_everything_works_and_nothing_is_left() -> None:
@@ -35,7 +35,7 @@ def test_on_a_sound_store_everything_works_and_nothing_is_left() -> None:
     report = checked(MemoryStore(objects=objects))
 
     assert failed(report) == []
-    assert all(finding.verdict is Verdict.WORKS for finding in report.findings)
+    assert all(finding.verdict is CheckVerdict.WORKS for finding in report.findings)
     assert [report.can(what) for what in ("read", "write", "commit")] == [True] * 3
     assert objects == {"a stranger": b""}
 
@@ -260,7 +260,7 @@ def test_a_store_that_lets_nothing_go_gets_few_objects_and_a_person_is_told_thei
     assert len(objects) == ENOUGH
     assert f"begin with '{prefix}.'" in says(report, "put")
     assert f"4 objects are left; remove by hand what begins with '{prefix}.'" in says(report, "clean up")
-    untried = [finding.name for finding in report.findings if finding.verdict is Verdict.NOT_TRIED]
+    untried = [finding.name for finding in report.findings if finding.verdict is CheckVerdict.NOT_TRIED]
     assert untried == ["latency", "throughput"]
     assert failed(report) == ["delete", "clean up"]
 

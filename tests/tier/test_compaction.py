@@ -14,16 +14,17 @@ from offload_conformance.ledgers import MemoryLedger, ledger_of
 from offload import Conflict, Job, Misuse, ObjectStoreOffloader, StreamReader, StreamWriter, TierOptions
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.formats.manifest import Entry, decode_entries
-from offload.manifest.rebuilding import Found, choose
+from offload.model.entry import Entry, entries_of_rows
+from offload.model.found import FoundFragment
+from offload.native.fragment_reader import load_tail
 from offload.store.memory import MemoryStore
-from offload.tier.compacting import compact
-from offload.tier.compaction import FragmentRun, open_run, plan_runs
-from offload.tier.fragments import load_tail
-from offload.tier.rebuild import rebuild
-from offload.tier.sweep import sweep
-from offload.tier.sweep_page import Why
-from offload.tier.verify import VerifyLevel, verify
+from offload.upkeep.compact.runs import FragmentRun, open_run, plan_runs
+from offload.upkeep.compact.stream import compact
+from offload.upkeep.rebuild.choice import choose
+from offload.upkeep.rebuild.stream import rebuild
+from offload.upkeep.sweep.page import Why
+from offload.upkeep.sweep.tier import sweep
+from offload.upkeep.verify.tier import VerifyLevel, verify
 
 LARGE = 1 << 20
 
@@ -61,7 +62,7 @@ async def compacted(offloader: ObjectStoreOffloader) -> int:
 
 async def entries_of(offloader: ObjectStoreOffloader) -> list[Entry]:
     tree = offloader.tree(await offloader.load_manifest("orders"))
-    return [entry async for leaf in tree.walk() for entry in decode_entries(leaf)]
+    return [entry async for leaf in tree.walk() for entry in entries_of_rows(leaf)]
 
 
 async def bodies_of(offloader: ObjectStoreOffloader) -> list[bytes]:
@@ -218,7 +219,7 @@ def test_a_rebuild_brings_back_what_was_compacted_with_and_without_what_was_repl
 def test_a_copy_that_was_never_committed_does_not_hide_one_that_was() -> None:
     """[0, 4) was given up; [2, 6) took the place of some of what the former copied, and that is swept."""
 
-    def found(first_offset: int, next_offset: int, copied: int) -> Found:
+    def found(first_offset: int, next_offset: int, copied: int) -> FoundFragment:
         entry = Entry(
             first_offset=first_offset,
             records=next_offset - first_offset,
@@ -232,7 +233,7 @@ def test_a_copy_that_was_never_committed_does_not_hide_one_that_was() -> None:
             checksum=0,
             copied=copied,
         )
-        return Found(entry=entry, incarnation=UUID(int=1), epoch=1, base_version=3)
+        return FoundFragment(entry=entry, incarnation=UUID(int=1), epoch=1, base_version=3)
 
     choice = choose([found(0, 2, 0), found(0, 4, 1), found(2, 6, 1)], incarnation=UUID(int=1))
 

@@ -7,11 +7,11 @@ import asyncio
 from offload_conformance import ledger_of
 
 from offload import Job, ObjectStoreOffloader, StreamReader, StreamWriter
-from offload.formats.manifest import Entry, decode_entries
-from offload.manifest.tokens import token_for, token_of
-from offload.offloader import CutHandle
+from offload.model.entry import Entry, entries_of_rows
+from offload.model.tokens import token_for, token_of
 from offload.store.memory import MemoryStore
-from offload.tier.compacting import compact
+from offload.streams.handles import CutHandle
+from offload.upkeep.compact.stream import compact
 
 GROWTH = [*range(0, 60, 10)]
 
@@ -24,7 +24,7 @@ async def tier() -> ObjectStoreOffloader:
 
 async def entries_of(offloader: ObjectStoreOffloader) -> list[Entry]:
     tree = offloader.tree(await offloader.load_manifest("orders"))
-    return [entry async for leaf in tree.walk() for entry in decode_entries(leaf)]
+    return [entry async for leaf in tree.walk() for entry in entries_of_rows(leaf)]
 
 
 async def bodies_of(offloader: ObjectStoreOffloader) -> list[bytes]:

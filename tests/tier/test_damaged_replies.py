@@ -10,21 +10,21 @@ import small_tier
 from small_tier import Objects
 
 from offload import ObjectStoreOffloader, StreamReader
+from offload.contracts.events import DamageFound, Event
+from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import Corrupt, TryAgain, UnsupportedFormat
-from offload.events import DamageFound, Event
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
+from offload.native.adoption import find_complete
 from offload.store.checked import checked
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.limit import LimitedStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
-from offload.store.port import ObjectStore
 from offload.store.probe import PROBE, make_sure_of_create
-from offload.tier.adoption import find_complete
-from offload.tier.rebuild import rebuild
-from offload.tier.sweep import sweep
-from offload.tier.verify import verify
+from offload.upkeep.rebuild.stream import rebuild
+from offload.upkeep.sweep.tier import sweep
+from offload.upkeep.verify.tier import verify
 
 ANCHORS = [TIER_ANCHOR, "marked/stream.anchor"]
 ROOT, GROUP, FRAGMENT = "marked/metadata/root.*", "marked/groups/*", "marked/data/*"

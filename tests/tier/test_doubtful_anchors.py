@@ -12,10 +12,10 @@ from offload import ObjectStoreOffloader, StreamWriter
 from offload.env import Env
 from offload.errors import OutcomeUnknown
 from offload.formats.keys import TIER_ANCHOR
+from offload.native.anchors import CREATES_MAX
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.tier.place import CREATES_MAX
-from offload.tier.rebuild import rebuild
+from offload.upkeep.rebuild.stream import rebuild
 
 STREAM_ANCHOR = "orders/stream.anchor"
 

@@ -23,11 +23,12 @@ from offload import (
     StreamWriter,
     TierOptions,
 )
-from offload.formats.manifest import AttemptKind
-from offload.manifest.tokens import token_for, token_of
-from offload.offloader import Attempt
+from offload.formats.root import decode_root, encode_root
+from offload.model.attempt import Attempt
+from offload.model.manifest import AttemptKind
+from offload.model.tokens import token_for, token_of
 from offload.store.memory import MemoryStore
-from offload.tier.guest import attempts_of
+from offload.streams.job import attempts_of
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -69,7 +70,7 @@ def test_workers_upload_with_the_manifest_that_the_job_hands_them() -> None:
         ledgers = two_ledgers()
         job = await Job.begin(offloader, "orders")
         manifest, attempts = await job.prepare([ledger.ledger_id for ledger in ledgers])
-        sent = Manifest.decode(manifest.encode(), where="message")
+        sent = decode_root(encode_root(manifest), where="message")
 
         receipts = await upload(ObjectStoreOffloader(store), sent, ledgers, attempts)
         committed = await job.append(receipts[::-1])

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from offload_conformance import ledger_of
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter
-from offload.formats.chunk import ChunkTable
+from offload.contracts.store import ObjectStore, Span
+from offload.model.chunk_table import ChunkTable
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.store.port import ObjectStore, Span
 
 RECORDS = 24
 """One to a chunk, in four ledgers of six, so in four fragments."""

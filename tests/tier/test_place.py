@@ -17,15 +17,15 @@ from split_tier import ROOTS, Overwriting, split_tier
 
 from offload import ObjectStoreOffloader, Plugins, StreamReader, StreamWriter, open_source, open_tier, verify
 from offload import sync as sync_all
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, ObjectStore
 from offload.errors import Denied, Misuse
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, is_decisive, sides_of
-from offload.store.capabilities import Capabilities
+from offload.native.place import TierPlan
 from offload.store.hashed import HashedStore, folder_of
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, ObjectStore
 from offload.store.split import SplitStore
-from offload.tier.place import TierPlan
 
 T = TypeVar("T")
 Objects = dict[str, bytes]

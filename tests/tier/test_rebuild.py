@@ -1,6 +1,6 @@
 """A stream's manifest from its data alone: what is chosen, what is refused, and what no crash can spoil.
 
-The rules are those of docs/commit-protocol.md, step "rebuild", and of `offload.manifest.rebuilding`.
+The rules are those of docs/commit-protocol.md, step "rebuild", and of `offload.upkeep.rebuild.choice`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ from hypothesis import strategies as st
 from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter
+from offload.commit.log import Step
 from offload.errors import Conflict, Fenced, Misuse, NotOffloaded, OffloadError, RootsLost
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Entry, Manifest, State, decode_entries
-from offload.manifest.commit import Step
-from offload.manifest.rebuilding import Choice, Found
-from offload.manifest.rebuilding import choose as choose_of
+from offload.model.entry import Entry, entries_of_rows
+from offload.model.found import FoundFragment
+from offload.model.manifest import Manifest, StreamState
 from offload.store.memory import MemoryStore
-from offload.tier.rebuild import RebuildReport, rebuild
-from offload.tier.verify import verify
+from offload.upkeep.rebuild.choice import RebuildChoice
+from offload.upkeep.rebuild.choice import choose as choose_of
+from offload.upkeep.rebuild.report import RebuildReport
+from offload.upkeep.rebuild.stream import rebuild
+from offload.upkeep.verify.tier import verify
 
 KEYS = StreamKeys("orders")
 OLDER, NEWER = UUID(int=1), UUID(int=2)
 
 
-def found(first: int, stop: int, *, epoch: int = 1, attempt: int = 1, incarnation: UUID = NEWER) -> Found:
+def found(
+    first: int, stop: int, *, epoch: int = 1, attempt: int = 1, incarnation: UUID = NEWER
+) -> FoundFragment:
     entry = Entry(
         first_offset=first,
         records=stop - first,
@@ -44,14 +49,14 @@ def found(first: int, stop: int, *, epoch: int = 1, attempt: int = 1, incarnatio
         attempt=UUID(int=attempt),
         checksum=0,
     )
-    return Found(entry=entry, incarnation=incarnation, epoch=epoch, base_version=1)
+    return FoundFragment(entry=entry, incarnation=incarnation, epoch=epoch, base_version=1)
 
 
-def choose(found: Sequence[Found], **words: int) -> Choice:
+def choose(found: Sequence[FoundFragment], **words: int) -> RebuildChoice:
     return choose_of(found, incarnation=NEWER, **words)
 
 
-def ranges(chosen: Sequence[Found]) -> list[tuple[int, int]]:
+def ranges(chosen: Sequence[FoundFragment]) -> list[tuple[int, int]]:
     return [(each.entry.first_offset, each.entry.next_offset) for each in chosen]
 
 
@@ -176,7 +181,7 @@ def test_all_roots_lost_and_the_history_is_back() -> None:
 
     [report] = reports
     assert report.manifest is not None
-    assert decode_entries(report.manifest.entries) == decode_entries(before.entries)
+    assert entries_of_rows(report.manifest.entries) == entries_of_rows(before.entries)
     for total in ("first_offset", "next_offset", "messages", "data_size_bytes", "fragments", "ledgers"):
         assert getattr(report.manifest, total) == getattr(before, total)
     assert report.manifest.incarnation == before.incarnation
@@ -338,7 +343,7 @@ def test_killed_at_any_step_it_is_done_by_the_next(commit: int, step: Step) -> N
         else:
             assert (await rebuilt(store)).manifest is not None
         newest = await ObjectStoreOffloader(store).load_manifest("orders")
-        assert (newest.state, newest.first_offset, newest.next_offset) == (State.LIVE, 0, 30)
+        assert (newest.state, newest.first_offset, newest.next_offset) == (StreamState.LIVE, 0, 30)
 
     run(act)
 

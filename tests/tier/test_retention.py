@@ -21,16 +21,19 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from offload import Conflict, Env, Misuse, NotOffloaded, ObjectStoreOffloader, StreamDeleted, TryAgain
+from offload.commit.guest import Abort, Trim
+from offload.commit.log import RootLog
+from offload.commit.writer import Append, Claim, Prepare
 from offload.errors import Absent, Corrupt, Fenced
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.formats.manifest import TOTALS, Entry, Manifest, State, decode_entries
-from offload.manifest.changes import Abort, Append, Claim, Prepare, Trim
-from offload.manifest.commit import RootLog
+from offload.formats.root import decode_root, encode_root
+from offload.model.entry import TOTALS, Entry, entries_of_rows
+from offload.model.manifest import Manifest, StreamState
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.tier.retention import (
-    TRIALS_MAX,
+from offload.upkeep.retention import (
+    TRIM_TRIALS_MAX,
     Retention,
     TrimReport,
     delete_stream,
@@ -176,7 +179,7 @@ def totals_of(manifest: Manifest) -> dict[str, int]:
 
 async def walked(offloader: ObjectStoreOffloader, manifest: Manifest) -> list[Entry]:
     async with aclosing(offloader.tree(manifest).walk()) as runs:
-        return [entry async for run in runs for entry in decode_entries(run)]
+        return [entry async for run in runs for entry in entries_of_rows(run)]
 
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
@@ -544,9 +547,9 @@ class TestOthers:
             stream.store.before = before
             with pytest.raises(TryAgain, match="run again"):
                 await trim(stream.offloader, STREAM, Retention(before_offset=200), now_ms=NOW_MS, env=ENV)
-            assert cut == 10 * TRIALS_MAX
+            assert cut == 10 * TRIM_TRIALS_MAX
             stream.store.before = _nothing
-            stream.live, stream.first_offset = stream.live[TRIALS_MAX:], cut
+            stream.live, stream.first_offset = stream.live[TRIM_TRIALS_MAX:], cut
 
         on(stream, [Fragment() for _ in range(21)], then)
 
@@ -647,8 +650,8 @@ class TestDelete:
             with pytest.raises(NotOffloaded, match="has no stream 'orders'") as unknown:
                 await never.offloader.load_manifest(STREAM)
             await rebuilding.begin()
-            root = replace(rebuilding.manifest, version=2, state=State.REBUILDING)
-            rebuilding.objects[StreamKeys(STREAM).root(2)] = root.encode()
+            root = replace(rebuilding.manifest, version=2, state=StreamState.REBUILDING)
+            rebuilding.objects[StreamKeys(STREAM).root(2)] = encode_root(root)
             with pytest.raises(NotOffloaded, match="is being rebuilt; wait") as unfinished:
                 await rebuilding.offloader.load_manifest(STREAM)
             await deleted.begin()
@@ -680,8 +683,8 @@ class TestDelete:
 
         async def main() -> None:
             await stream.begin()
-            rebuilding = replace(stream.manifest, version=2, state=State.REBUILDING)
-            stream.objects[StreamKeys(STREAM).root(2)] = rebuilding.encode()
+            rebuilding = replace(stream.manifest, version=2, state=StreamState.REBUILDING)
+            stream.objects[StreamKeys(STREAM).root(2)] = encode_root(rebuilding)
             with pytest.raises(NotOffloaded, match="rebuilt"):
                 await delete_stream(stream.offloader, STREAM, env=ENV)
 
@@ -710,8 +713,8 @@ class TestDelete:
             await stream.append([Fragment() for _ in range(9)])
             await stream.trim(Retention(before_offset=30))
             await delete_stream(stream.offloader, STREAM, env=ENV)
-            tombstone = Manifest.decode(stream.objects[max(stream.keys(".manifest"))], where="tombstone")
-            assert (tombstone.state, set(totals_of(tombstone).values())) == (State.DELETED, {0})
+            tombstone = decode_root(stream.objects[max(stream.keys(".manifest"))], where="tombstone")
+            assert (tombstone.state, set(totals_of(tombstone).values())) == (StreamState.DELETED, {0})
 
         run(main)
 

@@ -10,13 +10,13 @@ import pytest
 from osiris_data import DATA, STREAMS
 
 from offload import ObjectStoreOffloader, Plugins, StreamReport, open_source, sync
+from offload.contracts.store import Unfinished
 from offload.errors import Denied, OffloadError, StoreDenied
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.store.port import Unfinished
-from offload.tier.sweep import sweep
-from offload.tier.sweep_report import SweepReport
+from offload.upkeep.sweep.report import SweepReport
+from offload.upkeep.sweep.tier import sweep
 
 FIRST = min(STREAMS)
 

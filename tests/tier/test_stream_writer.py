@@ -10,8 +10,8 @@ import pytest
 from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter, TierOptions
+from offload.contracts.events import Event, ManifestCommitted
 from offload.env import Env
-from offload.events import Event, ManifestCommitted
 from offload.store.memory import MemoryStore
 
 

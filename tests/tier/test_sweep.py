@@ -33,22 +33,24 @@ from offload import (
     verify,
 )
 from offload import sync as sync_all
+from offload.commit.writer import Resolve
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Listed, ObjectStore, Unfinished
 from offload.env import Env
 from offload.errors import Denied, Misuse, RootsLost, TryAgain
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import NO_ENTRIES, State
+from offload.formats.root import encode_root
 from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
-from offload.manifest.changes import Resolve
-from offload.store.capabilities import Capabilities
+from offload.model.entry import NO_ENTRIES
+from offload.model.manifest import StreamState
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.store.port import Listed, ObjectStore, Unfinished
 from offload.store.wrap import StoreDecorator
-from offload.tier.sweep import Sweeper, sweep
-from offload.tier.sweep_notes import SIGHTINGS_MAX
-from offload.tier.sweep_page import ROOTS_KEPT, Why, name_of, rows_named
-from offload.tier.sweep_report import Condemned, SweepReport
+from offload.upkeep.sweep.notes import SIGHTINGS_MAX
+from offload.upkeep.sweep.page import ROOTS_KEPT, Why, name_of, rows_named
+from offload.upkeep.sweep.report import Condemned, SweepReport
+from offload.upkeep.sweep.tier import Sweeper, sweep
 
 CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 
@@ -243,10 +245,10 @@ def test_a_stream_that_is_born_again_keeps_only_what_is_its_own(yard: Yard) -> N
 def test_while_a_stream_is_rebuilt_nothing_is_condemned(yard: Yard) -> None:
     yard.fragments(5)
     fence = replace(
-        yard.base, version=yard.base.version + 2**32, state=State.REBUILDING, entries=NO_ENTRIES, running=(),
-        next_offset=0, messages=0, data_size_bytes=0, stored_size_bytes=0, fragments=0, ledgers=0,
+        yard.base, version=yard.base.version + 2**32, state=StreamState.REBUILDING, entries=NO_ENTRIES,
+        running=(), next_offset=0, messages=0, data_size_bytes=0, stored_size_bytes=0, fragments=0, ledgers=0,
     )  # fmt: skip
-    yard.objects[KEYS.root(fence.version)] = fence.encode()
+    yard.objects[KEYS.root(fence.version)] = encode_root(fence)
     before = dict(yard.objects)
 
     report = at_once(yard).finish()
@@ -655,7 +657,7 @@ def test_a_sighting_from_before_a_rebuild_is_void(yard: Yard) -> None:
     yard.abort(dropped)
     once(yard)
     yard.manifest = replace(yard.base, version=yard.base.version + 2**32 - 100)
-    yard.objects[KEYS.root(yard.base.version)] = yard.base.encode()
+    yard.objects[KEYS.root(yard.base.version)] = encode_root(yard.base)
     yard.seconds += 2 * HOUR
 
     report = once(yard)
@@ -747,7 +749,7 @@ def test_a_sweeper_forgets_what_it_saw_before_a_rebuild(yard: Yard) -> None:
     sweeper = yard.sweeper()
     run(sweeper.sweep())
     yard.manifest = replace(yard.base, version=yard.base.version + 2**32 - 100)
-    yard.objects[KEYS.root(yard.base.version)] = yard.base.encode()
+    yard.objects[KEYS.root(yard.base.version)] = encode_root(yard.base)
     yard.seconds += 2 * HOUR
 
     run(sweeper.sweep())

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from offload_conformance import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter
+from offload.contracts.ledger import ReadHandle
 from offload.errors import Absent, TryAgain
 from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR
-from offload.formats.manifest import Manifest
-from offload.offloader import ReadHandle
+from offload.formats.root import decode_root, encode_root
+from offload.model.manifest import Manifest
+from offload.native.offloader import TierOptions
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.tier.object_store_offloader import TierOptions
-from offload.tier.retention import Retention, trim
-from offload.tier.sweep import sweep
-from offload.tier.tier_runs import TierRun, snapshot_of
+from offload.upkeep.copy.runs import TierRun, snapshot_of
+from offload.upkeep.retention import Retention, trim
+from offload.upkeep.sweep.tier import sweep
 
 LEDGERS = (ledger_of(6), ledger_of(7, first_offset=6))
 ENDS = {4, 6, 8, 12, 13}
@@ -74,7 +75,7 @@ def test_a_task_asks_for_nothing_but_the_fragments_that_it_was_handed() -> None:
     async def main() -> None:
         offloader, manifest = await tier()
         snapshot = await snapshot_of(offloader, manifest, run_size_bytes=300)
-        handed = [run.manifest.encode() for run in snapshot.ledgers if isinstance(run, TierRun)]
+        handed = [encode_root(run.manifest) for run in snapshot.ledgers if isinstance(run, TierRun)]
         store = offloader.store
         asked: list[str] = []
 
@@ -88,7 +89,7 @@ def test_a_task_asks_for_nothing_but_the_fragments_that_it_was_handed() -> None:
         asked.clear()
         found = []
         for raw in handed:
-            part = Manifest.decode(raw, where="a test")
+            part = decode_root(raw, where="a test")
             found.append(await content(TierRun(task, part, part.entries)))
 
         assert b"".join(found) == b"".join(CHUNKS)

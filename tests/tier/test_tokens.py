@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload import Misuse
-from offload.manifest.tokens import SIZE_BYTES, token_for, token_of, with_token
+from offload.model.tokens import SIZE_BYTES, token_for, token_of, with_token
 
 
 @given(st.text(), st.uuids())

@@ -17,27 +17,29 @@ import pytest
 from offload_conformance import ledger_of
 
 from offload import (
+    AtEdge,
     AtTime,
     Corrupt,
     ObjectStoreOffloader,
-    Place,
     StreamDeleted,
     StreamReader,
     StreamWriter,
     TierOptions,
 )
+from offload.commit.groups import entry_key
+from offload.contracts.events import DamageFound, Event, Skipped
+from offload.contracts.source import Snapshot
 from offload.errors import Absent
-from offload.events import DamageFound, Event, Skipped
 from offload.formats.anchor import TierAnchor
 from offload.formats.group import Group
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
-from offload.formats.manifest import Manifest, joined
-from offload.manifest.groups import key_of
-from offload.source import Snapshot
+from offload.formats.root import decode_root, encode_root
+from offload.model.entry import joined_entries
+from offload.model.manifest import Manifest
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.tier.retention import Retention, delete_stream, trim
-from offload.tier.sync import check_same_history
+from offload.streams.history import check_same_history
+from offload.upkeep.retention import Retention, delete_stream, trim
 
 STREAM = "orders"
 KEYS = StreamKeys(STREAM)
@@ -78,7 +80,7 @@ class Tier:
     async def sweep(self) -> None:
         """Delete every fragment and group that the newest root does not name."""
         root = self.objects[max(key for key in self.objects if key.startswith(KEYS.roots))]
-        named = self.named(Manifest.decode(root, where="the newest root"))
+        named = self.named(decode_root(root, where="the newest root"))
         for key in [*self.objects]:
             if (KEYS.parse_fragment(key) or KEYS.parse_group(key)) and key not in named:
                 del self.objects[key]
@@ -93,7 +95,7 @@ class Tier:
                 one = entries[row : row + 1]
                 if one["first_offset"][0] + one["records"][0] <= manifest.first_offset:
                     continue
-                key = key_of(STREAM, one)
+                key = entry_key(STREAM, one)
                 named.add(key)
                 if one["kind"][0]:
                     levels.append(Group.decode(self.objects[key], stream=STREAM, where=key).entries)
@@ -207,7 +209,7 @@ def test_who_comes_after_the_trim_begins_at_the_first_live_fragment(factor: int,
         await tier.trim(before)
         reader = await tier.reader()
 
-        assert await reader.offset_of(Place.FIRST) == before
+        assert await reader.offset_of(AtEdge.FIRST) == before
         assert await offsets(reader.messages(0)) == [*range(before, 20)]
         assert tier.skipped == []
 
@@ -239,7 +241,7 @@ def test_times_are_looked_up_in_what_is_left(factor: int) -> None:
         await tier.trim(15)
 
         assert await reader.offset_of(AtTime(0)) == 15
-        assert await reader.offset_of(Place.LAST) == 19
+        assert await reader.offset_of(AtEdge.LAST) == 19
         assert tier.skipped == []  # nobody stood in what is gone
 
     run(main)
@@ -345,7 +347,7 @@ class TestDamage:
 
     def named(self, tier: Tier) -> set[str]:
         root = tier.objects[max(key for key in tier.objects if key.startswith(KEYS.roots))]
-        return tier.named(Manifest.decode(root, where="the newest root"))
+        return tier.named(decode_root(root, where="the newest root"))
 
     def test_a_group_that_lives_in_part_and_is_gone_is_damage(self) -> None:
         """It begins below the first offset, and is named all the same."""
@@ -468,9 +470,9 @@ def test_where_groups_were_made_anew_a_reader_goes_on_where_it_stood() -> None:
         read = [(await anext(batches)).offset for _ in range(3)]
         newest = await tier.others.load_manifest(STREAM)
         async with aclosing(tier.others.tree(newest).walk()) as runs:
-            flat = joined(*[run async for run in runs])
+            flat = joined_entries(*[run async for run in runs])
         anew = replace(newest, version=newest.version + 1, entries=flat)
-        tier.objects[KEYS.root(anew.version)] = anew.encode()
+        tier.objects[KEYS.root(anew.version)] = encode_root(anew)
         await tier.sweep()
         assert not any(KEYS.parse_group(key) for key in tier.objects)
 

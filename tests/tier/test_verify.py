@@ -17,11 +17,11 @@ from small_tier import Objects
 from offload.errors import NotOffloaded
 from offload.formats.checksums import crc32c
 from offload.formats.fragment import TRAILER
-from offload.formats.manifest import Manifest
+from offload.formats.root import decode_root, encode_root
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.tier.verify import verify
-from offload.tier.verify_report import VerifyReport
+from offload.upkeep.verify.report import VerifyReport
+from offload.upkeep.verify.tier import verify
 
 CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 SAMPLES = {"superseded roots": 32, "named fragments": 160, "unreferenced fragments": 160}
@@ -191,10 +191,10 @@ class TestSoundButNotTheOne:
     def test_a_root_that_says_otherwise_than_the_fragment(self, objects: Objects, field: str) -> None:
         """A time that is wrong in the root alone would make every lookup by time wrong."""
         newest = roots(objects, "tiny")[-1]
-        manifest = Manifest.decode(objects[newest], where=newest)
+        manifest = decode_root(objects[newest], where=newest)
         entries = manifest.entries.copy()
         entries[field] += 1
-        changed = replace(manifest, entries=entries).encode()
+        changed = encode_root(replace(manifest, entries=entries))
 
         [damage] = verified(objects | {newest: changed}).damages
 
@@ -204,10 +204,10 @@ class TestSoundButNotTheOne:
     @pytest.mark.parametrize("field", ["first_timestamp_ms", "last_timestamp_ms"])
     def test_a_root_that_says_otherwise_than_its_group(self, objects: Objects, field: str) -> None:
         newest = roots(objects, "marked")[-1]
-        manifest = Manifest.decode(objects[newest], where=newest)
+        manifest = decode_root(objects[newest], where=newest)
         entries = manifest.entries.copy()
         entries[field][0] += 1
-        changed = replace(manifest, entries=entries).encode()
+        changed = encode_root(replace(manifest, entries=entries))
 
         [damage] = verified(objects | {newest: changed}).damages
 

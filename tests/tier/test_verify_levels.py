@@ -15,6 +15,7 @@ from small_tier import Objects, marked_chunks
 
 from offload import ObjectStoreOffloader, Plugins, open_source
 from offload import sync as sync_all
+from offload.contracts.store import Listed, ObjectStore, Span, Suffix
 from offload.env import Env
 from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.anchor import TierAnchor
@@ -24,11 +25,10 @@ from offload.formats.keys import TIER_ANCHOR
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
-from offload.store.port import Listed, ObjectStore, Span, Suffix
 from offload.store.wrap import StoreDecorator
-from offload.tier.verify import verify
-from offload.tier.verify_groups import ReadGroups
-from offload.tier.verify_report import VerifyLevel, VerifyReport
+from offload.upkeep.verify.groups import ReadGroups
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+from offload.upkeep.verify.tier import verify
 
 MANIFEST, CHECKSUM, BYTES = VerifyLevel
 FRAGMENTS = 11
@@ -194,7 +194,7 @@ class TestGroups:
         whole = verified(objects, BYTES)
         read: list[ReadGroups] = []
         monkeypatch.setattr(ReadGroups, "__init__", _kept(ReadGroups.__init__, read))
-        monkeypatch.setattr("offload.tier.verify_groups.NAMES_MAX", 3)
+        monkeypatch.setattr("offload.upkeep.verify.groups.NAMES_MAX", 3)
 
         assert verified(objects, BYTES, page_rows_max=page_rows_max) == whole
         assert max(len(one._sizes) for one in read) == 3

@@ -13,13 +13,13 @@ from foreign_tier import LinesCatalogue, write_lines
 from offload_conformance import ledger_of
 
 from offload import ObjectStoreOffloader, StreamReader, StreamWriter
-from offload.catalogue import Catalogue
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.events import Event, Skipped
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent, Misuse, NotOffloaded
-from offload.events import Event, Skipped
-from offload.formats.manifest import CommittedStream, Manifest
-from offload.manifest.tree import EntryTree
-from offload.offloader import LedgerOffloader
-from offload.position import AtOffset, AtTime, Place
+from offload.model.manifest import CommittedStream, Manifest
+from offload.model.position import AtEdge, AtOffset, AtTime
+from offload.model.tree import EntryTree
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 
@@ -98,7 +98,7 @@ def test_the_four_verbs_are_enough_to_be_read_as_a_catalogue() -> None:
         catalogue: Catalogue = ByVerbs(store)
         reader = await StreamReader.open(catalogue, "orders")
         assert await offsets_read(reader, await reader.offset_of(AtOffset(15))) == [*range(15, 40)]
-        assert await reader.offset_of(Place.LAST) == 39
+        assert await reader.offset_of(AtEdge.LAST) == 39
 
     on_four_fragments(act)
 
@@ -123,7 +123,7 @@ def test_a_foreign_layout_is_read_by_offset_and_by_time(foreign: LinesCatalogue)
         async with aclosing(reader.messages(3)) as batches:
             assert [body async for batch in batches for body in batch.bodies] == [b"d", b"e", b"f", b"g"]
         assert await reader.offset_of(AtTime(1001)) == 4
-        assert await reader.offset_of(Place.LAST) == 6
+        assert await reader.offset_of(AtEdge.LAST) == 6
         assert await reader.last_timestamp_ms() == 2000
         with pytest.raises(NotOffloaded):
             await reader.offset_of(AtOffset(8))

@@ -30,13 +30,15 @@ from offload import (
     build_chunk,
     verify,
 )
+from offload.commit.guest import Delete
+from offload.commit.log import RootLog
+from offload.contracts.store import Body, Span, Suffix
 from offload.errors import OffloadError
-from offload.formats.chunk import ChunkTable, row_from, row_holding
-from offload.formats.manifest import State, decode_entries
-from offload.manifest.changes import Delete
-from offload.manifest.commit import RootLog
+from offload.formats.root import encode_root
+from offload.model.chunk_table import ChunkTable, row_from, row_holding
+from offload.model.entry import entries_of_rows
+from offload.model.manifest import StreamState
 from offload.store.memory import MemoryStore
-from offload.store.port import Body, Span, Suffix
 from offload.store.wrap import StoreDecorator
 from offload.tasks import run_each
 
@@ -142,7 +144,7 @@ def test_a_handle_of_a_tier_is_a_source_for_another() -> None:
 
     async def main(offloader: LedgerOffloader) -> None:
         reader = await written(offloader, MemoryHandle([chunk_at(i, size_bytes=1000) for i in range(8)]))
-        [entry, *_] = decode_entries(reader.manifest.entries)
+        [entry, *_] = entries_of_rows(reader.manifest.entries)
         attempt = Attempt(stream="orders", ledger_id=entry.ledger_id, uid=entry.attempt)
         async with ObjectStoreOffloader(MemoryStore()) as other:
             copied = await written(other, await offloader.read_offloaded(attempt))
@@ -265,11 +267,11 @@ def test_nothing_is_deleted_while_a_stream_is_rebuilt() -> None:
     async def main(offloader: LedgerOffloader) -> None:
         reader = await written(offloader, MemoryHandle([chunk_at(0)]))
         newest = reader.manifest
-        [entry] = decode_entries(newest.entries)
+        [entry] = entries_of_rows(newest.entries)
         nothing = Delete(incarnation=newest.incarnation).apply(newest)
-        rebuilding = replace(nothing, version=newest.version + 1, state=State.REBUILDING)
+        rebuilding = replace(nothing, version=newest.version + 1, state=StreamState.REBUILDING)
         log = RootLog(store=store, stream="orders", env=Env())
-        await store.put(log.keys.root(rebuilding.version), Body.of(rebuilding.encode()))
+        await store.put(log.keys.root(rebuilding.version), Body.of(encode_root(rebuilding)))
         before = set(store.objects)
 
         with pytest.raises(Conflict):

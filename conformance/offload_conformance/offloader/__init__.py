@@ -12,10 +12,10 @@ from offload_conformance.offloader.fencing import FencingClauses
 from offload_conformance.offloader.in_store import InStoreClauses
 from offload_conformance.offloader.leftovers import LeftoverClauses
 from offload_conformance.offloader.manifests import ManifestClauses
-from offload_conformance.offloader.manners import MannerClauses
+from offload_conformance.offloader.manners import OffloaderMannerClauses
 from offload_conformance.offloader.names import NameClauses
 from offload_conformance.offloader.numbers import NumberClauses
-from offload_conformance.offloader.reads import ReadClauses
+from offload_conformance.offloader.reads import OffloaderReadClauses
 from offload_conformance.offloader.sources import SourceClauses
 from offload_conformance.offloader.views import ViewClauses
 
@@ -27,7 +27,7 @@ class OffloaderConformance(
     AttemptClauses,
     InStoreClauses,
     LeftoverClauses,
-    ReadClauses,
+    OffloaderReadClauses,
     ViewClauses,
     CommitClauses,
     ManifestClauses,
@@ -35,6 +35,6 @@ class OffloaderConformance(
     NumberClauses,
     NameClauses,
     EndToEndConformance,
-    MannerClauses,
+    OffloaderMannerClauses,
 ):
     """What every offloader must pass. Subclass it as the package's docstring shows."""

@@ -12,11 +12,12 @@ from uuid import uuid4
 
 import pytest
 
+from offload.commit.writer import Append
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Conflict, Corrupt, NotOffloaded
-from offload.formats.chunk import ChunkTable
-from offload.manifest.changes import Append
-from offload.offloader import Attempt, LedgerOffloader
-from offload.tier.stream_writer import StreamWriter
+from offload.model.attempt import Attempt
+from offload.model.chunk_table import ChunkTable
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import drawn_ledger, ledger_of
 from offload_conformance.offloader.base import (

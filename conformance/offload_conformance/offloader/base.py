@@ -12,11 +12,15 @@ from uuid import uuid4
 
 import pytest
 
-from offload.formats.manifest import Entry, Manifest, decode_entries
-from offload.manifest.changes import Append, Delete, Dropped, Trim, entries_before
-from offload.offloader import Attempt, LedgerOffloader, ReadHandle, Receipt
-from offload.store.port import Body, ObjectStore
-from offload.tier.stream_writer import StreamWriter
+from offload.commit.guest import Delete, Trim, TrimmedTotals, entries_before
+from offload.commit.writer import Append
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import Body, ObjectStore
+from offload.model.attempt import Attempt, Receipt
+from offload.model.entry import Entry, entries_of_rows
+from offload.model.manifest import Manifest
+from offload.streams.writer import StreamWriter
 from offload_conformance.opened import OpenedOffloaders
 
 
@@ -65,7 +69,7 @@ def trim_to(manifest: Manifest, dropped: Sequence[Entry]) -> Trim:
         incarnation=manifest.incarnation,
         since=dropped[0].first_offset,
         first_offset=until,
-        dropped=Dropped(
+        dropped=TrimmedTotals(
             messages=sum(entry.messages for entry in dropped),
             data_size_bytes=sum(entry.data_size_bytes for entry in dropped),
             stored_size_bytes=sum(entry.stored_size_bytes for entry in dropped),
@@ -99,7 +103,7 @@ async def left_by_a_crash(offloader: LedgerOffloader, stream: str) -> list[bytes
     entries: list[Entry] = []
     async with aclosing(offloader.tree(successor.manifest).walk()) as runs:
         async for run in runs:
-            entries += decode_entries(run)
+            entries += entries_of_rows(run)
     chunks: list[bytes] = []
     for entry in entries:  # and not by attempts: fragments of two may alternate
         attempt = Attempt(stream=stream, ledger_id=entry.ledger_id, uid=entry.attempt)

@@ -7,12 +7,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from offload.commit.guest import Abort, Delete
+from offload.commit.rebuild import Fence
+from offload.commit.writer import Claim, Prepare, Resolve
+from offload.contracts.change import Change, CommitVerdict
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Conflict, NotOffloaded, StreamDeleted
-from offload.formats.manifest import Manifest
-from offload.manifest.changes import Abort, Change, Claim, Delete, Prepare, Resolve, Verdict
-from offload.manifest.rebuilding import Fence
-from offload.offloader import LedgerOffloader
-from offload.tier.stream_writer import StreamWriter
+from offload.model.manifest import Manifest
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import (
@@ -99,8 +101,8 @@ class CommitClauses(OffloaderClauses):
         assert newest.version == parent.version + len(changes), "each commit makes one version"
         commits = {parent.version: parent.commit_id, newest.version: newest.commit_id}
         for change, manifest in zip(changes, accepted, strict=True):
-            assert run(change.verdict(other.tree(manifest))) is Verdict.IN
-            assert run(change.verdict(other.tree(newest))) is Verdict.IN
+            assert run(change.verdict(other.tree(manifest))) is CommitVerdict.IN
+            assert run(change.verdict(other.tree(newest))) is CommitVerdict.IN
             assert commits.setdefault(manifest.version, manifest.commit_id) == manifest.commit_id
         for manifest in (*accepted, newest):
             before = commits.get(manifest.version - 1, manifest.parent_commit_id)

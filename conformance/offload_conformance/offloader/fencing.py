@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pytest
 
+from offload.commit.writer import Prepare, Resolve
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Fenced
-from offload.manifest.changes import Prepare, Resolve
-from offload.offloader import LedgerOffloader
-from offload.tier.stream_writer import StreamWriter
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, append_of, committed, stored

@@ -10,9 +10,10 @@ from uuid import uuid4
 
 import pytest
 
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Conflict, Corrupt, Misuse
-from offload.offloader import Attempt, LedgerOffloader
-from offload.tier.stream_writer import StreamWriter
+from offload.model.attempt import Attempt
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored

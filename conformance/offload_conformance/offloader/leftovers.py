@@ -11,10 +11,12 @@ from itertools import pairwise
 from uuid import uuid4
 from zlib import crc32
 
-from offload.formats.manifest import Entry
-from offload.manifest.changes import Announce, Append, Claim
-from offload.offloader import Attempt, LedgerOffloader, Leftover, Receipt
-from offload.tier.stream_writer import StreamWriter
+from offload.commit.job import Announce
+from offload.commit.writer import Append, Claim
+from offload.contracts.offloader import LedgerOffloader
+from offload.model.attempt import Attempt, Leftover, Receipt
+from offload.model.entry import Entry
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, committed, left_by_a_crash, stored

@@ -16,31 +16,16 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from offload.errors import (
-    Conflict,
-    Fenced,
-    Misuse,
-    NotOffloaded,
-    OffloadError,
-    OutcomeUnknown,
-    StreamDeleted,
-)
-from offload.formats.manifest import AttemptKind, Entry, Manifest, decode_entries
-from offload.manifest.changes import (
-    Abort,
-    Announce,
-    Append,
-    Change,
-    Claim,
-    Contribute,
-    Delete,
-    Dropped,
-    Prepare,
-    Resolve,
-    Trim,
-)
-from offload.offloader import Attempt, LedgerOffloader
-from offload.tier.stream_writer import StreamWriter
+from offload.commit.guest import Abort, Delete, Trim, TrimmedTotals
+from offload.commit.job import Announce, Contribute
+from offload.commit.writer import Append, Claim, Prepare, Resolve
+from offload.contracts.change import Change
+from offload.contracts.offloader import LedgerOffloader
+from offload.errors import Conflict, Fenced, Misuse, NotOffloaded, OffloadError, OutcomeUnknown, StreamDeleted
+from offload.model.attempt import Attempt
+from offload.model.entry import Entry, entries_of_rows
+from offload.model.manifest import AttemptKind, Manifest
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import drawn_ledger, ledger_of
 from offload_conformance.offloader.base import (
@@ -128,7 +113,7 @@ class ManifestClauses(OffloaderClauses):
         """Assert that a manifest is the expected one in each field, and names the same fragments."""
         for name in FIELDS:
             assert (name, getattr(found, name)) == (name, getattr(expected, name))
-        assert await named(client, found) == decode_entries(expected.entries)
+        assert await named(client, found) == entries_of_rows(expected.entries)
 
     def test_manifests_are_fresh(self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader) -> None:
         """What one client commits, every other sees at its next call: nothing is kept from an earlier one."""
@@ -231,7 +216,7 @@ class ManifestClauses(OffloaderClauses):
         run(writer.abort([gone]))
         me, newest = writer.writer, writer.manifest
         job = Announce(job=uuid4(), incarnation=newest.incarnation, attempts=())
-        counted = Dropped(messages=1, data_size_bytes=1, stored_size_bytes=1, fragments=9, ledgers=1)
+        counted = TrimmedTotals(messages=1, data_size_bytes=1, stored_size_bytes=1, fragments=9, ledgers=1)
         miscounted = Trim(
             incarnation=newest.incarnation, since=3, first_offset=10, dropped=counted, counted=b"no entries"
         )
@@ -398,5 +383,5 @@ async def named(offloader: LedgerOffloader, manifest: Manifest) -> list[Entry]:
     found: list[Entry] = []
     async with aclosing(offloader.tree(manifest).walk()) as runs:
         async for run in runs:
-            found += decode_entries(run)
+            found += entries_of_rows(run)
     return found

@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded
-from offload.offloader import LedgerOffloader
-from offload.tier.stream_writer import StreamWriter
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, stored
@@ -21,7 +21,7 @@ STALL_SECONDS: Final = 0.2
 CLIENTS: Final = 4
 
 
-class MannerClauses(OffloaderClauses):
+class OffloaderMannerClauses(OffloaderClauses):
     """Opening, closing, urls, and the event loop that an offloader shares with others."""
 
     def test_closing_is_idempotent(self, run: Run, opened: Open) -> None:

@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded, StreamDeleted
-from offload.offloader import LedgerOffloader
-from offload.tier.stream_writer import StreamWriter
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import drawn_ledger
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, deleted

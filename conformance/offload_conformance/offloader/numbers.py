@@ -8,11 +8,11 @@ from uuid import uuid4
 
 import pytest
 
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded
-from offload.offloader import LedgerOffloader
-from offload.position import AtOffset, Place
-from offload.tier.reader import StreamReader
-from offload.tier.stream_writer import StreamWriter
+from offload.model.position import AtEdge, AtOffset
+from offload.streams.reader import StreamReader
+from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, deleted, stored, trim_of
@@ -68,8 +68,8 @@ class NumberClauses(OffloaderClauses):
     async def found(self, other: LedgerOffloader, begin: int, end: int) -> None:
         """Assert that a reader is led to offsets exactly."""
         reader = await StreamReader.open(other, "orders")
-        assert await reader.offset_of(Place.FIRST) == begin
-        assert await reader.offset_of(Place.NEXT) == end
+        assert await reader.offset_of(AtEdge.FIRST) == begin
+        assert await reader.offset_of(AtEdge.NEXT) == end
         for offset in (begin, random.randrange(begin, end), end):
             assert await reader.offset_of(AtOffset(offset)) == offset
         with pytest.raises(NotOffloaded):

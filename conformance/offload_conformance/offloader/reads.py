@@ -13,13 +13,15 @@ from uuid import uuid4
 
 import pytest
 
+from offload.commit.writer import Append
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Corrupt, NotOffloaded
 from offload.formats.chunk import scan
-from offload.formats.manifest import Manifest
-from offload.manifest.changes import Append
-from offload.offloader import Attempt, LedgerOffloader, ReadHandle
-from offload.tier.reader import StreamReader
-from offload.tier.stream_writer import StreamWriter
+from offload.model.attempt import Attempt
+from offload.model.manifest import Manifest
+from offload.streams.reader import StreamReader
+from offload.streams.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of
@@ -45,7 +47,7 @@ SHAPES: Final = {
 The largest is more than any buffer holds, and more than a page has rows."""
 
 
-class ReadClauses(OffloaderClauses):
+class OffloaderReadClauses(OffloaderClauses):
     """Reads are verbatim, absence is an error, snapshots do not move, chunks are whole."""
 
     @pytest.mark.parametrize("shape", SHAPES)

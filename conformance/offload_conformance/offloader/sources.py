@@ -14,10 +14,12 @@ from typing import Final
 
 import pytest
 
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Corrupt, Misuse, OffloadError, TryAgain
-from offload.formats.chunk import ChunkTable, ChunkType, scan
-from offload.offloader import LedgerOffloader, Receipt
-from offload.tier.stream_writer import StreamWriter
+from offload.formats.chunk import scan
+from offload.model.attempt import Receipt
+from offload.model.chunk_table import ChunkTable, ChunkType
+from offload.streams.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of

@@ -7,12 +7,13 @@ from uuid import uuid4
 
 import pytest
 
-from offload.catalogue import StreamView
+from offload.contracts.catalogue import StreamView
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent
-from offload.formats.chunk import ChunkType, scan
-from offload.formats.manifest import Entry, decode_entries
-from offload.offloader import LedgerOffloader
-from offload.tier.stream_writer import StreamWriter
+from offload.formats.chunk import scan
+from offload.model.chunk_table import ChunkType
+from offload.model.entry import Entry, entries_of_rows
+from offload.streams.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger
@@ -86,7 +87,7 @@ async def said(view: StreamView) -> tuple[object, ...]:
     found: list[Entry] = []
     async with aclosing(view.walk()) as runs:
         async for run in runs:
-            found += decode_entries(run)
+            found += entries_of_rows(run)
     totals = (committed.first_offset, committed.next_offset, committed.messages)
     return (*totals, found, await view.find(0), await view.last_timestamp_ms())
 

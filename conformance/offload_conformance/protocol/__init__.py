@@ -8,11 +8,11 @@ fault of the store: what the tier itself does under such faults is tested where 
 All of it makes some thousands of small requests.
 """
 
+from offload.contracts.offloader import LedgerOffloader
 from offload.env import Env
-from offload.offloader import LedgerOffloader
-from offload.tier.object_store_offloader import TierOptions
+from offload.native.offloader import TierOptions
 from offload_conformance.protocol.crashes import CrashClauses
-from offload_conformance.protocol.reads import ReadClauses
+from offload_conformance.protocol.reads import ProtocolReadClauses
 from offload_conformance.protocol.replies import ReplyClauses
 from offload_conformance.protocol.rivals import RivalClauses
 from offload_conformance.protocol.sweeps import SweepClauses
@@ -26,7 +26,7 @@ class ProtocolConformance(
     ReplyClauses,
     RivalClauses,
     SweepClauses,
-    ReadClauses,
+    ProtocolReadClauses,
     WalkConformance,
 ):
     """What every store must pass as the store of a tier. Subclass it as the package's docstring shows."""

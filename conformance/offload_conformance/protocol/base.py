@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import pytest
 
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import ObjectStore
 from offload.env import Env
-from offload.offloader import LedgerOffloader
-from offload.store.port import ObjectStore
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.retry import RetryingStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader, TierOptions
 from offload_conformance.asynchronous import Asynchronous, Run
 from offload_conformance.protocol.world import Worlds
 

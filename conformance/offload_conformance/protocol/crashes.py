@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from offload.store.port import Body
+from offload.contracts.store import Body
 from offload_conformance.asynchronous import Run
 from offload_conformance.protocol.base import ProtocolClauses
 from offload_conformance.protocol.process import END, OPTIONS, Crash, Process, died

@@ -13,12 +13,14 @@ from functools import cache
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from offload.commit.guest import Delete, Trim
+from offload.commit.writer import Append
+from offload.contracts.change import Change
 from offload.errors import Conflict, Fenced, OffloadError, OutcomeUnknown
 from offload.formats.chunk_writer import build_chunk
-from offload.formats.manifest import Manifest
-from offload.manifest.changes import Append, Change, Delete, Trim
-from offload.offloader import Attempt, Receipt
-from offload.tier.stream_writer import StreamWriter
+from offload.model.attempt import Attempt, Receipt
+from offload.model.manifest import Manifest
+from offload.streams.writer import StreamWriter
 from offload_conformance.ledgers import BIRTH_MS, EPOCH, MemoryLedger
 
 Verdict = tuple[type[OffloadError], ...]
@@ -61,7 +63,7 @@ class Copy:
 
 
 @dataclass
-class Stream:
+class ModelStream:
     """One stream of a walk."""
 
     name: str

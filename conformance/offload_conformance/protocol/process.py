@@ -20,13 +20,14 @@ from random import Random
 from typing import Any, Final
 from uuid import UUID
 
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import ObjectStore
 from offload.env import Env
-from offload.offloader import Attempt, LedgerOffloader
+from offload.model.attempt import Attempt
+from offload.native.offloader import TierOptions
 from offload.store.faults import MUTATIONS, Call, Fault, FaultyStore, Rule
-from offload.store.port import ObjectStore
-from offload.tier.object_store_offloader import TierOptions
-from offload.tier.retention import Retention, trim
-from offload.tier.stream_writer import StreamWriter
+from offload.streams.writer import StreamWriter
+from offload.upkeep.retention import Retention, trim
 from offload_conformance.ledgers import BIRTH_MS, ledger_of
 
 STREAM: Final = "orders"
@@ -78,7 +79,7 @@ class Process:
         self.offloader = make(self.store, env=self.env, options=options)
         self.writer: StreamWriter | None = None
         self.dies_before: int | None = None
-        self.job: Job | None = None
+        self.job: ProcessWork | None = None
         self._faults: dict[int, Fault] = {}
 
     @property
@@ -97,9 +98,9 @@ class Process:
         """Have this happen to its request of this number, from 1."""
         self._faults[number] = fault
 
-    def begin(self, work: Coroutine[Any, Any, Any]) -> Job:
+    def begin(self, work: Coroutine[Any, Any, Any]) -> ProcessWork:
         """Begin a job, which stalls before each of its requests."""
-        self.job = Job(work)
+        self.job = ProcessWork(work)
         return self.job
 
     async def copy(self, end: int = END, *, trimmed: int = TRIMMED) -> None:
@@ -140,7 +141,7 @@ class Process:
         await asyncio.sleep(0)
 
 
-class Job:
+class ProcessWork:
     """What a process is at, one request at a time."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:

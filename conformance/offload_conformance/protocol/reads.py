@@ -8,14 +8,14 @@ from functools import partial
 
 import pytest
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Listed, ObjectStore
 from offload.errors import Denied, OffloadError
-from offload.offloader import Attempt
-from offload.store.capabilities import Capabilities
+from offload.model.attempt import Attempt
 from offload.store.faults import Fault
-from offload.store.port import Listed, ObjectStore
 from offload.store.wrap import StoreDecorator
-from offload.tier.retention import Retention, delete_stream, trim
-from offload.tier.sweep import sweep
+from offload.upkeep.retention import Retention, delete_stream, trim
+from offload.upkeep.sweep.tier import sweep
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.protocol.base import ProtocolClauses
@@ -23,7 +23,7 @@ from offload_conformance.protocol.process import END, STREAM, Process
 from offload_conformance.protocol.world import KEYS, World, Worlds, held, source
 
 
-class ReadClauses(ProtocolClauses):
+class ProtocolReadClauses(ProtocolClauses):
     """A reader is given the right bytes, or an error."""
 
     def test_damaged_replies_are_errors(self, run: Run, new_world: Worlds) -> None:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix
 from offload.env import Env
 from offload.errors import OutcomeUnknown, Throttled
 from offload.store.faults import Call, Fault
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix
 from offload.store.wrap import StoreDecorator
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of

@@ -11,7 +11,7 @@ import pytest
 from offload.errors import Conflict, Fenced, OutcomeUnknown, TryAgain
 from offload_conformance.asynchronous import Run
 from offload_conformance.protocol.base import ProtocolClauses
-from offload_conformance.protocol.process import END, Job, Process
+from offload_conformance.protocol.process import END, Process, ProcessWork
 from offload_conformance.protocol.sweeps import swept
 from offload_conformance.protocol.world import World, Worlds
 
@@ -97,7 +97,7 @@ async def interleaved(world: World, rivals: list[Process]) -> None:
         await job.finish()
 
 
-def at_once(jobs: list[Job], mover: Job) -> list[Job]:
+def at_once(jobs: list[ProcessWork], mover: ProcessWork) -> list[ProcessWork]:
     """The one whose turn it is, and all that stall before the same create: no race is left to chance."""
     if mover.parked is None or mover.parked.operation != "create":
         return [mover]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from offload.store.capabilities import Capabilities
+from offload.contracts.capabilities import Capabilities
 from offload.store.faults import MUTATIONS
 from offload.store.wrap import StoreDecorator
-from offload.tier.sweep import sweep
+from offload.upkeep.sweep.tier import sweep
 from offload_conformance.asynchronous import Run
 from offload_conformance.protocol.base import ProtocolClauses
 from offload_conformance.protocol.process import END, Process, died

@@ -18,15 +18,17 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from offload.commit.guest import Delete
+from offload.commit.writer import Append
+from offload.contracts.change import Change
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Conflict, Fenced, NotOffloaded, StreamDeleted
-from offload.formats.manifest import Manifest
-from offload.manifest.changes import Append, Change, Delete
-from offload.offloader import LedgerOffloader
-from offload.tier.retention import Retention, plan_trim
-from offload.tier.stream_writer import StreamWriter
+from offload.model.manifest import Manifest
+from offload.streams.writer import StreamWriter
+from offload.upkeep.retention import Retention, plan_trim
 from offload_conformance.asynchronous import Run
 from offload_conformance.opened import Open, OpenedOffloaders
-from offload_conformance.protocol.model import YES, Copy, Sent, Stream, Verdict
+from offload_conformance.protocol.model import YES, Copy, ModelStream, Sent, Verdict
 from offload_conformance.protocol.world import named_by, read_back
 
 T = TypeVar("T")
@@ -81,7 +83,7 @@ class Walk(RuleBasedStateMachine):
     def __init__(self, run: Run, clients: Sequence[LedgerOffloader], *, names: Sequence[str]) -> None:
         super().__init__()
         self._run, self._clients = run, clients
-        self._streams = [Stream(name) for name in names]
+        self._streams = [ModelStream(name) for name in names]
         self._broken = False
 
     @initialize(number=some)
@@ -103,7 +105,7 @@ class Walk(RuleBasedStateMachine):
 
     # What a writer does.
 
-    async def _claim(self, stream: Stream, client: LedgerOffloader, number: int) -> None:
+    async def _claim(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
         first = number % 6
         end, reach = (stream.next, stream.reach) if stream.lives else (first, first)
         writer = await StreamWriter.claim(client, stream.name, first_offset=first)
@@ -117,12 +119,12 @@ class Walk(RuleBasedStateMachine):
         stream.claimed(writer, adopted)
         await self._agree(stream, client)
 
-    async def _copy(self, stream: Stream, client: LedgerOffloader, number: int) -> None:
+    async def _copy(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
         """A ledger is copied and committed; by one that was fenced it cannot be."""
         if await self._upload(stream, client, number):
             await self._commit_copy(stream, stream.pending[-1])
 
-    async def _upload(self, stream: Stream, client: LedgerOffloader, number: int) -> bool:
+    async def _upload(self, stream: ModelStream, client: LedgerOffloader, number: int) -> bool:
         """A ledger is copied, and left at that."""
         if not stream.writers:
             await self._claim(stream, client, number)
@@ -138,12 +140,12 @@ class Walk(RuleBasedStateMachine):
         stream.pending.append(Copy(attempt, first, end, by, receipt))
         return True
 
-    async def _append(self, stream: Stream, client: LedgerOffloader, number: int) -> None:
+    async def _append(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
         """What was copied a while ago is committed, perhaps too late."""
         if stream.uncommitted:
             await self._commit_copy(stream, newer(stream.uncommitted, number))
 
-    async def _commit_copy(self, stream: Stream, copy: Copy) -> None:
+    async def _commit_copy(self, stream: ModelStream, copy: Copy) -> None:
         by, finished = copy.held.writer, frozenset({copy.attempt.uid})
         change = Append(writer=by.writer, entries=copy.receipt.entries, finished=finished)
         manifest = await self._commit(stream, by.offloader, change, stream.lets(copy), base=by.manifest)
@@ -155,7 +157,7 @@ class Walk(RuleBasedStateMachine):
 
     # What anybody does.
 
-    async def _trim(self, stream: Stream, client: LedgerOffloader, number: int) -> None:
+    async def _trim(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
         """What is before some offset is dropped."""
         if not stream.lives:
             return
@@ -171,7 +173,7 @@ class Walk(RuleBasedStateMachine):
         stream.first = change.first_offset
         await self._agree(stream, client)
 
-    async def _delete(self, stream: Stream, client: LedgerOffloader, number: int) -> None:
+    async def _delete(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
         if not stream.lives:
             return
         manifest = await client.load_manifest(stream.name)
@@ -179,7 +181,7 @@ class Walk(RuleBasedStateMachine):
         stream.deleted()
         await self._agree(stream, client)
 
-    async def _delete_attempt(self, stream: Stream, client: LedgerOffloader, number: int) -> None:
+    async def _delete_attempt(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
         """One that is under way, condemned, trimmed, or still named."""
         if not stream.copies:
             return
@@ -194,7 +196,7 @@ class Walk(RuleBasedStateMachine):
                 stream.dropped.append(copy)
         await self._agree(stream, client)
 
-    async def _repeat(self, stream: Stream, client: LedgerOffloader, number: int) -> None:
+    async def _repeat(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
         """A change that is in is sent again, as by somebody who did not hear that it is."""
         if not stream.sent:
             return
@@ -204,7 +206,7 @@ class Walk(RuleBasedStateMachine):
         await self._agree(stream, client)
 
     async def _read(
-        self, stream: Stream, client: LedgerOffloader, number: int, *, length: int = READ_MAX
+        self, stream: ModelStream, client: LedgerOffloader, number: int, *, length: int = READ_MAX
     ) -> None:
         """Some offsets are read, and are as they were."""
         await self._agree(stream, client)
@@ -220,7 +222,7 @@ class Walk(RuleBasedStateMachine):
 
     async def _commit(
         self,
-        stream: Stream,
+        stream: ModelStream,
         client: LedgerOffloader,
         change: Change,
         verdict: Verdict,
@@ -237,7 +239,7 @@ class Walk(RuleBasedStateMachine):
         stream.sent.append(Sent(change, base))
         return manifest
 
-    async def _agree(self, stream: Stream, client: LedgerOffloader) -> None:
+    async def _agree(self, stream: ModelStream, client: LedgerOffloader) -> None:
         """Assert that this client loads what the model says."""
         if not stream.lives:
             with pytest.raises(StreamDeleted if stream.life else NotOffloaded):

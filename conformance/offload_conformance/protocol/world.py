@@ -15,26 +15,19 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from offload.commit.log import decode_named_root
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.store import ObjectStore
 from offload.errors import OffloadError
 from offload.formats.keys import StreamKeys
-from offload.formats.manifest import Manifest
-from offload.manifest.commit import decode_root
-from offload.offloader import Attempt, LedgerOffloader
-from offload.store.capabilities import Capabilities
-from offload.store.port import ObjectStore
+from offload.model.attempt import Attempt
+from offload.model.manifest import Manifest
+from offload.native.offloader import TierOptions
 from offload.store.prefix import PrefixStore
 from offload.store.wrap import StoreDecorator
-from offload.tier.object_store_offloader import TierOptions
 from offload_conformance.ledgers import ledger_of
-from offload_conformance.protocol.process import (
-    END,
-    OPTIONS,
-    STREAM,
-    TRIMMED,
-    MakeTier,
-    Process,
-    died,
-)
+from offload_conformance.protocol.process import END, OPTIONS, STREAM, TRIMMED, MakeTier, Process, died
 
 KEYS: Final = StreamKeys(STREAM)
 CLIENTS_MAX: Final = 3
@@ -135,7 +128,9 @@ class World:
         store = self.client()
         found = [(KEYS.parse_root(row.key), row.key) async for row in store.list(KEYS.roots)]
         roots = [
-            decode_root(await store.get(key), STREAM, number, where=key) for number, key in found if number
+            decode_named_root(await store.get(key), STREAM, number, where=key)
+            for number, key in found
+            if number
         ]
         assert [root.version for root in roots] == list(range(1, len(roots) + 1))
         for parent, root in pairwise(roots):

@@ -12,11 +12,11 @@ from offload_conformance.store.deletions import DeletionClauses
 from offload_conformance.store.errors import ErrorClauses
 from offload_conformance.store.keys import KeyClauses
 from offload_conformance.store.listings import ListingClauses
-from offload_conformance.store.manners import MannerClauses
+from offload_conformance.store.manners import StoreMannerClauses
 from offload_conformance.store.model import ModelClauses
 from offload_conformance.store.parts import PartsClauses
 from offload_conformance.store.puts import PutClauses
-from offload_conformance.store.reads import ReadClauses
+from offload_conformance.store.reads import StoreReadClauses
 
 __all__ = ["StoreConformance", "level"]
 
@@ -26,12 +26,12 @@ class StoreConformance(
     PutClauses,
     CreateClauses,
     ListingClauses,
-    ReadClauses,
+    StoreReadClauses,
     DeletionClauses,
     KeyClauses,
     PartsClauses,
     ErrorClauses,
-    MannerClauses,
+    StoreMannerClauses,
     CapabilityClauses,
 ):
     """What every store must pass. Subclass it as the package's docstring shows."""

@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
+from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore
 from offload.errors import Denied, OffloadError
-from offload.store.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
-from offload.store.port import Body, Listed, ObjectStore
-from offload.tier.object_store_offloader import ObjectStoreOffloader
+from offload.native.offloader import ObjectStoreOffloader
 from offload_conformance.asynchronous import Asynchronous, Run
-from offload_conformance.contender import Job, job_of
+from offload_conformance.contender import ContenderTask, job_of
 from offload_conformance.declared import Declared
 from offload_conformance.findings import NOTE
 
@@ -70,7 +70,7 @@ class StoreClauses(Asynchronous, ABC):
         """Return what is stored beside the place of this test, if that is a part of a larger one."""
         return set()
 
-    def elsewhere(self, keys: Sequence[str]) -> Job:
+    def elsewhere(self, keys: Sequence[str]) -> ContenderTask:
         """How another process opens the same place, in which it may create these keys.
 
         By this class, its file, and those attributes of its instance that are paths or plain JSON values.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from offload.store.port import ObjectStore
+from offload.contracts.store import ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.declared import COMPLAINTS, NAMES, SUPPORTED, UNKNOWN, Declared, state_of, words_of
 from offload_conformance.findings import FINDINGS

@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
+from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST
+from offload.contracts.store import Body, ObjectStore
 from offload.errors import AlreadyExists, Misuse, NotFound
-from offload.store.capabilities import CREATE_SIZE_BYTES_LEAST
-from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.contenders import contend_in_threads
 from offload_conformance.race import winners_of

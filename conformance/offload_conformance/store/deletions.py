@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from offload.contracts.store import Body, ObjectStore
 from offload.errors import NotFound
-from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import StoreClauses
 from offload_conformance.store.listings import MANY

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
+from offload.contracts.store import Body, ObjectStore, Span, Suffix
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown, TryAgain
-from offload.store.port import Body, ObjectStore, Span, Suffix
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import DIGITS, StoreClauses, body_of, level, listed
 

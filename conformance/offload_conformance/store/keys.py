@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
+from offload.contracts.store import Body, ObjectStore
 from offload.errors import AlreadyExists, Misuse
-from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import StoreClauses, keys, listed, refuses
 

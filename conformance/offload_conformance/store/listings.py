@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import pytest
 
-from offload.store.port import Body, Listed, ObjectStore
+from offload.contracts.store import Body, Listed, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import (
     LATE_LOOKS_MAX,

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 
+from offload.contracts.store import Body, ObjectStore, Span
 from offload.errors import AlreadyExists
-from offload.store.port import Body, ObjectStore, Span
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import (
     CANCELS,
@@ -44,7 +44,7 @@ CANCELLED: Final[Mapping[str, Callable[[ObjectStore], Coroutine[Any, Any, object
 }
 
 
-class MannerClauses(StoreClauses):
+class StoreMannerClauses(StoreClauses):
     """Declarations, urls, closing, and the event loop that a client shares with others."""
 
     def test_capabilities_do_not_change(self, store: ObjectStore, other: ObjectStore) -> None:

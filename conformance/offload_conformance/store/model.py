@@ -26,8 +26,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from offload.contracts.store import Listed, ObjectStore, Span, Suffix, Upload
 from offload.errors import AlreadyExists, NotFound, OffloadError
-from offload.store.port import Listed, ObjectStore, Span, Suffix, Upload
 from offload.store.prefix import PrefixStore
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run

@@ -16,10 +16,10 @@ from typing import Final
 
 import pytest
 
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, ObjectStore, Span, Suffix, Upload
 from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
-from offload.store.capabilities import Capabilities
-from offload.store.port import Body, ObjectStore, Span, Suffix, Upload
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import CANCELS, cancelled_after, make_sure_of, moment, turns_of
 from offload_conformance.store.uploads import UploadClauses, parts_for

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix
 from offload.errors import Misuse, NotFound, TryAgain
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import (

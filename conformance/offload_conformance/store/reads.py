@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
+from offload.contracts.store import Body, ObjectStore, Span, Suffix
 from offload.errors import Misuse, NotFound
 from offload.formats.checksums import crc32c
-from offload.store.port import Body, ObjectStore, Span, Suffix
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import DIGITS, StoreClauses, body_of, listed
@@ -38,7 +38,7 @@ SPANS: Final = (
 )
 
 
-class ReadClauses(StoreClauses):
+class StoreReadClauses(StoreClauses):
     """Of the port's clauses: ranges are exact, absence is an error, stored checksums are true."""
 
     @pytest.mark.parametrize(("span", "found"), SPANS, ids=str)

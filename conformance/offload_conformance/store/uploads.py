@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
+from offload.contracts.store import Body, ObjectStore
 from offload.errors import Misuse, NotFound, OffloadError
-from offload.store.port import Body, ObjectStore
 from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import StoreClauses, listed
 

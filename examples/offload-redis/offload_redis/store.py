@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, RedisError
 
 from offload import Body, Capabilities, Listed, ObjectStore, Span, Suffix, Upload, errors
-from offload.store.port import check_key
+from offload.contracts.store import check_key
 from offload.store.spans import clip
 from offload_redis.plugin import CAPABILITIES
 

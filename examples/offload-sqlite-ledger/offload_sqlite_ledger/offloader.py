@@ -18,15 +18,20 @@ from uuid import UUID, uuid4
 import numpy as np
 
 from offload import Attempt, Entry, LedgerOffloader, Leftover, Manifest, ReadHandle, Receipt
+from offload.commit.grouping import edited
+from offload.commit.guest import Abort
+from offload.commit.writer import Claim
+from offload.contracts.attempts import check_copied, prepared_kind
+from offload.contracts.change import Change, CommitVerdict
 from offload.errors import Conflict, Corrupt, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted, TryAgain
 from offload.formats.checksums import crc32c
-from offload.formats.chunk import ChunkTable, ChunkType
-from offload.formats.manifest import AttemptKind, CommittedStream, State
-from offload.manifest.changes import Abort, Change, Claim, Verdict
-from offload.manifest.tree import EntryTree, Tree, edited
-from offload.tier.attempts import check_copied, prepared_kind
-from offload.tier.fragment_writer import check_source, covering_table, windows_of
-from offload.tier.fragments import open_attempt
+from offload.formats.chunk_check import check_source
+from offload.formats.root import decode_root, encode_root
+from offload.model.chunk_table import ChunkTable, ChunkType, windows_of
+from offload.model.manifest import AttemptKind, CommittedStream, StreamState
+from offload.model.tree import EntryTree, Tree
+from offload.native.fragment_reader import open_attempt
+from offload.native.fragment_writer import covering_table
 from offload_sqlite_ledger.database import Database
 from offload_sqlite_ledger.reading import SqliteView
 
@@ -89,9 +94,9 @@ class SqliteLedgers(LedgerOffloader):
         manifest = await self._newest(stream)
         if manifest is None:
             raise NotOffloaded(f"{self.url} has no stream {stream!r}; `offload ls` shows which it has")
-        if manifest.state is State.DELETED:
+        if manifest.state is StreamState.DELETED:
             raise StreamDeleted(f"stream {stream!r} of {self.url} was deleted", epoch=manifest.epoch)
-        if manifest.state is State.REBUILDING:
+        if manifest.state is StreamState.REBUILDING:
             raise NotOffloaded(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
         return manifest
 
@@ -104,9 +109,9 @@ class SqliteLedgers(LedgerOffloader):
             newest = await self._newest(stream)
             if newest is not None:
                 verdict = await change.verdict(Tree(newest, self.load_group))
-                if verdict is Verdict.IN:
+                if verdict is CommitVerdict.IN:
                     return newest
-                if verdict is Verdict.UNKNOWN:
+                if verdict is CommitVerdict.UNKNOWN:
                     raise OutcomeUnknown(f"stream {stream!r}: nothing shows whether the change was in")
             proposal = await self._proposal(change, newest, committer)
             if await self._database.write(_swap(stream, newest, proposal)):
@@ -157,7 +162,7 @@ class SqliteLedgers(LedgerOffloader):
 
         def delete(db: sqlite3.Connection) -> None:
             newest = _decoded(db.execute(NEWEST, (attempt.stream,)).fetchall(), attempt.stream)
-            if newest is not None and newest.state is State.REBUILDING:
+            if newest is not None and newest.state is StreamState.REBUILDING:
                 raise Conflict(f"stream {attempt.stream!r} is being rebuilt; wait until that is done")
             if newest is not None and (newest.runs(attempt.uid) or _names(newest, attempt.uid)):
                 raise Conflict(f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first")
@@ -190,7 +195,7 @@ class SqliteLedgers(LedgerOffloader):
 
 def _swap(stream: str, newest: Manifest | None, proposal: Manifest) -> Callable[[sqlite3.Connection], bool]:
     """Put the proposal where `newest` is; False if another came between."""
-    raw = proposal.encode()
+    raw = encode_root(proposal)
 
     def swap(db: sqlite3.Connection) -> bool:
         if newest is None:
@@ -203,7 +208,7 @@ def _swap(stream: str, newest: Manifest | None, proposal: Manifest) -> Callable[
 
 
 def _decoded(rows: list[tuple[bytes]], stream: str) -> Manifest | None:
-    return Manifest.decode(rows[0][0], where=f"manifests/{stream}") if rows else None
+    return decode_root(rows[0][0], where=f"manifests/{stream}") if rows else None
 
 
 def _names(manifest: Manifest, attempt: UUID) -> bool:

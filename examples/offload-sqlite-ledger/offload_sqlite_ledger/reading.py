@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from offload import Absent, Corrupt, Entry, EntryView, ReadHandle
-from offload.formats.chunk import CHUNK_TABLE, ChunkTable, check_stored, row_from
-from offload.formats.manifest import Entries, decode_entries
-from offload.manifest.tree import EntryTree
+from offload.formats.chunk import check_stored
+from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, row_from
+from offload.model.entry import Entries, entries_of_rows
+from offload.model.tree import EntryTree
 from offload_sqlite_ledger.database import Database
 
 TABLE = (
@@ -29,7 +30,7 @@ class SqliteView(EntryView):
         return f"manifests/{self.committed.stream}/{self.committed.version}"
 
     def name_of(self, row: Entries) -> str:
-        return name_of(decode_entries(row)[0])
+        return name_of(entries_of_rows(row)[0])
 
     async def open(self, entry: Entry) -> ReadHandle:
         uid, stream = entry.attempt.bytes, self.committed.stream

@@ -18,8 +18,8 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from offload import errors
-from offload.store.capabilities import Capabilities
-from offload.store.port import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload, check_key
 from offload.store.spans import clip
 from offload_sqlite.plugin import CAPABILITIES
 

@@ -8,8 +8,8 @@ from offload_conformance import Asynchronous
 from offload_sqlite import SqliteStore
 from offload_sqlite.store import open_url
 
+from offload.contracts.store import Body
 from offload.errors import Denied, Misuse, NoSpace, NotFound, TryAgain
-from offload.store.port import Body
 
 
 class TestErrors(Asynchronous):

@@ -1,7 +1,7 @@
 """What a broker has sealed, onto a tier, each ledger by a task of Spark's; then one commit.
 
-How, and what a kill leaves, stands in `offload.tier.transfer`. The origin is a source, which the tasks open
-by its URL.
+How, and what a kill leaves, stands in `offload.upkeep.copy.transfer`. The origin is a source, which the
+tasks open by its URL.
 Invariant: the newest ledger stays with the broker: it may still grow.
 """
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from offload.blocking import Blocking
+from offload.contracts.ledger import ReadHandle
+from offload.contracts.source import Snapshot, SourceStream
 from offload.errors import NotOffloaded
-from offload.formats.manifest import Manifest
-from offload.offloader import ReadHandle
-from offload.source import Snapshot, SourceStream
-from offload.tier.opening import open_source
-from offload.tier.transfer import Fetch, Origin, Reach, TransferPart, abort
+from offload.model.manifest import Manifest
+from offload.opening import open_source
+from offload.upkeep.copy.transfer import Fetch, Origin, Reach, TransferPart, abort
 from offload_spark.jobs.transfer import SparkTransfer
 from offload_spark.jobs.transfer_tasks import Ends
 
@@ -64,7 +64,7 @@ def backfill(
     with Blocking(url, storage_options=options) as tier:
         found = tier.run(open_source(source).streams())
         for stream in [each for each in found if not streams or each.name in streams]:
-            origin = Sealed(url=source, source=stream)
+            origin = SealedOrigin(url=source, source=stream)
             ends = Ends(reach=origin.reach, url=url, options=options)
             transfer, uploaded = SparkTransfer(spark=spark, tier=tier, origin=origin, ends=ends).run()
             taken_over = [] if transfer is None else transfer.taken_over
@@ -92,7 +92,7 @@ def identity(source: str, manifest: Manifest) -> UUID:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sealed(Origin):
+class SealedOrigin(Origin):
     """A stream of a source, but for its newest ledger."""
 
     url: str

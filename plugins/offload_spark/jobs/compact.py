@@ -1,4 +1,5 @@
-"""Compaction by Spark's tasks: the steps are those of `offload.tier.compacting`; each task copies one run.
+"""Compaction by Spark's tasks: the steps are those of `offload.upkeep.compact.stream`; each task copies one
+run.
 
 What a kill leaves, and how it is cured, stands there. A task that is tried again announces an attempt of its
 own, since the first try may still be under way.
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offload.blocking import Blocking
 from offload.errors import NotOffloaded
-from offload.offloader import Receipt
-from offload.tier.compacting import AnnouncedRun, Compacted, Compaction, begin_job, copied
-from offload.tier.object_store_offloader import TierOptions
-from offload.tier.opening import open_tier
+from offload.model.attempt import Receipt
+from offload.native.offloader import TierOptions
+from offload.opening import open_tier
+from offload.upkeep.compact.stream import AnnouncedRun, Compacted, Compaction, begin_job, copied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

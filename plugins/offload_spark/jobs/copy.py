@@ -1,7 +1,7 @@
 """What one tier has committed, onto another, uploaded by Spark's tasks; one commit for each stream.
 
-The steps, and what a kill leaves, stand in `offload.tier.transfer` and `offload.tier.copying`. A task is
-given what it reads: a part of a ledger, and a manifest that names the fragments of it.
+The steps, and what a kill leaves, stand in `offload.upkeep.copy.transfer` and `offload.upkeep.copy.tier`. A
+task is given what it reads: a part of a ledger, and a manifest that names the fragments of it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from offload.blocking import Blocking
+from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded, OffloadError, StoreDenied
-from offload.offloader import LedgerOffloader
-from offload.tier.copying import Committed, Copied, run_of
-from offload.tier.copying import give_up as give_up_copy
-from offload.tier.opening import open_tier
-from offload.tier.tier_runs import RUN_SIZE_BYTES
-from offload.tier.transfer import Fetch, Reach
+from offload.opening import open_tier
+from offload.upkeep.copy.runs import RUN_SIZE_BYTES
+from offload.upkeep.copy.tier import Committed, Copied, run_of
+from offload.upkeep.copy.tier import give_up as give_up_copy
+from offload.upkeep.copy.transfer import Fetch, Reach
 from offload_spark.jobs.plain_errors import plain_errors
-from offload_spark.jobs.transfer import Progress, SparkTransfer
+from offload_spark.jobs.transfer import SparkTransfer, TransferProgress
 from offload_spark.jobs.transfer_tasks import Ends
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def copy(
     target_options: Mapping[str, Any] | None = None,
     read_back: bool = False,
     piece_size_bytes: int = RUN_SIZE_BYTES,
-    progress: Callable[[Progress], None] = lambda progress: None,
+    progress: Callable[[TransferProgress], None] = lambda progress: None,
     done: Callable[[Copied], None] = lambda copied: None,
 ) -> list[Copied]:
     """Bring what the tier `source` has committed onto the tier `target`: all streams, or those named.

@@ -1,7 +1,7 @@
 """A stream's manifest from its data, the tails of the fragments read by Spark's tasks.
 
-All that decides is `offload.tier.rebuild`'s: the driver lists, fences, chooses and commits; tasks read slices
-of what is listed and send back what each tail says.
+All that decides is `offload.upkeep.rebuild.stream`'s: the driver lists, fences, chooses and commits; tasks
+read slices of what is listed and send back what each tail says.
 
 Invariant: the report and the manifest are those of a rebuild without Spark.
 """
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
 from offload.blocking import Blocking
+from offload.contracts.store import Listed, ObjectStore
 from offload.formats.keys import StreamKeys
-from offload.store.port import Listed, ObjectStore
-from offload.tier.native import native
-from offload.tier.rebuild import RebuildReport
-from offload.tier.rebuild import rebuild as rebuild_stream
-from offload.tier.survey import Tail, Tell, read_tails
+from offload.native.own import native
+from offload.upkeep.rebuild.report import RebuildReport
+from offload.upkeep.rebuild.stream import rebuild as rebuild_stream
+from offload.upkeep.rebuild.survey import OnTails, Tail, read_tails
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ def rebuild(
     slice_rows: int = SLICE_ROWS,
     progress: Callable[[int, int], None] = lambda read, listed: None,
 ) -> RebuildReport:
-    """Make a stream's manifest anew, as `offload.tier.rebuild.rebuild` does, which see.
+    """Make a stream's manifest anew, as `offload.upkeep.rebuild.stream.rebuild` does, which see.
 
     Whoever calls it asserts that no writer and no sweep of the stream is alive. What a task raises, such as
     `Conflict` where a fragment is deleted meanwhile, comes wrapped by Spark. Raises `Misuse` for an offloader
@@ -82,7 +82,7 @@ class _BySpark:
     slice_rows: int
 
     async def read_tails(
-        self, store: ObjectStore, keys: StreamKeys, rows: Sequence[Listed], tell: Tell
+        self, store: ObjectStore, keys: StreamKeys, rows: Sequence[Listed], tell: OnTails
     ) -> Mapping[str, Tail]:
         """See `ReadTails`. Spark is waited for in a thread, for it blocks."""
         context = self.spark.sparkContext

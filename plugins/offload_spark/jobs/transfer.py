@@ -1,7 +1,7 @@
 """From an origin onto a stream of a tier: Spark's tasks upload, one commit names all. What such jobs share.
 
-The steps are those of `offload.tier.transfer`, which says what a kill leaves. The tasks reach the origin by
-what they are given, which every executor must be able to.
+The steps are those of `offload.upkeep.copy.transfer`, which says what a kill leaves. The tasks reach the
+origin by what they are given, which every executor must be able to.
 
 Invariant: no record passes through the driver.
 """
@@ -14,8 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from offload.blocking import Blocking
-from offload.offloader import Leftover, Receipt
-from offload.tier.transfer import AnnouncedPart, Origin, Transfer
+from offload.model.attempt import Leftover, Receipt
+from offload.upkeep.copy.transfer import AnnouncedPart, Origin, Transfer
 from offload_spark.jobs.transfer_tasks import Ends, Sized, tasks_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ TASKS_PER_SLOT: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TransferProgress:
     """How far a stream has come in this run."""
 
     stream: str
@@ -51,7 +51,7 @@ class SparkTransfer:
     tier: Blocking
     origin: Origin
     ends: Ends
-    progress: Callable[[Progress], None] = lambda progress: None
+    progress: Callable[[TransferProgress], None] = lambda progress: None
 
     def run(self) -> tuple[Transfer | None, list[Receipt]]:
         """Bring what the origin has onto the tier. Return the transfer, and what this run uploaded.
@@ -77,12 +77,12 @@ class SparkTransfer:
         found: list[Leftover] = []
         for some in self._in_waves(self.tier.run(transfer.left()), self.ends.check):
             found += some
-            self.progress(Progress(stream=self.origin.stream, taken_over=len(found)))
+            self.progress(TransferProgress(stream=self.origin.stream, taken_over=len(found)))
         return found
 
     def _uploaded(self, parts: Sequence[AnnouncedPart], transfer: Transfer) -> list[Receipt]:
         taken_over = sum(len(receipt.entries) for receipt in transfer.taken_over)
-        progress = Progress(stream=self.origin.stream, taken_over=taken_over)
+        progress = TransferProgress(stream=self.origin.stream, taken_over=taken_over)
         found: list[Receipt] = []
         size = 0
         for some in self._in_waves(parts, self.ends.upload):

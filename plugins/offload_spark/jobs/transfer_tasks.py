@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from offload.blocking import Blocking
-from offload.offloader import Leftover, Receipt
-from offload.tier.transfer import AnnouncedPart, Reach, UncheckedPart, agreed, read_back, upload
+from offload.model.attempt import Leftover, Receipt
+from offload.upkeep.copy.transfer import AnnouncedPart, Reach, UncheckedPart, agreed, read_back, upload
 
 TASK_SIZE_BYTES_MIN: Final = 4 * 1024 * 1024
 TASK_SIZE_BYTES_MAX: Final = 256 * 1024 * 1024

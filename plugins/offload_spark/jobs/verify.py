@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 from offload.blocking import Blocking
 from offload.errors import Corrupt, NotOffloaded, UnsupportedFormat
 from offload.formats.keys import StreamKeys, escape
-from offload.formats.manifest import Manifest, decode_entries
-from offload.manifest.excerpt import of_fragments
-from offload.tier.named_check import is_checked
-from offload.tier.native import native
-from offload.tier.verify_report import VerifyLevel, VerifyReport
+from offload.formats.root import decode_root, encode_root
+from offload.model.entry import entries_of_rows
+from offload.model.excerpt import of_fragments
+from offload.model.manifest import Manifest
+from offload.native.own import native
+from offload.upkeep.copy.named_check import is_checked
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,13 +95,13 @@ async def _of_stream(
     async with aclosing(tier.offloader.tree(manifest).walk()) as runs:
         async for run in runs:
             first, weight = 0, 0
-            for row, entry in enumerate(decode_entries(run)):
+            for row, entry in enumerate(entries_of_rows(run)):
                 if keys.fragment(entry.first_offset, entry.attempt) <= after:
                     first = row + 1
                     continue
                 weight += entry.stored_size_bytes
                 if weight >= size_bytes or row == len(run) - 1:
-                    yield of_fragments(manifest, run[first : row + 1]).encode()
+                    yield encode_root(of_fragments(manifest, run[first : row + 1]))
                     first, weight = row + 1, 0
 
 
@@ -109,7 +111,7 @@ async def _next(found: AsyncGenerator[bytes, None]) -> bytes | None:
 
 def _checked(url: str, options: Mapping[str, Any], raw: bytes) -> VerifyReport:
     """What a task does: read each of these fragments whole."""
-    manifest = Manifest.decode(raw, where="the plan of a scrub")
+    manifest = decode_root(raw, where="the plan of a scrub")
     with Blocking(url, storage_options=options) as tier:
         return tier.run(_check_all(tier, manifest))
 
@@ -118,7 +120,7 @@ async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
     objects = native(tier.offloader, to="scrub")
     report, keys = VerifyReport(), StreamKeys(manifest.stream)
     await objects.open()
-    for entry in decode_entries(manifest.entries):
+    for entry in entries_of_rows(manifest.entries):
         key = keys.fragment(entry.first_offset, entry.attempt)
         try:
             if await is_checked(objects, manifest, entry, key):

@@ -1,0 +1,105 @@
+"""What the changes share: preconditions, appending entries, and the verdict on entries.
+
+A commit that names fragments is in if its last entry is named, since all of them were committed at once. A
+later trim may have dropped that entry, and a compaction may have put a copy in its place (`commit.job`). The
+manifest can then no longer show whether the change was in.
+
+Invariant: what these functions return keeps every invariant of `model.manifest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from offload.contracts.change import CommitVerdict
+from offload.errors import Conflict, Misuse, StreamDeleted
+from offload.model.entry import TOTALS, Entry, exact_sum, joined_entries, rows_of_entries
+from offload.model.manifest import AttemptKind, Manifest, Running, StreamState
+from offload.model.tokens import token_of
+from offload.model.tree import Tree
+
+
+def existing(base: Manifest | None) -> Manifest:
+    """`base`, where it is a stream's that lives. Raises otherwise."""
+    if base is None:
+        raise Misuse("a stream must be claimed before anything else is committed to it")
+    if base.state is StreamState.DELETED:
+        raise StreamDeleted(f"stream {base.stream!r} was deleted in epoch {base.epoch}", epoch=base.epoch)
+    if base.state is StreamState.REBUILDING:
+        raise Conflict(f"stream {base.stream!r} is being rebuilt; wait until the rebuild is done")
+    return base
+
+
+def attempts_for(manifest: Manifest, owner: UUID, kind: AttemptKind) -> set[UUID]:
+    """The attempts of this kind that run for a writer or a job."""
+    return {each.attempt for each in manifest.running if (each.kind, each.writer) == (kind, owner)}
+
+
+def announce(base: Manifest, announced: Sequence[Running]) -> Manifest:
+    """`base` with these attempts running too. Raises `Conflict` if one runs already, for another."""
+    runs = {running.attempt for running in base.running}
+    for running in announced:
+        if running.attempt in runs:
+            raise Conflict(f"stream {base.stream!r}: attempt {running.attempt} runs already, for another")
+    return replace(base, running=(*base.running, *announced))
+
+
+def without(base: Manifest, attempts: Collection[UUID]) -> Manifest:
+    """`base` with these attempts running no more."""
+    return replace(base, running=tuple(r for r in base.running if r.attempt not in attempts))
+
+
+async def verdict_on_entries(tree: Tree, entries: Sequence[Entry], *, over: bool) -> CommitVerdict:
+    """The verdict on a commit that names `entries`; `over` says that no attempt runs that it would end.
+
+    The commit is not in while such an attempt runs. Once it is over, the last entry speaks for all, if there
+    is one. A copy keeps the token of what it copies: one with another token was not made of this entry.
+    """
+    if not entries or not over:
+        return in_if(over)
+    last = entries[-1]
+    found = await tree.find(last.first_offset)
+    if is_same(found, last):
+        return CommitVerdict.IN
+    is_trimmed = last.first_offset < tree.manifest.first_offset
+    is_copied = found is not None and found.copied and token_of(found.attempt) == token_of(last.attempt)
+    return CommitVerdict.UNKNOWN if is_trimmed or is_copied else CommitVerdict.OUT
+
+
+def in_if(is_in: bool) -> CommitVerdict:
+    """The verdict on a change of which the manifest shows all or nothing."""
+    return CommitVerdict.IN if is_in else CommitVerdict.OUT
+
+
+def is_same(found: Entry | None, entry: Entry) -> bool:
+    """Whether the fragment found at an offset is the one of this entry."""
+    return found is not None and (found.first_offset, found.attempt) == (entry.first_offset, entry.attempt)
+
+
+def append_entries(base: Manifest, entries: Sequence[Entry]) -> Manifest:
+    """`base` with these entries behind its own.
+
+    Raises `Conflict` if they begin below its end, for then another writer appended first; and `Misuse` if
+    they begin beyond it or do not touch each other, for no other writer can cause or fill such a gap.
+    """
+    if not entries:
+        return base
+    expected = base.next_offset
+    if entries[0].first_offset < expected:
+        where = f"offset {entries[0].first_offset} does not continue {expected}"
+        raise Conflict(f"stream {base.stream!r}: {where}: another writer appended first")
+    for entry in entries:
+        if entry.first_offset != expected:
+            where = f"offset {entry.first_offset} does not continue {expected}"
+            raise Misuse(f"stream {base.stream!r}: {where}: the appended fragments must touch")
+        expected = entry.next_offset
+    rows = rows_of_entries(entries, after_ledger=base.last_ledger_id if base.fragments else None)
+    return replace(
+        base,
+        next_offset=entries[-1].next_offset,
+        **{total: getattr(base, total) + exact_sum(rows[total]) for total in (*TOTALS, "ledgers")},
+        last_ledger_id=entries[-1].ledger_id,
+        entries=joined_entries(base.entries, rows),
+    )

@@ -1,0 +1,134 @@
+"""The two commits of a rebuild: the fence, and the manifest that the rebuild chose.
+
+`upkeep.rebuild` reads, chooses and commits (docs/commit-protocol.md, step "rebuild").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from uuid import UUID
+
+from offload.commit.applying import append_entries
+from offload.contracts.change import Change, CommitVerdict
+from offload.errors import Conflict, Fenced
+from offload.model.entry import NO_ENTRIES, TOTALS, Entry
+from offload.model.manifest import Manifest, StreamState
+from offload.model.tree import Tree
+
+__all__ = ["Fence"]
+
+
+JUMP: Final = 2**32
+"""How far above every number ever used the fence is: no sleeper's create comes near it."""
+
+NUMBER_MAX: Final = 2**63
+"""No writer counts so far. Below it there is room for a fence's number and its epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence(Change):
+    """Create a root far above all others, so that no sleeper comes after it. Readers and writers wait.
+
+    It goes on naming what the root before it named. So a rebuild that is killed loses nothing of that, and
+    the next one finds it.
+    """
+
+    stream: str
+    writer: UUID
+    incarnation: UUID
+    """Of the stream, if there is no root that says it."""
+
+    epoch: int
+    above: int
+    """The highest number that any object mentions."""
+
+    jump: int = JUMP
+    """How far above it the fence is, unless the newest root is higher still."""
+
+    instead_of: UUID | None = None
+    """The commit id of the sound root, or the tombstone, that the operator replaces."""
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`. Raises `Conflict` if the newest root is not the one to be replaced."""
+        if base is None or base.state is StreamState.DELETED:
+            fence = self._naming_nothing()
+        else:
+            fence = replace(base, writer=self.writer, running=(), state=StreamState.REBUILDING)
+        if base is None:
+            return replace(fence, version=self.above + self.jump - 1, epoch=self.epoch)
+        if base.state is not StreamState.REBUILDING and base.commit_id != self.instead_of:
+            raise Conflict(
+                f"stream {base.stream!r} has a manifest that is newer than the rebuild, version "
+                f"{base.version}: stop every writer of the stream, and run again"
+            )
+        return replace(
+            fence,
+            version=max(self.above + self.jump - 1, base.version),
+            epoch=max(self.epoch, base.epoch + 1),
+            source_epoch=base.source_epoch,
+            commit_id=base.commit_id,
+        )
+
+    async def verdict(self, tree: Tree) -> CommitVerdict:
+        """See `Change.verdict`."""
+        return CommitVerdict.IN if tree.manifest.writer == self.writer else CommitVerdict.OUT
+
+    def _naming_nothing(self) -> Manifest:
+        return Manifest(
+            stream=self.stream,
+            version=0,
+            incarnation=self.incarnation,
+            writer=self.writer,
+            epoch=0,
+            source_epoch=0,
+            committer=self.writer,
+            commit_id=UUID(int=0),
+            state=StreamState.REBUILDING,
+            first_offset=0,
+            next_offset=0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt(Change):
+    """Name the chosen fragments, on the fence of the same rebuild, and let the stream live again."""
+
+    writer: UUID
+    incarnation: UUID
+    entries: Sequence[Entry]
+    source_epoch: int = 0
+    """The highest leader epoch of the broker that any of the data mentions."""
+
+    def apply(self, base: Manifest | None) -> Manifest:
+        """See `Change.apply`."""
+        base = self._fenced(base)
+        if base.state is not StreamState.REBUILDING:
+            raise Conflict(f"stream {base.stream!r} is not being rebuilt any more")
+        nothing: dict[str, Any] = dict.fromkeys((*TOTALS, "ledgers", "last_ledger_id"), 0)
+        begin = self.entries[0].first_offset
+        empty = replace(
+            base,
+            incarnation=self.incarnation,
+            source_epoch=max(base.source_epoch, self.source_epoch),
+            state=StreamState.LIVE,
+            first_offset=begin,
+            next_offset=begin,
+            running=(),
+            entries=NO_ENTRIES,
+            **nothing,
+        )
+        return append_entries(empty, self.entries)
+
+    async def verdict(self, tree: Tree) -> CommitVerdict:
+        """See `Change.verdict`."""
+        return (
+            CommitVerdict.IN if self._fenced(tree.manifest).state is StreamState.LIVE else CommitVerdict.OUT
+        )
+
+    def _fenced(self, base: Manifest | None) -> Manifest:
+        """`base`, if this rebuild's fence is in it. Another rebuild, or a claim after it, ends this one."""
+        if base is None or base.writer != self.writer:
+            raise Fenced("another rebuild of the stream, or a writer, took over; run again")
+        return base

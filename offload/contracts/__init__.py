@@ -1,0 +1,1 @@
+"""What others implement or are called with: stores, sources, offloaders, decoders, plugins, events."""

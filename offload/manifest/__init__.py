@@ -1,1 +1,0 @@
-"""What is committed of a stream, and how that changes: the changes, and the protocol that commits them."""

@@ -1,0 +1,1 @@
+"""The domain in plain values: manifests, entries, attempts, chunk tables, positions. No bytes, no I/O."""

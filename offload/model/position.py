@@ -1,0 +1,81 @@
+"""Places in a stream, as a person or a consumer names them: a SPEC of the command line.
+
+| text | place |
+|---|---|
+| `first` | the first record |
+| `last` | the last chunk that holds messages |
+| `next` | behind the last record |
+| a number | that offset |
+| ISO 8601, or `@` and milliseconds since 1970 | the first chunk with that timestamp or a later one |
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Final
+
+from offload.errors import Misuse
+
+__all__ = ["OFFSET_MAX", "AtEdge", "AtOffset", "AtTime", "Position", "parse_position"]
+
+
+OFFSET_MAX: Final = 2**64 - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECONDS: Final = re.compile(r"@(-?[0-9]{1,19})")
+
+
+class AtEdge(Enum):
+    """The places that have a name."""
+
+    FIRST = "first"
+    LAST = "last"
+    NEXT = "next"
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffset:
+    """The record with this offset."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first chunk whose timestamp is this one or later. Milliseconds since the Unix epoch."""
+
+    timestamp_ms: int
+
+
+Position = AtEdge | AtOffset | AtTime
+
+
+def parse_position(text: str) -> Position:
+    """Read a SPEC. Raises `Misuse` where it is none of the forms above."""
+    if text in {place.value for place in AtEdge}:
+        return AtEdge(text)
+    if re.fullmatch("[0-9]{1,100}", text):
+        if int(text) > OFFSET_MAX:
+            raise Misuse(f"{text!r} is no offset: the greatest is {OFFSET_MAX}")
+        return AtOffset(int(text))
+    if (match := _MILLISECONDS.fullmatch(text)) and -(2**63) <= int(match[1]) < 2**63:
+        return AtTime(int(match[1]))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        forms = "first, last, next, an offset, an ISO 8601 time, or @ and milliseconds"
+        raise Misuse(f"{text!r} is no position: use {forms}") from exc
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return AtTime(-((_EPOCH - moment) // timedelta(milliseconds=1)))
+
+
+def iso_of(timestamp_ms: int) -> str:
+    """A timestamp as ISO 8601 in UTC with milliseconds; beyond the years 1 to 9999, `@` and milliseconds."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return f"@{timestamp_ms}"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

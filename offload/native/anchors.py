@@ -1,0 +1,56 @@
+"""Creating and reading anchors: the tier's, and each stream's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from offload.contracts.store import ObjectStore, Span
+from offload.env import Env
+from offload.errors import (
+    AlreadyExists,
+    OutcomeUnknown,
+    TryAgain,
+)
+from offload.formats.anchor import ANCHOR_SIZE_BYTES_MAX, TierAnchor
+from offload.formats.keys import TIER_ANCHOR
+from offload.store.checked import checked
+
+T = TypeVar("T")
+
+CREATES_MAX: Final = 8
+"""How often an anchor is sent while the store does not say what came of it."""
+
+
+async def create_anchor(store: ObjectStore, key: str, raw: bytes, env: Env) -> bool:
+    """Create an anchor, and return whether it was absent. If not, it may be a rival's, or our own: read it.
+
+    A lost reply is no failure. The same bytes are sent again, and a store that has them answers that the
+    anchor exists. This is sound because nobody deletes or replaces an anchor. Raises the store's error if
+    `CREATES_MAX` requests bring no answer.
+    """
+    for attempt in range(CREATES_MAX - 1):
+        try:
+            return await _created(store, key, raw)
+        except (TryAgain, OutcomeUnknown):
+            await env.sleep(env.backoff_seconds(attempt))
+    return await _created(store, key, raw)
+
+
+async def _created(store: ObjectStore, key: str, raw: bytes) -> bool:
+    try:
+        await store.create(key, raw)
+    except AlreadyExists:
+        return False
+    return True
+
+
+async def read_anchor(store: ObjectStore, key: str, decode: Callable[[bytes], T]) -> T:
+    """Read an anchor. Of a larger object, `decode` gets only so many bytes that it cannot be one."""
+    return await checked(store, key, decode, span=Span(0, ANCHOR_SIZE_BYTES_MAX + 1))
+
+
+async def read_tier_anchor(store: ObjectStore) -> TierAnchor:
+    """Read the anchor of a tier. Raises `NotFound`, `Corrupt` or `UnsupportedFormat`."""
+    return await read_anchor(store, TIER_ANCHOR, partial(TierAnchor.decode, where=TIER_ANCHOR))

@@ -1,0 +1,1 @@
+"""What embedders use: writing, reading and syncing streams through any offloader."""

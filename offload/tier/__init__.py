@@ -1,1 +1,0 @@
-"""A tier: everything between the contract and the port. Writing, reading, syncing, verifying."""

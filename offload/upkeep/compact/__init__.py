@@ -1,0 +1,1 @@
+"""Compacting a stream: many small fragments become few large ones."""

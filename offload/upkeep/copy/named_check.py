@@ -1,0 +1,29 @@
+"""Reading a fragment whole that a manifest names, or will name, against what that manifest says of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from offload.errors import Absent, Corrupt, NotFound, NotOffloaded
+from offload.model.entry import Entry
+from offload.model.manifest import Manifest
+from offload.native.fragment_check import check_fragment
+from offload.native.fragment_reader import check_entry
+from offload.native.offloader import ObjectStoreOffloader
+from offload.streams.reader import newer_manifest
+
+__all__ = ["is_checked"]
+
+
+async def is_checked(offloader: ObjectStoreOffloader, manifest: Manifest, entry: Entry, key: str) -> bool:
+    """Whether the fragment is there and holds. False where it was trimmed meanwhile; `Corrupt` for damage."""
+    try:
+        checked = await check_fragment(offloader.store, key, size_bytes=entry.stored_size_bytes)
+    except NotFound:
+        with suppress(NotOffloaded):  # deleted meanwhile
+            await newer_manifest(offloader, manifest, Absent(key, manifest.stream))
+        return False
+    check_entry(checked.tail.trailer, manifest, entry, where=key)
+    if checked.checksum != entry.checksum:
+        raise Corrupt("object checksum", key, expected=entry.checksum, found=checked.checksum)
+    return True

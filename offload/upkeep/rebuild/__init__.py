@@ -1,0 +1,1 @@
+"""Rebuilding a stream's manifest from its fragments, if its roots are lost."""

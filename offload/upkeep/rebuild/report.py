@@ -1,0 +1,121 @@
+"""What a rebuild found, and what it committed or would commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from offload.errors import Corrupt
+from offload.formats.keys import StreamKeys
+from offload.model.manifest import Manifest, StreamState
+from offload.upkeep.rebuild.choice import History, RebuildChoice
+from offload.upkeep.rebuild.joining import (
+    MissingPart,
+)
+
+__all__ = ["RebuildReport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildReport:
+    """What was found, and what was or would be committed."""
+
+    stream: str
+    choice: RebuildChoice = field(default_factory=RebuildChoice)
+    damages: Sequence[Corrupt] = ()
+    manifest: Manifest | None = None
+    """As committed; None if nothing was."""
+
+    incarnation: UUID | None = None
+    """Of the history that was chosen; None if the operator must name one."""
+
+    before: Sequence[MissingPart] = ()
+    behind: Sequence[MissingPart] = ()
+    """What is copied from the history that the manifest named, to join the two."""
+
+    histories: Sequence[History] = ()
+    """What can be chosen from. Filled if nothing was chosen."""
+
+    standing: Manifest | None = None
+    """The newest root that was found."""
+
+    anchor_restored: bool = False
+    """Whether the stream's anchor was lost, and is there again."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was to be done is done, or would be without `dry_run`."""
+        if self.histories:
+            return False
+        return self.manifest is not None or (self.incarnation is not None and not self.choice.holes)
+
+    def as_json(self) -> dict[str, object]:
+        """The document of `offload rebuild --json`."""
+        keys = StreamKeys(self.stream)
+        first, last = self.range
+        return {
+            "stream": self.stream,
+            "committed": self.manifest is not None and not self.anchor_restored_alone,
+            "version": None if self.manifest is None else self.manifest.version,
+            "incarnation": None if self.incarnation is None else str(self.incarnation),
+            "first_offset": first,
+            "next_offset": last,
+            "fragments": len(self.choice.chosen),
+            "messages": self.choice.messages,
+            "holes": [{"first_offset": begin, "next_offset": end} for begin, end in self.choice.holes],
+            "left_out": [
+                {
+                    "object": keys.fragment(each.entry.first_offset, each.entry.attempt),
+                    "first_offset": each.entry.first_offset,
+                    "next_offset": each.entry.next_offset,
+                    "reason": reason,
+                }
+                for each, reason in self.choice.left_out
+            ],
+            "copied": [
+                {"first_offset": part.first_offset, "next_offset": part.next_offset}
+                for part in (*self.before, *self.behind)
+            ],
+            "incarnations": [_history_json(row, self.standing) for row in self.histories],
+            "anchor_restored": self.anchor_restored,
+            "damages": [str(damage) for damage in self.damages],
+        }
+
+    @property
+    def anchor_restored_alone(self) -> bool:
+        """Whether the manifest was sound, and only the anchor was lost."""
+        return self.manifest is not None and self.manifest is self.standing
+
+    @property
+    def range(self) -> tuple[int | None, int | None]:
+        """The offsets of the stream, as it is or would be."""
+        if self.manifest is not None:
+            return self.manifest.first_offset, self.manifest.next_offset
+        begin, end = self.choice.first_offset, self.choice.next_offset
+        begin = self.before[0].first_offset if self.before else begin
+        return begin, self.behind[-1].next_offset if self.behind else end
+
+
+def _history_json(row: History, standing: Manifest | None) -> dict[str, object]:
+    return {
+        "incarnation": str(row.incarnation),
+        "first_offset": row.choice.first_offset,
+        "next_offset": row.choice.next_offset,
+        "messages": row.choice.messages,
+        "holes": len(row.choice.holes),
+        "first_timestamp_ms": row.first_timestamp_ms,
+        "last_timestamp_ms": row.last_timestamp_ms,
+        "first_epoch": row.epochs[0],
+        "last_epoch": row.epochs[1],
+        "in_manifest": names(standing, row),
+    }
+
+
+def names(standing: Manifest | None, row: History) -> bool:
+    """Whether the newest root is of this history, and names what it holds."""
+    return (
+        standing is not None
+        and standing.state is StreamState.LIVE
+        and standing.incarnation == row.incarnation
+    )

@@ -1,0 +1,178 @@
+"""Everything that is under a stream's prefix, as far as a rebuild needs it.
+
+Of each fragment only the tail is read: what it says of itself. Of roots and groups only the names are read,
+of sightings all.
+
+Invariant: `number` is at least as high as every root number that any object mentions, so a root above it is
+the newest, and notes of an earlier sweep are void (`upkeep.sweep.notes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from offload.commit.log import RootLog
+from offload.commit.rebuild import NUMBER_MAX
+from offload.contracts.store import Listed, ObjectStore
+from offload.errors import Conflict, Corrupt, NotFound, UnsupportedFormat
+from offload.formats.checksums import crc32c
+from offload.formats.keys import StreamKeys
+from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
+from offload.model.found import FoundFragment
+from offload.model.manifest import Manifest
+from offload.native.fragment_check import load_own_tail
+from offload.native.fragment_writer import entry_of
+from offload.native.lost_roots import loss_shown_by_base, loss_shown_by_group
+from offload.tasks import run_each
+
+__all__ = ["OnTails", "Tail", "read_tails"]
+
+
+TAILS_AT_ONCE: Final = 16
+
+Tail = FoundFragment | Corrupt
+"""What a fragment says of itself, or why it cannot be believed."""
+
+OnTails = Callable[[int], None]
+"""Told that so many more were read."""
+
+ReadTails = Callable[[ObjectStore, StreamKeys, Sequence[Listed], OnTails], Awaitable[Mapping[str, Tail]]]
+"""Reads the tails of all these fragments: by key what each says. `read_tails` is one."""
+
+
+async def read_tails(
+    store: ObjectStore, keys: StreamKeys, rows: Sequence[Listed], tell: OnTails
+) -> Mapping[str, Tail]:
+    """Read the tails of these fragments, some at once. Raises `Conflict` if one is deleted meanwhile."""
+    found: dict[str, Tail] = {}
+
+    async def read(row: Listed) -> None:
+        found[row.key] = await _tail(store, keys, row)
+        tell(1)
+
+    await run_each(read, rows, at_once=TAILS_AT_ONCE)
+    return found
+
+
+async def _tail(store: ObjectStore, keys: StreamKeys, row: Listed) -> Tail:
+    try:
+        tail, raw = await load_own_tail(store, row.key, size_bytes=row.size_bytes)
+    except NotFound as exc:
+        raise _vanished(row.key) from exc
+    except Corrupt as damage:
+        return damage.within(row.key, stream=keys.stream)
+    except UnsupportedFormat as newer:
+        known = "one that this program knows"
+        return Corrupt("format version", row.key, expected=known, found=str(newer))
+    trailer = tail.trailer
+    for what, number in (("epoch", trailer.epoch), ("base version", trailer.base_version)):
+        if number >= NUMBER_MAX:
+            return _impossible(what, row.key, number, keys)
+    return FoundFragment(
+        entry=entry_of(trailer, crc32c(raw, trailer.data_checksum)),  # of header, chunks, and the tail
+        incarnation=trailer.incarnation,
+        epoch=trailer.epoch,
+        base_version=trailer.base_version,
+        source_epoch=tail.source_epoch,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Survey:
+    """See the head of this module."""
+
+    store: ObjectStore
+    keys: StreamKeys
+    read_tails: ReadTails
+    progress: Callable[[int, int], None]
+    found: dict[str, FoundFragment] = field(default_factory=dict)
+    damages: dict[str, Corrupt] = field(default_factory=dict)
+    roots: set[int] = field(default_factory=set)
+    """The numbers of all roots that were seen."""
+    number: int = 0
+    """The highest number of a root that any object mentions."""
+    newest_group: tuple[int, str] = (0, "")
+    """The highest number of a root that a group was made for, and the group's key."""
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that any fragment mentions."""
+        return max((each.epoch for each in self.found.values()), default=0)
+
+    def proves_lost_roots(self, log: RootLog, newest: Manifest) -> bool:
+        """Whether some object proves a root of this incarnation that is newer than `newest`.
+
+        A group's name does not say of which incarnation it is: any group counts.
+        """
+        return loss_shown_by_group(log, self.newest_group[1], newest) is not None or any(
+            loss_shown_by_base(log, key, each.base_version, newest) is not None
+            for key, each in self.found.items()
+            if each.incarnation == newest.incarnation
+        )
+
+    async def look(self) -> None:
+        """List all, and read what was not read before: objects do not change.
+
+        Raises `Conflict` if a fragment that was found before is gone, and `Corrupt` if an object mentions a
+        root number that no writer reaches.
+        """
+        async for listed in self.store.list(self.keys.roots):
+            root = self.keys.parse_root(listed.key)
+            if root is not None:
+                self._mentions(root, listed.key)
+                self.roots.add(root)
+        async for listed in self.store.list(self.keys.groups):
+            group = self.keys.parse_group(listed.key)
+            if group is not None:
+                self._mentions(group[1], listed.key)
+                self.newest_group = max(self.newest_group, (group[1], listed.key))
+        async for listed in self.store.list(self.keys.sightings):
+            if self.keys.parse_sighting(listed.key):
+                self._mentions(await self._version_of(listed), listed.key)
+        rows = [row async for row in self.store.list(self.keys.data) if self.keys.parse_fragment(row.key)]
+        gone = self.found.keys() - {row.key for row in rows}
+        if gone:
+            raise _vanished(min(gone))
+        fresh = [row for row in rows if row.key not in self.found and row.key not in self.damages]
+        read = len(self.found) + len(self.damages)
+
+        def tell(more: int) -> None:
+            nonlocal read
+            read += more
+            self.progress(read, len(rows))
+
+        tails = await self.read_tails(self.store, self.keys, fresh, tell)
+        for row in fresh:
+            self._keep(row.key, tails[row.key])
+
+    async def _version_of(self, listed: Listed) -> int:
+        """The root number that a sighting mentions; 0 if it is damaged or gone: no sweep believes it."""
+        if listed.size_bytes > SIZE_BYTES_MAX:
+            return 0
+        try:
+            raw = await self.store.get(listed.key)
+            return Sighting.decode(raw, stream=self.keys.stream, where=listed.key).version
+        except (NotFound, Corrupt):
+            return 0
+
+    def _keep(self, key: str, tail: Tail) -> None:
+        if isinstance(tail, FoundFragment):
+            self._mentions(tail.base_version, key)
+            self.found[key] = tail
+        else:
+            self.damages[key] = tail
+
+    def _mentions(self, number: int, key: str) -> None:
+        if number >= NUMBER_MAX:
+            raise _impossible("root number", key, number, self.keys)
+        self.number = max(self.number, number)
+
+
+def _impossible(what: str, key: str, number: int, keys: StreamKeys) -> Corrupt:
+    return Corrupt(what, key, expected="below 2**63", found=number, stream=keys.stream)
+
+
+def _vanished(key: str) -> Conflict:
+    return Conflict(f"{key} was deleted meanwhile: stop every sweep of the stream, and run again")

@@ -1,0 +1,1 @@
+"""Sweeping a tier: deleting what no commit can ever name."""

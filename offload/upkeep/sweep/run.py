@@ -1,0 +1,337 @@
+"""One sweep: its streams one after another, each page by page. `upkeep.sweep.tier` states the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from offload.commit.groups import GroupCache
+from offload.commit.log import RootLog
+from offload.contracts.store import ObjectStore
+from offload.env import Env
+from offload.errors import Absent, Corrupt, Denied, NotOffloaded, OffloadError, StoreDenied, TryAgain
+from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, escape
+from offload.formats.sighting import SightingRows
+from offload.model.manifest import Manifest, StreamState
+from offload.native.lost_roots import (
+    loss_shown_by_base,
+    loss_shown_by_group,
+    loss_shown_by_old_life,
+    newest_base_in,
+    refuse_if_absent,
+    trailers_of,
+)
+from offload.native.stream_names import stream_under
+from offload.store.probe import is_left_behind
+from offload.upkeep.pages import pages
+from offload.upkeep.sweep.notes import SeenCondemned, SweepNotes, Times, joined_rows
+from offload.upkeep.sweep.page import STAYS, Going, SweepPage, SweepVerdict, Why, rows_named
+from offload.upkeep.sweep.report import Condemned, StreamSweep, SweepReport
+
+DELETE_BATCH: Final = 1_000
+TRAILERS_AT_ONCE: Final = 16
+LOADS_MAX: Final = 8
+
+
+OnProgress = Callable[[SweepReport], None]
+OnCondemned = Callable[[Condemned], None]
+
+
+@dataclass(kw_only=True)
+class SweepRun:
+    """One sweep."""
+
+    store: ObjectStore
+    env: Env
+    notes: SweepNotes
+    groups: GroupCache
+    page_keys_max: int
+    roots_kept: int
+    uploads_seconds: float
+    report: SweepReport
+    progress: OnProgress
+    tell: OnCondemned
+
+    async def run(self, stream: str | None) -> None:
+        """Sweep all streams, or one, until an error that every stream would have."""
+        with suppress(_Stopped):
+            await self._run(stream)
+
+    async def _run(self, stream: str | None) -> None:
+        if stream is not None:
+            return await self._run_one(stream)
+        names = [name async for name in self.store.level("")]
+        await self._remove_trials([name for name in names if is_left_behind(name, self.env)])
+        for name in names:
+            if name.endswith("/"):
+                await self._sweep_part(name[:-1])
+            elif name != TIER_ANCHOR and not is_left_behind(name, self.env):
+                self.report.stranger(name, _strange(name))
+        return None
+
+    async def _remove_trials(self, keys: Sequence[str]) -> None:
+        """Remove what interrupted trials of the store left. Nothing reads it, so there is no grace."""
+        try:
+            if keys and not self.report.dry_run:
+                await self.store.delete(keys)
+            self.report.trials_deleted = len(keys)
+        except OffloadError as error:
+            self.report.streams.append(StreamSweep(stream=TIER_PREFIX, state="unknown", errors=[error]))
+            _stop_if_every_stream_would_fail(error)
+
+    async def _run_one(self, stream: str) -> None:
+        part = escape(stream)
+        if not await self._sweep_part(part):
+            raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
+
+    async def _sweep_part(self, part: str) -> bool:
+        """Sweep the stream below this part; False where there is none."""
+        try:
+            keys = await self._stream_of(part)
+        except OffloadError as error:
+            self.report.streams.append(StreamSweep(stream=part, state="unknown", errors=[error]))
+            _stop_if_every_stream_would_fail(error)
+            return True
+        if keys is None:
+            self.report.stranger(f"{part}/", _strange(part))
+            return False
+        row = StreamSweep(stream=keys.stream)
+        self.report.streams.append(row)
+        await _StreamRun(sweep=self, keys=keys, row=row).run()
+        return True
+
+    async def _stream_of(self, part: str) -> StreamKeys | None:
+        """The stream by its anchor; None where nothing says that there is one."""
+        here = await stream_under(self.store, part)
+        if here is None:
+            return None
+        if here.is_lost and here.stream is not None:  # if the roots are lost as well, that is the graver news
+            await RootLog(store=self.store, stream=here.stream, env=self.env).load_newest()
+        if here.damage is not None:
+            raise here.damage
+        assert here.stream is not None, "a sound anchor names its stream"
+        return StreamKeys(here.stream)
+
+
+@dataclass(kw_only=True)
+class _StreamRun:
+    """The sweep of one stream: its pages, one after another, and what is noted behind them."""
+
+    sweep: SweepRun
+    keys: StreamKeys
+    row: StreamSweep
+    seen: SeenCondemned | None = None
+    version: int = 0
+    """Of the root by which the first page was judged."""
+    sound: bool = True
+    """Whether everything was listed, judged and, where its time had come, deleted."""
+    waiting: list[tuple[SightingRows, Times]] = field(default_factory=list)
+    going: list[Going] = field(default_factory=list)
+
+    async def run(self) -> None:
+        log = RootLog(
+            store=self.sweep.store, stream=self.keys.stream, env=self.sweep.env, groups=self.sweep.groups
+        )
+        is_judged = await self._judge_pages(log)
+        try:
+            if is_judged:
+                await self._delete()
+        except OffloadError as error:
+            self._failed(error)
+        if self.seen is not None and not self.sweep.report.dry_run:
+            await self._remember(self.seen)
+        if is_judged and self.row.version is not None:
+            try:
+                await self._sweep_uploads(log)
+            except OffloadError as error:
+                self._failed(error)
+
+    async def _judge_pages(self, log: RootLog) -> bool:
+        """Whether something may be deleted: the last page may prove that the first was judged wrongly."""
+        prefix = self.keys.prefix
+        listed = pages(self.sweep.store.list(prefix), rows_max=self.sweep.page_keys_max, part=prefix)
+        try:
+            async with aclosing(listed):
+                async for listing in listed:
+                    page = SweepPage(log=log, listing=listing, roots_kept=self.sweep.roots_kept)
+                    goes_on = await self._sweep_page(page)
+                    self.sweep.progress(self.sweep.report)
+                    if not goes_on:
+                        return False
+        except OffloadError as error:  # the listing broke off
+            self._failed(error)
+            return False
+        return True
+
+    async def _sweep_page(self, page: SweepPage) -> bool:
+        """Steps 2 to 4 for a page. False forbids to delete anything of the stream."""
+        try:
+            self.row.listed += len(page.listing.rows)
+            self.row.listed_bytes += sum(listed.size_bytes for listed in page.listing.rows)
+            await page.load()
+            await self._recall(page.root)
+        except OffloadError as error:
+            self._failed(error)
+            return False
+        try:
+            await self._judge(page)
+        except OffloadError as error:  # of this page nothing is condemned
+            self._failed(error)
+            return not isinstance(error, Absent)
+        for key in page.strangers:
+            self.sweep.report.stranger(key, _strange(key))
+        going = self._due(page.verdicts)
+        try:
+            for key in page.unlisted():
+                await refuse_if_absent(page.log, key)
+            await _refuse_if_roots_are_lost(page, going)
+        except OffloadError as error:
+            self._failed(error)
+            return False
+        self.going.append(Going.of(going))
+        return True
+
+    async def _judge(self, page: SweepPage) -> None:
+        """Judge by the newest root: one that was superseded may name a group that was swept since."""
+        for _ in range(LOADS_MAX):
+            judged = page.root
+            try:
+                return await page.judge()
+            except Corrupt as damage:
+                await page.load()
+                if judged is None or page.root is None or page.root.version == judged.version:
+                    if isinstance(damage, Absent):
+                        raise Absent(damage.where, self.keys.stream, tier=self.sweep.store.url) from None
+                    raise
+        raise TryAgain(
+            f"stream {self.keys.stream!r}: its manifest changes faster than it can be read; run again"
+        )
+
+    async def _recall(self, root: Manifest | None) -> None:
+        """What was seen before, once the first page has found a root."""
+        if root is None:
+            return
+        self.row.version, self.row.state = root.version, root.state.name.lower()
+        self.sound &= root.state is not StreamState.REBUILDING
+        if self.seen is None:
+            self.version = root.version
+            self.seen = await self.sweep.notes.recall(self.keys, version=root.version, tell=self.row.notes)
+
+    def _due(self, verdicts: Sequence[SweepVerdict]) -> list[SweepVerdict]:
+        """What was seen condemned for the whole grace; the rest waits."""
+        for verdict in verdicts:
+            if verdict.why in STAYS:
+                self.row.stays.add(verdict.why, verdict.listed.size_bytes)
+        condemned = [verdict for verdict in verdicts if verdict.why not in STAYS]
+        if not condemned or self.seen is None:
+            return []
+        grace = self.sweep.report.grace_seconds
+        rows = rows_named([verdict.name or b"" for verdict in condemned])
+        since = self.seen.since(rows)
+        waits = np.nan_to_num(grace - (self.sweep.notes.now() - since), nan=grace).clip(0)
+        for verdict, wait in zip(condemned, waits.tolist(), strict=True):
+            if wait:
+                self._tell(verdict, waits_seconds=wait)
+                self.row.waits.add(verdict.why, verdict.listed.size_bytes)
+                self.row.waits_seconds = max(self.row.waits_seconds, wait)
+        self.waiting.append((rows[waits > 0], since[waits > 0]))
+        return [verdict for verdict, wait in zip(condemned, waits, strict=True) if not wait]
+
+    async def _delete(self) -> None:
+        """5. Delete what is due on any page."""
+        batch_max = self.sweep.store.capabilities.delete_batch_max or DELETE_BATCH
+        due = (verdict for going in self.going for verdict in going.verdicts(self.keys))
+        while batch := [*islice(due, batch_max)]:
+            if not self.sweep.report.dry_run:
+                await self.sweep.store.delete([verdict.listed.key for verdict in batch])
+            for verdict in batch:
+                self._tell(verdict, waits_seconds=0.0)
+                self.row.deleted.add(verdict.why, verdict.listed.size_bytes)
+            self.sweep.progress(self.sweep.report)
+
+    def _tell(self, verdict: SweepVerdict, *, waits_seconds: float) -> None:
+        key, size_bytes = verdict.listed.key, verdict.listed.size_bytes
+        self.sweep.tell(
+            Condemned(key=key, size_bytes=size_bytes, why=verdict.why, waits_seconds=waits_seconds)
+        )
+
+    async def _sweep_uploads(self, log: RootLog) -> None:
+        """Abort the uploads of attempts that do not run: listed first and judged afterwards, as objects are.
+
+        No reader sees an upload, so there is no grace.
+        """
+        store, keys = self.sweep.store, self.keys
+        try:
+            uploads = await store.unfinished_uploads(keys.data)
+        except StoreDenied:
+            raise
+        except Denied as error:
+            self.row.notes.append(f"unfinished uploads are left to the bucket's own rules: {error}")
+            return
+        root = await log.load_newest() if uploads else None
+        if root is None or root.state is StreamState.REBUILDING:
+            return
+        for upload in uploads:
+            fragment = keys.parse_fragment(upload.key)
+            age_seconds = (self.sweep.env.now_ms() - upload.started_ms) / 1000
+            if fragment is None or root.runs(fragment[1]):
+                continue
+            if age_seconds < self.sweep.uploads_seconds:
+                self.row.stays.add(Why.YOUNG, 0)
+                continue
+            self.sweep.tell(Condemned(key=upload.key, size_bytes=0, why=Why.UNFINISHED, waits_seconds=0.0))
+            if not self.sweep.report.dry_run:
+                await store.abort_upload(upload)
+            self.row.deleted.add(Why.UNFINISHED, 0)
+
+    async def _remember(self, seen: SeenCondemned) -> None:
+        rows = joined_rows([rows for rows, _ in self.waiting])
+        since = np.concatenate([np.empty(0), *(since for _, since in self.waiting)])
+        try:
+            await self.sweep.notes.remember(
+                self.keys, seen, rows, since, version=self.version, sound=self.sound
+            )
+        except OffloadError as error:
+            self._failed(error)
+
+    def _failed(self, error: OffloadError) -> None:
+        self.sound = False
+        self.row.errors.append(error)
+        _stop_if_every_stream_would_fail(error)
+
+
+class _Stopped(Exception):
+    """The report has an error that every other stream would have too."""
+
+
+def _stop_if_every_stream_would_fail(error: OffloadError) -> None:
+    if isinstance(error, StoreDenied):
+        raise _Stopped from error
+
+
+async def _refuse_if_roots_are_lost(page: SweepPage, going: Sequence[SweepVerdict]) -> None:
+    """Raise `RootsLost` if a group of the page, or a fragment that goes, proves that newer roots existed."""
+    if page.root is None:
+        return
+    for listed in page.listing.rows:
+        if (loss := loss_shown_by_group(page.log, listed.key, page.root)) is not None:
+            raise loss
+    fragments = [verdict.listed for verdict in going if page.log.keys.parse_fragment(verdict.listed.key)]
+    trailers = await trailers_of(page.log, fragments, at_once=TRAILERS_AT_ONCE)
+    version, key = newest_base_in(trailers)
+    loss = loss_shown_by_base(page.log, key, version, page.root)
+    if loss is None:
+        loss = await loss_shown_by_old_life(page.log, trailers, page.root)
+    if loss is not None:
+        raise loss
+
+
+def _strange(key: str) -> str:
+    if key.startswith(TIER_PREFIX):
+        return "left by a trial of the store; nothing reads it, and it may go: a sweep removes it after a day"
+    return "not ours; nothing here will ever touch it"

@@ -1,0 +1,1 @@
+"""Verifying a tier: its objects against checksums, keys and the manifest."""

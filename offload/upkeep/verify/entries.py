@@ -1,0 +1,154 @@
+"""Verifying a tier by its contract alone: each fragment through a handle on it, held against its entry.
+
+For tiers that keep no objects of our layout. Only its own backend can judge what such a tier keeps beside the
+fragments that it names.
+
+    level       what is looked at
+    manifest    entries cover the stream and make its totals; each fragment opens, its table fits its entry
+    checksum    the same: a handle tells no stored checksum, so each fragment counts as not compared
+    bytes       and every chunk is read, and its own checksum holds
+
+Invariants: nothing is changed; a fragment is damage only if the newest view names it; memory is one table and
+one window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final
+
+from offload.contracts.catalogue import Catalogue, StreamView
+from offload.contracts.ledger import ReadHandle
+from offload.env import Env
+from offload.errors import Absent, Corrupt, Misuse, NotOffloaded, OffloadError, UnsupportedFormat
+from offload.formats.chunk import check_chunks
+from offload.model.chunk_table import ChunkTable, ChunkType, windows_of
+from offload.model.entry import Entry, entries_of_rows
+from offload.store.rate import Rate
+from offload.streams.reader import StreamReader
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+
+VERIFY_WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
+
+
+class EntryVerifier:
+    """One verify. It grows `report`, whose `level` says how closely to look."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        *,
+        report: VerifyReport,
+        progress: Callable[[VerifyReport], None],
+        bytes_per_second_max: float | None,
+        env: Env,
+    ) -> None:
+        self._catalogue, self._report, self._progress = catalogue, report, progress
+        self._rate = Rate(bytes_per_second_max, clock=env.monotonic, sleep=env.sleep)
+        self._after = ""
+
+    async def run(self, stream: str | None, after: str) -> None:
+        """Verify all streams, or one. `after` is the name of a fragment, as a report has it."""
+        self._after = after
+        streams = await self._catalogue.streams() if stream is None else [stream]
+        for name in streams:
+            try:
+                view = await self._catalogue.view(name)
+            except NotOffloaded:
+                if stream is not None:
+                    raise
+            except (Corrupt, UnsupportedFormat) as error:
+                self._report.damages.append(_as_damage(error, name, name))
+            else:
+                await self._stream(view)
+        if self._after:
+            raise Misuse(f"{after!r} names no fragment that is there now: leave out --after")
+
+    async def _stream(self, view: StreamView) -> None:
+        committed, report = view.committed, self._report
+        report.streams += 1
+        report.stream, report.offsets = committed.stream, range(committed.first_offset, committed.next_offset)
+        fragments, messages, reached = 0, 0, committed.first_offset
+        try:
+            async with aclosing(view.walk()) as runs:
+                async for run in runs:
+                    for row, entry in enumerate(entries_of_rows(run)):
+                        _check(view.where, "offset", reached, entry.first_offset)
+                        fragments, messages = fragments + 1, messages + entry.messages
+                        report.reached, reached = entry.first_offset, entry.next_offset
+                        await self._fragment(view, entry, view.name_of(run[row : row + 1]))
+            _check(view.where, "next offset", committed.next_offset, reached)
+            _check(view.where, "total of fragments", committed.fragments, fragments)
+            _check(view.where, "total of messages", committed.messages, messages)
+        except (Corrupt, UnsupportedFormat) as error:  # of what says which fragments there are
+            report.damages.append(_as_damage(error, view.where, committed.stream))
+
+    async def _fragment(self, view: StreamView, entry: Entry, name: str) -> None:
+        if self._after:
+            self._after = "" if name == self._after else self._after
+            return
+        report, stream = self._report, view.committed.stream
+        report.objects += 1
+        report.not_compared += report.level is VerifyLevel.CHECKSUM
+        try:
+            async with await view.open(entry) as handle:
+                await self._handle(handle, entry)
+        except Absent as absent:
+            if await self._is_damage(view, absent):
+                report.damages.append(absent.within(name, stream=stream))
+        except (Corrupt, UnsupportedFormat) as error:
+            report.damages.append(_as_damage(error, name, stream))
+        report.judged_to = name
+        self._progress(report)
+
+    async def _handle(self, handle: ReadHandle, entry: Entry) -> None:
+        table = await handle.table()
+        check_table(table, entry, where=handle.where)
+        if self._report.level is not VerifyLevel.BYTES:
+            return
+        for rows in windows_of(table, size_bytes=VERIFY_WINDOW_SIZE_BYTES):
+            size_bytes = int(rows["size_bytes"].sum())
+            await self._rate.take(size_bytes)
+            self._report.bytes += size_bytes
+            data, position = await handle.read(rows), int(rows["position"][0])
+            _check(handle.where, "size of chunks", size_bytes, len(data), position)
+            check_chunks(data, rows, window_position=position, where=handle.where)
+
+    async def _is_damage(self, view: StreamView, absent: Absent) -> bool:
+        """Whether the newest view names it still. A stream that was deleted meanwhile has no damage."""
+        try:
+            reader = StreamReader(self._catalogue, view.committed, emit=lambda event: None)
+            await reader.newer_view(view, absent)
+        except NotOffloaded:
+            return False
+        except Absent:
+            return True
+        return False
+
+
+def check_table(table: ChunkTable, entry: Entry, *, where: str) -> None:
+    """Raise `Corrupt` unless the chunks of a fragment are those that its entry counts."""
+    offsets, records = table["offset"], table["records"]
+    _check(where, "number of chunks", "1 or more", "1 or more" if len(table) else 0)
+    begins = [*offsets.tolist(), entry.next_offset]
+    ends = [entry.first_offset, *(offsets + records).tolist()]
+    if begins != ends:
+        row = next(row for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin != end)
+        raise Corrupt("offset", where, expected=ends[row], found=begins[row])
+    _check(where, "messages", entry.messages, int(records[table["type"] == ChunkType.USER].sum()))
+    _check(where, "data size", entry.data_size_bytes, int(table["size_bytes"].sum()))
+    _check(where, "first timestamp", entry.first_timestamp_ms, int(table["timestamp_ms"].min()))
+    _check(where, "last timestamp", entry.last_timestamp_ms, int(table["timestamp_ms"].max()))
+
+
+def _check(where: str, what: str, expected: object, found: object, position: int = 0) -> None:
+    if expected != found:
+        raise Corrupt(what, where, expected=expected, found=found, position=position)
+
+
+def _as_damage(error: OffloadError, where: str, stream: str) -> Corrupt:
+    if isinstance(error, Corrupt):
+        return error if error.stream else error.within(error.where, stream=stream)
+    known = "one that this program knows"
+    return Corrupt("format version", where, expected=known, found=str(error), stream=stream)

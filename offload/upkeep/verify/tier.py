@@ -1,0 +1,304 @@
+"""Verifying a tier: its objects against checksums, against their keys, and against the manifest.
+
+Objects are judged in order of their keys, page by page: a page is listed first and judged afterwards by the
+newest root, as in the sweep. So a verify that runs beside a sync neither calls a fresh upload damage nor
+misses what was committed meanwhile; and one that was interrupted goes on behind the last key it judged.
+
+Invariants: nothing is changed; what a manifest names is looked for, at every level; an object that nobody
+names is explained, not blamed, unless it proves that newer roots existed. At the level of bytes every object
+is read whole, with superseded roots, and fragments and groups that no root names; below it, of fragments the
+trailers of those that no root names, and of groups those that are named.
+Memory is what `upkeep.verify.page` and `upkeep.verify.groups` say, a few windows, and the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from offload.commit.log import RootLog
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.store import ObjectStore
+from offload.env import Env
+from offload.errors import (
+    AnchorLost,
+    Corrupt,
+    Misuse,
+    NotFound,
+    NotOffloaded,
+    OffloadError,
+    RootsLost,
+    UnsupportedFormat,
+    rebuild_command,
+)
+from offload.formats.anchor import TierAnchor
+from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape, is_of_a_stream
+from offload.model.manifest import Manifest
+from offload.native.anchors import read_anchor
+from offload.native.own import native_or_none
+from offload.native.stream_names import stream_under
+from offload.store.limit import LimitedStore, RequestLimits
+from offload.tasks import in_order
+from offload.upkeep.pages import ListedPage, pages
+from offload.upkeep.verify.entries import EntryVerifier
+from offload.upkeep.verify.groups import ReadGroups
+from offload.upkeep.verify.page import PAGE_ROWS, NamedHere, named_in
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+from offload.upkeep.verify.stream import Judge, StreamJudge, counting, explain, explain_strange
+
+__all__ = ["verify"]
+
+
+OBJECTS_AT_ONCE: Final = 4
+
+
+async def verify(
+    tier: Catalogue | ObjectStore,
+    *,
+    stream: str | None = None,
+    level: VerifyLevel = VerifyLevel.BYTES,
+    after: str = "",
+    bytes_per_second_max: float | None = None,
+    page_rows_max: int = PAGE_ROWS,
+    env: Env | None = None,
+    report: VerifyReport | None = None,
+    progress: Callable[[VerifyReport], None] = lambda report: None,
+) -> VerifyReport:
+    """Check a tier, or one stream of it, from behind the key `after`. `progress` is told after every object.
+
+    `bytes_per_second_max` bounds what is read, on average. Whoever gives an empty `report` has it also where
+    an error or a cancellation ends this: it then says up to where everything was judged.
+    A tier that keeps no objects of our layout is verified by its contract: see `verify_entries`. Raises
+    `NotOffloaded` if the place is no tier or has no such stream, and `Misuse` for an `after` outside the
+    stream; damage is reported, not raised.
+    """
+    env, report = env or Env(), VerifyReport() if report is None else report
+    report.level = level
+    if isinstance(tier, Catalogue):
+        objects = native_or_none(tier)
+        if objects is None:
+            entries = EntryVerifier(
+                tier, report=report, progress=progress, bytes_per_second_max=bytes_per_second_max, env=env
+            )
+            await entries.run(stream, after)
+            return report
+        with suppress(Corrupt, NotOffloaded, UnsupportedFormat):  # which are found again, and reported
+            await objects.open()
+        tier = objects.store
+    store: ObjectStore = tier
+    if bytes_per_second_max is not None:
+        limits = RequestLimits(down_bytes_per_second_max=bytes_per_second_max, deadline_seconds=None)
+        store = LimitedStore(store, limits, clock=env.monotonic, sleep=env.sleep)
+    verifier = _Verifier(store=store, env=env, report=report, progress=progress, page_rows_max=page_rows_max)
+    await verifier.run(stream, after)
+    return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What stands under one first part of keys: a stream, or strangers."""
+
+    part: str
+    stream: str | None
+    """None: nobody knows whose objects these are."""
+
+    groups: ReadGroups
+
+    anchor: VerifyReport | None = None
+    """What is to be said of the stream's anchor, in its turn."""
+
+    @property
+    def anchor_key(self) -> str:
+        return f"{self.part}stream.anchor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Object:
+    """An object and how to judge it. What is raised is its damage."""
+
+    key: str
+    stream: str | None
+    judge: Judge
+    offsets: range = range(0)
+    """What is committed of the stream, if that is known."""
+
+    @property
+    def reached(self) -> int:
+        """The first of these offsets that this object, or one behind it, may hold. Data comes first."""
+        if self.stream is None:
+            return 0
+        fragment = StreamKeys(self.stream).parse_fragment(self.key)
+        return self.offsets.stop if fragment is None else fragment[0]
+
+
+@dataclass(kw_only=True)
+class _Verifier:
+    store: ObjectStore
+    env: Env
+    report: VerifyReport
+    progress: Callable[[VerifyReport], None]
+    page_rows_max: int
+
+    async def run(self, stream: str | None, after: str) -> None:
+        prefix = "" if stream is None else escape(stream) + "/"
+        if after and not after.startswith(prefix):
+            raise Misuse(f"{after!r} is no object of stream {stream!r}")
+        await self._check_tier_anchor(stream, is_first=not after)
+        objects = self._objects(prefix, after, stream)
+        verdicts = in_order(self._judged, objects, at_once=OBJECTS_AT_ONCE)
+        async with aclosing(objects), aclosing(verdicts):
+            async for one, found in verdicts:
+                self.report.add(found)
+                self.report.judged_to, self.report.stream = one.key, one.stream
+                self.report.offsets, self.report.reached = one.offsets, one.reached
+                self.progress(self.report)
+
+    async def _judged(self, one: _Object) -> VerifyReport:
+        report = VerifyReport()
+        try:
+            await one.judge(report)
+        except (Corrupt, UnsupportedFormat) as exc:
+            report.damages.append(_as_damage(exc, one.key, one.stream))
+        return report
+
+    async def _check_tier_anchor(self, stream: str | None, *, is_first: bool) -> None:
+        """It is needed first, so it is judged first, and not reported again by a run that was resumed."""
+        found = await self._judged(_Object(key=TIER_ANCHOR, stream=None, judge=self._judge_tier_anchor))
+        if is_first:
+            self.report.add(found)
+            self.progress(self.report)
+
+    async def _judge_tier_anchor(self, report: VerifyReport) -> None:
+        decode = partial(TierAnchor.decode, where=TIER_ANCHOR)
+        try:
+            await read_anchor(self.store, TIER_ANCHOR, counting(report, decode))
+        except NotFound as exc:
+            if not await self._holds_a_stream():
+                raise NotOffloaded(
+                    f"{self.store.url} is no tier: it has no {TIER_ANCHOR}; "
+                    f"`{rebuild_command(self.store.url)}` restores one that was lost"
+                ) from exc
+            if await self._has_a_tier_anchor():  # this run cannot know on which store the roots are
+                raise NotOffloaded(
+                    f"{self.store.url} became a tier while it was verified: run again"
+                ) from exc
+            raise AnchorLost(TIER_ANCHOR, tier=self.store.url) from exc
+
+    async def _has_a_tier_anchor(self) -> bool:
+        try:
+            await self.store.get(TIER_ANCHOR)
+        except NotFound:
+            return False
+        return True
+
+    async def _holds_a_stream(self) -> bool:
+        async for listed in self.store.list(""):
+            if listed.key.endswith("/stream.anchor") or is_of_a_stream(listed.key):
+                return True
+        return False
+
+    async def _objects(self, prefix: str, after: str, stream: str | None) -> AsyncGenerator[_Object, None]:
+        """All that is listed or named, in order of keys, each with its judge."""
+        here = self._part("", None)
+        rows = self.store.list(prefix, after=after)
+        async with aclosing(pages(rows, after=after, rows_max=self.page_rows_max)) as listing:
+            async for page in listing:
+                if page.part != here.part:
+                    here = await self._open(page.part)
+                    if stream is not None and here.anchor is None:
+                        break
+                offsets = range(0)
+                if here.stream is None:
+                    strangers = [row.key for row in page.rows if row.key != TIER_ANCHOR]
+                    judges: dict[str, Judge] = {key: partial(explain_strange, key) for key in strangers}
+                else:
+                    judges, offsets = await self._judges(page, here, here.stream)
+                if here.anchor is not None and page.holds(here.anchor_key):
+                    judges[here.anchor_key] = partial(_repeat, here.anchor)
+                for key in sorted(judges):
+                    yield _Object(key=key, stream=here.stream, judge=judges[key], offsets=offsets)
+        if stream is not None and here.anchor is None:
+            raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
+
+    async def _open(self, part: str) -> _Part:
+        """Find out whose objects these are. Without a sound anchor the name is taken from elsewhere."""
+        if not part:
+            return self._part(part, None)
+        found = VerifyReport()
+        here = await stream_under(self.store, part[:-1], counted=partial(counting, found))
+        if here is None:
+            return self._part(part, None)
+        if here.damage is not None:
+            found.damages.append(_as_damage(here.damage, f"{part}stream.anchor", None))
+        return self._part(part, here.stream, found)
+
+    def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _Part:
+        if anchor is not None:
+            anchor.streams = int(stream is not None)
+        return _Part(part=part, stream=stream, groups=ReadGroups(store=self.store), anchor=anchor)
+
+    async def _newest(self, stream: str) -> Manifest | None:
+        """The newest root, or None if it is damaged: it is among the objects, and reported as one of them."""
+        try:
+            newest = await RootLog(store=self.store, stream=stream, env=self.env).load_newest()
+        except RootsLost:
+            raise
+        except (Corrupt, UnsupportedFormat):
+            return None
+        if newest is None:
+            raise NotOffloaded(f"nothing was ever committed to stream {stream!r}")
+        return newest
+
+    async def _judges(self, page: ListedPage, here: _Part, stream: str) -> tuple[dict[str, Judge], range]:
+        """How to judge what is listed in a page of a stream, and what is named there; and its offsets."""
+        keys, newest, lost = StreamKeys(stream), None, dict[str, Judge]()
+        try:
+            newest = await self._newest(stream)
+        except RootsLost as loss:
+            if page.holds(keys.roots):  # said once, where roots would be listed
+                lost[keys.roots] = partial(_raise, loss)
+        except NotOffloaded:
+            if here.anchor is not None and page.holds(here.anchor_key):
+                here.anchor.streams = 0
+                explain(here.anchor, here.anchor_key, reason="nothing was ever committed to this stream")
+        named = NamedHere()
+        if newest is not None:
+            named = await named_in(page, newest, here.groups.load)
+        judge = StreamJudge(
+            store=self.store,
+            log=RootLog(store=self.store, stream=stream, env=self.env),
+            level=self.report.level,
+            keys=keys,
+            newest=newest,
+            named=named,
+            groups=here.groups,
+            reload=partial(self._newest, stream),
+        )
+        listed = {row.key: row for row in page.rows}
+        judges: dict[str, Judge] = {
+            key: partial(judge.judge, key, listed.get(key))
+            for key in listed.keys() | named.fragments.keys() | named.groups.keys()
+        }
+        offsets = range(0) if newest is None else range(newest.first_offset, newest.next_offset)
+        return lost | judges, offsets
+
+
+async def _raise(error: Corrupt, _: VerifyReport) -> None:
+    """Report in an object's turn what was found before."""
+    raise error
+
+
+async def _repeat(found: VerifyReport, report: VerifyReport) -> None:
+    """Say in an object's turn what was found of it before."""
+    report.add(found)
+
+
+def _as_damage(error: OffloadError, key: str, stream: str | None) -> Corrupt:
+    if isinstance(error, Corrupt):
+        return error.within(key, stream=stream)
+    return Corrupt(
+        "format version", key, expected="one that this program knows", found=str(error), stream=stream
+    )
