@@ -99,11 +99,6 @@ class PatientOffloader(LedgerOffloader):
         """The URL of the offloader."""
         return self._inner.url
 
-    @property
-    def put_size_bytes(self) -> int:
-        """What the offloader has stored."""
-        return self._inner.put_size_bytes
-
     async def open(self, *, create: bool = False) -> None:
         """Open, again if refused."""
         await retried(lambda: self._inner.open(create=create), self._count)

@@ -108,11 +108,6 @@ class LedgerOffloader(Catalogue, Committer):
 
     __slots__ = ()
 
-    @property
-    @abstractmethod
-    def put_size_bytes(self) -> int:
-        """How many bytes this instance has stored so far, metadata and failed requests included."""
-
     @abstractmethod
     async def open(self, *, create: bool = False) -> None:
         """Make sure that the place is a tier; with `create`, make it one where it is empty.

@@ -129,11 +129,6 @@ class ObjectStoreOffloader(LedgerOffloader):
         """What was asked of the tier's stores so far, and how many damaged replies a second one mended."""
         return self._metrics
 
-    @property
-    def put_size_bytes(self) -> int:
-        """See `LedgerOffloader.put_size_bytes`."""
-        return self._metrics.bytes_put
-
     async def open(self, *, create: bool = False) -> None:
         """See `LedgerOffloader.open`."""
         async with self._opening:

@@ -57,6 +57,8 @@ class StreamReport:
     """The newest committed; None where nothing is."""
 
     uploaded_bytes: int
+    """The size of the fragments that the sync made durable, roots not included."""
+
     error: OffloadError | None = None
     continue_as: str | None = None
     """If the source does not continue the stream: a name under which `sync` can go on (`continue_as`)."""
@@ -148,9 +150,8 @@ async def sync_stream(
 
     If the place was found to be no tier (`is_tier`), it is not asked for a manifest first.
     """
-    before = offloader.put_size_bytes
     name = part or stream.name
-    error, manifest, going_on = None, None, None
+    error, manifest, going_on, copy = None, None, None, None
     try:
         async with await stream.snapshot() as snapshot:
             try:
@@ -166,7 +167,7 @@ async def sync_stream(
         error = exc
         with suppress(OffloadError):  # the first error is the one to report
             manifest = await newest(offloader, name)
-    uploaded = offloader.put_size_bytes - before
+    uploaded = copy.uploaded_size_bytes if copy else 0
     return StreamReport(
         stream=name,
         manifest=manifest,
@@ -226,6 +227,12 @@ class _Copy:
     extra_metadata: Mapping[str, str]
     env: Env
     emit: Callable[[Event], None]
+    writer: StreamWriter | None = None
+
+    @property
+    def uploaded_size_bytes(self) -> int:
+        """See `StreamReport.uploaded_bytes`."""
+        return self.writer.uploaded_size_bytes if self.writer else 0
 
     async def run(self, *, known_to_be_new: bool) -> Manifest | None:
         """Copy what is new; return the newest manifest. Raises what stopped it; what is committed stays."""
@@ -239,7 +246,8 @@ class _Copy:
             await self._check_first_chunk(start)
             until = self.snapshot.next_offset
             self.emit(CopyBegun(stream=self.stream, first_offset=start, next_offset=until))
-            manifest = await self._append(await self._claim(manifest))
+            self.writer = await self._claim(manifest)
+            manifest = await self._append(self.writer)
         if self.snapshot.damage is not None:
             raise self.snapshot.damage
         return manifest

@@ -60,6 +60,9 @@ class StreamWriter:
     """The newest manifest that is known to be accepted."""
 
     env: Env = field(default_factory=Env)
+    uploaded_size_bytes: int = 0
+    """The size of all fragments that this writer made durable, committed or not."""
+
     writer: UUID = field(init=False)
     """The identity under which this writer claimed the stream. A later manifest may name its successor."""
 
@@ -195,9 +198,11 @@ class StreamWriter:
     async def _upload(
         self, handle: ReadHandle, attempt: Attempt, extra_metadata: Mapping[str, str]
     ) -> Receipt:
-        return await self.offloader.offload(
+        receipt = await self.offloader.offload(
             handle, attempt, manifest=self.manifest, extra_metadata=extra_metadata
         )
+        self.uploaded_size_bytes += sum(entry.stored_size_bytes for entry in receipt.entries)
+        return receipt
 
     async def _resolve(self, agree: Agree) -> None:
         if not Resolve(writer=self.writer, adopted=()).settled(self.manifest):

@@ -286,18 +286,6 @@ class OffersWhatLiesBehindAHole(ObjectStoreOffloader):
         ]
 
 
-@bug("stored_bytes_are_counted")
-class CountsNothing(ObjectStoreOffloader):
-    """Says that it stored nothing.
-
-    A number that only a report shows, so that nobody misses it.
-    """
-
-    @property
-    def put_size_bytes(self) -> int:
-        return 0
-
-
 @bug("deletion_is_idempotent")
 class InsistsOnPresence(ObjectStoreOffloader):
     """Fails to delete what is gone.
@@ -706,22 +694,6 @@ class SparesWhatWasEverNamed(ObjectStoreOffloader):
         if attempt.uid in self.named:
             raise Conflict(f"attempt {attempt.uid} is committed")
         await super().delete_offloaded(attempt)
-
-
-@bug("stored_bytes_are_counted")
-class CountsWhatIsLeft(ObjectStoreOffloader):
-    """Counts the bytes that are in the place now, whoever stored them.
-
-    `SELECT sum(size)`: it falls with each deletion, and rises with what others do.
-    """
-
-    @property
-    def put_size_bytes(self) -> int:
-        store = self.store
-        while isinstance(store, StoreDecorator):
-            store = store.inner
-        assert isinstance(store, MemoryStore)
-        return sum(map(len, store.objects.values()))
 
 
 @bug("leftovers_are_one_chain")

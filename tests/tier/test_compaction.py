@@ -247,12 +247,12 @@ def test_a_run_that_changed_since_it_was_planned_is_a_conflict_before_anything_i
         [each, *_] = await planned(offloader)
         await compacted(offloader)
         large = compactor(offloader)
-        before = large.put_size_bytes
+        before = large.metrics.bytes_put
 
         with pytest.raises(Conflict, match="since that was planned"):
             await open_run(large, each, manifest=await large.load_manifest("orders"))
 
-        assert large.put_size_bytes == before
+        assert large.metrics.bytes_put == before
 
     run(main())
 

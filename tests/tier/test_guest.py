@@ -95,12 +95,12 @@ def test_what_another_committed_meanwhile_is_not_even_uploaded() -> None:
         writer = await StreamWriter.claim(offloader, "orders")
         await writer.offload([ledger_of(3)])
         manifest, attempts = await job.prepare([0])
-        before = offloader.put_size_bytes
+        before = offloader.metrics.bytes_put
 
         with pytest.raises(Conflict, match="another came before"):
             await upload(offloader, manifest, [ledger_of(3)], attempts)
 
-        assert offloader.put_size_bytes == before
+        assert offloader.metrics.bytes_put == before
 
     run(main())
 

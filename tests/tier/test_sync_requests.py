@@ -1,4 +1,4 @@
-"""What a sync asks of a store: of an anchor that is absent, once; of what it knows, nothing."""
+"""What a sync asks of a store: of an absent anchor, once; of what it knows, nothing. And what it reports."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ class Orders(Source, SourceStream):
     async def snapshot(self) -> Snapshot:
         ledgers = [ledger_of(10, first_offset=first) for first in range(0, 40, 10)]
         return Snapshot(ledgers=ledgers, first_offset=0, next_offset=40)
+
+
+class Bills(Orders):
+    """The same under another name."""
+
+    name = "bills"  # type: ignore[assignment]
 
 
 class Noting(FaultyStore):
@@ -107,3 +113,20 @@ def test_a_tier_that_a_rival_makes_and_fills_behind_the_look_is_gone_on_with() -
     assert report.manifest is not None
     assert report.manifest.incarnation == theirs.incarnation
     assert (report.manifest.next_offset, report.manifest.fragments) == (40, theirs.fragments)
+
+
+def test_each_report_counts_the_uploads_of_its_own_stream_though_two_run_at_once() -> None:
+    store = MemoryStore()
+
+    async def scenario() -> list[StreamReport]:
+        async def one(source: Source) -> StreamReport:
+            [report] = [report async for report in sync(source, offloader)]
+            return report
+
+        async with ObjectStoreOffloader(store) as offloader:
+            return await asyncio.gather(one(Orders()), one(Bills()))
+
+    for report in asyncio.run(scenario()):
+        of_stream = f"{report.stream}/data/"
+        fragments = [data for key, data in store.objects.items() if key.startswith(of_stream)]
+        assert report.uploaded_bytes == sum(map(len, fragments)) > 0

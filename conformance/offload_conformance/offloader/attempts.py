@@ -95,12 +95,11 @@ class AttemptClauses(OffloaderClauses):
     def test_prepared_before_uploaded(
         self, run: Run, offloader: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """An attempt that its manifest does not run is refused with `Conflict`, before a byte is stored."""
+        """An attempt that its manifest does not run is refused with `Conflict`."""
         aborted, prepared = run(writer.prepare([0, 0]))
         run(writer.abort([aborted]))
         run(StreamWriter.claim(offloader, "bills"))
         done = run(committed(writer, ledger_of(10)))
-        before = offloader.put_size_bytes
 
         for stream, ledger_id, uid in (
             ("orders", 0, uuid4()),
@@ -112,8 +111,6 @@ class AttemptClauses(OffloaderClauses):
             attempt = Attempt(stream=stream, ledger_id=ledger_id, uid=uid)
             with pytest.raises(Conflict):
                 run(stored(writer, ledger_of(10), attempt))
-
-        assert offloader.put_size_bytes == before
 
     def test_fragments_are_whole(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
         """Whoever looks in the middle of an offload finds whole chunks, or nothing."""
@@ -234,20 +231,3 @@ class AttemptClauses(OffloaderClauses):
         with pytest.raises(Conflict):
             run(other.delete_offloaded(beyond))
         assert run(chunks_of(other, beyond)) == [*kept.chunks]
-
-    def test_stored_bytes_are_counted(
-        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
-    ) -> None:
-        """`put_size_bytes` counts what an instance stored, the chunks' bytes at least, and never falls."""
-        ledger = ledger_of(10, body_size_bytes=KIB)
-        [attempt] = run(writer.prepare([0]))
-        run(other.load_manifest("orders"))
-        before, of_other = offloader.put_size_bytes, other.put_size_bytes
-
-        run(stored(writer, ledger, attempt))
-
-        after = offloader.put_size_bytes
-        assert after - before >= sum(map(len, ledger.chunks))
-        assert other.put_size_bytes == of_other, "what one instance stores is not another's"
-        run(offloader.delete_offloaded(attempt))
-        assert offloader.put_size_bytes >= after, "what is deleted was stored all the same"

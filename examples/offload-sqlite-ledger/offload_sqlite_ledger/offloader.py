@@ -62,15 +62,10 @@ class SqliteLedgers(LedgerOffloader):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._database = Database(path)
-        self._put_size_bytes = 0
 
     @property
     def url(self) -> str:
         return self._database.url
-
-    @property
-    def put_size_bytes(self) -> int:
-        return self._put_size_bytes
 
     async def open(self, *, create: bool = False) -> None:
         if create:
@@ -139,7 +134,6 @@ class SqliteLedgers(LedgerOffloader):
             except Corrupt as damage:
                 raise damage.within(handle.where, stream=attempt.stream) from damage
             await self._database.insert(CHUNK, _chunks(attempt, rows, checksums.tolist(), raw))
-            self._put_size_bytes += len(raw)
             checksum = crc32c(raw, checksum)
         entry = _entry(table, attempt, checksum, copied=int(kind is AttemptKind.COPY))
         return Receipt(attempt=attempt, entries=[entry])
