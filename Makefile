@@ -43,7 +43,7 @@ bench: $(READY)
 
 # The state machines for a long time, kill -9 at many moments, and a thousand rounds of faults per server.
 campaign: $(READY)
-	OFFLOAD_CAMPAIGN=1 $(BIN)/python -m pytest tests/formats tests/manifest tests/protocol tests/simulation tests/store tests/tier tests/cli tests/conformance_box tests/faults tests/s3 tests/azure_blob -q
+	OFFLOAD_CAMPAIGN=1 $(BIN)/python -m pytest tests/formats tests/manifest tests/protocol tests/simulation tests/store tests/tier tests/cli tests/conformance_box tests/faults tests/s3 tests/azure_blob tests/newcomers -q
 
 # How long sync and read take, and how they end, on real servers that stall, refuse or are gone: some minutes.
 faults: $(READY)

@@ -31,6 +31,10 @@ backend passes each clause by the same path, and that no clause is without a bug
 
 A clause is a test of that name in `offload_conformance` ([write a backend](write-a-backend.md)). If a clause
 fails on your backend, look for it here: one of its bugs may be yours.
+
+The authors of the clauses planted these bugs, so they do not show what the suite misses. For that there is
+a second set, `tests/newcomers`: 185 bugs, 111 in stores and 74 in offloaders, by somebody who had not read
+the clauses.
 """
 
 

@@ -1,0 +1,68 @@
+"""Every bug, and every sound class. Importing this registers the bugs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from newcomers import (
+    offloader_commits,
+    offloader_deletion,
+    offloader_handles,
+    offloader_leftovers,
+    offloader_manifests,
+    offloader_numbers,
+    offloader_offloads,
+    offloader_place,
+    offloader_subclassed,
+    store_bucket,
+    store_connections,
+    store_creates,
+    store_database,
+    store_declared,
+    store_deletes,
+    store_files,
+    store_pages,
+    store_reads,
+    store_reported,
+    store_sums,
+    store_uploads,
+    store_wire_keys,
+    store_writes,
+)
+from newcomers.registry import BUGS
+from newcomers.service import ServiceStore
+from newcomers.sound import Folder, Memory, Sqlite, Tier
+from newcomers.store_bucket import Bucket
+from newcomers.table import Table
+
+SOUND: Final[dict[str, Any]] = {
+    each.__name__: each for each in (Bucket, Folder, Memory, ServiceStore, Sqlite, Table, Tier)
+}
+MODULES: Final = (
+    offloader_commits,
+    offloader_deletion,
+    offloader_handles,
+    offloader_leftovers,
+    offloader_manifests,
+    offloader_numbers,
+    offloader_offloads,
+    offloader_place,
+    offloader_subclassed,
+    store_bucket,
+    store_connections,
+    store_creates,
+    store_database,
+    store_declared,
+    store_deletes,
+    store_files,
+    store_pages,
+    store_reads,
+    store_reported,
+    store_sums,
+    store_uploads,
+    store_wire_keys,
+    store_writes,
+)
+"""What registers them."""
+
+__all__ = ["BUGS", "MODULES", "SOUND"]

@@ -1,0 +1,105 @@
+"""Mistakes with large numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from newcomers.ledgers import (
+    all_of,
+    attempt_of,
+    chunks_of,
+    copied,
+    entries_of,
+    ledger,
+    uploaded,
+)
+from newcomers.registry import Open, bug
+from newcomers.table import Row, Table
+from offload.model.attempt import Attempt, Leftover
+from offload.model.chunk_table import ChunkTable
+from offload.model.manifest import Manifest
+from offload.streams.writer import StreamWriter
+
+
+async def _numbers(open_: Open, *firsts: int, ledger_id: int = 5) -> None:
+    tier = open_()
+    for first in firsts:
+        stream = f"s{first}"
+        await copied(
+            tier, stream, ledger(first, ledger_id=ledger_id), ledger(first + 3, ledger_id=ledger_id + 1)
+        )
+        manifest = await open_().load_manifest(stream)
+        assert (manifest.first_offset, manifest.next_offset) == (first, first + 6)
+        for entry, at in zip(await entries_of(tier, manifest), (first, first + 3), strict=True):
+            async with await tier.read_offloaded(attempt_of(stream, entry)) as handle:
+                assert await all_of(handle) == b"".join(chunks_of(at))
+                assert handle.ledger_id == entry.ledger_id == ledger_id + (at > first)
+
+
+@bug(lambda open_: _numbers(open_, 2**53 - 1, 2**53 + 1))
+class OffsetsAreFloats(Table):
+    """Fragments' offsets go through JSON as a reader in JavaScript keeps them: as floats.
+
+    Breaks "Reads are verbatim", beyond 2^53: two fragments have one offset, and the second replaces the
+    first.
+    """
+
+    async def insert(self, stream: str, row: Row) -> None:
+        await super().insert(stream, row)
+        key = stream, row.entry.first_offset, row.entry.attempt
+        self.db.fragments[stream, int(float(row.entry.first_offset)), row.entry.attempt] = (
+            self.db.fragments.pop(key)
+        )
+
+
+@bug(lambda open_: _numbers(open_, 2**63 - 2, 2**63 + 5, 2**64 - 20))
+class OffsetsHaveASign(Table):
+    """The column of offsets has a sign: one of 2^63 or more raises `OverflowError`.
+
+    Breaks "Copy every chunk of `handle`": offsets have 64 bits without a sign.
+    """
+
+    async def insert(self, stream: str, row: Row) -> None:
+        row.entry.next_offset.to_bytes(8, "big", signed=True)
+        await super().insert(stream, row)
+
+
+@bug(lambda open_: _numbers(open_, 0, ledger_id=2**32 + 1))
+class LedgersHave32Bits(Table):
+    """Ledgers' numbers are columns of 32 bits, and longer ones are cut.
+
+    Breaks "Receipt", and `ReadHandle.ledger_id`: fragments are of a ledger that nobody announced.
+    """
+
+    def row(self, raw: bytes, rows: ChunkTable, checksums: Any, attempt: Attempt, *rest: Any) -> Row:
+        return super().row(
+            raw, rows, checksums, replace(attempt, ledger_id=attempt.ledger_id & 0xFFFFFFFF), *rest
+        )
+
+
+async def _leftovers_beyond(open_: Open, first: int = 9_999_999_998) -> None:
+    tier = open_()
+    writer = await StreamWriter.claim(tier, "s", first_offset=first)
+    one = await uploaded(tier, writer, ledger(first))
+    two = await uploaded(tier, writer, ledger(first + 3))
+    next_ = await StreamWriter.claim(open_(), "s")
+    assert next_.manifest.next_offset == first + 6, (one, two)
+
+
+@bug(_leftovers_beyond)
+class OffsetsAreTextOfTenDigits(Table):
+    """Offsets are keys of ten digits, so that longer ones are sorted before shorter ones.
+
+    Breaks "One chain from `next_offset` on", once offsets pass 10^10: what a crash left is not found.
+    """
+
+    async def leftovers(self, manifest: Manifest) -> list[Leftover]:
+        rows = self.db.uploaded(manifest.stream, manifest.next_offset)
+        running, found, next_offset = self.left(manifest), list[Leftover](), manifest.next_offset
+        for row in sorted(rows, key=lambda row: f"{row.entry.first_offset:010}"):
+            fits = row.entry.first_offset == next_offset and row.incarnation == manifest.incarnation
+            if fits and running.get(row.entry.attempt) == row.entry.ledger_id:
+                found.append(self.leftover(row))
+                next_offset = row.entry.next_offset
+        return found

@@ -1,0 +1,341 @@
+"""What shows each mistake of a store: small calls of the port, and what the contract says of them.
+
+Each function takes what the case varies and returns the proof. A proof raises if the contract is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, Final
+
+from newcomers.registry import Open, Proof
+from offload.contracts.store import Body, Span, Suffix
+from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError
+from offload.formats.checksums import crc32c
+from offload.store.spans import clip
+
+THOUSANDS: Final = [f"t/{number:05}" for number in range(2500)]
+"""More keys than two pages."""
+
+
+def data_of(size: int, salt: int = 0) -> bytes:
+    """Bytes that show where they were cut."""
+    block = b"".join(
+        (number * 2654435761 + salt).to_bytes(8, "big")[-4:] for number in range(min(size, 65536) // 4 + 1)
+    )
+    return (block * (size // len(block) + 1))[:size]
+
+
+async def names(store: Any, prefix: str = "", after: str = "") -> list[str]:
+    """The keys that a listing shows."""
+    async with aclosing(store.list(prefix, after=after)) as rows:
+        return [row.key async for row in rows]
+
+
+async def level(store: Any, prefix: str = "") -> list[str]:
+    """What a level shows."""
+    return [name async for name in store.level(prefix)]
+
+
+async def fill(store: Any, keys: Iterable[str], data: bytes = b"x") -> None:
+    """Put the same bytes under each key."""
+    for key in keys:
+        await store.put(key, Body.of(data))
+
+
+async def raises(expected: type[BaseException], call: Awaitable[Any]) -> None:
+    """The call raises this error, and no other."""
+    try:
+        found = await call
+    except expected:
+        return
+    raise AssertionError(f"expected {expected.__name__}, found {found!r}")
+
+
+def keeps(*sizes: int) -> Proof:
+    """What is put is what is read, at each of these sizes."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        for size in sizes:
+            await store.put(f"k{size}", Body.of(data_of(size)))
+            assert await store.get(f"k{size}") == data_of(size), size
+            assert [(row.key, row.size_bytes) async for row in store.list(f"k{size}")] == [(f"k{size}", size)]
+
+    return proof
+
+
+def reads(size: int, span: Span | Suffix, *, first: int = 0) -> Proof:
+    """A part of an object is those bytes."""
+
+    async def proof(open_: Open) -> None:
+        store, data = open_(), data_of(size)
+        await store.put("k", Body.of(data))
+        if isinstance(span, Suffix):
+            expected = data[max(0, size - span.length) :]
+        else:
+            expected = data[span.start : span.start + span.length]
+        for _ in range(2):
+            assert await store.get("k", span) == expected
+        assert first >= 0
+
+    return proof
+
+
+def lists(keys: Sequence[str], *, gone: Sequence[str] = (), prefix: str = "", after: str = "") -> Proof:
+    """A listing shows exactly these keys, without those that were deleted."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        await fill(store, keys)
+        await store.delete(gone)
+        expected = sorted(key for key in {*keys} - {*gone} if key.startswith(prefix) and key > after)
+        assert await names(open_(), prefix, after) == expected
+
+    return proof
+
+
+def levels(keys: Sequence[str], prefix: str = "") -> Proof:
+    """A level shows exactly the keys and folders below the prefix."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        await fill(store, keys)
+        below = [key[len(prefix) :].partition("/") for key in keys if key.startswith(prefix)]
+        assert await level(store, prefix) == sorted({prefix + part + slash for part, slash, _ in below})
+
+    return proof
+
+
+def apart(one: str, two: str) -> Proof:
+    """Two keys are two objects, and both are listed by their names."""
+
+    async def proof(open_: Open) -> None:
+        for first, second in ((one, two), (two, one)):
+            store = open_()
+            await store.delete([one, two])
+            await store.put(first, Body.of(b"first"))
+            await store.create(second, b"second")
+            assert (await store.get(first), await store.get(second)) == (b"first", b"second")
+            assert await names(store) == sorted([one, two])
+
+    return proof
+
+
+def key_round(key: str) -> Proof:
+    """A key is listed, read and deleted by its own name."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        await store.put(key, Body.of(b"x"))
+        assert await store.get(key) == b"x"
+        assert await names(store) == [key]
+        await store.delete([key])
+        assert await names(store) == []
+
+    return proof
+
+
+def uploads(
+    sizes: Sequence[int], order: Sequence[int] | None = None, *, at_once: bool = False, again: int = 0
+) -> Proof:
+    """The parts of an upload are joined in order of their numbers, in whatever order they came."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        parts = {number: data_of(size, number) for number, size in enumerate(sizes, 1)}
+        upload = await store.start_upload("k")
+        puts = [upload.put_part(number, parts[number]) for number in order or parts]
+        if at_once:
+            await asyncio.gather(*puts)
+        else:
+            for put in puts:
+                await put
+        if again:
+            await upload.put_part(again, parts[again])
+        await upload.complete()
+        whole = b"".join(parts.values())
+        assert await open_().get("k") == whole
+        assert await store.stored_crc32c("k") in (None, crc32c(whole))
+
+    return proof
+
+
+def together(
+    calls: Callable[[Any], Sequence[Awaitable[Any]]],
+    expected: Sequence[Any],
+    *,
+    before: dict[str, bytes] | None = None,
+) -> Proof:
+    """Calls at the same time answer as they would one by one."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        for key, data in (before or {}).items():
+            await store.put(key, Body.of(data))
+        async with asyncio.timeout(10):
+            assert await asyncio.gather(*calls(store)) == [*expected]
+
+    return proof
+
+
+def one_creates(data: Callable[[int], bytes], *, clients: int = 2, rounds: int = 50) -> Proof:
+    """Of several creates at the same time exactly one succeeds, and its bytes stay."""
+
+    async def proof(open_: Open) -> None:
+        stores = [open_() for _ in range(clients)]
+        for turn in range(rounds):
+
+            async def create(number: int, turn: int = turn) -> int | None:
+                try:
+                    await stores[number].create(f"k{turn}", data(number))
+                except AlreadyExists:
+                    return None
+                return number
+
+            won = [each for each in await asyncio.gather(*map(create, range(clients))) if each is not None]
+            assert len(won) == 1, won
+            assert await stores[0].get(f"k{turn}") == data(won[0])
+
+    return proof
+
+
+async def broken_body(size: int, after: int, error: BaseException) -> AsyncIterator[bytes]:
+    """Windows that end in an error."""
+    yield data_of(after)
+    await asyncio.sleep(0)
+    raise error
+
+
+def body_that_fails(error: OffloadError) -> Proof:
+    """An error of the body leaves nothing, and is raised as it is."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        await raises(
+            type(error),
+            store.put("k", Body(size_bytes=200_000, windows=lambda: broken_body(200_000, 100_000, error))),
+        )
+        assert await names(open_()) == []
+
+    return proof
+
+
+async def windows(*pieces: bytes) -> AsyncIterator[bytes]:
+    """These windows."""
+    for piece in pieces:
+        yield piece
+
+
+def body_of_another_size(announced: int, size: int) -> Proof:
+    """A body that is not as long as it says is `Misuse`, and leaves nothing."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        half = data_of(size)[: size // 2], data_of(size)[size // 2 :]
+        await raises(Misuse, store.put("k", Body(size_bytes=announced, windows=lambda: windows(*half))))
+        assert await names(open_()) == []
+
+    return proof
+
+
+def replaced(*sizes: int, by: str = "put") -> Proof:
+    """After each replacement every read, size and checksum is that of the new object, for every client."""
+
+    async def proof(open_: Open) -> None:
+        one, two = open_(), open_()
+        for turn, size in enumerate(sizes):
+            data = data_of(size, turn)
+            if by == "put":
+                await one.put("k", Body.of(data))
+            else:
+                upload = await one.start_upload("k")
+                await upload.put_part(1, data)
+                await upload.complete()
+            for store in (one, two):
+                assert await store.get("k") == data
+                assert await store.get("k", Suffix(5)) == data[-5:]
+                assert await store.get("k", Span(1, 4)) == data[1:5]
+                assert [row.size_bytes async for row in store.list("k")] == [size]
+                assert await store.stored_crc32c("k") in (None, crc32c(data))
+
+    return proof
+
+
+def whole_while_replaced(*sizes: int, rounds: int = 40, span: Span | Suffix | None = None) -> Proof:
+    """Whoever reads while an object is replaced finds one of the objects, entire."""
+
+    async def proof(open_: Open) -> None:
+        one, two = open_(), open_()
+        objects = [data_of(size, turn) for turn, size in enumerate(sizes)]
+        expected = [data[slice(*clip(span, len(data)))] for data in objects]
+        await one.put("k", Body.of(objects[0]))
+
+        async def write() -> None:
+            for turn in range(rounds):
+                await one.put("k", Body.of(objects[turn % len(objects)]))
+
+        writing = asyncio.create_task(write())
+        try:
+            while not writing.done():
+                assert await two.get("k", span) in expected
+                await asyncio.sleep(0)
+        finally:
+            writing.cancel()
+            with suppress(asyncio.CancelledError):
+                await writing
+
+    return proof
+
+
+def many_times(
+    call: Callable[[Any, int], Awaitable[Any]], times: int, *, ignore: type[BaseException] = NotFound
+) -> Proof:
+    """A call may be made as often as one likes; the next one answers."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        await fill(store, [f"seed/{number:03}" for number in range(5)])
+        async with asyncio.timeout(10):
+            for number in range(times):
+                with suppress(ignore):
+                    await call(store, number)
+            assert await store.get("seed/000") == b"x"
+
+    return proof
+
+
+async def left_early(store: Any, number: int = 0) -> None:
+    """Take one row of a listing, and go."""
+    async with aclosing(store.list("")) as rows:
+        await anext(rows)
+
+
+async def cancelled(store: Any, number: int = 0) -> None:
+    """Begin to read, and cancel."""
+    task = asyncio.create_task(store.get("seed/000"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def answers(
+    expected: type[BaseException],
+    call: Callable[[Any], Awaitable[Any]],
+    *,
+    before: Sequence[str] = (),
+    stays: Sequence[str] | None = None,
+) -> Proof:
+    """A call raises this error and touches nothing."""
+
+    async def proof(open_: Open) -> None:
+        store = open_()
+        await fill(store, before)
+        await raises(expected, call(store))
+        assert await names(open_()) == sorted(before if stays is None else stays)
+
+    return proof

@@ -1,0 +1,103 @@
+"""The real command, in a process of its own, against one class that is installed for it alone.
+
+`python -m newcomers.run NAME ...` prints how each was judged; a name without a bug is that of a sound class.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from conformance_box.installed import Site
+
+from newcomers.everything import BUGS, SOUND
+
+ROOT: Final = Path(__file__).parents[2]
+FOLDERS: Final = (".", "backends", "plugins", "conformance", "tests", "examples/offload-sqlite")
+LIMIT_SECONDS: Final = 900
+"""No claim rests on this: a command that takes longer is ended, and counts as one that hangs."""
+
+PROGRAM: Final = (sys.executable, "-c", "from offload.cli.main import main; main()")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What the command said of a class."""
+
+    code: int | None
+    """None: it had to be ended."""
+
+    failed: dict[str, str] = field(default_factory=dict)
+    """Clauses that failed, with their messages."""
+
+    cpu_seconds: float = 0.0
+    said: str = ""
+    """Its errors, if it wrote no report."""
+
+
+def judged(backend: type[Any], tail: str, folder: Path) -> Judged:
+    """Install the class in `folder`, and run `offload conformance`, default options, on a new place of it."""
+    site, report = folder / "site", folder / "report.json"
+    site.mkdir()
+    install(backend, Site(site))
+    paths = [str(site), *(str(ROOT / each) for each in FOLDERS)]
+    argv = (*PROGRAM, "conformance", f"newcomer://{tail}", "--report", str(report))
+    before = _cpu_seconds()
+    running = subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, said = running.communicate(timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+        return Judged(code=None, cpu_seconds=_cpu_seconds() - before)
+    clauses = json.loads(report.read_text())["clauses"] if report.exists() else []
+    return Judged(
+        code=running.returncode,
+        failed={each["id"]: each["message"] for each in clauses if each["outcome"] == "failed"},
+        cpu_seconds=_cpu_seconds() - before,
+        said=said,
+    )
+
+
+def install(backend: type[Any], site: Site) -> None:
+    """Install the class as the backend of `newcomer://`."""
+    imported = f"from {backend.__module__} import {backend.__name__} as open_url"
+    site.install("newcomer", f"{imported}\nDECLARES = {{'kind': {backend.KIND!r}}}\n")
+
+
+def sound_of(name: str) -> type[Any]:
+    """The sound class of a bug, or the one of this name."""
+    return BUGS[name].sound if name in BUGS else SOUND[name]
+
+
+def tail_of(name: str, folder: Path) -> str:
+    """What stands behind `newcomer://`: a place in `folder`, or in memory. The caller makes buckets."""
+    return str(folder / "place") if sound_of(name).__name__ in {"Folder", "Sqlite"} else folder.name
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        with TemporaryDirectory() as scratch:
+            backend = BUGS[each].backend if each in BUGS else SOUND[each]
+            print(each, judged(backend, tail_of(each, Path(scratch)), Path(scratch)), flush=True)

@@ -1,0 +1,51 @@
+"""What the project has, as newcomers take it for a beginning: sound classes, each opened by a URL."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from offload_posix.store import PosixStore
+from offload_sqlite.store import SqliteStore
+
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
+from offload.store.memory import MemoryStore
+
+OBJECTS: Final[dict[str, dict[str, bytes]]] = {}
+
+
+class Memory(MemoryStore):
+    """A sound store in memory: the clients of one URL share their objects."""
+
+    KIND: ClassVar = "store"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(objects=OBJECTS.setdefault(url, {}), name=url.partition("://")[2])
+
+
+class Folder(PosixStore):
+    """A sound store in the folder that the URL names."""
+
+    KIND: ClassVar = "store"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(root=url.partition("://")[2])
+
+
+class Tier(ObjectStoreOffloader):
+    """A sound offloader on a store in memory: what an author subclasses who needs another layout or more
+    speed.
+    """
+
+    KIND: ClassVar = "offloader"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(Memory(url), options=TierOptions(fragment_size_bytes=64 * 1024))
+
+
+class Sqlite(SqliteStore):
+    """A sound store in the file that the URL names."""
+
+    KIND: ClassVar = "store"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url.partition("://")[2])

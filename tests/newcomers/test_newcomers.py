@@ -1,0 +1,105 @@
+"""Bugs that were written blind: each is proved without the suite, and the command catches it.
+
+`make test` proves a few, and asks single clauses. The campaign proves all of them, and runs the real command
+with default options on each, which takes about two hours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from conformance_box.conftest import site
+from conformance_box.installed import Site, box
+from servers.selection import CAMPAIGN
+from servers.session import Session
+
+from newcomers.everything import BUGS
+from newcomers.registry import Proof
+from newcomers.run import install, judged, sound_of, tail_of
+
+PROVED: Final = ("manifest_is_kept", "no_offsets_are_all_offsets", "folder_again_on_each_page")
+"""Cheap proofs: of a database, of a tier on a store, and of a client of a service."""
+
+CLAUSES: Final = {"manifest_is_kept": "manifests_are_fresh"}
+"""The clauses that were made to catch these bugs; what they ask costs little."""
+
+MISSED: Final[dict[str, str]] = {}
+"""Bugs that the command with default options does not catch, each with the reason."""
+
+__all__ = ["site"]
+
+NewTail = Callable[[str], str]
+
+
+@pytest.fixture
+def new_tail(running_servers: Session, tmp_path: Path) -> NewTail:
+    """Names a new place for a bug: what stands behind `newcomer://`."""
+    numbers = count()
+
+    def tail(name: str) -> str:
+        if sound_of(name).__name__ == "Bucket":
+            place = running_servers.running("minio").place()
+            return f"{place.options['endpoint_url'].partition('://')[2]}/{place.name}"
+        folder = tmp_path / f"{name}-{next(numbers)}"
+        folder.mkdir()
+        return tail_of(name, folder)
+
+    return tail
+
+
+async def tried(proof: Proof, opens: Callable[[], Any]) -> None:
+    """Run the proof within a minute, and close every client that it opened."""
+    opened: list[Any] = []
+
+    def open_() -> Any:
+        opened.append(opens())
+        return opened[-1]
+
+    try:
+        async with asyncio.timeout(60):
+            await proof(open_)
+    finally:
+        for each in opened:
+            with suppress(Exception):  # a bug may be in `aclose` too
+                async with asyncio.timeout(2):
+                    await each.aclose()
+
+
+@pytest.mark.parametrize("name", [*BUGS] if CAMPAIGN else PROVED)
+def test_a_proof_passes_on_the_sound_class_and_fails_on_the_bug(name: str, new_tail: NewTail) -> None:
+    bug = BUGS[name]
+    sound, broken = f"newcomer://{new_tail(name)}", f"newcomer://{new_tail(name)}"
+
+    asyncio.run(tried(bug.proof, lambda: bug.sound(sound)))
+
+    with pytest.raises(Exception):  # noqa: B017, PT011 - a mistake may show in any way
+        asyncio.run(tried(bug.proof, lambda: bug.backend(broken)))
+
+
+@pytest.mark.parametrize("name", CLAUSES)
+def test_a_clause_catches_a_bug_that_was_written_blind(name: str, site: Site, new_tail: NewTail) -> None:
+    install(BUGS[name].backend, site)
+    clause = f"{'store' if BUGS[name].kind == 'store' else 'contract'}/{CLAUSES[name]}"
+
+    ran = box(f"newcomer://{new_tail(name)}", "--select", clause, "--seed", "0", "--json")
+
+    failed = [each["id"] for each in ran.document["clauses"] if each["outcome"] == "failed"]
+    assert (ran.code, failed) == (1, [clause])
+
+
+if CAMPAIGN:
+
+    @pytest.mark.parametrize("name", BUGS)
+    def test_the_command_catches_a_bug_with_default_options(
+        name: str, new_tail: NewTail, tmp_path: Path
+    ) -> None:
+        """By a clause, by an error before the first one, or because it never ends: but it does not pass."""
+        found = judged(BUGS[name].backend, new_tail(name), tmp_path)
+
+        assert (found.code == 0) == (name in MISSED), MISSED.get(name, "no clause failed")
