@@ -56,15 +56,24 @@ class Job:
 
     @classmethod
     async def begin(
-        cls, offloader: LedgerOffloader, stream: str, *, uid: UUID | None = None, env: Env | None = None
+        cls,
+        offloader: LedgerOffloader,
+        stream: str,
+        *,
+        uid: UUID | None = None,
+        incarnation: UUID | None = None,
+        env: Env | None = None,
     ) -> Self:
         """Begin a job on the stream as it is now. Commits nothing.
 
         With the `uid` of a job that crashed, that one is gone on with: `abort` drops what it left, and an
-        `append` of its receipts still counts. Raises `NotOffloaded` where there is no such stream.
+        `append` of its receipts still counts. Raises `NotOffloaded` where there is no such stream, and
+        `StreamDeleted` where it has another `incarnation` than the one that is given: a task that outlives
+        its job would otherwise announce in the stream that somebody began under the same name.
         """
         env = env or Env()
         manifest = await offloader.load_manifest(stream)
+        _check_is_of(manifest, incarnation or manifest.incarnation)
         return cls(offloader=offloader, manifest=manifest, uid=uid or env.uuid(), env=env)
 
     async def prepare(
@@ -107,8 +116,10 @@ class Job:
         return self.manifest
 
     async def refresh(self) -> Manifest:
-        """Load the newest manifest."""
-        self.manifest = await self.offloader.load_manifest(self.manifest.stream)
+        """Load the newest manifest. Raises `StreamDeleted` if it is another stream's of this name."""
+        newest = await self.offloader.load_manifest(self.manifest.stream)
+        _check_is_of(newest, self.manifest.incarnation)
+        self.manifest = newest
         return self.manifest
 
     async def append(self, receipts: Sequence[Receipt], *, ends: bool = False) -> Manifest:
@@ -202,6 +213,12 @@ class Job:
         with suppress(TryAgain):
             base = await self.offloader.load_manifest(stream)
         self.manifest = await self.offloader.commit_manifest(stream, change, base=base, committer=self.uid)
+
+
+def _check_is_of(manifest: Manifest, incarnation: UUID) -> None:
+    if manifest.incarnation != incarnation:
+        where = f"stream {manifest.stream!r}"
+        raise StreamDeleted(f"{where} was deleted, and begun again since", epoch=manifest.epoch)
 
 
 def attempts_of(manifest: Manifest, job: UUID) -> frozenset[UUID]:

@@ -41,6 +41,9 @@ from offload_spark.spool import Spool
 class Ticket:
     """By what the tasks and the driver know a write, and recognize it when it comes again."""
 
+    incarnation: UUID
+    """Of the stream that is written to. One that was begun again since is another stream."""
+
     job: UUID
     token: bytes
     """Empty where the write has no name."""
@@ -52,7 +55,7 @@ class Ticket:
     def of(cls, incarnation: UUID, *, run: UUID, job: str = "", write: str = "") -> Ticket:
         """For a write of this name, as a job of that one; where a name is empty, it is like no other."""
         uid = uuid5(NAMESPACE_URL, f"write#{incarnation}#{job}") if job else uuid4()
-        return cls(job=uid, token=token_for(write), run=run)
+        return cls(incarnation=incarnation, job=uid, token=token_for(write), run=run)
 
     @property
     def spares(self) -> Spares:
@@ -138,9 +141,9 @@ async def upload(
     """Upload under an attempt of this try's own, unless this write is in the stream by now.
 
     `number` is Spark's of the try, which no other one has. Raises `Conflict` where other rows stand at these
-    offsets.
+    offsets, and `StreamDeleted`.
     """
-    job = await Job.begin(offloader, stream, uid=ticket.job)
+    job = await _job(offloader, stream, ticket)
     if spool.first_offset < job.manifest.next_offset:
         await _check_is_in(offloader, job.manifest, ticket, spool)
         return WrittenPart(ticket=ticket)
@@ -157,7 +160,7 @@ async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[Writte
     """
     if not parts:
         return
-    job = await Job.begin(offloader, stream, uid=parts[0].ticket.job)
+    job = await _job(offloader, stream, parts[0].ticket)
     receipts = [part.receipt for part in parts if part.receipt is not None]
     if receipts:
         await job.append(receipts, ends=True)
@@ -180,6 +183,10 @@ async def find_write(offloader: LedgerOffloader, manifest: Manifest, token: byte
         async for run in runs:
             found += [entry for entry in entries_of_rows(run) if token_of(entry.attempt) == token]
     return range(found[0].first_offset, found[-1].next_offset) if found else None
+
+
+async def _job(offloader: LedgerOffloader, stream: str, ticket: Ticket) -> Job:
+    return await Job.begin(offloader, stream, uid=ticket.job, incarnation=ticket.incarnation)
 
 
 async def _check_is_in(offloader: LedgerOffloader, manifest: Manifest, ticket: Ticket, spool: Spool) -> None:

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import osiris_data
 import pytest
@@ -18,7 +20,7 @@ from offload_spark.jobs.backfill import SourceReach, abandon, backfill, identity
 from osiris_writer import simple_chunks, write_stream
 
 from offload import Blocking, StreamWriter
-from offload.errors import Conflict, Diverged
+from offload.errors import Conflict, Diverged, StreamDeleted
 from offload.opening import open_source
 from offload.streams.handles import CutHandle
 from offload.streams.job import Job
@@ -119,7 +121,7 @@ def reach(source: str) -> SourceReach:
 def piece_of(tier: Blocking, job: Job) -> AnnouncedPart:
     _, (attempt,) = tier.run(job.prepare([0]))
     part = TransferPart(stream="batches", ledger_id=0, first_offset=0, next_offset=3669)
-    return AnnouncedPart(part=part, job=job.uid, attempt=attempt.uid)
+    return AnnouncedPart(part=part, incarnation=job.manifest.incarnation, job=job.uid, attempt=attempt.uid)
 
 
 async def begun(tier: Blocking) -> Job:
@@ -142,6 +144,16 @@ def test_a_further_try_uploads_under_an_attempt_of_its_own(source: str, url: str
         assert len(fragments(url)) == 2
         tier.run(sweep(tier.offloader, grace_seconds=0))
         assert {str(again.attempt.uid) in key for key in fragments(url)} == {True}
+
+
+def test_a_further_try_leaves_a_stream_alone_that_was_begun_again(source: str, url: str) -> None:
+    with Blocking(url) as tier:
+        job = tier.run(begun(tier))
+        piece = replace(piece_of(tier, job), incarnation=uuid4())
+        before = tier.load_manifest("batches").commit_id
+        with pytest.raises(StreamDeleted, match="begun again since"):
+            tier.run(upload(tier.offloader, reach(source), [piece], is_first=False))
+        assert tier.load_manifest("batches").commit_id == before
 
 
 def test_another_that_appends_first_wins(spark: SparkSession, source: str, url: str) -> None:

@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import osiris_data
 import pytest
@@ -18,8 +19,10 @@ from command_line import CAMPAIGN, offload
 from offload_spark.jobs.compact import compact, give_up
 from offload_spark.scan import _tables_of
 
-from offload import Blocking, Plugins
+from offload import Blocking, Plugins, StreamWriter
+from offload.commit.guest import Delete
 from offload.contracts.events import Event
+from offload.errors import StreamDeleted
 from offload.formats.keys import StreamKeys
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest
@@ -162,6 +165,18 @@ def test_a_further_try_copies_under_an_attempt_of_its_own(url: str) -> None:
         assert first.attempt != again.attempt
         tier.run(sweep(tier.offloader, grace_seconds=0))
     assert fragments(url) == named(url)
+
+
+def test_a_further_try_leaves_a_stream_alone_that_was_begun_again(url: str) -> None:
+    with Blocking(url) as tier:
+        compaction = tier.run(_begun(tier))
+        [piece] = tier.run(compaction.wave(1))
+        now = tier.load_manifest("batches")
+        delete = Delete(incarnation=now.incarnation)
+        tier.run(tier.offloader.commit_manifest("batches", delete, base=now, committer=uuid4()))
+        tier.run(StreamWriter.claim(tier.offloader, "batches"))
+        with pytest.raises(StreamDeleted, match="begun again since"):
+            tier.run(copied(tier.offloader, piece, is_first=False))
 
 
 RUN = """

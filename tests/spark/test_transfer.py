@@ -95,7 +95,9 @@ def test_what_was_uploaded_is_named_only_if_it_holds_when_it_is_read_back() -> N
         job = await Job.begin(offloader, "orders")
         _, (attempt,) = await job.prepare([0])
         part = TransferPart(stream="orders", ledger_id=0, first_offset=2, next_offset=7)
-        piece = AnnouncedPart(part=part, job=job.uid, attempt=attempt.uid)
+        piece = AnnouncedPart(
+            part=part, incarnation=job.manifest.incarnation, job=job.uid, attempt=attempt.uid
+        )
 
         receipts = await upload(offloader, InMemory(), [piece], is_first=True)
 
@@ -121,6 +123,7 @@ def test_small_pieces_share_a_task_and_each_is_in_one(sizes: list[int], slots: i
             part=TransferPart(
                 stream="orders", ledger_id=i, first_offset=i, next_offset=i + 1, size_bytes=size
             ),
+            incarnation=UUID(int=2),
             job=UUID(int=1),
             attempt=UUID(int=i),
         )

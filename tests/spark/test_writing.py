@@ -185,7 +185,7 @@ def test_a_deleted_stream_is_not_written_to(opened: Tier) -> None:
     with pytest.raises(StreamDeleted):
         finish(opened, part)
     opened.blocking.run(begin(opened.blocking.offloader, OPTIONS))  # born anew
-    with pytest.raises(Conflict):
+    with pytest.raises(StreamDeleted, match="begun again since"):
         finish(opened, part)
     assert manifest(opened).next_offset == 0
 
@@ -217,6 +217,19 @@ def test_a_failed_write_leaves_no_stream_that_it_began() -> None:
         made.blocking.run(begin(made.blocking.offloader, OPTIONS))
         finish(made, task(made, ticket(made), 0, 10))
         assert values(made) == expected(10)
+
+
+def test_a_task_that_outlives_its_write_leaves_the_next_stream_of_the_name_alone() -> None:
+    with tier() as made:
+        begun, own = made.blocking.run(begin(made.blocking.offloader, OPTIONS)), ticket(made)
+        made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun, job=own.job))
+        made.blocking.run(begin(made.blocking.offloader, OPTIONS))
+        before = manifest(made).commit_id
+
+        with pytest.raises(StreamDeleted, match="begun again since"):
+            task(made, own, 0, 10)
+
+        assert manifest(made).commit_id == before
 
 
 @pytest.mark.parametrize("use", ["it existed", "rows", "an attempt", "a claim"])

@@ -19,10 +19,12 @@ from offload import (
     ObjectStoreOffloader,
     ReadHandle,
     Receipt,
+    StreamDeleted,
     StreamReader,
     StreamWriter,
     TierOptions,
 )
+from offload.commit.guest import Delete
 from offload.formats.root import decode_root, encode_root
 from offload.model.attempt import Attempt
 from offload.model.manifest import AttemptKind
@@ -197,5 +199,25 @@ def test_a_job_needs_a_stream() -> None:
     async def main() -> None:
         with pytest.raises(NotOffloaded):
             await Job.begin(await tier(), "nobody's", uid=UUID(int=7))
+
+    run(main())
+
+
+def test_a_job_of_a_deleted_stream_takes_no_part_in_the_next_one_of_the_name() -> None:
+    async def main() -> None:
+        offloader = await tier()
+        job = await Job.begin(offloader, "orders")
+        delete = Delete(incarnation=job.manifest.incarnation)
+        await offloader.commit_manifest("orders", delete, base=job.manifest, committer=job.uid)
+        await StreamWriter.claim(offloader, "orders")
+
+        for again in (
+            job.refresh(),
+            Job.begin(offloader, "orders", uid=job.uid, incarnation=job.manifest.incarnation),
+            job.prepare([0]),
+        ):
+            with pytest.raises(StreamDeleted):
+                await again
+        assert not (await offloader.load_manifest("orders")).running
 
     run(main())

@@ -261,7 +261,9 @@ async def copied(
     manifest, attempt = decode_root(announced.named, where="a run to compact"), announced.attempt
     try:
         if not is_first:
-            job = await Job.begin(offloader, attempt.stream, uid=announced.job)
+            job = await Job.begin(
+                offloader, attempt.stream, uid=announced.job, incarnation=manifest.incarnation
+            )
             manifest, (attempt,) = await job.prepare_copies([announced.run.entries])
         return await copy_run(offloader, announced.run, attempt, manifest=manifest)
     except Conflict:

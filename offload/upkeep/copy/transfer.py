@@ -79,6 +79,9 @@ class AnnouncedPart:
     """A part to be uploaded."""
 
     part: TransferPart
+    incarnation: UUID
+    """Of the stream. One that was begun again since is another stream."""
+
     job: UUID
     attempt: UUID
     """For the first try; another one announces an attempt of its own."""
@@ -215,7 +218,9 @@ class Transfer:
             return []
         _, attempts = await self.job.prepare([part.ledger_id for part in parts])
         return [
-            AnnouncedPart(part=part, job=self.job.uid, attempt=attempt.uid)
+            AnnouncedPart(
+                part=part, incarnation=self.job.manifest.incarnation, job=self.job.uid, attempt=attempt.uid
+            )
             for part, attempt in zip(parts, attempts, strict=True)
         ]
 
@@ -295,7 +300,8 @@ async def upload(
 
     A further try announces other attempts: those of the first one may still be under way.
     """
-    job = await Job.begin(offloader, announced[0].part.stream, uid=announced[0].job)
+    first = announced[0]
+    job = await Job.begin(offloader, first.part.stream, uid=first.job, incarnation=first.incarnation)
     manifest, uids = job.manifest, [each.attempt for each in announced]
     if not is_first:
         manifest, attempts = await job.prepare([each.part.ledger_id for each in announced])
