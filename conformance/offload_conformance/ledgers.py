@@ -87,6 +87,12 @@ async def give_way(rows: ChunkTable) -> None:
     await asyncio.sleep(0)
 
 
+async def refuse_reads(rows: ChunkTable) -> None:
+    """Fail: this ledger is one that an offloader has to refuse before it reads any of it."""
+    offsets = rows["offset"].tolist()
+    raise AssertionError(f"expected a refusal before the first read, found a read of the chunks at {offsets}")
+
+
 def ledger_of(records: int, *, first_offset: int = 0, body_size_bytes: int = 8) -> MemoryLedger:
     """A ledger of so many records, one to a chunk, whose bodies say their offsets."""
     return MemoryLedger(
@@ -94,7 +100,7 @@ def ledger_of(records: int, *, first_offset: int = 0, body_size_bytes: int = 8) 
             build_chunk(
                 [b"%d" % offset + b"." * body_size_bytes],
                 offset=offset,
-                timestamp_ms=BIRTH_MS + offset,
+                timestamp_ms=BIRTH_MS + offset % 2**40,
                 epoch=EPOCH,
             )
             for offset in range(first_offset, first_offset + records)
@@ -132,6 +138,9 @@ class Sample:
     times: list[tuple[int, int]] = field(default_factory=list)
     """Offset and timestamp of every chunk, in order."""
 
+    tracking: list[int] = field(default_factory=list)
+    """Which chunks are tracking chunks."""
+
     next_offset: int = 0
 
     def add(self, entries: Sequence[bytes | list[bytes]], *, timestamp_ms: int) -> None:
@@ -155,6 +164,7 @@ class Sample:
         chunk = build_tracking_chunk(
             blocks, chunk_type=chunk_type, offset=self.next_offset, timestamp_ms=timestamp_ms, epoch=EPOCH
         )
+        self.tracking.append(len(self.chunks))
         self._push(chunk, records=1, timestamp_ms=timestamp_ms)
 
     def ledgers(self, count: int) -> list[MemoryLedger]:
@@ -210,6 +220,22 @@ def clock_goes_back() -> Sample:
     sample = Sample()
     for n, seconds in enumerate((5, 6, 6, 2, 1, 9, 9, 3, 10, -7, 11, 11)):
         sample.add([b"message %d" % n, b"another"], timestamp_ms=BIRTH_MS + 1000 * seconds)
+    return sample
+
+
+def before_1970() -> Sample:
+    """Timestamps below zero, zero, and as far from it as years go that nobody lives to see."""
+    sample = Sample()
+    for n, timestamp_ms in enumerate((-5, 0, -(2**62), 2**62, BIRTH_MS, -1)):
+        sample.add([b"message %d" % n], timestamp_ms=timestamp_ms)
+    return sample
+
+
+def tracking_alone() -> Sample:
+    """Nothing but tracking chunks: a fragment of them has no message."""
+    sample = Sample()
+    for n, chunk_type in enumerate((ChunkType.TRACKING_SNAPSHOT, *[ChunkType.TRACKING_DELTA] * 3)):
+        sample.add_tracking(chunk_type, timestamp_ms=BIRTH_MS + n)
     return sample
 
 

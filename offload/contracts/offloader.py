@@ -88,7 +88,7 @@ class LedgerOffloader(Catalogue, Committer):
     **Attempts are disjoint.** No two attempts share an object, so a crashed attempt is garbage,
     never a hazard.
     **Prepared before uploaded.** `offload` refuses an attempt that its manifest does not run, with
-    `Conflict`, before the first byte is stored; and a handle of another ledger, with `Misuse`.
+    `Conflict`, before it reads or stores a byte; and a handle of another ledger, with `Misuse`.
     **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it and its
     file, and any one where there are several, for fragments may be on their way together.
     **Fragments are whole.** A reader sees a fragment entire or not at all.
@@ -137,9 +137,10 @@ class LedgerOffloader(Catalogue, Committer):
         Anybody can commit and read it from then on. `manifest` is the accepted one in which `attempt` runs.
         `extra_metadata` is for people who inspect the store: any text, which is never read back and changes
         nothing else. `handle` stays its owner's to close. Raises `Corrupt` at a chunk that does not hold, and
-        if the table leaves out a part of the range. An error that `handle` raises is passed on; after
-        `TryAgain` it may be read again first. After any error a part of the attempt may be present, and the
-        attempt must not be used again.
+        if the table leaves out a part of the range. Offsets have 64 bits; a backend that keeps only 63 raises
+        `Misuse` for a ledger that goes further, before it reads any of it. An error that `handle` raises is
+        passed on; after `TryAgain` it may be read again first. After any error a part of the attempt may be
+        present, and the attempt must not be used again.
         """
 
     @abstractmethod
@@ -149,8 +150,9 @@ class LedgerOffloader(Catalogue, Committer):
         """A handle on what `manifest` (the newest, where None) names of `attempt`.
 
         `only` narrows it to the fragments that hold some of these offsets, so that no more than
-        their indexes are fetched. Raises `NotOffloaded` if the manifest names nothing of it, or if copies
-        have replaced fragments in its midst: a handle has no hole. Read the stream by its offsets then.
+        their indexes are fetched. Raises `NotOffloaded` if the manifest names nothing of it, or nothing of it
+        that `only` wants, or if copies have replaced fragments in its midst: a handle has no hole. Read the
+        stream by its offsets then.
         """
 
     @abstractmethod
@@ -158,7 +160,8 @@ class LedgerOffloader(Catalogue, Committer):
         """Complete fragments that continue `manifest` exactly and that its writer may adopt.
 
         One chain from `next_offset` on, of attempts that run in `manifest` for another writer and
-        for no job. A backend that keeps none of an unfinished attempt returns an empty list.
+        for no job. It ends only where no such fragment continues it. A backend that keeps none of an
+        unfinished attempt returns an empty list.
         """
 
     @abstractmethod

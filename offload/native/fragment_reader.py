@@ -248,6 +248,8 @@ async def _only_entries(view: StreamView, attempt: UUID, only: range | None) -> 
     if only.step != 1:
         raise Misuse("offsets are narrowed by a range of step 1")
     found: list[Entry] = []
+    if not only:  # the walk would begin with the fragment around it
+        return found
     async with aclosing(view.walk(only.start)) as runs:
         async for run in runs:
             rows = run[run["first_offset"] < np.uint64(min(only.stop, 2**64 - 1))]

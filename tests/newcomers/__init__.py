@@ -1,4 +1,4 @@
-"""185 bugs of newcomers: backends with one mistake each, by somebody who had not read the suite's clauses.
+"""183 bugs of newcomers: backends with one mistake each, by somebody who had not read the suite's clauses.
 
 `registry.bug` registers one, with a proof that shows it without the suite. `everything` imports them all, and
 `run` runs the real command on one.

@@ -41,10 +41,9 @@ from offload.streams.writer import StreamWriter
 async def _refused_before_bytes(open_: Open) -> None:
     tier = open_()
     writer = await copied(tier, "s", ledger(0), first=0)
-    before = tier.put_size_bytes
-    absent = Attempt(stream="s", ledger_id=3, uid=uuid4())
-    await raises(Conflict, tier.offload(ledger(3), absent, manifest=writer.manifest, extra_metadata={}))
-    assert tier.put_size_bytes == before
+    source, absent = ledger(3), Attempt(stream="s", ledger_id=3, uid=uuid4())
+    await raises(Conflict, tier.offload(source, absent, manifest=writer.manifest, extra_metadata={}))
+    assert [row for row in tier.db.uploaded("s") if row.entry.attempt == absent.uid] == []
 
 
 @bug(_refused_before_bytes)

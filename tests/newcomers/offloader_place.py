@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,32 +57,6 @@ class NoTierHasNoStreams(Table):
 
     async def streams(self) -> list[str]:
         return sorted(self.db.roots)
-
-
-async def _own_bytes(open_: Open) -> None:
-    one, two = open_(), open_()
-    await copied(one, "s", ledger(0))
-    assert one.put_size_bytes >= 300
-    assert two.put_size_bytes == 0
-
-
-@bug(_own_bytes)
-class BytesOfAllInstances(Table):
-    """The bytes that were stored are counted by class.
-
-    Breaks "`put_size_bytes`: How many bytes this instance has stored": two syncs report each other's.
-    """
-
-    total: ClassVar[dict[str, int]] = {}
-
-    @property
-    def put(self) -> int:
-        return self.total.get(self._url, 0)
-
-    @put.setter
-    def put(self, number: int) -> None:
-        if number:
-            self.total[self._url] = number
 
 
 async def _names_apart(open_: Open, *names: str) -> None:

@@ -24,7 +24,6 @@ from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
 from offload.streams.handles import CutHandle
-from offload.streams.writer import StreamWriter
 
 
 async def _streams_of_others(open_: Open) -> None:
@@ -104,36 +103,6 @@ class DeletingTheCommittedIsSilent(Tier):
     async def delete_offloaded(self, attempt: Attempt) -> None:
         with suppress(Conflict):
             await super().delete_offloaded(attempt)
-
-
-async def _bytes_of_metadata(open_: Open) -> None:
-    tier = open_()
-    await StreamWriter.claim(tier, "s")
-    before = tier.put_size_bytes
-    assert before > 0
-    await StreamWriter.claim(tier, "s")
-    assert tier.put_size_bytes > before
-
-
-@bug(_bytes_of_metadata)
-class OnlyFragmentsAreCounted(Tier):
-    """`put_size_bytes` is the sum of the receipts.
-
-    Breaks "metadata and failed requests included": a bill is higher than what the tool reported.
-    """
-
-    sent = 0
-
-    @property
-    def put_size_bytes(self) -> int:
-        return self.sent
-
-    async def offload(
-        self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
-    ) -> Receipt:
-        receipt = await super().offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
-        self.sent += sum(entry.stored_size_bytes for entry in receipt.entries)
-        return receipt
 
 
 async def _usable_after_damage(open_: Open) -> None:

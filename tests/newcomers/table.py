@@ -107,15 +107,10 @@ class Table(LedgerOffloader):
     def __init__(self, url: str) -> None:
         self._url = url
         self.db = DATABASES.setdefault(url, Database())
-        self.put = 0
 
     @property
     def url(self) -> str:
         return self._url
-
-    @property
-    def put_size_bytes(self) -> int:
-        return self.put
 
     async def open(self, *, create: bool = False) -> None:
         await asyncio.sleep(0)
@@ -157,7 +152,6 @@ class Table(LedgerOffloader):
             if newest is not None and await self.is_in(change, newest):
                 return newest
             manifest = await self.changed(change, newest, committer)
-            self.put += len(encode_root(manifest))
             if await self.set(manifest):
                 return manifest
         raise TryAgain(f"others commit to {stream!r} all the time")
@@ -287,7 +281,6 @@ class Table(LedgerOffloader):
         )
 
     async def insert(self, stream: str, row: Row) -> None:
-        self.put += len(row.data)
         await asyncio.sleep(0)
         self.db.insert(self.name(stream), row)
 

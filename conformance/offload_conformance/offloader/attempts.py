@@ -19,7 +19,7 @@ from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import drawn_ledger, ledger_of
+from offload_conformance.ledgers import drawn_ledger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     append_of,
@@ -28,6 +28,7 @@ from offload_conformance.offloader.base import (
     left_by_a_crash,
     stored,
     trim_of,
+    trim_to,
 )
 from offload_conformance.opened import KIB
 
@@ -95,7 +96,7 @@ class AttemptClauses(OffloaderClauses):
     def test_prepared_before_uploaded(
         self, run: Run, offloader: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """An attempt that its manifest does not run is refused with `Conflict`."""
+        """An attempt that its manifest does not run is refused with `Conflict`, before its ledger is read."""
         aborted, prepared = run(writer.prepare([0, 0]))
         run(writer.abort([aborted]))
         run(StreamWriter.claim(offloader, "bills"))
@@ -108,9 +109,10 @@ class AttemptClauses(OffloaderClauses):
             ("orders", 7, prepared.uid),
             ("bills", 0, prepared.uid),
         ):
-            attempt = Attempt(stream=stream, ledger_id=ledger_id, uid=uid)
+            attempt, ledger = Attempt(stream=stream, ledger_id=ledger_id, uid=uid), ledger_of(10)
+            ledger.before_read = refuse_reads
             with pytest.raises(Conflict):
-                run(stored(writer, ledger_of(10), attempt))
+                run(stored(writer, ledger, attempt))
 
     def test_fragments_are_whole(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
         """Whoever looks in the middle of an offload finds whole chunks, or nothing."""
@@ -183,18 +185,36 @@ class AttemptClauses(OffloaderClauses):
         run(writer.append([receipts[1]]))
         assert len(run(chunks_of(other, spared))) == 10
 
+    @pytest.mark.parametrize("part", ["all", "beginning", "end"])
     def test_deletion_spares_the_committed(
-        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter, part: str
     ) -> None:
-        """Deleting an attempt that the manifest names raises `Conflict` and removes nothing."""
-        ledger = drawn_ledger(random.randint(1, 20))
-        attempt = run(committed(writer, ledger))
+        """Deleting an attempt that the manifest names raises `Conflict` and removes nothing.
+
+        Also if it names only the beginning of the attempt, or the beginning was trimmed since.
+        """
+        ledger = ledger_of(12, body_size_bytes=100 * KIB)
+        [attempt] = run(writer.prepare([ledger.ledger_id]))
+        receipt = run(stored(writer, ledger, attempt))
+        entries = receipt.entries
+        if part != "all" and len(entries) == 1:
+            return  # it is in one piece
+        cut = random.randint(1, max(1, len(entries) - 1))
+        begins, ends = 0, len(ledger.chunks)
+        if part == "beginning":
+            ends = entries[cut - 1].next_offset
+            receipt = replace(receipt, entries=entries[:cut])
+        run(writer.append([receipt]))
+        if part == "end":
+            begins = entries[cut].first_offset
+            trim, base = trim_to(writer.manifest, entries[:cut], ledgers=0), writer.manifest
+            run(offloader.commit_manifest("orders", trim, base=base, committer=uuid4()))
 
         for client in (offloader, other):
             with pytest.raises(Conflict):
                 run(client.delete_offloaded(attempt))
 
-        assert run(chunks_of(other, attempt)) == [*ledger.chunks]
+        assert run(chunks_of(other, attempt)) == [*ledger.chunks[begins:ends]]
 
     def test_deletion_spares_the_committed_that_runs(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter

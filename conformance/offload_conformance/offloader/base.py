@@ -62,8 +62,8 @@ def trim_of(writer: StreamWriter, receipt: Receipt) -> Trim:
     return trim_to(writer.manifest, receipt.entries)
 
 
-def trim_to(manifest: Manifest, dropped: Sequence[Entry]) -> Trim:
-    """The change that drops the first fragments of a manifest, which are all of one ledger."""
+def trim_to(manifest: Manifest, dropped: Sequence[Entry], *, ledgers: int = 1) -> Trim:
+    """The change that drops the first fragments of a manifest. So many ledgers end with them."""
     until = dropped[-1].next_offset
     return Trim(
         incarnation=manifest.incarnation,
@@ -74,7 +74,7 @@ def trim_to(manifest: Manifest, dropped: Sequence[Entry]) -> Trim:
             data_size_bytes=sum(entry.data_size_bytes for entry in dropped),
             stored_size_bytes=sum(entry.stored_size_bytes for entry in dropped),
             fragments=len(dropped),
-            ledgers=1,
+            ledgers=ledgers,
         ),
         counted=entries_before(manifest, until),
     )
@@ -97,15 +97,22 @@ async def chunks_of(
         return [await handle.read(table[row : row + 1]) for row in range(len(table))]
 
 
+async def named(offloader: LedgerOffloader, manifest: Manifest) -> list[Entry]:
+    """Every fragment that a manifest names, in order."""
+    found: list[Entry] = []
+    async with aclosing(offloader.tree(manifest).walk()) as runs:
+        async for run in runs:
+            found += entries_of_rows(run)
+    return found
+
+
 async def left_by_a_crash(offloader: LedgerOffloader, stream: str) -> list[bytes]:
     """Take the stream as the next writer would, and return the chunks that it then holds."""
     successor = await StreamWriter.claim(offloader, stream)
-    entries: list[Entry] = []
-    async with aclosing(offloader.tree(successor.manifest).walk()) as runs:
-        async for run in runs:
-            entries += entries_of_rows(run)
     chunks: list[bytes] = []
-    for entry in entries:  # and not by attempts: fragments of two may alternate
+    for entry in await named(
+        offloader, successor.manifest
+    ):  # and not by attempts: fragments of two may alternate
         attempt = Attempt(stream=stream, ledger_id=entry.ledger_id, uid=entry.attempt)
         chunks += await chunks_of(offloader, attempt, only=range(entry.first_offset, entry.next_offset))
     return chunks

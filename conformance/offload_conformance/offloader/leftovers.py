@@ -8,19 +8,25 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Final
 from uuid import uuid4
 from zlib import crc32
 
+from offload.commit.guest import Abort
 from offload.commit.job import Announce
 from offload.commit.writer import Append, Claim
 from offload.contracts.offloader import LedgerOffloader
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.entry import Entry
+from offload.model.manifest import Manifest
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, committed, left_by_a_crash, stored
 from offload_conformance.opened import Open
+
+EDGES: Final = (10**10, 2**31, 2**32, 2**53)
+"""Where an offset gets one more digit or bit than a column may have. Another power of ten is drawn."""
 
 
 class LeftoverClauses(OffloaderClauses):
@@ -53,11 +59,20 @@ class LeftoverClauses(OffloaderClauses):
 
         assert run(left_by_a_crash(opened(), "orders")) in ([], [*ledger.chunks])
 
-    def test_leftovers_are_one_chain(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """Leftovers begin where the manifest ends and touch each other, though attempts overlap."""
-        begins = run(committed_ledger(writer))
-        rivals = [(begins, 10), (begins, 4), (begins, 7), (begins + 4, 6), (begins + 10, 3), (begins + 14, 5)]
-        rivals += [(0, begins), (begins - 1, 11)]
+    def test_leftovers_are_one_chain(
+        self, run: Run, opened: Open, offloader: LedgerOffloader, other: LedgerOffloader
+    ) -> None:
+        """Leftovers begin where the manifest ends, touch, and end where nothing goes on, as attempts overlap.
+
+        Whoever keeps any offers them to each client, also to one that asked when there were none.
+        """
+        begins = 10 ** random.randint(1, 18) - 4
+        records = random.randint(2, 5)
+        writer = run(StreamWriter.claim(offloader, "orders", first_offset=begins - records))
+        run(committed(writer, ledger_of(records, first_offset=begins - records)))
+        assert run(other.leftovers(writer.manifest)) == []
+        rivals = [(begins, 10), (begins, 4), (begins, 7), (begins + 4, 6), (begins + 7, 3)]
+        rivals += [(begins + 10, 3), (begins + 14, 5), (begins - records, records), (begins - 1, 11)]
         random.shuffle(rivals)
         attempts = run(writer.prepare([first for first, _ in rivals]))
         receipts = [
@@ -65,25 +80,54 @@ class LeftoverClauses(OffloaderClauses):
             for (first, records), attempt in zip(rivals, attempts, strict=True)
         ]
 
-        found = run(offered(other))
+        claimed = run(taken(other, "orders"))
+        answers = [run(client.leftovers(claimed)) for client in (other, offloader, opened())]
 
-        entries = [leftover.entry for leftover in found]
-        assert [entry.first_offset for entry in entries[:1]] in ([], [begins])
-        assert all(one.next_offset == two.first_offset for one, two in pairwise(entries))
-        assert [entry for entry in entries if entry not in entries_of(receipts)] == []
+        left = entries_of(receipts)
+        for entries in [[leftover.entry for leftover in answer] for answer in answers]:
+            assert [entry.first_offset for entry in entries[:1]] in ([], [begins])
+            assert all(one.next_offset == two.first_offset for one, two in pairwise(entries))
+            assert [entry for entry in entries if entry not in left] == []
+            goes_on = [entry for entry in left if entries and entry.first_offset == entries[-1].next_offset]
+            assert goes_on == [], "the chain ends only where nothing continues it"
+        assert len({bool(answer) for answer in answers}) == 1, "what is kept is offered to every client"
+        for edge in EDGES:
+            found, expected = run(self.chain_over(offloader, other, edge))
+            assert found == (expected if answers[0] else [])
+
+    async def chain_over(
+        self, offloader: LedgerOffloader, other: LedgerOffloader, edge: int
+    ) -> tuple[list[Entry], list[Entry]]:
+        """What is offered, and was stored, if one attempt ends at this offset and another begins."""
+        stream, begins = f"orders to {edge}", edge - random.randint(1, 9)
+        writer = await StreamWriter.claim(offloader, stream, first_offset=begins)
+        ledgers = [ledger_of(edge - begins, first_offset=begins), ledger_of(2, first_offset=edge)]
+        receipts = [
+            await stored(writer, ledger, attempt)
+            for ledger, attempt in zip(ledgers, await writer.prepare([begins, edge]), strict=True)
+        ]
+
+        found = await other.leftovers(await taken(other, stream))
+
+        return [leftover.entry for leftover in found], entries_of(receipts)
 
     def test_leftovers_are_of_earlier_writers(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
         """A writer is not offered what it copied itself, and neither is anyone what a job copies."""
         job, uid = uuid4(), uuid4()
-        [own] = run(writer.prepare([0]))
+        [own, another] = run(writer.prepare([0, 1]))
         run(stored(writer, ledger_of(10), own))
         assert run(other.leftovers(writer.manifest)) == []
         announce = Announce(job=job, incarnation=writer.manifest.incarnation, attempts=[(uid, 0)])
+        abort = Abort(attempts=frozenset({another.uid}))
+        for change, guest in ((announce, job), (abort, uuid4())):
+            base = writer.manifest
+            writer.manifest = run(other.commit_manifest("orders", change, base=base, committer=guest))
+            assert run(other.leftovers(writer.manifest)) == [], (
+                "a guest's commit gives nobody's attempts away"
+            )
         run(writer.abort([own]))
-        base = writer.manifest
-        writer.manifest = run(writer.offloader.commit_manifest("orders", announce, base=base, committer=job))
         of_job = Attempt(stream="orders", ledger_id=0, uid=uid)
         run(stored(writer, ledger_of(10), of_job))
 
@@ -123,17 +167,15 @@ class LeftoverClauses(OffloaderClauses):
             assert leftover.last_chunk_checksum == crc32(chunks[last])
 
 
-async def committed_ledger(writer: StreamWriter) -> int:
-    """Commit a ledger of a few records, and return where the stream ends then."""
-    await committed(writer, ledger_of(random.randint(2, 5)))
-    return writer.manifest.next_offset
+async def taken(offloader: LedgerOffloader, stream: str) -> Manifest:
+    """The manifest of a stream after its next writer's claim, before that one settles anything."""
+    claim = Claim(stream=stream, writer=uuid4(), first_offset=0)
+    return await offloader.commit_manifest(stream, claim, base=None, committer=claim.writer)
 
 
 async def offered(offloader: LedgerOffloader) -> list[Leftover]:
-    """What the next writer of `orders` is offered: after its claim, before it settles anything."""
-    claim = Claim(stream="orders", writer=uuid4(), first_offset=0)
-    manifest = await offloader.commit_manifest("orders", claim, base=None, committer=claim.writer)
-    return await offloader.leftovers(manifest)
+    """What the next writer of `orders` is offered."""
+    return await offloader.leftovers(await taken(offloader, "orders"))
 
 
 def entries_of(receipts: Sequence[Receipt]) -> list[Entry]:

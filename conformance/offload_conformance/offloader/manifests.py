@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import fields, replace
 from typing import Final
 from uuid import UUID, uuid4
@@ -34,6 +33,7 @@ from offload_conformance.offloader.base import (
     chunks_of,
     committed,
     deleted,
+    named,
     stored,
     trim_of,
     trim_to,
@@ -376,12 +376,3 @@ class ManifestClauses(OffloaderClauses):
             assert run(chunks_of(other, attempts[n])) == [*ledgers[n].chunks]
         run(writer.abort(attempts[40:]))
         assert run(other.load_manifest("orders")).running == ()
-
-
-async def named(offloader: LedgerOffloader, manifest: Manifest) -> list[Entry]:
-    """Every fragment that a manifest names, in order."""
-    found: list[Entry] = []
-    async with aclosing(offloader.tree(manifest).walk()) as runs:
-        async for run in runs:
-            found += entries_of_rows(run)
-    return found

@@ -9,26 +9,33 @@ from uuid import uuid4
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import NotOffloaded
+from offload.errors import Misuse, NotOffloaded
+from offload.model.attempt import Attempt, Receipt
 from offload.model.position import AtEdge, AtOffset
 from offload.streams.reader import StreamReader
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import MemoryLedger, drawn_ledger
+from offload_conformance.ledgers import MemoryLedger, drawn_ledger, refuse_reads
 from offload_conformance.offloader.base import OffloaderClauses, chunks_of, deleted, stored, trim_of
 
 EDGES: Final = {"2^31": 2**31, "2^32": 2**32, "2^53": 2**53}
 """The largest whole numbers, plus one, of a signed int, of an unsigned one, and of a JavaScript number."""
 
+SIGNED: Final = 2**63
+"""What a signed column of 64 bits cannot hold. A backend may refuse offsets from here on."""
+
 
 class NumberClauses(OffloaderClauses):
     """Offsets and ledger ids are whole numbers, and no float and no int of 32 bits."""
 
-    @pytest.mark.parametrize("edge", EDGES.values(), ids=EDGES)
+    @pytest.mark.parametrize("edge", [*EDGES.values(), SIGNED], ids=[*EDGES, "2^63"])
     def test_numbers_are_exact(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, edge: int
     ) -> None:
-        """Offsets, ledger ids and epochs at an edge and beyond it are kept, found and read as they are."""
+        """Offsets, ledger ids and epochs at an edge and beyond it are kept, found and read as they are.
+
+        Offsets of 2^63 and more may be refused with `Misuse`, before the ledger is read.
+        """
         begin = edge - random.randint(1, 9)
         one = until_odd(begin, ledger_id=edge - 1)
         two = until_odd(one.next_offset, ledger_id=edge + 1)
@@ -38,10 +45,11 @@ class NumberClauses(OffloaderClauses):
         attempts = run(writer.prepare([one.ledger_id, two.ledger_id]))
         running = run(other.load_manifest("orders")).running
         assert [each.ledger_id for each in running] == [edge - 1, edge + 1]
-        receipts = [
-            run(stored(writer, ledger, attempt)) for ledger, attempt in zip((one, two), attempts, strict=True)
-        ]
-        run(writer.append(receipts))
+        of_two = run(self.stored_or_refused(writer, two, attempts[1]))
+        if of_two is None:
+            return
+        of_one = run(stored(writer, one, attempts[0]))
+        run(writer.append([of_one, of_two]))
 
         manifest = run(other.load_manifest("orders"))
         assert (manifest.first_offset, manifest.next_offset) == (begin, end)
@@ -57,13 +65,27 @@ class NumberClauses(OffloaderClauses):
                 run(other.read_offloaded(attempt, only=range(ledger.next_offset, ledger.next_offset + 1)))
         run(self.found(other, begin, end))
 
-        trim, base = trim_of(writer, receipts[0]), writer.manifest
+        trim, base = trim_of(writer, of_one), writer.manifest
         trimmed = run(offloader.commit_manifest("orders", trim, base=base, committer=uuid4()))
         assert (trimmed.first_offset, trimmed.next_offset) == (two.first_offset, end)
         run(deleted(writer))
         reborn = run(StreamWriter.claim(other, "orders", first_offset=end))
         assert run(offloader.load_manifest("orders")).first_offset == end
         assert reborn.manifest.source_epoch == source_epoch
+
+    async def stored_or_refused(
+        self, writer: StreamWriter, ledger: MemoryLedger, attempt: Attempt
+    ) -> Receipt | None:
+        """Offload without committing. None if the backend keeps no offsets of 2^63 and more, and says so."""
+        try:
+            return await stored(writer, ledger, attempt)
+        except Misuse:
+            if ledger.next_offset < SIGNED:
+                raise
+        ledger.before_read = refuse_reads
+        with pytest.raises(Misuse):
+            await stored(writer, ledger, attempt)
+        return None
 
     async def found(self, other: LedgerOffloader, begin: int, end: int) -> None:
         """Assert that a reader is led to offsets exactly."""

@@ -154,7 +154,7 @@ class OffloaderReadClauses(OffloaderClauses):
     def test_reads_are_verbatim_when_narrowed(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Where `only` names some offsets, their chunks are there, and nothing else is invented."""
+        """Where `only` names some offsets, their chunks are there, in the fragments that hold them alone."""
         ledger = drawn_ledger(random.randint(10, 30))
         end = ledger.next_offset
         attempt = run(committed(writer, ledger))
@@ -166,8 +166,36 @@ class OffloaderReadClauses(OffloaderClauses):
             last = bisect_right(begins, min(only.stop, end) - 1) - 1
             read = run(chunks_of(other, attempt, only=only))
             assert set(ledger.chunks[first : last + 1]) <= set(read) <= set(ledger.chunks)
-        for nothing in (range(end, end + 10), range(end + 3, end + 4), range(2**40, 2**41)):
+        beyond = (range(end, end + 10), range(end + 3, end + 4), range(2**40, 2**41))
+        for nothing in (*beyond, range(0), range(middle, middle), range(end, end), range(end - 1, 0)):
             self.absent(run, other.read_offloaded(attempt, only=nothing))
+
+        run(
+            self.narrowed_to_fragments(
+                other, writer, ledger_of(12, first_offset=end, body_size_bytes=100 * KIB)
+            )
+        )
+
+    async def narrowed_to_fragments(
+        self, other: LedgerOffloader, writer: StreamWriter, ledger: MemoryLedger
+    ) -> None:
+        """Assert that `only` leads to the fragments that hold some of these offsets, and to no other."""
+        [attempt] = await writer.prepare([ledger.ledger_id])
+        receipt = await stored(writer, ledger, attempt)
+        await writer.append([receipt])
+        parts = [range(entry.first_offset, entry.next_offset) for entry in receipt.entries]
+        one = random.choice(parts)
+        for only in (
+            one,
+            range(one.start, one.start + 1),
+            range(one.stop - 1, one.stop),
+            range(one.stop - 1, one.stop + 1),
+            range(one.stop),
+            range(one.start + 1, ledger.next_offset + 1),
+        ):
+            held = [part for part in parts if part.start < only.stop and part.stop > only.start]
+            async with await other.read_offloaded(attempt, only=only) as handle:
+                assert (handle.first_offset, handle.next_offset) == (held[0].start, held[-1].stop)
 
     def test_absence_is_an_error(self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader) -> None:
         """Reading what was never committed raises `NotOffloaded`, and never returns None."""

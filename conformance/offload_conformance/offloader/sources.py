@@ -22,29 +22,35 @@ from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.streams.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of
+from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     append_of,
     chunks_of,
     committed,
     left_by_a_crash,
+    named,
     stored,
 )
 from offload_conformance.opened import KIB
 
-DAMAGED_BYTES: Final = {
-    "magic": 0,
-    "type": 1,
-    "records": 7,
-    "timestamp": 8,
-    "offset": 31,
-    "crc": 35,
-    "size": 39,
-    "reserved": 47,
-    "data": -1,
+DAMAGED: Final = {
+    "magic": ("few", 0),
+    "type": ("few", 1),
+    "records": ("few", 7),
+    "timestamp": ("few", 8),
+    "offset": ("few", 31),
+    "crc": ("few", 35),
+    "size": ("few", 39),
+    "reserved": ("few", 47),
+    "data": ("few", -1),
+    "the last of many": ("many", -1),
+    "tracking": ("tracking", -1),
+    "tracking among messages": ("mixed", -1),
 }
-"""Bytes of a chunk that nothing but a check of the header, or of the CRC-32 of its data, finds damaged."""
+"""Which chunk is damaged, by `damaged_chunk`, and in which byte.
+
+Nothing but a check of the header, or of the CRC-32 of the data, finds these bytes damaged."""
 
 FAILURES: Final = 6
 """More than the uploads that an offloader usually allows at once: each might keep one of them for ever."""
@@ -67,23 +73,25 @@ SHAPES: Final[dict[str, Callable[[], list[bytes]]]] = {
     "sub_batches": lambda: ledgers.sub_batches().chunks,
     "with_tracking": lambda: ledgers.with_tracking().chunks,
     "clock_goes_back": lambda: ledgers.clock_goes_back().chunks[:10],
+    "before_1970": lambda: ledgers.before_1970().chunks,
+    "tracking_alone": lambda: ledgers.tracking_alone().chunks,
 }
-"""Ledgers that are easily miscounted. The last ends with the least of its times."""
+"""Ledgers that are easily miscounted. That of `clock_goes_back` ends with the least of its times."""
 
 
 class SourceClauses(OffloaderClauses):
     """What an offloader does with the handle that it copies."""
 
-    @pytest.mark.parametrize("byte", DAMAGED_BYTES.values(), ids=DAMAGED_BYTES)
+    @pytest.mark.parametrize(("chunk", "byte"), DAMAGED.values(), ids=DAMAGED)
     def test_offloads_are_checked(
-        self, run: Run, other: LedgerOffloader, writer: StreamWriter, byte: int
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, chunk: str, byte: int
     ) -> None:
         """A chunk whose bytes do not hold is never stored: `Corrupt` names it, its file and its stream."""
-        sound = ledger_of(10)
         where = f"segments/{random.getrandbits(32)}.segment"
-        bad = random.randrange(10)
+        sound, bad = damaged_chunk(chunk)
+        offset = run(sound.table())["offset"].tolist()[bad]
 
-        self.refused(run, writer, sound.damaged(bad, byte=byte, where=where), sound.span_of(bad))
+        self.refused(run, writer, sound.damaged(offset, byte=byte, where=where), sound.span_of(offset))
 
         assert run(left_by_a_crash(other, "orders")) in [[*sound.chunks[:n]] for n in range(bad + 1)]
 
@@ -118,15 +126,17 @@ class SourceClauses(OffloaderClauses):
         with pytest.raises(Corrupt) as caught:
             run(stored(writer, ledger, attempt))
         assert caught.value.where == ledger.where
-        assert caught.value.stream == "orders"
+        assert caught.value.stream == attempt.stream
         assert span[0] <= caught.value.position < span[1]
 
     def test_ledgers_are_those_announced(self, run: Run, writer: StreamWriter) -> None:
-        """A handle of another ledger than the attempt announced is `Misuse`."""
+        """A handle of another ledger than the attempt announced is `Misuse`, and is not read."""
         [attempt] = run(writer.prepare([7]))
+        ledger = ledger_of(10)
+        ledger.before_read = refuse_reads
 
         with pytest.raises(Misuse):
-            run(stored(writer, ledger_of(10), attempt))
+            run(stored(writer, ledger, attempt))
 
     @pytest.mark.parametrize("kind", [TryAgain, Corrupt])
     def test_errors_of_the_source_are_passed_on(
@@ -263,6 +273,7 @@ class SourceClauses(OffloaderClauses):
         assert manifest.data_size_bytes == sum(map(len, ledger.chunks))
         assert (manifest.fragments, manifest.ledgers) == (len(receipt.entries), 1)
         assert manifest.last_ledger_id == ledger.ledger_id
+        assert run(named(other, manifest)) == [*receipt.entries]
 
     @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
     def test_receipts_are_of_durable_bytes(
@@ -280,6 +291,20 @@ class SourceClauses(OffloaderClauses):
         run(committing.commit_manifest("orders", change, base=None, committer=writer.writer))
 
         assert run(chunks_of(reading, attempt)) == [*ledger.chunks]
+
+
+def damaged_chunk(which: str) -> tuple[MemoryLedger, int]:
+    """A ledger, and the row of its chunk that is to be damaged."""
+    match which:
+        case "many":  # fragments, that is, unless they are very large
+            return ledger_of(12, body_size_bytes=100 * KIB), 11
+        case "tracking":
+            alone = MemoryLedger(ledgers.tracking_alone().chunks)
+            return alone, random.randrange(len(alone.chunks))
+        case "mixed":
+            mixed = ledgers.with_tracking()
+            return MemoryLedger(mixed.chunks), random.choice(mixed.tracking)
+    return ledger_of(10), random.randrange(10)
 
 
 def failing_once(
