@@ -22,12 +22,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Self
+from typing import Final, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent, Conflict, NotOffloaded, OffloadError, OutcomeUnknown, StoreDenied
-from offload.formats.root import decode_root, encode_root
 from offload.model.attempt import Attempt, Receipt
 from offload.model.entry import rows_of_entries
 from offload.model.excerpt import of_fragments
@@ -73,11 +72,11 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnouncedRun:
-    """A run of fragments as it is given to whoever copies it. It is pickled: it holds plain values."""
+    """A run of fragments as it is given to whoever copies it. Spark pickles it: it holds plain values."""
 
     run: FragmentRun
-    named: bytes
-    """An encoded manifest that names the run's fragments, and runs the attempt."""
+    named: Manifest
+    """It names the run's fragments, and runs the attempt, and nothing else."""
 
     attempt: Attempt
     """For the first try; another one announces an attempt of its own."""
@@ -258,7 +257,7 @@ async def copied(
     A further try must not share the attempt, since the first may still be under way. Returns None if the run
     changed meanwhile.
     """
-    manifest, attempt = decode_root(announced.named, where="a run to compact"), announced.attempt
+    manifest, attempt = announced.named, announced.attempt
     try:
         if not is_first:
             job = await Job.begin(
@@ -281,6 +280,6 @@ def compaction_identity(manifest: Manifest) -> UUID:
     return uuid5(NAMESPACE_URL, f"compact#{manifest.stream}#{manifest.incarnation}")
 
 
-def _naming(manifest: Manifest, run: FragmentRun, running: Running) -> bytes:
-    excerpt: Any = of_fragments(manifest, rows_of_entries(run.entries))
-    return encode_root(replace(excerpt, running=(running,)))
+def _naming(manifest: Manifest, run: FragmentRun, running: Running) -> Manifest:
+    excerpt = of_fragments(manifest, rows_of_entries(run.entries))
+    return replace(excerpt, running=(running,))

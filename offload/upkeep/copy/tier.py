@@ -22,7 +22,6 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.errors import NotOffloaded, OffloadError, StoreDenied
-from offload.formats.root import decode_root, encode_root
 from offload.model.attempt import Receipt
 from offload.model.manifest import Manifest
 from offload.streams.history import check_same_history
@@ -150,7 +149,7 @@ class Committed(Origin):
     def described(self, part: TransferPart, ledger: ReadHandle) -> TransferPart:
         """See `Origin.described`."""
         assert isinstance(ledger, TierRun)
-        return replace(part, size_bytes=ledger.size_bytes, named=encode_root(ledger.manifest))
+        return replace(part, size_bytes=ledger.size_bytes, named=ledger.manifest)
 
     async def check_end_of(self, target: LedgerOffloader) -> None:
         """Raise `Diverged` unless the last chunk that the target names, read back, is the source's there."""
@@ -174,7 +173,8 @@ class OpenTier(Reach):
 
 async def run_of(offloader: LedgerOffloader, part: TransferPart) -> ReadHandle:
     """Return a handle on what a part of a tier's stream is cut from, as the part itself names it."""
-    manifest = decode_root(part.named, where="the plan of a copy")
+    manifest = part.named
+    assert manifest is not None, "a part of a tier's stream says what it is cut from"
     return TierRun(offloader, manifest, manifest.entries)
 
 

@@ -70,8 +70,8 @@ class TransferPart:
     size_bytes: int = 0
     """About how many chunk bytes it has; 0 where nobody knows."""
 
-    named: bytes = b""
-    """Of a tier's stream, an encoded manifest that names what the part is cut from, and nothing else."""
+    named: Manifest | None = None
+    """Of a tier's stream: a manifest that names what the part is cut from, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

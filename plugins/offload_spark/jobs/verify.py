@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from offload.blocking import Blocking
 from offload.errors import Corrupt, NotOffloaded, UnsupportedFormat
 from offload.formats.keys import StreamKeys, escape
-from offload.formats.root import decode_root, encode_root
 from offload.model.entry import entries_of_rows
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import Manifest
@@ -70,8 +69,8 @@ def verify(
     return report
 
 
-def _tasks(tier: Blocking, streams: Sequence[str], after: str, size_bytes: int) -> Iterator[bytes]:
-    """Manifests of a few fragments each, encoded, in the order of keys."""
+def _tasks(tier: Blocking, streams: Sequence[str], after: str, size_bytes: int) -> Iterator[Manifest]:
+    """Manifests of a few fragments each, in the order of keys."""
     for stream in streams:
         if after and StreamKeys(stream).prefix < after.partition("/")[0] + "/":
             continue
@@ -89,7 +88,7 @@ def _tasks(tier: Blocking, streams: Sequence[str], after: str, size_bytes: int) 
 
 async def _of_stream(
     tier: Blocking, manifest: Manifest, after: str, size_bytes: int
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[Manifest, None]:
     """Runs of fragments behind the key `after`, each about so many bytes."""
     keys = StreamKeys(manifest.stream)
     async with aclosing(tier.offloader.tree(manifest).walk()) as runs:
@@ -101,17 +100,16 @@ async def _of_stream(
                     continue
                 weight += entry.stored_size_bytes
                 if weight >= size_bytes or row == len(run) - 1:
-                    yield encode_root(of_fragments(manifest, run[first : row + 1]))
+                    yield of_fragments(manifest, run[first : row + 1])
                     first, weight = row + 1, 0
 
 
-async def _next(found: AsyncGenerator[bytes, None]) -> bytes | None:
+async def _next(found: AsyncGenerator[Manifest, None]) -> Manifest | None:
     return await anext(found, None)
 
 
-def _checked(url: str, options: Mapping[str, Any], raw: bytes) -> VerifyReport:
+def _checked(url: str, options: Mapping[str, Any], manifest: Manifest) -> VerifyReport:
     """What a task does: read each of these fragments whole."""
-    manifest = decode_root(raw, where="the plan of a scrub")
     with Blocking(url, storage_options=options) as tier:
         return tier.run(_check_all(tier, manifest))
 
