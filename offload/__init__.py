@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from offload.contracts.decoder import Decoded, Decoder
     from offload.contracts.ledger import ReadHandle
     from offload.contracts.offloader import Committer, LedgerOffloader
+    from offload.contracts.opening import OpeningContext, RequestLimits, StoreMetrics
     from offload.contracts.plugin import Backend, Command, DecoderType, SourceType, hookimpl
     from offload.contracts.source import Snapshot, Source, SourceStream
     from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from offload.native.place import TierPlan
     from offload.opening import open_source, open_tier
     from offload.plugins import Plugins
+    from offload.session import Session
     from offload.streams.handles import MemoryHandle
     from offload.streams.job import Job
     from offload.streams.reader import Messages, StreamReader
@@ -106,19 +108,23 @@ __all__ = [
     "ObjectStore",
     "ObjectStoreOffloader",
     "OffloadError",
+    "OpeningContext",
     "OutcomeUnknown",
     "Plugins",
     "Position",
     "ReadHandle",
     "Receipt",
+    "RequestLimits",
     "Retention",
     "RootsLost",
+    "Session",
     "Snapshot",
     "Source",
     "SourceStream",
     "SourceType",
     "Span",
     "StoreDenied",
+    "StoreMetrics",
     "StreamDeleted",
     "StreamReader",
     "StreamReport",
@@ -189,19 +195,23 @@ _HOMES = {
     "ObjectStore": "offload.contracts.store",
     "ObjectStoreOffloader": "offload.native.offloader",
     "OffloadError": "offload.errors",
+    "OpeningContext": "offload.contracts.opening",
     "OutcomeUnknown": "offload.errors",
     "Plugins": "offload.plugins",
     "Position": "offload.model.position",
     "ReadHandle": "offload.contracts.ledger",
     "Receipt": "offload.model.attempt",
+    "RequestLimits": "offload.contracts.opening",
     "Retention": "offload.upkeep.retention",
     "RootsLost": "offload.errors",
+    "Session": "offload.session",
     "Snapshot": "offload.contracts.source",
     "Source": "offload.contracts.source",
     "SourceStream": "offload.contracts.source",
     "SourceType": "offload.contracts.plugin",
     "Span": "offload.contracts.store",
     "StoreDenied": "offload.errors",
+    "StoreMetrics": "offload.contracts.opening",
     "StreamDeleted": "offload.errors",
     "StreamReader": "offload.streams.reader",
     "StreamReport": "offload.streams.sync",

@@ -22,8 +22,8 @@ from offload.contracts.source import Source
 from offload.errors import Misuse
 from offload.model.manifest import Manifest
 from offload.model.position import AtEdge, Position
-from offload.opening import as_offloader, open_catalogue, open_source
 from offload.plugins import Plugins
+from offload.session import Session, as_offloader
 from offload.streams.reader import Messages, StreamReader
 from offload.streams.sync import StreamReport, sync
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
@@ -43,7 +43,7 @@ class Blocking:
     Every method raises what the asynchronous one beneath it raises.
     """
 
-    _plugins: Plugins
+    _session: Session
     _catalogue: Catalogue
     _loop: asyncio.AbstractEventLoop
     _thread: threading.Thread
@@ -56,16 +56,20 @@ class Blocking:
         plugins: Plugins | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._plugins = plugins or Plugins.find()
-        self._open(lambda: open_catalogue(url, plugins=self._plugins, storage_options=storage_options))
+        session = Session(plugins=plugins)
+        self._open(session, lambda: session.catalogue(url, storage_options=storage_options))
 
     @classmethod
     def around(cls, make: Callable[[], Catalogue], *, plugins: Plugins | None = None) -> Self:
         """A facade around a catalogue or an offloader, which `make` makes on the facade's event loop."""
         facade = cls.__new__(cls)
-        facade._plugins = plugins or Plugins()
-        facade._open(make)
+        facade._open(Session(plugins=plugins or Plugins()), make)
         return facade
+
+    @property
+    def session(self) -> Session:
+        """The session of the tier, to open other tiers beside it on the facade's event loop (`run`)."""
+        return self._session
 
     @property
     def catalogue(self) -> Catalogue:
@@ -125,7 +129,7 @@ class Blocking:
 
         As the asynchronous `sync`, whose arguments these are.
         """
-        opened = open_source(source, plugins=self._plugins) if isinstance(source, str) else source
+        opened = self._session.source(source) if isinstance(source, str) else source
 
         async def all_reports() -> list[StreamReport]:
             return [
@@ -181,7 +185,8 @@ class Blocking:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _open(self, make: Callable[[], Catalogue]) -> None:
+    def _open(self, session: Session, make: Callable[[], Catalogue]) -> None:
+        self._session = session
         self._pid = os.getpid()
         self._lock = threading.Lock()  # held from the look at `_closed` until what follows from it is begun
         self._closed = False
@@ -221,11 +226,12 @@ class Blocking:
             raise Misuse("a blocking tier cannot wait on its own thread, where listeners are told of events")
 
     async def _shut_down(self) -> None:
-        """End the calls, then the offloader that they use."""
+        """End the calls, then the tier that they use and whatever else was opened."""
         for call in self._calls:
             call.task.cancel()
         await asyncio.gather(*(call.task for call in self._calls), return_exceptions=True)
-        await self._catalogue.aclose()
+        async with self._session:  # closes whatever else was opened beside the tier
+            await self._catalogue.aclose()
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -44,7 +44,7 @@ ROOMS = {
 """The rooms of the core, each with those that it may import."""
 ROOM_OF_FILE = {
     **dict.fromkeys(("errors", "env", "tasks", "urls", "late", "extras"), "ground"),
-    **dict.fromkeys(("__init__", "plugins", "opening", "blocking"), "session"),
+    **dict.fromkeys(("__init__", "plugins", "session", "opening", "blocking"), "session"),
 }
 """Modules of the core that lie in no folder. `__init__` gives out the public names of all rooms."""
 

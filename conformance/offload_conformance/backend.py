@@ -148,13 +148,13 @@ class _AsTierUnderFaults(ProtocolConformance):
 
     def open_store(self) -> ObjectStore:
         """Return what is beneath the offloader."""
-        return PatientStore(self.open_backend().store, self.note_retry)
+        return PatientStore(self.open_backend().data, self.note_retry)
 
     def open_tier(self, store: ObjectStore, *, env: Env, options: TierOptions) -> LedgerOffloader:
         """Make one more of the offloader's class, with retries: its own, or else the suite's."""
         opened = self.open_backend()
         made = tier_like(opened, store, env=env, options=options)
-        if has_retries(made.store, before=store):
+        if has_retries(made.data, before=store):
             return made
         return tier_like(opened, patient(store, env), env=env, options=options)
 

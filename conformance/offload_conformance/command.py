@@ -18,11 +18,11 @@ from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import one_line, print_json, print_note, print_table
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext
+from offload.contracts.opening import RequestLimits
 from offload.contracts.plugin import Backend
 from offload.errors import Misuse
 from offload.extras import missing_text
-from offload.opening import backend_of
-from offload.store.limit import RequestLimits
+from offload.session import backend_of
 from offload_conformance import report as reports
 from offload_conformance.badge import svg
 

@@ -203,7 +203,7 @@ class OffloaderPlace(BackendPlace):
         opened = self._bare(self._url)
         try:
             objects = native_or_none(opened)
-            return objects is not None and bool(tier_like(objects, objects.store))
+            return objects is not None and bool(tier_like(objects, objects.data))
         except Exception:  # noqa: BLE001 - its constructor takes something else
             return False
 
@@ -216,9 +216,9 @@ class OffloaderPlace(BackendPlace):
         """A look at the store beneath a test's own tier, or None if the offloader shows none."""
 
         def store_beneath() -> ObjectStore:
-            return cast("ObjectStore", self.open(account).store)  # type: ignore[attr-defined]
+            return cast("ObjectStore", _beneath(self.open(account)))
 
-        if not isinstance(getattr(self.open(account), "store", None), ObjectStore):
+        if not isinstance(_beneath(self.open(account)), ObjectStore):
             yield None
             return
         looker = Looker(store_beneath)
@@ -279,3 +279,9 @@ def _remove_empty_folders(url: str, folder: str) -> None:
         for path, _, _ in os.walk(os.path.join(url2pathname(parts.path), folder), topdown=False):
             with suppress(OSError):  # not empty: the report says what is left in it
                 os.rmdir(path)
+
+
+def _beneath(offloader: LedgerOffloader) -> object:
+    """The store that an offloader shows: ours as `data`, a stranger's as `store`."""
+    ours = native_or_none(offloader)
+    return getattr(offloader, "store", None) if ours is None else ours.data

@@ -13,7 +13,7 @@ import typer
 from offload.cli.kit.arguments import Options, Tier
 from offload.cli.kit.output import one_line, print_json
 from offload.cli.kit.state import CommandContext, run_async
-from offload.opening import GivenOptions, backend_of
+from offload.session import GivenOptions, backend_of
 from offload.upkeep.check import CheckFinding, CheckReport, CheckVerdict
 from offload.upkeep.check import check as check_store
 from offload.urls import FILE_SCHEME, scheme_of

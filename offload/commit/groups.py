@@ -24,8 +24,8 @@ from offload.model.entry import GROUP_ROOT_VERSION, Entries
 from offload.model.manifest import CommittedStream
 from offload.store.checked import checked
 
-_Name = tuple[str, UUID, bytes]
-"""What a group that is kept was checked against: stream, incarnation, and the entry that names it."""
+_Name = tuple[str, str, UUID, bytes]
+"""The store that a group came from, and what it was checked against: stream, incarnation, and its entry."""
 
 CACHE_SIZE_BYTES_MAX: Final = 16 * 2**20
 """Some 170 groups of 1,024 entries: all that a lookup at any end of a petabyte needs."""
@@ -33,7 +33,7 @@ CACHE_SIZE_BYTES_MAX: Final = 16 * 2**20
 
 @dataclass(slots=True)
 class GroupCache:
-    """The groups that were used last, of any number of streams of one tier."""
+    """The groups that were used last, of any number of streams and tiers."""
 
     size_bytes_max: int = CACHE_SIZE_BYTES_MAX
     _groups: OrderedDict[_Name, Entries] = field(default_factory=OrderedDict)
@@ -45,7 +45,7 @@ class GroupCache:
 
         Raises `Absent` where the object is gone, `Corrupt` where it is not what the entry says.
         """
-        name = committed.stream, committed.incarnation, entry.tobytes()
+        name = store.url, committed.stream, committed.incarnation, entry.tobytes()
         turn = self._turns.setdefault(name, asyncio.Lock())
         async with turn:
             kept = self._groups.get(name)

@@ -12,7 +12,7 @@ import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pluggy
 
@@ -21,6 +21,9 @@ from offload.contracts.events import Event
 from offload.errors import Misuse
 from offload.extras import missing_text
 from offload.urls import with_lower_scheme
+
+if TYPE_CHECKING:  # discovery imports this module, and that must be fast
+    from offload.contracts.opening import OpeningContext
 
 __all__ = [
     "CONTRACT",
@@ -37,6 +40,9 @@ __all__ = [
 PROJECT: Final = "offload"
 CONTRACT: Final = "0.2"
 """The contract of backends, by the minor release that its clauses belong to (docs/conformance.md)."""
+
+TAKEN: Final = ("emit", "env", "fragment_size_bytes", "limits", "metrics", "uploads_max")
+"""The parts of an `OpeningContext` that a backend may declare in `takes`."""
 
 _CONTRACT: Final = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
 hookimpl: Final = pluggy.HookimplMarker(PROJECT)
@@ -83,6 +89,13 @@ class Backend(Declaration):
     options: tuple[str, ...] = ()
     """The names of the options that the target takes."""
 
+    takes: tuple[str, ...] = ()
+    """What the target of a kind other than `store` honours of an `OpeningContext`, by the names in `TAKEN`.
+
+    If it names any, the target also takes `context`, which is an `OpeningContext` or None. What a caller asks
+    for that is not named here is refused.
+    """
+
     capabilities: Capabilities | None = None
     """What its stores can do, where that does not depend on the place."""
 
@@ -99,6 +112,10 @@ class Backend(Declaration):
     """The contract whose clauses it was last held to, as `0.2`. A statement; nothing is refused."""
 
     def __post_init__(self) -> None:
+        if strange := [name for name in self.takes if name not in TAKEN]:
+            raise Misuse(f"backend {self.name!r}: takes names {strange}; it can name {', '.join(TAKEN)}")
+        if self.takes and self.kind == "store":
+            raise Misuse(f"backend {self.name!r}: a store takes nothing, because the session does it all")
         stated = self.tested_against
         if stated is not None and not _CONTRACT.fullmatch(stated):
             raise Misuse(
@@ -115,17 +132,21 @@ class Backend(Declaration):
             return f"{tested}: clauses that came since were not asked; `offload conformance` asks them"
         return f"{tested}: it may need what came since; pip install --upgrade ledger-offload"
 
-    def open(self, url: str, options: Mapping[str, Any]) -> Any:
+    def open(self, url: str, options: Mapping[str, Any], context: OpeningContext | None = None) -> Any:
         """What the target makes of a URL, whose scheme it gets in lower case.
 
-        Raises `Misuse` for an option that was not declared, and for what is no URL.
+        `context` reaches targets that take some of it. Raises `Misuse` for an option that was not declared,
+        and for what is no URL.
         """
         for name in options:
             if name not in self.options:
                 known = ", ".join(self.options) or "none at all"
                 raise Misuse(f"backend {self.name!r} has no option {name!r}; it has {known}")
         target, url = self.load(), with_lower_scheme(url)
-        return target(url, options=options) if self.options else target(url)
+        keywords: dict[str, Any] = {"options": options} if self.options else {}
+        if self.takes:
+            keywords["context"] = context
+        return target(url, **keywords)
 
 
 def _numbers(contract: str) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from offload.contracts.change import Change
 from offload.contracts.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.opening import StoreMetrics
 from offload.contracts.store import Listed, ObjectStore
 from offload.env import Env
 from offload.errors import (
@@ -55,7 +56,7 @@ from offload.native.lost_roots import loss_shown_by_base, newest_base, refuse_to
 from offload.native.place import TierPlace, TierPlan, no_other_store
 from offload.native.stream_names import check_stream_anchor, stream_under
 from offload.native.view import ObjectView
-from offload.store.metrics import MeteredStore, StoreMetrics
+from offload.store.metrics import MeteredStore
 from offload.store.probe import make_sure_of_create
 from offload.tasks import run_each
 
@@ -94,13 +95,17 @@ class ObjectStoreOffloader(LedgerOffloader):
         witness: Callable[[Step], None] = no_witness,
         plan: TierPlan | None = None,
         open_store: Callable[[str], ObjectStore] = no_other_store,
+        groups: GroupCache | None = None,
     ) -> None:
-        """`open_store` opens the URL of a commit store, where `plan` or the tier's anchor names one."""
+        """`open_store` opens the URL of a commit store, where `plan` or the tier's anchor names one.
+
+        Tiers that are given the same `groups` share its memory.
+        """
         self._env: Final = env or Env()
-        self._store: ObjectStore = MeteredStore(store)
-        self._metrics = metrics = self._store.metrics
+        self._data = MeteredStore(store)
+        self._metrics = metrics = self._data.metrics
         self._place = TierPlace(
-            data=self._store,
+            data=self._data,
             env=self._env,
             plan=plan or TierPlan(),
             open_store=lambda url: MeteredStore(open_store(url), metrics),
@@ -109,20 +114,28 @@ class ObjectStoreOffloader(LedgerOffloader):
         self._emit = emit
         self._witness = witness
         self._uploads = asyncio.Semaphore(self._options.uploads_max)
-        self._groups = GroupCache()
-        self._anchor: TierAnchor | None = None
+        self._groups = groups or GroupCache()
+        self._found: tuple[TierAnchor, ObjectStore] | None = None
         self._was_absent = False
         self._opening = asyncio.Lock()
 
     @property
     def url(self) -> str:
         """See `Catalogue.url`."""
-        return self._store.url
+        return self._data.url
+
+    @property
+    def data(self) -> ObjectStore:
+        """The store that the tier was made of, under the keys that objects have there. For tools."""
+        return self._data
 
     @property
     def store(self) -> ObjectStore:
-        """The store beneath, for tools that look at objects. Once opened, it is as the anchor says."""
-        return self._store
+        """The tier's store as its anchor arranges it: with a commit store, or hashed keys. For tools.
+
+        Raises `Misuse` before the offloader is open, because nothing is known of the anchor then.
+        """
+        return self._opened()[1]
 
     @property
     def metrics(self) -> StoreMetrics:
@@ -132,12 +145,12 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def open(self, *, create: bool = False) -> None:
         """See `LedgerOffloader.open`."""
         async with self._opening:
-            if self._anchor is not None:
+            if self._found is not None:
                 return
             try:
                 if create and self._was_absent:
                     raise NotFound(TIER_ANCHOR, store=self.url)  # to make a tier finds a rival's anchor too
-                self._anchor, self._store = await self._place.find()
+                self._found = await self._place.find()
             except NotFound as exc:
                 self._was_absent = True
                 if not create:
@@ -145,7 +158,7 @@ class ObjectStoreOffloader(LedgerOffloader):
                         f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one, "
                         f"and `{rebuild_command(self.url)}` restores one that was lost"
                     ) from exc
-                self._anchor, self._store = await self._place.make()
+                self._found = await self._place.make()
 
     async def restore_anchor(self, *, dry_run: bool = False) -> TierAnchor | None:
         """Restore the tier's anchor if it is lost: see `anchors.restore_tier_anchor`. For tools."""
@@ -154,7 +167,7 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def streams(self) -> list[str]:
         """See `Catalogue.streams`."""
         await self.open()
-        folders = [name[:-1] async for name in self._store.level("") if name.endswith("/")]
+        folders = [name[:-1] async for name in self.store.level("") if name.endswith("/")]
         names = [await self._name_of(part) for part in folders if looks_escaped(part)]
         return sorted(name for name in names if name is not None)
 
@@ -171,7 +184,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         if manifest.state is StreamState.REBUILDING:
             raise NotOffloaded(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
         try:
-            await read_anchor(self._store, keys.anchor, partial(check_stream_anchor, keys=keys))
+            await read_anchor(self.store, keys.anchor, partial(check_stream_anchor, keys=keys))
         except NotFound as exc:
             raise AnchorLost(keys.anchor, tier=self.url, stream=stream) from exc
         return manifest
@@ -179,7 +192,7 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def load_group(self, committed: CommittedStream, entry: Entries) -> Entries:
         """See `Committer.load_group`. One request, unless the group was used lately."""
         await self.open()
-        return await self._groups.load(self._store, committed, entry)
+        return await self._groups.load(self.store, committed, entry)
 
     def view_of(self, committed: CommittedStream) -> ObjectView:
         """See `Catalogue.view_of`."""
@@ -234,7 +247,7 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         """See `LedgerOffloader.leftovers`."""
         await self.open()
-        return await find_leftovers(self._store, manifest)
+        return await find_leftovers(self.store, manifest)
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
         """See `LedgerOffloader.delete_offloaded`."""
@@ -255,27 +268,31 @@ class ObjectStoreOffloader(LedgerOffloader):
             version, key = await newest_base(log, listed, at_once=1)
             if (loss := loss_shown_by_base(log, key, version, manifest)) is not None:
                 raise loss
-        await self._store.delete(condemned)
+        await self.store.delete(condemned)
 
     async def aclose(self) -> None:
         """See `Catalogue.aclose`."""
-        await self._store.aclose()
+        await (self._found[1] if self._found else self._data).aclose()
 
     def log(self, stream: str) -> RootLog:
         """The root sequence of a stream, for tools beside the contract.
 
         Raises `Misuse` before the offloader is open: the anchor says how many entries a group takes.
         """
-        if self._anchor is None:
-            raise Misuse(f"open {self.url} before its roots are asked for")
+        anchor, store = self._opened()
         return RootLog(
-            store=self._store,
+            store=store,
             stream=stream,
             env=self._env,
             witness=self._witness,
             groups=self._groups,
-            factor=self._anchor.branching_factor,
+            factor=anchor.branching_factor,
         )
+
+    def _opened(self) -> tuple[TierAnchor, ObjectStore]:
+        if self._found is None:
+            raise Misuse(f"open {self.url} before its objects are asked for")
+        return self._found
 
     async def _newest_without(
         self, attempt: Attempt, keys: StreamKeys, fragments: list[str]
@@ -324,19 +341,19 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     async def _open_entry(self, committed: CommittedStream, entry: Entry) -> ReadHandle:
         await self.open()
-        return await FragmentHandle.open(self._store, committed, entry, emit=self._emit)
+        return await FragmentHandle.open(self.store, committed, entry, emit=self._emit)
 
     async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
         """That of the fragment with which the handle begins: a rebuild ranks a copy with what it copies."""
         first = await check_copied(self.view_of(manifest), handle)
-        return (await load_tail(self._store, manifest, first)).trailer.epoch
+        return (await load_tail(self.store, manifest, first)).trailer.epoch
 
     async def _upload_all(self, writers: list[FragmentWriter], keys: StreamKeys) -> None:
         """Upload every fragment; at the first error cancel the rest, wait for them, and raise it alone."""
 
         async def upload(writer: FragmentWriter) -> None:
             async with self._uploads:
-                await self._store.put(keys.fragment(writer.first_offset, writer.attempt.uid), writer.body())
+                await self.store.put(keys.fragment(writer.first_offset, writer.attempt.uid), writer.body())
             assert writer.entry is not None
             self._emit(FragmentUploaded(stream=keys.stream, entry=writer.entry))
 
@@ -345,17 +362,17 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def _make_sure_of_create(self) -> None:
         """Once per instance, and only before a commit: reads and a sync with nothing to do never probe."""
         if not self._place.is_probed:
-            await make_sure_of_create(self._store, self._env)
+            await make_sure_of_create(self.store, self._env)
             self._place.is_probed = True
 
     async def _create_stream_anchor(self, keys: StreamKeys) -> None:
         anchor = StreamAnchor(stream=keys.stream)
-        if not await create_anchor(self._store, keys.anchor, anchor.encode(), self._env):
-            await read_anchor(self._store, keys.anchor, partial(check_stream_anchor, keys=keys))
+        if not await create_anchor(self.store, keys.anchor, anchor.encode(), self._env):
+            await read_anchor(self.store, keys.anchor, partial(check_stream_anchor, keys=keys))
 
     async def _name_of(self, part: str) -> str | None:
         """The true name of the stream under this part, or None where no stream was begun there."""
-        here = await stream_under(self._store, part)
+        here = await stream_under(self.store, part)
         if here is None:
             return None
         if here.damage is not None and not here.is_lost:
@@ -363,7 +380,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         return here.stream
 
     async def _fragments_of(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[Listed]:
-        async for listed in self._store.list(keys.data):
+        async for listed in self.store.list(keys.data):
             parsed = keys.parse_fragment(listed.key)
             if parsed is not None and parsed[1] == attempt:
                 yield listed

@@ -9,73 +9,21 @@ can tell how far the store had come. A store that throttles lowers the bound of 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
+from offload.contracts.opening import RequestLimits
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
-from offload.errors import Misuse, OffloadError, OutcomeUnknown, Throttled, TryAgain
+from offload.errors import OffloadError, OutcomeUnknown, Throttled, TryAgain
 from offload.store.rate import Rate
 from offload.store.turns import Turns
 from offload.store.wrap import StoreDecorator, UploadDecorator
 
-__all__ = ["LimitedStore", "RequestLimits"]
+__all__ = ["LimitedStore", "RequestTurns"]
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """What one client may ask of a store. `None` is no bound."""
-
-    up_requests_max: int = 32
-    """Requests that change the store, in flight at once; while it throttles, fewer."""
-
-    down_requests_max: int = 32
-    """Requests that read it, in flight at once; while it throttles, fewer."""
-
-    up_requests_per_second_max: float | None = None
-    down_requests_per_second_max: float | None = None
-    """A listing counts as one, whatever its pages."""
-
-    up_bytes_per_second_max: float | None = None
-    down_bytes_per_second_max: float | None = None
-    """On average: one object goes as fast as it can, and the next one waits the longer."""
-
-    deadline_seconds: float | None = 600.0
-    """Of one attempt. A `put` is one whatever its size: choose it for the largest object."""
-
-    patience_seconds: float = 120.0
-    """How long failing requests are repeated, from the first failure after the store's last answer.
-
-    Not a limit of `LimitedStore`: whoever puts `RetryingStore` before it passes it on.
-    """
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Self:
-        """From options by the names above, as text or as numbers. Raises `Misuse` unless above zero."""
-        numbers: dict[str, Any] = {name: _number(name, value) for name, value in options.items()}
-        return cls(**numbers)
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """The names of all limits."""
-        return tuple(field.name for field in fields(cls))
-
-
-def _number(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    try:
-        number = int(value) if name.endswith("requests_max") else float(value)
-    except (TypeError, ValueError) as exc:
-        raise Misuse(f"option {name!r} takes a number, not {value!r}") from exc
-    if not number > 0 or not math.isfinite(number):
-        raise Misuse(f"option {name!r} takes a number above zero, not {value!r}")
-    return number
 
 
 class LimitedStore(StoreDecorator):
@@ -90,20 +38,14 @@ class LimitedStore(StoreDecorator):
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        turns: RequestTurns | None = None,
     ) -> None:
+        """Stores that are given the same `turns` are bounded together; without, this one is by itself."""
         super().__init__(inner)
         limits = limits or RequestLimits()
         self._deadline_seconds = limits.deadline_seconds
-        self.up = _Direction(
-            Turns(limits.up_requests_max, clock),
-            requests=Rate(limits.up_requests_per_second_max, clock=clock, sleep=sleep),
-            size_bytes=Rate(limits.up_bytes_per_second_max, clock=clock, sleep=sleep),
-        )
-        self.down = _Direction(
-            Turns(limits.down_requests_max, clock),
-            requests=Rate(limits.down_requests_per_second_max, clock=clock, sleep=sleep),
-            size_bytes=Rate(limits.down_bytes_per_second_max, clock=clock, sleep=sleep),
-        )
+        turns = turns or RequestTurns(limits, clock=clock, sleep=sleep)
+        self.up, self.down = turns.up, turns.down
 
     async def put(self, key: str, body: Body) -> None:
         """Put when it is our turn."""
@@ -194,6 +136,30 @@ class LimitedStore(StoreDecorator):
             ) from error
         direction.turns.succeeded()
         return result
+
+
+class RequestTurns:
+    """What is bounded: the turns and the rates of both directions, for one store or for several."""
+
+    __slots__ = ("down", "up")
+
+    def __init__(
+        self,
+        limits: RequestLimits,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.up = _Direction(
+            Turns(limits.up_requests_max, clock),
+            requests=Rate(limits.up_requests_per_second_max, clock=clock, sleep=sleep),
+            size_bytes=Rate(limits.up_bytes_per_second_max, clock=clock, sleep=sleep),
+        )
+        self.down = _Direction(
+            Turns(limits.down_requests_max, clock),
+            requests=Rate(limits.down_requests_per_second_max, clock=clock, sleep=sleep),
+            size_bytes=Rate(limits.down_bytes_per_second_max, clock=clock, sleep=sleep),
+        )
 
 
 class _Direction:

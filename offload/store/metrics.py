@@ -7,29 +7,11 @@ or in front of the retries to count what was asked for.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 
+from offload.contracts.opening import StoreMetrics
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload
 from offload.store.wrap import StoreDecorator, UploadDecorator
-
-
-@dataclass(slots=True, kw_only=True)
-class StoreMetrics:
-    """Running totals. Plain numbers: read them at any time, subtract two readings for an interval."""
-
-    requests: Counter[str] = field(default_factory=Counter)
-    """Requests by operation: put, create, get, list, delete, start_upload, put_part, complete, abort."""
-
-    bytes_put: int = 0
-    """Every byte handed to the store, by put, create or part."""
-
-    bytes_got: int = 0
-    """Every byte that `get` returned."""
-
-    replies_mended: int = 0
-    """Damaged replies to `get` for sound objects: a second reply held (`store.checked`)."""
 
 
 class MeteredStore(StoreDecorator):
@@ -66,8 +48,9 @@ class MeteredStore(StoreDecorator):
         return data
 
     def note_mended(self) -> None:
-        """Count the reply."""
+        """Count the reply, and pass it on to a counter behind."""
         self.metrics.replies_mended += 1
+        super().note_mended()
 
     async def stored_crc32c(self, key: str) -> int | None:
         """Count the request."""

@@ -30,6 +30,11 @@ class PrefixStore(StoreDecorator):
         self._below = check_key(prefix) + "/"
 
     @property
+    def prefix(self) -> str:
+        """What stands before all keys, without the slash at its end."""
+        return self._below[:-1]
+
+    @property
     def url(self) -> str:
         """The url of the store behind, and the prefix."""
         outer = self.inner.url

@@ -109,11 +109,11 @@ class DeletesTheLedger(ObjectStoreOffloader):
     async def delete_offloaded(self, attempt: Attempt) -> None:
         keys = StreamKeys(attempt.stream)
         found = {
-            key: keys.parse_fragment(key) for key in [row.key async for row in self.store.list(keys.data)]
+            key: keys.parse_fragment(key) for key in [row.key async for row in self.data.list(keys.data)]
         }
         offsets = {parsed[0] for parsed in found.values() if parsed and parsed[1] == attempt.uid}
         await super().delete_offloaded(attempt)
-        await self.store.delete([key for key, parsed in found.items() if parsed and parsed[0] in offsets])
+        await self.data.delete([key for key, parsed in found.items() if parsed and parsed[0] in offsets])
 
 
 @bug("attempts_are_disjoint_between_streams")
@@ -124,11 +124,11 @@ class DeletesInAllStreams(ObjectStoreOffloader):
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
-        rows = [row.key async for row in self.store.list("")]
+        rows = [row.key async for row in self.data.list("")]
         names = {key.rpartition("/")[2].split(".")[0] for key in rows if str(attempt.uid) in key}
         await super().delete_offloaded(attempt)
         fragments = [key for key in rows if key.endswith(".fragment")]
-        await self.store.delete([key for key in fragments if key.rpartition("/")[2].split(".")[0] in names])
+        await self.data.delete([key for key in fragments if key.rpartition("/")[2].split(".")[0] in names])
 
 
 @bug("prepared_before_uploaded")
@@ -257,7 +257,7 @@ class OffersTheAborted(ObjectStoreOffloader):
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         keys = StreamKeys(manifest.stream)
-        parsed = [keys.parse_fragment(row.key) async for row in self.store.list(keys.data)]
+        parsed = [keys.parse_fragment(row.key) async for row in self.data.list(keys.data)]
         running = tuple(
             Running(attempt=found[1], ledger_id=found[0], epoch=1, writer=uuid4())
             for found in parsed
@@ -275,7 +275,7 @@ class OffersWhatLiesBehindAHole(ObjectStoreOffloader):
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         keys = StreamKeys(manifest.stream)
-        parsed = [keys.parse_fragment(row.key) async for row in self.store.list(keys.data)]
+        parsed = [keys.parse_fragment(row.key) async for row in self.data.list(keys.data)]
         return [
             leftover
             for found in parsed
@@ -294,7 +294,7 @@ class InsistsOnPresence(ObjectStoreOffloader):
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
-        if not [row async for row in self.store.list("") if str(attempt.uid) in row.key]:
+        if not [row async for row in self.data.list("") if str(attempt.uid) in row.key]:
             raise NotOffloaded(f"there is no attempt {attempt.uid}")
         await super().delete_offloaded(attempt)
 
@@ -307,7 +307,7 @@ class DeletesTheCommitted(ObjectStoreOffloader):
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
-        await self.store.delete([row.key async for row in self.store.list("") if str(attempt.uid) in row.key])
+        await self.data.delete([row.key async for row in self.data.list("") if str(attempt.uid) in row.key])
 
 
 @bug("offloads_are_checked")
@@ -551,9 +551,9 @@ class TidiesUpAtItsClose(ObjectStoreOffloader):
         return receipt
 
     async def aclose(self) -> None:
-        rows = [row.key async for row in self.store.list("")]
+        rows = [row.key async for row in self.data.list("")]
         mine = [key for key in rows if any(str(uid) in key for uid in self.open_attempts)]
-        await self.store.delete(mine)
+        await self.data.delete(mine)
         await super().aclose()
 
 
@@ -581,7 +581,7 @@ class NotesBeforeItAsks(ObjectStoreOffloader):
     """
 
     async def offload(self, handle: ReadHandle, attempt: Attempt, **kwargs: Any) -> Receipt:
-        await self.store.put(StreamKeys(attempt.stream).data + f"note.{attempt.uid}", Body.of(b""))
+        await self.data.put(StreamKeys(attempt.stream).data + f"note.{attempt.uid}", Body.of(b""))
         return await super().offload(handle, attempt, **kwargs)
 
 
@@ -594,9 +594,9 @@ class LeavesTheBrokenOff(ObjectStoreOffloader):
 
     async def offload(self, handle: ReadHandle, attempt: Attempt, **kwargs: Any) -> Receipt:
         part = StreamKeys(attempt.stream).data + f"part.{attempt.uid}"
-        await self.store.put(part, Body.of(b""))
+        await self.data.put(part, Body.of(b""))
         receipt = await super().offload(handle, attempt, **kwargs)
-        await self.store.delete([part])
+        await self.data.delete([part])
         return receipt
 
 
@@ -608,8 +608,8 @@ class PrunesBeforeItAsks(ObjectStoreOffloader):
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
-        roots = [row.key async for row in self.store.list(StreamKeys(attempt.stream).roots)]
-        await self.store.delete(roots[:-1])
+        roots = [row.key async for row in self.data.list(StreamKeys(attempt.stream).roots)]
+        await self.data.delete(roots[:-1])
         await super().delete_offloaded(attempt)
 
 
@@ -638,8 +638,8 @@ class DeletesByUid(ObjectStoreOffloader):
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
         await super().delete_offloaded(attempt)
-        rows = [row.key async for row in self.store.list("") if str(attempt.uid) in row.key]
-        await self.store.delete(rows)
+        rows = [row.key async for row in self.data.list("") if str(attempt.uid) in row.key]
+        await self.data.delete(rows)
 
 
 @bug("deletion_condemns")
@@ -654,8 +654,8 @@ class DeletesBytesAlone(ObjectStoreOffloader):
         if manifest is None or not manifest.runs(attempt.uid):
             await super().delete_offloaded(attempt)
         else:
-            rows = [row.key async for row in self.store.list("") if str(attempt.uid) in row.key]
-            await self.store.delete(rows)
+            rows = [row.key async for row in self.data.list("") if str(attempt.uid) in row.key]
+            await self.data.delete(rows)
 
 
 @bug("deletion_spares_the_committed_that_runs")
@@ -668,8 +668,8 @@ class AsksOnlyWhatRuns(ObjectStoreOffloader):
     async def delete_offloaded(self, attempt: Attempt) -> None:
         manifest = await self.log(attempt.stream).load_newest()
         if manifest is not None and manifest.runs(attempt.uid):
-            rows = [row.key async for row in self.store.list("") if str(attempt.uid) in row.key]
-            await self.store.delete(rows)
+            rows = [row.key async for row in self.data.list("") if str(attempt.uid) in row.key]
+            await self.data.delete(rows)
         await super().delete_offloaded(attempt)
 
 
@@ -768,7 +768,7 @@ class TellsTheChecksumOfTheData(ObjectStoreOffloader):
         found = []
         for each in await super().leftovers(manifest):
             key = StreamKeys(manifest.stream).fragment(each.entry.first_offset, each.entry.attempt)
-            data = (await self.store.get(key))[HEADER.size_bytes :][: each.entry.data_size_bytes]
+            data = (await self.data.get(key))[HEADER.size_bytes :][: each.entry.data_size_bytes]
             position = int(scan(data, where=key)["position"][-1])
             checksum = ChunkHeader.decode(data[position:], where=key).crc
             found.append(replace(each, last_chunk_checksum=checksum))
@@ -1331,7 +1331,7 @@ class DeletesTheTombstone(ObjectStoreOffloader):
         manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
         if isinstance(change, Delete):
             below = StreamKeys(stream).anchor.rpartition("/")[0]
-            await self.store.delete([row.key async for row in self.store.list(f"{below}/")])
+            await self.data.delete([row.key async for row in self.data.list(f"{below}/")])
         return manifest
 
 
@@ -1812,8 +1812,8 @@ class DeletesByPrefix(ObjectStoreOffloader):
     ) -> Manifest:
         manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
         if isinstance(change, Delete):
-            rows = [row.key async for row in self.store.list(StreamKeys(stream).prefix[:-1])]
-            await self.store.delete([key for key in rows if key.endswith(".fragment")])
+            rows = [row.key async for row in self.data.list(StreamKeys(stream).prefix[:-1])]
+            await self.data.delete([key for key in rows if key.endswith(".fragment")])
         return manifest
 
 
@@ -1859,7 +1859,7 @@ class SignsEachOpening(ObjectStoreOffloader):
     async def open(self, *, create: bool = False) -> None:
         await super().open(create=create)
         if create:
-            await self.store.put(f"tier.opened.{uuid4()}", Body.of(b""))
+            await self.data.put(f"tier.opened.{uuid4()}", Body.of(b""))
 
 
 @bug("closing_is_idempotent")
@@ -1889,7 +1889,7 @@ class ClosesForAll(ObjectStoreOffloader):
 
     @property
     def _pool(self) -> int:
-        store = self.store
+        store = self.data
         while isinstance(store, StoreDecorator):
             store = store.inner
         assert isinstance(store, MemoryStore)
@@ -1941,8 +1941,8 @@ class ResetsWhatItOpens(ObjectStoreOffloader):
     async def open(self, *, create: bool = False) -> None:
         await super().open(create=create)
         if create and not self.was_opened:
-            roots = [row.key async for row in self.store.list("") if "/root." in row.key]
-            await self.store.delete(roots)
+            roots = [row.key async for row in self.data.list("") if "/root." in row.key]
+            await self.data.delete(roots)
         self.was_opened = True
 
 
@@ -1972,6 +1972,6 @@ class LosesTheRaceToOpen(ObjectStoreOffloader):
                 raise
             await super().open(create=True)
             try:
-                await self.store.create("tier.table", b"")
+                await self.data.create("tier.table", b"")
             except AlreadyExists as error:
                 raise Conflict("the table exists") from error

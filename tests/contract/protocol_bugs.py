@@ -78,7 +78,7 @@ class LocksTheStream(Tier):
         if isinstance(change, Claim) and stream not in self.locked:
             await self.open(create=True)
             try:
-                await self.store.create(f"{StreamKeys(stream).prefix}lock", b"")
+                await self.data.create(f"{StreamKeys(stream).prefix}lock", b"")
             except AlreadyExists as exc:
                 raise Conflict(f"stream {stream!r} is locked") from exc
             self.locked.add(stream)
@@ -274,7 +274,7 @@ class CleansUpWhenFenced(Tier):
             if isinstance(change, Append):
                 keys = StreamKeys(stream)
                 entries = change.entries
-                await self.store.delete([keys.fragment(e.first_offset, e.attempt) for e in entries])
+                await self.data.delete([keys.fragment(e.first_offset, e.attempt) for e in entries])
             raise
 
 
@@ -392,8 +392,8 @@ class DeletesWithoutACommit(Tier):
         manifest = await self.log(attempt.stream).load_newest()
         if manifest is None or not manifest.runs(attempt.uid):
             return await super().delete_offloaded(attempt)
-        rows = [row.key async for row in self.store.list(StreamKeys(attempt.stream).data)]
-        return await self.store.delete([key for key in rows if str(attempt.uid) in key])
+        rows = [row.key async for row in self.data.list(StreamKeys(attempt.stream).data)]
+        return await self.data.delete([key for key in rows if str(attempt.uid) in key])
 
 
 @bug("walks_go_as_the_model_says")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from offload.commit.groups import GroupCache, entry_key, fetch_group
-from offload.errors import Corrupt, TryAgain
+from offload.errors import Absent, Corrupt, TryAgain
 from offload.formats.group import Group
 from offload.formats.root import ENTRY
 from offload.model.entry import Entries, Entry, EntryKind, rows_of_entries
@@ -199,6 +199,18 @@ def test_a_group_that_was_used_lately_costs_no_request() -> None:
     asyncio.run(main())
 
     assert len(kept.requests) == 1
+
+
+def test_tiers_that_share_a_cache_share_its_memory_and_not_their_groups() -> None:
+    """A copy of a tier's folder names the same groups, and whether it has them is seen in its own store."""
+
+    async def main() -> None:
+        await kept.load(0)
+        with pytest.raises(Absent):
+            await kept.cache.load(MemoryStore(name="copy"), MANIFEST, naming(kept.groups[0]))
+
+    kept = Kept(1)
+    asyncio.run(main())
 
 
 def test_the_group_that_was_not_used_for_longest_goes_first() -> None:

@@ -43,6 +43,7 @@ from protocol_judge import LIVE, Objects
 from protocol_world import CHUNK_RECORDS, KEYS, STREAM, ResendingClient, WitnessedOffloader, chunk
 
 from offload.contracts.events import Event, ManifestCommitted
+from offload.contracts.opening import RequestLimits
 from offload.contracts.store import ObjectStore, Unfinished
 from offload.env import Env
 from offload.errors import OffloadError
@@ -53,7 +54,6 @@ from offload.model.attempt import Receipt
 from offload.model.manifest import NOBODY, Manifest, StreamState
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlace, TierPlan
-from offload.store.limit import RequestLimits
 from offload.store.stack import stacked_store
 from offload.streams import writer as stream_writer
 from simulation.broker import Broker

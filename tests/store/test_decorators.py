@@ -10,16 +10,17 @@ from random import Random
 import pytest
 from offload_conformance import Asynchronous, Run
 
+from offload.contracts.opening import RequestLimits, StoreMetrics
 from offload.contracts.store import Body, Listed, ObjectStore
 from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.formats.keys import is_decisive, sides_of
 from offload.store.faults import Call, Fault, FaultyStore, Rule
 from offload.store.hashed import HashedStore, folder_of
-from offload.store.limit import LimitedStore, RequestLimits
+from offload.store.limit import LimitedStore
 from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
-from offload.store.metrics import MeteredStore, StoreMetrics
+from offload.store.metrics import MeteredStore
 from offload.store.prefix import PrefixStore
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.split import SplitStore

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offload_conformance.asynchronous import Asynchronous, Run
 
+from offload.contracts.opening import RequestLimits
 from offload.contracts.store import Body
 from offload.errors import Misuse, Throttled, TryAgain
-from offload.store.limit import LimitedStore, RequestLimits
+from offload.store.limit import LimitedStore
 from offload.store.memory import MemoryStore
 from offload.store.rate import Rate
 from offload.store.retry import RetryingStore, RetryPolicy

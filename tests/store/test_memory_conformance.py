@@ -7,10 +7,11 @@ from offload_conformance import StoreConformance
 from offload_conformance.asynchronous import Run
 from offload_conformance.store import level
 
+from offload.contracts.opening import RequestLimits
 from offload.contracts.store import ObjectStore
 from offload.store.faults import FaultyStore
 from offload.store.hashed import HashedStore, folder_of
-from offload.store.limit import LimitedStore, RequestLimits
+from offload.store.limit import LimitedStore
 from offload.store.logged import LoggedStore
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore

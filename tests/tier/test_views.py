@@ -20,7 +20,9 @@ from offload.errors import Absent, Misuse, NotOffloaded
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import AtEdge, AtOffset, AtTime
 from offload.model.tree import EntryTree
+from offload.native.place import TierPlan
 from offload.store.faults import FaultyStore
+from offload.store.hashed import HashedStore
 from offload.store.memory import MemoryStore
 
 
@@ -103,9 +105,22 @@ def test_the_four_verbs_are_enough_to_be_read_as_a_catalogue() -> None:
     on_four_fragments(act)
 
 
-def test_roots_cannot_be_asked_for_before_the_anchor_says_how_they_are_kept() -> None:
-    with pytest.raises(Misuse, match="before its roots"):
-        ObjectStoreOffloader(MemoryStore()).log("orders")
+def test_objects_and_roots_cannot_be_asked_for_before_the_anchor_says_how_they_are_kept() -> None:
+    """And then they never change: a tool cannot have hold of a store that the anchor says to be another."""
+
+    async def scenario() -> None:
+        tier = ObjectStoreOffloader(MemoryStore(), plan=TierPlan(hashed_keys=True))
+        for ask in (lambda: tier.store, lambda: tier.log("orders")):
+            with pytest.raises(Misuse, match="before its objects"):
+                ask()
+        data = tier.data
+        await tier.open(create=True)
+        store = tier.store
+        await tier.open()
+        assert isinstance(store, HashedStore)
+        assert (tier.store, tier.data, tier.log("orders").store) == (store, data, store)
+
+    asyncio.run(scenario())
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from offload.cli.kit.ending import Usage
@@ -19,18 +20,16 @@ from offload.contracts.catalogue import Catalogue
 from offload.contracts.decoder import Decoder
 from offload.contracts.events import Event, Waiting
 from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.opening import RequestLimits
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
-from offload.env import Env
 from offload.errors import Misuse
 from offload.model.position import Position, parse_position
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
-from offload.opening import GivenOptions, as_offloader, open_catalogue, open_source, open_store
 from offload.plugins import Plugins
-from offload.store.limit import RequestLimits
+from offload.session import GivenOptions, Session, as_offloader
 from offload.store.retry import RetryPolicy
-from offload.store.stack import stacked_store as guarded_store
 
 __all__ = ["CommandContext"]
 
@@ -38,7 +37,7 @@ __all__ = ["CommandContext"]
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass
 class CommandContext:
     """Of one process."""
 
@@ -46,6 +45,11 @@ class CommandContext:
     debug: bool = False
     is_quiet: bool = False
     """The command's output is for programs: nobody reads that it waits."""
+
+    @cached_property
+    def session(self) -> Session:
+        """That of the process. A command closes what it opens, and so nothing is left in it at the end."""
+        return Session(plugins=self.plugins, emit=self._announcing(self.plugins.emit))
 
     def tier(
         self,
@@ -72,13 +76,12 @@ class CommandContext:
         """The tier that an argument names, with `NAME=VALUE` options. Must be called on the event loop."""
         with _usage():
             storage_options = dict(_pair(option) for option in options or ())
-            return open_catalogue(
+            return self.session.catalogue(
                 url,
-                plugins=self.plugins,
                 storage_options=storage_options,
                 options=how,
                 plan=plan,
-                emit=self._announcing(emit or self.plugins.emit),
+                emit=None if emit is None else self._announcing(emit),
             )
 
     def _announcing(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
@@ -92,8 +95,8 @@ class CommandContext:
     def bare_store(self, url: str, options: Mapping[str, object], limits: RequestLimits) -> ObjectStore:
         """The store that a URL names, as it is: with deadlines, and with hardly any patience."""
         with _usage():
-            store = open_store(url, plugins=self.plugins, storage_options=options)
-        return guarded_store(store, Env(), limits, RetryPolicy(attempts_max=2))
+            both = {**options, **asdict(limits)}
+            return self.session.store(url, storage_options=both, policy=RetryPolicy(attempts_max=2))
 
     def options(self, options: Sequence[str] | None) -> GivenOptions:
         """What `NAME=VALUE` options say, by whom they are for."""
@@ -103,7 +106,7 @@ class CommandContext:
     def source(self, url: str) -> Source:
         """The source that an argument names."""
         with _usage():
-            return open_source(url, plugins=self.plugins)
+            return self.session.source(url)
 
     def decoder(self, name: str) -> Decoder:
         """The decoder that an argument names."""

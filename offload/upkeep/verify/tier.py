@@ -21,6 +21,7 @@ from typing import Final
 
 from offload.commit.log import RootLog
 from offload.contracts.catalogue import Catalogue
+from offload.contracts.opening import RequestLimits
 from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import (
@@ -40,7 +41,7 @@ from offload.model.manifest import Manifest
 from offload.native.anchors import read_anchor
 from offload.native.own import native_or_none
 from offload.native.stream_names import stream_under
-from offload.store.limit import LimitedStore, RequestLimits
+from offload.store.limit import LimitedStore
 from offload.tasks import in_order
 from offload.upkeep.pages import ListedPage, pages
 from offload.upkeep.verify.entries import EntryVerifier
@@ -85,9 +86,10 @@ async def verify(
             )
             await entries.run(stream, after)
             return report
+        tier = objects.data
         with suppress(Corrupt, NotOffloaded, UnsupportedFormat):  # which are found again, and reported
             await objects.open()
-        tier = objects.store
+            tier = objects.store
     store: ObjectStore = tier
     if bytes_per_second_max is not None:
         limits = RequestLimits(down_bytes_per_second_max=bytes_per_second_max, deadline_seconds=None)

@@ -1,0 +1,159 @@
+"""Tiers of one session share clients, turns, groups and metrics, as docs/adr/0021-session.md says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import session_backends as backends
+from offload_conformance import ledger_of
+from session_backends import CLOSED, MADE, Bucket, plugins
+
+from offload import (
+    ObjectStoreOffloader,
+    RequestLimits,
+    Session,
+    StreamWriter,
+    TierOptions,
+    TierPlan,
+)
+from offload.contracts.events import Event, ManifestCommitted
+
+
+async def written(*tiers: Any) -> None:
+    """Write a new stream of many fragments to each tier, all at the same time."""
+
+    async def one(tier: Any) -> None:
+        writer = await StreamWriter.claim(tier, f"orders-{uuid4()}")
+        await writer.offload([ledger_of(40)])
+
+    await asyncio.gather(*map(one, tiers))
+
+
+MANY = TierOptions(fragment_size_bytes=1, uploads_max=32)
+
+
+def most_puts(limits: RequestLimits, *urls: str, **options: Any) -> int:
+    async def scenario() -> None:
+        async with Session(plugins=plugins(), limits=limits) as session:
+            await written(*(session.tier(url, options=MANY, storage_options=options) for url in urls))
+
+    asyncio.run(scenario())
+    return Bucket.most
+
+
+def test_a_limit_of_n_requests_bounds_two_tiers_of_a_host_together() -> None:
+    assert most_puts(RequestLimits(up_requests_max=3), "bucket://a/x", "bucket://a/y") == 3
+
+
+def test_tiers_of_two_hosts_have_each_the_whole_limit() -> None:
+    assert most_puts(RequestLimits(up_requests_max=3), "bucket://a/x", "bucket://b/x") == 6
+
+
+def test_an_option_of_a_tier_overrides_that_limit_of_the_session_and_keeps_the_others() -> None:
+    async def scenario() -> None:
+        limits = RequestLimits(up_requests_max=3, down_requests_max=5)
+        async with Session(plugins=plugins(), limits=limits) as session:
+            own = session.tier("own://x", storage_options={"up_requests_max": "2"})
+            assert backends.CONTEXTS[-1] is not None
+            assert backends.CONTEXTS[-1].limits == RequestLimits(up_requests_max=2, down_requests_max=5)
+            await written(own)
+
+    asyncio.run(scenario())
+
+
+def test_tiers_of_one_place_use_one_client_and_the_last_one_closes_it() -> None:
+    async def scenario() -> None:
+        async with Session(plugins=plugins()) as session:
+            one, other = session.tier("bucket://a/x"), session.tier("bucket://a/y")
+            await written(one, other)
+            assert sum(1 for bucket in MADE if bucket.asked) == 1
+
+            before = len(CLOSED)
+            await one.aclose()
+            await one.aclose()
+            await written(other)
+            assert CLOSED[before:] == []
+
+            await other.aclose()
+            assert len(CLOSED) == len(MADE)
+            await written(session.tier("bucket://a/z"))  # with a client of its own
+
+    asyncio.run(scenario())
+    assert len(CLOSED) == len(MADE)
+    assert {key.partition("/")[0] for key in backends.OBJECTS["a"]} == {"x", "y", "z"}
+
+
+@pytest.mark.parametrize(
+    ("url", "options"), [("bucket://a/x", {"region": "north"}), ("bucket://b/x", {"region": "south"})]
+)
+def test_another_bucket_or_other_options_have_a_client_of_their_own(url: str, options: Any) -> None:
+    async def scenario() -> None:
+        async with Session(plugins=plugins()) as session:
+            one = session.tier("bucket://a/x", storage_options={"region": "south"})
+            await written(one, session.tier(url, storage_options=options))
+
+    asyncio.run(scenario())
+    assert [bool(bucket.asked) for bucket in MADE] == [True, True]
+
+
+def test_a_relative_path_means_the_folder_of_its_moment(tmp_path: Any, monkeypatch: Any) -> None:
+    """The same words from two working directories are two places."""
+
+    async def scenario() -> None:
+        async with Session() as session:
+            for name in ("one", "two"):
+                (tmp_path / name).mkdir()
+                monkeypatch.chdir(tmp_path / name)
+                await written(session.tier("tier"))
+
+    asyncio.run(scenario())
+    assert [(tmp_path / name / "tier" / "tier.anchor").is_file() for name in ("one", "two")] == [True, True]
+
+
+def test_two_tiers_share_the_memory_of_groups() -> None:
+    """That they never get each other's groups is tested with the cache."""
+
+    async def scenario() -> None:
+        async with Session(plugins=plugins()) as session:
+            one, other = session.tier("bucket://a/x"), session.tier("bucket://a/y")
+            assert isinstance(one, ObjectStoreOffloader)
+            assert isinstance(other, ObjectStoreOffloader)
+            assert one._groups is other._groups is session._groups
+
+    asyncio.run(scenario())
+
+
+def test_a_session_counts_what_all_its_tiers_sent_and_tells_the_events_of_all() -> None:
+    events: list[Event] = []
+
+    async def scenario() -> Session:
+        async with Session(plugins=plugins(), emit=events.append) as session:
+            await written(session.tier("bucket://a/x"), session.tier("bucket://b/x"), session.tier("own://x"))
+            return session
+
+    session = asyncio.run(scenario())
+
+    assert session.metrics.requests["put"] == sum(bucket.asked for bucket in MADE) > 0
+    assert {bucket.name for bucket in MADE if bucket.asked} == {"a", "b", "beneath"}
+    assert len({id(event.manifest) for event in events if isinstance(event, ManifestCommitted)}) >= 6
+
+
+def test_a_commit_store_is_of_the_session_too() -> None:
+    async def scenario() -> Session:
+        async with Session(plugins=plugins()) as session:
+            tier = session.tier(
+                "bucket://a/x",
+                plan=TierPlan(commit_store="bucket://a/roots"),
+                storage_options={"commit.region": "north"},
+            )
+            await written(tier)
+            return session
+
+    session = asyncio.run(scenario())
+
+    assert {bucket.options.get("region") for bucket in MADE} == {None, "north"}
+    assert session.metrics.requests["create"] > 0
+    assert len(CLOSED) == len(MADE)

@@ -1,0 +1,122 @@
+"""Backends of each kind for tests of sessions. What they opened is noted, and who closed it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from offload import Backend, Catalogue, LedgerOffloader, ObjectStoreOffloader, OpeningContext, Plugins
+from offload.contracts.plugin import SourceType
+from offload.contracts.store import Body, ObjectStore
+from offload.plugins import Plugin, PluginDeclaration
+from offload.store.memory import MemoryStore
+from offload.store.prefix import PrefixStore
+
+OBJECTS: dict[str, dict[str, bytes]] = {}
+"""The objects of each bucket, in whichever process they are."""
+
+MADE: list[Bucket] = []
+CLOSED: list[str] = []
+CONTEXTS: list[OpeningContext | None] = []
+
+
+class Bucket(MemoryStore):
+    """Counts how many puts are under way, over all clients of a host, and fails to close if it is told to."""
+
+    running = 0
+    most = 0
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        super().__init__(objects=OBJECTS.setdefault(name, {}), name=name)
+        self.name, self.options = name, options
+        self.asked = 0
+        self.on_close: Callable[[], Awaitable[None]] | None = None
+        MADE.append(self)
+
+    @property
+    def url(self) -> str:
+        return f"bucket://{self.name}"
+
+    async def put(self, key: str, body: Body) -> None:
+        self.asked += 1
+        Bucket.running += 1
+        Bucket.most = max(Bucket.most, Bucket.running)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await super().put(key, body)
+        Bucket.running -= 1
+
+    async def aclose(self) -> None:
+        if self.on_close is not None:
+            await self.on_close()
+        CLOSED.append(self.name)
+
+
+class Own(ObjectStoreOffloader):
+    """An offloader that a backend makes by itself."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        CLOSED.append("own")
+
+
+def open_bucket(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
+    bucket, _, prefix = url.partition("://")[2].partition("/")
+    store = Bucket(bucket, options)
+    return PrefixStore(store, prefix.strip("/")) if prefix.strip("/") else store
+
+
+def open_own(
+    url: str, *, options: Mapping[str, Any], context: OpeningContext | None = None
+) -> LedgerOffloader:
+    CONTEXTS.append(context)
+    store = MemoryStore() if context is None else context.open_store("bucket://beneath", {})
+    return Own(store, emit=context.emit if context else lambda event: None)
+
+
+def open_plain(url: str, *, options: Mapping[str, Any]) -> Catalogue:
+    return Own(MemoryStore())
+
+
+class NotedSource:
+    """What a session needs to know of a source: that it can be closed."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def aclose(self) -> None:
+        CLOSED.append(self.url)
+
+
+HERE = "session_backends"
+ALL = ("emit", "env", "fragment_size_bytes", "limits", "metrics", "uploads_max")
+DECLARED = [
+    Backend(name="bucket", target=f"{HERE}:open_bucket", schemes=("bucket",), options=("region",)),
+    Backend(
+        name="own",
+        target=f"{HERE}:open_own",
+        schemes=("own",),
+        kind="offloader",
+        options=("speed",),
+        takes=ALL,
+    ),
+    Backend(
+        name="plain", target=f"{HERE}:open_plain", schemes=("plain",), kind="offloader", options=("speed",)
+    ),
+    Backend(
+        name="seen", target=f"{HERE}:open_plain", schemes=("seen",), kind="catalogue", options=("speed",)
+    ),
+]
+SOURCE = SourceType(name="noted", target=f"{HERE}:NotedSource", schemes=("noted",))
+
+
+def plugins() -> Plugins:
+    """These backends, and a memory without what earlier tests did."""
+    for noted in (OBJECTS, MADE, CLOSED, CONTEXTS):
+        noted.clear()
+    Bucket.running = Bucket.most = 0
+    plugin = Plugin(name="tests", distribution="tests", version="1")
+    declared = [PluginDeclaration(kind="backend", plugin=plugin, declaration=each) for each in DECLARED]
+    source = PluginDeclaration(kind="source", plugin=plugin, declaration=SOURCE)
+    return Plugins(plugins=[plugin], declared=[*declared, source])
