@@ -389,7 +389,7 @@ def test_no_question_over_grpc_before_the_first_request(
     code = (
         "import os, asyncio; from offload_gcs import GcsOptions;"
         "import offload_gcs.store as s; import offload_gcs.client as c;"
-        "f = asyncio.run(c.Client(GcsOptions(anonymous=True))._open());"
+        "f = asyncio.run(c.GcsClient(GcsOptions(anonymous=True))._open());"
         "print(os.environ['GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT'], type(f).__module__)"
     )
 
