@@ -11,12 +11,14 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
+from urllib.parse import unquote
 
 from contract.bugs import Bug, breaks
 from contract.part_bugs import Collected
 
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished, Upload, check_key
 from offload.errors import AlreadyExists, Misuse, NotFound, TryAgain
+from offload.formats.checksums import crc32c
 from offload.store.memory import MemoryStore
 from offload.store.spans import clip
 from offload.store.wrap import UploadDecorator
@@ -63,6 +65,21 @@ class DeclaresTooLittle(MemoryStore):
     """
 
     capabilities = replace(MemoryStore().capabilities, create_size_bytes_max=2 * MIB)  # type: ignore[assignment]
+
+
+@bug("creates_may_be_as_large_as_declared")
+class DeclaresNoRoomForARoot(MemoryStore):
+    """Declares that it creates half a mebibyte at most, and keeps to it.
+
+    A true word about a small table: no tier fits there, and its first full root is years away.
+    """
+
+    capabilities = replace(MemoryStore().capabilities, create_size_bytes_max=MIB // 2)  # type: ignore[assignment]
+
+    async def create(self, key: str, data: bytes) -> None:
+        if len(data) > MIB // 2:
+            raise Misuse(f"{key!r}: the item is too large")
+        await super().create(key, data)
 
 
 @bug("contents_are_kept_as_they_are")
@@ -240,6 +257,35 @@ class StopsAfterTenPages(MemoryStore):
             yield row
 
 
+@bug("listing_goes_on_page_after_page")
+class UnquotesTokens(MemoryStore):
+    """Asks for the next page behind a key in which `%2B` has become `+`.
+
+    The token of a page is a key in a query, and somebody undoes its escapes once more.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        while page := [row async for row in MemoryStore.list(self, prefix, after=after)][:1000]:
+            for row in page:
+                yield row
+            if len(page) < 1000:
+                return
+            after = unquote(page[-1].key)
+
+
+@bug("a_level_goes_on_page_after_page")
+class DropsTheLastOfAFullPage(MemoryStore):
+    """Names 999 of a thousand names.
+
+    It asks for one name more than it shows, to see whether another page follows; the last page has none.
+    """
+
+    async def level(self, prefix: str) -> AsyncIterator[str]:
+        names = [name async for name in super().level(prefix)]
+        for name in names[:-1] if len(names) % 1000 == 0 else names:
+            yield name
+
+
 class _Renames(MemoryStore):
     """Takes a key for another one, in every call."""
 
@@ -355,6 +401,55 @@ class JoinsAThousandParts(MemoryStore):
             return b"".join(self.parts[number] for number in sorted(self.parts)[:1000])
 
 
+@bug("ranges_are_exact")
+class CutsTheStart(MemoryStore):
+    """Keeps where a range begins in 32 bits.
+
+    `unsigned int`, or `>>> 0`: a range far beyond the end reads from the beginning.
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        if isinstance(span, Span) and span.start > 0:
+            span = Span(span.start & 0xFFFFFFFF, span.length)
+        return await super().get(key, span)
+
+
+@bug("stored_checksums_are_true")
+class TellsTheSumOfAPart(MemoryStore):
+    """Tells the checksum of the last part of an upload as that of the object.
+
+    Servers keep one for each part, and tell a checksum of checksums, or the one that came last.
+    """
+
+    sums: dict[tuple[int, str], int] = {}
+
+    async def start_upload(self, key: str) -> Upload:
+        upload = await super().start_upload(key)
+        upload_of = self._Summing(upload)
+        upload_of.sums, upload_of.key = self.sums, (id(self.objects), key)
+        return upload_of
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        return self.sums.get((id(self.objects), check_key(key)))
+
+    class _Summing(UploadDecorator):
+        async def put_part(self, number: int, data: bytes) -> None:
+            await super().put_part(number, data)
+            self.sums[self.key] = crc32c(data)
+
+
+@bug("keys_may_be_long")
+class NamesPartsBehindTheKey(MemoryStore):
+    """Refuses an upload if its key leaves no room for the number of a part behind it.
+
+    Parts are objects of their own, named `KEY.00001`, until they are composed.
+    """
+
+    async def start_upload(self, key: str) -> Upload:
+        check_key(f"{check_key(key)}.00001")
+        return await super().start_upload(key)
+
+
 BEGUN: Final[dict[int, list[Collected]]] = {}
 
 
@@ -386,6 +481,46 @@ class TellsOfTen(MemoryStore):
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         return [*await super().unfinished_uploads(prefix)][:10]
+
+
+@bug("unfinished_uploads_are_all_told")
+class TellsByPattern(MemoryStore):
+    """Takes `_` in a prefix of unfinished uploads for any letter.
+
+    `LIKE prefix || '%'`: a sweep of one folder aborts the uploads of another.
+    """
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        pattern = prefix.replace("_", "?") + "*"
+        return [each for each in await super().unfinished_uploads("") if fnmatchcase(each.key, pattern)]
+
+
+@bug("parts_beside_an_abort_are_forgotten")
+class RevivesUploads(MemoryStore):
+    """Takes a part of an upload that was aborted, and so begins it again, without the parts before.
+
+    Parts go to a folder that is made where it is missing; and the abort had removed it.
+    """
+
+    async def start_upload(self, key: str) -> Upload:
+        upload = self._Reviving(self, check_key(key))
+        BEGUN.setdefault(id(self.objects), []).append(upload)
+        return upload
+
+    async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
+        begun = enumerate(BEGUN.get(id(self.objects), []))
+        return [
+            Unfinished(each.key, str(number), 0)
+            for number, each in begun
+            if each.parts and each.key.startswith(prefix)
+        ]
+
+    async def abort_upload(self, upload: Unfinished) -> None:
+        BEGUN[id(self.objects)][int(upload.upload_id)].parts.clear()
+
+    class _Reviving(Collected):
+        async def complete(self) -> None:
+            self.store.objects[self.key] = self.joined()
 
 
 @bug("unfinished_uploads_tell_when_they_began")

@@ -227,7 +227,7 @@ class BeginsAnewBehindTheDeleted(MemoryStore):
             yield row
 
 
-@bug("any_calls_answer_as_a_dictionary_would")
+@bug("listing_is_strong")
 class KeepsTheSizeOfACreate(MemoryStore):
     """Lists an object that was created, then put, with the size that it was created with.
 

@@ -793,7 +793,7 @@ class KeepsOldChecksums(MemoryStore):
         self.sums.setdefault(key, crc32c(self.objects[key]))
 
     async def stored_crc32c(self, key: str) -> int | None:
-        return self.sums.get(key)
+        return getattr(self, "sums", {}).get(key)
 
 
 # Deletions

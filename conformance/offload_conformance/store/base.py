@@ -10,9 +10,10 @@ import asyncio
 import random
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, ClassVar, Final
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, Final, TypeVar
 
 import pytest
 
@@ -25,6 +26,8 @@ from offload_conformance.contender import ContenderTask, job_of
 from offload_conformance.declared import Declared
 from offload_conformance.findings import NOTE
 
+E = TypeVar("E", bound=BaseException)
+
 DIGITS: Final = b"0123456789"
 MIB: Final = 2**20
 
@@ -35,6 +38,9 @@ WRITES_AT_ONCE: Final = 100
 
 CANCELS: Final = 24
 """Of one call, at moments that are spread over it: more than a client has connections, as a rule."""
+
+ROWS_BEYOND: Final = 1_000
+"""How many rows more than there are keys a listing may give before it is left: it might never end."""
 
 LATE_LOOKS_MAX: Final = 200
 LATE_PAUSE_SECONDS: Final = 0.05
@@ -119,7 +125,7 @@ class StoreClauses(Asynchronous, ABC):
 
     def holds_no_tier(self, run: Run, store: ObjectStore) -> None:
         """Assert what follows where the store declares that no commit is safe on it: `Denied`, at once."""
-        with pytest.raises(Denied):
+        with raises(Denied, "a tier on a store without atomic creates"):
             run(ObjectStoreOffloader(store).open(create=True))
         assert self.keys_in_store() == set(), "a place that is refused is left as it was"
 
@@ -129,8 +135,13 @@ async def listed(
 ) -> list[Listed]:
     """A listing to its end; of a store that may be late, the first with the keys `awaiting`, or the last."""
     looks = 1 if awaiting is None or store.capabilities.strong_listing else LATE_LOOKS_MAX
+    most = float("inf") if awaiting is None else len(awaiting) + ROWS_BEYOND
     for look in range(looks):
-        rows = [row async for row in store.list(prefix, after=after)]
+        rows = []
+        async for row in store.list(prefix, after=after):
+            rows.append(row)
+            if len(rows) > most:
+                break
         if awaiting is None or keys(rows) == list(awaiting):
             break
         if look < looks - 1:
@@ -152,6 +163,36 @@ async def level(store: ObjectStore, prefix: str) -> list[str]:
 def keys(rows: Iterable[Listed]) -> list[str]:
     """The keys of a listing."""
     return [row.key for row in rows]
+
+
+def make_sure_of_keys(found: Sequence[str], wanted: Sequence[str], what: str) -> None:
+    """Fail unless a listing or a level is as wanted. `assert` would print thousands of keys."""
+    if found == wanted:
+        return
+    twice = [key for key, count in Counter(found).items() if count > 1]
+    wrong = {
+        "missing": sorted({*wanted} - {*found}),
+        "not there": sorted({*found} - {*wanted}),
+        "found again": sorted(twice),
+    }
+    words = [f"{word} {some[:3]}{' and more' * (len(some) > 3)}" for word, some in wrong.items() if some]
+    pytest.fail(
+        f"{what}: expected {len(wanted)} names, found {len(found)}; {'; '.join(words) or 'not in order'}"
+    )
+
+
+@contextmanager
+def raises(kind: type[E], what: str) -> Iterator[pytest.ExceptionInfo[E]]:
+    """Expect an error of this kind. Any answer, and any other error of the framework's, fails with `what`."""
+    try:
+        with pytest.raises(kind) as caught:
+            yield caught
+    except OffloadError as error:
+        pytest.fail(f"{what}: expected {kind.__name__}; found {type(error).__name__}: {error}")
+    except pytest.fail.Exception as failure:
+        if not str(failure).startswith("DID NOT RAISE"):
+            raise
+        pytest.fail(f"{what}: expected {kind.__name__}; found no error")
 
 
 async def turns_of(call: Coroutine[Any, Any, object]) -> int:
@@ -196,6 +237,28 @@ def windows_of(data: bytes) -> list[bytes]:
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
+def ways_of(store: ObjectStore) -> list[str]:
+    """How objects come into this store: the names that `store_by` knows."""
+    can = store.capabilities
+    return ["put", *["create"] * can.atomic_create, *["upload"] * can.multipart]
+
+
+async def store_by(way: str, store: ObjectStore, key: str, data: bytes) -> None:
+    """Store an object by `put`, by `create` where nothing is left, or by an upload in up to four parts."""
+    match way:
+        case "put":
+            await store.put(key, body_of(*halves(data)))
+        case "create":
+            await store.delete([key])
+            await store.create(key, data)
+        case "upload":
+            upload = await store.start_upload(key)
+            size_bytes = max(store.capabilities.part_size_bytes_min, -(-len(data) // 4), 1)
+            for start in range(0, max(len(data), 1), size_bytes):
+                await upload.put_part(start // size_bytes + 1, data[start : start + size_bytes])
+            await upload.complete()
+
+
 def make_sure_of(found: bytes, wanted: bytes, what: str) -> None:
     """Fail unless the bytes are the same. `assert` would print megabytes."""
     if found != wanted:
@@ -214,3 +277,9 @@ def body_of(*windows: bytes) -> Body:
             yield window
 
     return Body(size_bytes=sum(map(len, windows)), windows=again)
+
+
+def halves(data: bytes) -> tuple[bytes, ...]:
+    """The two halves of some bytes, without those that are empty."""
+    middle = len(data) // 2
+    return tuple(filter(None, (data[:middle], data[middle:])))

@@ -19,7 +19,7 @@ from offload.errors import AlreadyExists, Misuse, NotFound
 from offload_conformance.asynchronous import Run
 from offload_conformance.contenders import contend_in_threads
 from offload_conformance.race import winners_of
-from offload_conformance.store.base import DIGITS, SIZES, StoreClauses, drawn, make_sure_of
+from offload_conformance.store.base import DIGITS, SIZES, StoreClauses, drawn, make_sure_of, raises
 
 PROCESSES: Final = 3
 ROUNDS: Final = 5
@@ -40,7 +40,7 @@ class CreateClauses(StoreClauses):
         run(store.create("key", b"first"))
 
         for client in (store, other):
-            with pytest.raises(AlreadyExists) as caught:
+            with raises(AlreadyExists, "a second create of a key") as caught:
                 run(client.create("key", b"second"))
             assert caught.value.key == "key"
 
@@ -55,10 +55,14 @@ class CreateClauses(StoreClauses):
             self.holds_no_tier(run, store)
             return
         most = store.capabilities.create_size_bytes_max
-        assert most is None or most >= CREATE_SIZE_BYTES_LEAST, "a full root does not fit"
+        if most is not None and most < CREATE_SIZE_BYTES_LEAST:
+            pytest.fail(
+                f"`create_size_bytes_max`: expected {CREATE_SIZE_BYTES_LEAST:,} at least, for a full root; "
+                f"found {most:,}"
+            )
         if most is not None and size_bytes > most:
             size_bytes = most
-            with pytest.raises(Misuse):
+            with raises(Misuse, f"a create of {most + 1:,} bytes, where {most:,} are declared"):
                 run(store.create("key", drawn(most + 1)))
             assert self.keys_in_store() == set()
         data = drawn(size_bytes)
@@ -66,7 +70,7 @@ class CreateClauses(StoreClauses):
         run(store.create("key", data))
 
         make_sure_of(run(other.get("key")), data, "what was created")
-        with pytest.raises(AlreadyExists):
+        with raises(AlreadyExists, f"another create after one of {size_bytes:,} bytes"):
             run(other.create("key", b"another"))
 
     @pytest.mark.parametrize("size_bytes", [10, 300_000])
@@ -106,7 +110,7 @@ class CreateClauses(StoreClauses):
             return
         run(store.put("key", Body.of(b"")))
 
-        with pytest.raises(AlreadyExists):
+        with raises(AlreadyExists, "a create of a key that was put, with no bytes"):
             run(store.create("key", b"created"))
 
         assert run(store.get("key")) == b""
@@ -202,7 +206,7 @@ class CreateClauses(StoreClauses):
             return
         run(store.create("key", b"the same"))
 
-        with pytest.raises(AlreadyExists):
+        with raises(AlreadyExists, "a create of the bytes that are there"):
             run(store.create("key", b"the same"))
 
         assert self.keys_in_store() == {"key"}

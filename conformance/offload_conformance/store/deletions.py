@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from offload.contracts.store import Body, ObjectStore
 from offload.errors import NotFound
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import StoreClauses
+from offload_conformance.store.base import StoreClauses, raises
 from offload_conformance.store.listings import MANY
 
 
@@ -24,7 +22,7 @@ class DeletionClauses(StoreClauses):
         run(store.delete([]))
 
         assert self.keys_in_store() == {"a/1", "a/22"}
-        with pytest.raises(NotFound):
+        with raises(NotFound, "a read of what was deleted"):
             run(other.get("b"))
 
     def test_deletion_takes_any_number_of_keys(self, run: Run, store: ObjectStore) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import pytest
 
 from offload.contracts.store import Body, ObjectStore
-from offload.errors import AlreadyExists, Misuse
+from offload.errors import AlreadyExists, Misuse, OffloadError
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import StoreClauses, keys, listed, refuses
+from offload_conformance.store.base import (
+    StoreClauses,
+    keys,
+    listed,
+    make_sure_of_keys,
+    raises,
+    refuses,
+    store_by,
+    ways_of,
+)
 
 NO_KEYS: Final = (
     "",
@@ -91,17 +100,7 @@ class KeyClauses(StoreClauses):
         """
         run(store.put("good", Body.of(b"good")))
 
-        calls: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
-            lambda: store.put(key, Body.of(b"")),
-            lambda: store.create(key, b""),
-            lambda: store.get(key),
-            lambda: store.delete([key]),
-            lambda: store.delete(["good", key]),
-            lambda: store.start_upload(key),
-        )
-        for call in calls:
-            with pytest.raises(Misuse):
-                run(call())
+        self.all_calls_refuse(run, store, key, "good")
 
         assert self.keys_in_store() == {"good"}
 
@@ -122,7 +121,7 @@ class KeyClauses(StoreClauses):
         assert keys(run(listed(store, awaiting=sorted(there)))) == sorted(there)
         assert run(store.get(key)) == b"data"
         if store.capabilities.atomic_create:
-            with pytest.raises(AlreadyExists):
+            with raises(AlreadyExists, f"a create of {key!r}, which is there"):
                 run(store.create(key, b"again"))
         run(store.delete([key]))
         assert self.keys_in_store() == there - {key}
@@ -139,31 +138,58 @@ class KeyClauses(StoreClauses):
         assert self.keys_in_store() == {key}
         assert run(store.get(key)) == b"data"
 
+    def all_calls_refuse(self, run: Run, store: ObjectStore, key: str, good: str) -> None:
+        """Fail unless every call that takes a key refuses this one, a deletion also beside a good one."""
+        calls: Mapping[str, Callable[[], Coroutine[Any, Any, object]]] = {
+            "a put": lambda: store.put(key, Body.of(b"")),
+            "a create": lambda: store.create(key, b""),
+            "a read": lambda: store.get(key),
+            "a deletion": lambda: store.delete([key]),
+            "a deletion beside a key": lambda: store.delete([good, key]),
+            "an upload": lambda: store.start_upload(key),
+        }
+        for name, call in calls.items():
+            with raises(Misuse, f"{name} with {key[:40]!r}"):
+                run(call())
+
     def is_refused(self, run: Run, store: ObjectStore, key: str) -> None:
         """Assert what follows where a store declares that it cannot hold a key."""
         run(store.put("a/b", Body.of(b"good")))
-        calls: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
-            lambda: store.put(key, Body.of(b"")),
-            lambda: store.create(key, b""),
-            lambda: store.get(key),
-            lambda: store.delete(["a/b", key]),
-            lambda: store.start_upload(key),
-        )
-        for call in calls:
-            with pytest.raises(Misuse):
-                run(call())
+        self.all_calls_refuse(run, store, key, "a/b")
         assert self.keys_in_store() == {"a/b"}
 
-    def test_keys_may_be_long(self, run: Run, store: ObjectStore) -> None:
-        """A key may have as many bytes as declared, in parts of at most 128; one more is `Misuse`."""
-        key = key_of(min(self.key_size_bytes_max, store.capabilities.key_size_bytes_max))
+    @pytest.mark.parametrize("letter", ["k", "é", "日", "\U0001f4be"])
+    def test_keys_may_be_long(self, run: Run, store: ObjectStore, letter: str) -> None:
+        """A key may have as many bytes as declared, in parts of at most 128; one more is `Misuse`.
 
-        run(store.create(key, b"data"))
+        Every call takes such a key.
+        """
+        most = min(self.key_size_bytes_max, store.capabilities.key_size_bytes_max)
+        key, less = key_of(most, letter), key_of(most - 1, letter)
+        if refuses(store, key):
+            return
 
-        assert run(store.get(key)) == b"data"
-        assert keys(run(listed(store, awaiting=[key]))) == [key]
-        run(store.delete([key]))
-        self.is_refused(run, store, key_of(store.capabilities.key_size_bytes_max + 1))
+        for each in (key, less):
+            for way in ways_of(store):
+                try:
+                    run(store_by(way, store, each, way.encode()))
+                    found = run(store.get(each))
+                    run(store.stored_crc32c(each))
+                except OffloadError as error:
+                    size_bytes = len(each.encode())
+                    pytest.fail(
+                        f"{way} with a key of {size_bytes:,} bytes: expected an object; found {error!r}"
+                    )
+                assert found == way.encode()
+        there = sorted((key, less))
+        make_sure_of_keys(keys(run(listed(store, awaiting=there))), there, "a listing of the longest keys")
+        rows = run(listed(store, key, awaiting=[key]))
+        make_sure_of_keys(keys(rows), [key], "a listing with the longest key as its prefix")
+        rows = run(listed(store, after=there[0], awaiting=there[1:]))
+        make_sure_of_keys(keys(rows), there[1:], "a listing after a longest key")
+        run(store.delete([key, less]))
+        assert self.keys_in_store() == set()
+        self.is_refused(run, store, key_of(store.capabilities.key_size_bytes_max + 1, letter))
 
     def test_keys_that_look_alike_differ(self, run: Run, store: ObjectStore) -> None:
         """Keys that differ only by case, a form of Unicode or their end are two, in either order."""
@@ -188,6 +214,9 @@ class KeyClauses(StoreClauses):
         assert self.keys_in_store() == set(there) - dropped
 
 
-def key_of(size_bytes: int) -> str:
-    """Return a key of this length, whose parts have at most 128 bytes."""
-    return (("k" * 127 + "/") * size_bytes)[: size_bytes - 1] + "k"
+def key_of(size_bytes: int, letter: str = "k") -> str:
+    """Return a key of this length, whose parts have at most 128 bytes; the last is filled up with `k`."""
+    width = len(letter.encode())
+    part = letter * (120 // width) + "/"
+    whole, rest = divmod(size_bytes - 1, len(part.encode()))
+    return part * whole + letter * (rest // width) + "k" * (rest % width + 1)

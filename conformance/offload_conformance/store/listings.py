@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from itertools import product
 from typing import TYPE_CHECKING, Final, cast
 
 import pytest
@@ -20,7 +22,10 @@ from offload_conformance.store.base import (
     keys,
     level,
     listed,
+    make_sure_of_keys,
     refuses,
+    store_by,
+    ways_of,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +54,15 @@ MANY: Final = 1_100
 LISTING_KEYS: Final = 10_050
 """More than ten pages of 1,000 rows, and more rows than some databases give at once."""
 
+PAGES: Final = (1, 100, 250, 256, 500, 512, 999, 1_000, 1_001, 2_000, 5_000, 10_000)
+"""How many rows stores have on a page, or on several. A listing may end where a page does."""
+
+GAP: Final = 2_100
+"""How many keys in a row are deleted, or all but fifty: whole pages, in a store that remembers such keys."""
+
+PAGED: Final = ("a+b %2B&c=d#é?;", "a+b %2B&c=d", "a+b", "many")
+"""Folders: the first is taken that the store can hold. The key where a page ends goes through a URL."""
+
 QUICK_SECONDS: Final = 1.0
 """If the first `MANY` keys are created in less, ten times as many are affordable."""
 
@@ -71,7 +85,10 @@ class ListingClauses(StoreClauses):
     """How many keys the longest listing has. 0: `LISTING_KEYS`, or `MANY` if so many creates take long."""
 
     def test_listing_is_strong(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """Each write and delete shows in the very next listing, also another client's."""
+        """Each write and delete shows in the very next listing, also another client's.
+
+        In whichever way an object comes, its row has its size, and not that of the object before it.
+        """
         if not store.capabilities.strong_listing:
             self.holds_no_tier(run, store)
             return
@@ -84,6 +101,12 @@ class ListingClauses(StoreClauses):
         assert run(listed(other)) == [Listed("a", 3), Listed("b", 2)]
         run(store.delete(["a"]))
         assert run(listed(other)) == [Listed("b", 2)]
+        ways = [way for pair in product(ways_of(store), repeat=2) for way in pair]
+        for size_bytes, way in enumerate(ways, start=1):
+            run(store_by(way, store, "b", b"x" * size_bytes))
+            for client in (store, other):
+                found = run(listed(client))
+                assert found == [Listed("b", size_bytes)], f"{way} behind {ways[: size_bytes - 1][-1:]}"
 
     def test_listing_is_ordered(self, run: Run, store: ObjectStore) -> None:
         """Keys are listed by the bytes of whole keys, with their objects' sizes."""
@@ -140,22 +163,48 @@ class ListingClauses(StoreClauses):
     def test_listing_goes_on_page_after_page(
         self, run: Run, store: ObjectStore, note: Callable[[str], None]
     ) -> None:
-        """More objects than any store has on a page, or on ten, are listed once each and in order."""
-        there = [f"many/{n:05}" for n in range(self.listing_keys or LISTING_KEYS)]
+        """More objects than any store has on a page, or on ten, are listed once each and in order.
+
+        Listings end where pages do, and beside. After a deletion a page may be short, and not the last.
+        """
+        place = folder_of_many(store)
+        there = [f"{place}/{n:05}" for n in range(self.listing_keys or LISTING_KEYS)]
         began = time.monotonic()
         run(fill(store, there[:MANY]))
         if not self.listing_keys and time.monotonic() - began > QUICK_SECONDS:
             there = there[:MANY]
         if len(there) < LISTING_KEYS:
             note(f"{len(there):,} keys; more with `--listing-keys {LISTING_KEYS}`")
-        run(fill(store, there[MANY:]))
+        run(fill(store, [*there[MANY:], "A", "z"]))
+        size = min(GAP, len(there) - 50)
+        first = random.randrange(len(there) - 50 - size + 1)
+        gap = there[first : first + size]
+        again = gap[size // 2]
+        there = ["A", *there, "z"]
 
-        for prefix, after in (("", ""), ("many/0", "many/00097")):
-            wanted = expected(there, prefix, after)
+        pages = [("", there[-1 - rows]) for rows in PAGES if rows < len(there)]
+        self.is_listed(run, store, there, [*pages, (f"{place}/0", there[98]), (f"{place}/00", "")])
+        self.is_level(run, store, "", ["A", f"{place}/", "z"])
+        run(store.delete(gap))
+        run(store.create(again, b""))
+        left = [key for key in there if key == again or key not in {*gap}]
+        spans = [("", gap[0]), (f"{place}/0", ""), (f"{place}/0", gap[-1])]
+        self.is_listed(run, store, left, spans, f", where {len(gap)} keys in a row were deleted")
+        self.is_level(run, store, "", ["A", f"{place}/", "z"])
+
+    def is_listed(
+        self,
+        run: Run,
+        store: ObjectStore,
+        there: Sequence[str],
+        spans: Sequence[tuple[str, str]],
+        where: str = "",
+    ) -> None:
+        """Fail unless the store lists what is there: all of it, and by each of these prefixes and `after`."""
+        for prefix, after in [("", ""), *spans]:
             found = run(self.listed_like(store, there, prefix, after))
-            lost = sorted({*wanted} - {*found})
-            assert (len(found), lost[:3]) == (len(wanted), [])
-            assert found == wanted, "a key is listed twice, or not in its order"
+            wanted = expected(there, prefix, after)
+            make_sure_of_keys(found, wanted, f"the listing of {prefix!r} after {after!r}{where}")
 
     def test_listing_goes_on_while_keys_change(
         self, run: Run, store: ObjectStore, other: ObjectStore
@@ -244,27 +293,39 @@ class ListingClauses(StoreClauses):
             run(store.put(key, Body.of(b"")))
         run(store.delete(["gone/x"]))
 
-        assert run(self.level_like(store, "", "a-b/", "a/", "a0", "b", "é/"))
-        assert run(self.level_like(store, "a/", "a/1", "a/2/", "a/20"))
-        assert run(self.level_like(store, "é/", "é/ü/"))
-        assert run(self.level_like(store, "none/"))
-        assert run(self.level_like(store, "b/"))
+        self.is_level(run, store, "", ["a-b/", "a/", "a0", "b", "é/"])
+        self.is_level(run, store, "a/", ["a/1", "a/2/", "a/20"])
+        self.is_level(run, store, "é/", ["é/ü/"])
+        self.is_level(run, store, "none/", [])
+        self.is_level(run, store, "b/", [])
 
     def test_a_level_goes_on_page_after_page(self, run: Run, store: ObjectStore) -> None:
-        """More folders than any store names at once, among keys, are named once each and in order."""
-        there = [f"{n:04}{'/x' if n % 10 else ''}" for n in range(MANY)]
+        """More folders than any store names at once, among keys, are named once each and in order.
 
+        So are exactly a thousand, which are left after the others are deleted.
+        """
+        place = folder_of_many(store)
+        there = [f"{place}/{n:04}{'/x' if n % 10 else ''}" for n in range(MANY)]
         run(fill(store, there))
+        dropped = {*random.sample(there, MANY - 1_000)}
 
-        assert run(self.level_like(store, "", *(key.removesuffix("x") for key in there)))
+        self.is_level(run, store, f"{place}/", [key.removesuffix("x") for key in there])
+        run(store.delete([*dropped]))
+        left = [key.removesuffix("x") for key in there if key not in dropped]
+        self.is_level(run, store, f"{place}/", left)
 
-    async def level_like(self, store: ObjectStore, prefix: str, *wanted: str) -> bool:
-        """Whether these are the names of a level; of a store that may be late, in one of many looks."""
-        for _ in range(1 if store.capabilities.strong_listing else LATE_LOOKS_MAX):
-            if await level(store, prefix) == [*wanted]:
-                return True
-            await asyncio.sleep(0 if store.capabilities.strong_listing else LATE_PAUSE_SECONDS)
-        return False
+    def is_level(self, run: Run, store: ObjectStore, prefix: str, wanted: Sequence[str]) -> None:
+        """Fail unless these are the names of a level; of a store that may be late, in one of many looks."""
+
+        async def look() -> list[str]:
+            for _ in range(1 if store.capabilities.strong_listing else LATE_LOOKS_MAX):
+                found = await level(store, prefix)
+                if found == wanted:
+                    break
+                await asyncio.sleep(0 if store.capabilities.strong_listing else LATE_PAUSE_SECONDS)
+            return found
+
+        make_sure_of_keys(run(look()), wanted, f"the level {prefix!r}")
 
     def test_listing_reads_prefixes_as_they_are(self, run: Run, store: ObjectStore) -> None:
         """No character of a prefix is a wildcard, and none is special."""
@@ -317,6 +378,11 @@ class ListingClauses(StoreClauses):
         """The keys of a listing, where `there` is all that was put."""
         wanted = expected(there, prefix, after)
         return keys(await listed(store, prefix, after=after, awaiting=wanted))
+
+
+def folder_of_many(store: ObjectStore) -> str:
+    """A folder for many keys: the first of `PAGED` that the store can hold."""
+    return next(place for place in PAGED if not refuses(store, f"{place}/0"))
 
 
 def expected(there: Sequence[str], prefix: str = "", after: str = "") -> list[str]:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Final, TypeVar
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -39,6 +38,7 @@ from offload_conformance.store.base import (
     keys,
     level,
     listed,
+    raises,
 )
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
     def create(self, key: str, data: bytes) -> None:
         """Store only what is absent."""
         if key in self.objects:
-            with pytest.raises(AlreadyExists):
+            with raises(AlreadyExists, f"a create of {key!r}, which is there"):
                 self.run(self.store.create(key, data))
             return
         self.run(self.store.create(key, data))
@@ -146,7 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
     def get(self, key: str, span: Span | Suffix | None) -> None:
         """Read all or a part."""
         if key not in self.objects:
-            with pytest.raises(NotFound):
+            with raises(NotFound, f"a read of {key!r}, which is absent"):
                 self.run(self.store.get(key, span))
             return
         start, end = clip(span, len(self.objects[key]))

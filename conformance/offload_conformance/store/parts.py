@@ -21,7 +21,7 @@ from offload.contracts.store import Body, ObjectStore, Span, Suffix, Upload
 from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import CANCELS, cancelled_after, make_sure_of, moment, turns_of
+from offload_conformance.store.base import CANCELS, cancelled_after, make_sure_of, moment, raises, turns_of
 from offload_conformance.store.uploads import UploadClauses, parts_for
 
 GIB: Final = 2**30
@@ -116,12 +116,12 @@ class PartsClauses(UploadClauses):
         async def scenario() -> None:
             zeroth, first = parts_for(store, 2)
             upload = await store.start_upload("key")
-            with pytest.raises(Misuse):  # noqa: PT012 - either call may say so
+            with raises(Misuse, "a part of number 0"):  # either call may say so
                 await upload.put_part(0, zeroth)
                 await upload.put_part(1, first)
                 await upload.complete()
             await upload.abort()
-            with pytest.raises(NotFound):
+            with raises(NotFound, "reading what was not completed"):
                 await store.get("key")
 
         self.run_upload(run, store, scenario)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from itertools import cycle, islice
 from typing import Final
 
@@ -20,8 +21,10 @@ from offload_conformance.store.base import (
     StoreClauses,
     body_of,
     drawn,
+    halves,
     listed,
     make_sure_of,
+    raises,
     windows_of,
 )
 
@@ -45,6 +48,10 @@ CONTENTS: Final = {
 """By the end of a key: what a proxy, an SDK or a database may take for something that it should change."""
 
 WRITES: Final = 12
+LOOKS: Final = 100
+LOOK_SECONDS: Final = 0.01
+"""How often, and after what pauses, a key is looked at whose put was cancelled and goes on nevertheless."""
+
 PARTS_READ: Final = (None, Span(0, 1 << 40), Span(5, 30_000), Suffix(6 * MIB))
 
 
@@ -130,7 +137,7 @@ class PutClauses(StoreClauses):
             yield b"first"
             await asyncio.sleep(0.01)
             seen.extend(await listed(other))
-            with pytest.raises(NotFound):
+            with raises(NotFound, "a read between the windows of a body"):
                 await other.get("key")
             yield b"second"
 
@@ -152,7 +159,7 @@ class PutClauses(StoreClauses):
         run(store.put("old", Body.of(b"old")))
 
         for key in ("old", "new"):
-            with pytest.raises(ZeroDivisionError):
+            with raises(ZeroDivisionError, f"a put of {key!r} with a body that raises it"):
                 run(store.put(key, failing_body(b"some bytes")))
 
         assert self.keys_in_store() == {"old"}
@@ -163,33 +170,55 @@ class PutClauses(StoreClauses):
         """Five bytes that were announced as fewer or more are `Misuse`, and nothing is visible."""
         body = Body(size_bytes=announced, windows=Body.of(b"fiver").windows)
 
-        with pytest.raises(Misuse):
+        with raises(Misuse, f"a put of 5 bytes that were announced as {announced}"):
             run(store.put("key", body))
 
         assert self.keys_in_store() == set()
 
-    def test_a_cancelled_put_leaves_nothing_visible(self, run: Run, store: ObjectStore) -> None:
-        """Cancelled while it waits for a window, a put is as if it had never been."""
+    @pytest.mark.parametrize("windows_before", [0, 1, 3])
+    @pytest.mark.parametrize("key", ["old", "new"])
+    def test_a_cancelled_put_leaves_nothing_visible(
+        self, run: Run, store: ObjectStore, windows_before: int, key: str
+    ) -> None:
+        """Cancelled while it waits for a window, a put is as if it had never been, also later."""
 
         async def scenario() -> None:
-            waiting = asyncio.Event()
+            waiting, arrived, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            is_read_on = False
 
             async def windows() -> AsyncIterator[bytes]:
-                yield b"first"
-                waiting.set()
-                await asyncio.sleep(60)
+                nonlocal is_read_on
+                try:
+                    for _ in range(windows_before):
+                        yield b"before"
+                    waiting.set()
+                    await arrived.wait()
+                    is_read_on = True
+                    yield b"behind"
+                finally:
+                    left.set()
 
-            putting = asyncio.create_task(store.put("key", Body(size_bytes=10, windows=windows)))
+            size_bytes = windows_before * len(b"before") + len(b"behind")
+            putting = asyncio.create_task(store.put(key, Body(size_bytes=size_bytes, windows=windows)))
             reached = asyncio.create_task(waiting.wait())
             await asyncio.wait({putting, reached}, return_when=asyncio.FIRST_COMPLETED)
             reached.cancel()
             putting.cancel()
-            with pytest.raises(asyncio.CancelledError):
+            with raises(asyncio.CancelledError, "a put that was cancelled"):
                 await putting  # or its error, where it did not come as far as to wait
+            arrived.set()  # whoever reads on, reads now
+            with suppress(TimeoutError):
+                await asyncio.wait_for(left.wait(), LOOKS * LOOK_SECONDS)
+            for _ in range(LOOKS if is_read_on else 0):
+                if self.keys_in_store() != {"old"} or await store.get("old") != b"old":
+                    pytest.fail("a put that was cancelled: its body was read on, and now it is an object")
+                await asyncio.sleep(LOOK_SECONDS)
 
+        run(store.put("old", Body.of(b"old")))
         run(scenario())
 
-        assert self.keys_in_store() == set()
+        assert self.keys_in_store() == {"old"}
+        assert run(store.get("old")) == b"old"
 
     def test_a_put_may_be_repeated(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """The same body, put again, is the same object: a body can be read twice."""
@@ -224,9 +253,3 @@ def failing_body(data: bytes) -> Body:
         raise ZeroDivisionError
 
     return Body(size_bytes=len(data), windows=windows)
-
-
-def halves(data: bytes) -> tuple[bytes, ...]:
-    """The two halves of some bytes, without those that are empty."""
-    middle = len(data) // 2
-    return tuple(filter(None, (data[:middle], data[middle:])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from itertools import product
 from typing import Final
 
 import pytest
@@ -13,7 +14,18 @@ from offload.errors import Misuse, NotFound
 from offload.formats.checksums import crc32c
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import DIGITS, StoreClauses, body_of, listed
+from offload_conformance.store.base import (
+    DIGITS,
+    StoreClauses,
+    drawn,
+    listed,
+    raises,
+    store_by,
+    ways_of,
+)
+
+LONGEST: Final = 2**63 - 1
+"""`sys.maxsize`, and the largest `int64`: "to the end", for a caller who does not know where that is."""
 
 SPANS: Final = (
     (Span(0, 10), DIGITS),
@@ -34,6 +46,13 @@ SPANS: Final = (
     (Suffix(11), DIGITS),
     (Suffix(1 << 40), DIGITS),
     (Suffix(0), b""),
+    *((Span(3, length), b"3456789") for length in (2**31, 2**32, 2**32 + 2, LONGEST - 3, LONGEST)),
+    (Span(0, LONGEST), DIGITS),
+    (Span(2**32 + 3, 4), b""),
+    (Span(LONGEST, 1), b""),
+    (Span(LONGEST, LONGEST), b""),
+    (Suffix(2**32 + 2), DIGITS),
+    (Suffix(LONGEST), DIGITS),
     (None, DIGITS),
 )
 
@@ -86,7 +105,7 @@ class StoreReadClauses(StoreClauses):
         run(store.delete(["gone"]))
 
         for key in ("never", "folder", "folder/ke", "folder/key2", "none/key", "gone"):
-            with pytest.raises(NotFound) as caught:
+            with raises(NotFound, f"a read of {key!r}, which is absent") as caught:
                 run(store.get(key, span))
             assert caught.value.key == key
 
@@ -95,37 +114,52 @@ class StoreReadClauses(StoreClauses):
         beside = self.keys_beside()
 
         assert run(listed(store)) == []
-        with pytest.raises(NotFound):
+        with raises(NotFound, "a read in an empty place"):
             run(store.get("key"))
         run(store.delete(["key"]))
 
         assert self.keys_in_store() == set()
         assert self.keys_beside() <= beside
 
-    @pytest.mark.parametrize("data", [b"", DIGITS, bytes(range(256)) * 300], ids=["empty", "small", "larger"])
-    def test_stored_checksums_are_true(self, run: Run, store: ObjectStore, data: bytes) -> None:
+    @pytest.mark.parametrize("size", ["empty", "small", "larger", "two parts"])
+    def test_stored_checksums_are_true(self, run: Run, store: ObjectStore, size: str) -> None:
         """A stored checksum is that of the whole object, however it came there, or there is none."""
-        run(store.put("put", body_of(data[:7], data[7:]) if len(data) > 7 else Body.of(data)))
-        if store.capabilities.atomic_create:
-            run(store.create("created", data))
+        sizes = {"empty": 0, "small": 10, "larger": 80_000}
+        data = drawn(sizes.get(size, store.capabilities.part_size_bytes_min + 1_000))
+        unasked = {"empty": "upload", "two parts": "create"}.get(size)
+        for way in {*ways_of(store)} - {unasked}:
+            run(store_by(way, store, way, data))
 
         for key in self.keys_in_store():
-            assert run(store.stored_crc32c(key)) in {None, crc32c(data)}
+            found = run(store.stored_crc32c(key))
+            assert found in {None, crc32c(data)}, f"{key}: expected {crc32c(data)} or None; found {found}"
 
-    def test_stored_checksums_are_of_what_replaced_an_object(self, run: Run, store: ObjectStore) -> None:
-        """A stored checksum is of the object that stands there now, not of what stood there before."""
-        run(store.put("key", Body.of(b"before")))
+    def test_stored_checksums_are_of_what_replaced_an_object(
+        self, run: Run, store: ObjectStore, other: ObjectStore
+    ) -> None:
+        """A stored checksum is of the object that stands there now, not of what stood there before.
 
-        run(store.put("key", Body.of(DIGITS)))
-
-        assert run(store.stored_crc32c("key")) in {None, crc32c(DIGITS)}
+        Whichever way the object came there, and that before it; for a client that asked before, too.
+        """
+        before = "nothing"
+        for number, way in enumerate(way for pair in product(ways_of(store), repeat=2) for way in pair):
+            data = drawn(number % 5 * 300 + 1 + number)
+            run(store_by(way, store, "key", data))
+            for client in (store, other):
+                found = run(client.stored_crc32c("key"))
+                if found not in {None, crc32c(data)}:
+                    pytest.fail(
+                        f"{way} after {before}, of {len(data)} bytes: expected {crc32c(data)} or None; "
+                        f"found {found}"
+                    )
+            before = way
 
     @pytest.mark.parametrize("span", [Span(-1, 1), Span(0, -1), Span(-3, 3), Suffix(-1)], ids=str)
     def test_ranges_are_never_negative(self, run: Run, store: ObjectStore, span: Span | Suffix) -> None:
         """A negative start or length is `Misuse`, for no two stores would read it alike."""
         run(store.put("digits", Body.of(DIGITS)))
 
-        with pytest.raises(Misuse):
+        with raises(Misuse, f"a read of {span}"):
             run(store.get("digits", span))
 
     @pytest.mark.parametrize("span", [Span(0, 5), Suffix(2), None], ids=str)
@@ -139,7 +173,7 @@ class StoreReadClauses(StoreClauses):
             return data[start:end]
 
         def absent() -> None:
-            with pytest.raises(NotFound):
+            with raises(NotFound, "a read of a key that is not there, or not any more"):
                 run(other.get("key", span))
 
         absent()

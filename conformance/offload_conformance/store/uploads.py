@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 import pytest
 
-from offload.contracts.store import Body, ObjectStore
+from offload.contracts.store import Body, ObjectStore, Upload
 from offload.errors import Misuse, NotFound, OffloadError
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import StoreClauses, listed
+from offload_conformance.store.base import (
+    StoreClauses,
+    listed,
+    make_sure_of,
+    make_sure_of_keys,
+    raises,
+    refuses,
+)
 
-UNFINISHED: Final = 12
+T = TypeVar("T")
+
+UNFINISHED: Final = 110
+UNFINISHED_MOST: Final = 1_010
+"""How many uploads are begun: more than a page of most stores has, and if that is quick, of any."""
+
+QUICK_SECONDS: Final = 0.5
+BESIDE_DATA: Final = ("data_/x", "dataX", "DATA/0000", "data.1", "other/key")
+"""Keys that are not below `data/`, but that a pattern, a folder or a lack of cases takes in."""
+
+AT_ONCE: Final = 16
 CLOCKS_APART_SECONDS_MAX: Final = 86_400
 """How far the store's clock may be off. Seconds or microseconds are off by decades."""
 
@@ -26,10 +44,13 @@ class UploadClauses(StoreClauses):
         """An upload begins where uploads are declared, and is refused with `Misuse` where they are not."""
 
         async def scenario() -> None:
-            upload = await store.start_upload("key")
-            await upload.abort()
+            if store.capabilities.multipart:
+                await (await store.start_upload("key")).abort()
+                return
+            with raises(Misuse, "an upload in a store that declares none"):
+                await store.start_upload("key")
 
-        self.run_upload(run, store, scenario)
+        run(scenario())
 
         assert self.keys_in_store() == set()
 
@@ -108,10 +129,10 @@ class UploadClauses(StoreClauses):
             upload = await store.start_upload("key")
             await upload.put_part(1, first)
             await upload.put_part(3, last)
-            with pytest.raises(Misuse):
+            with raises(Misuse, "completing parts 1 and 3 of an upload"):
                 await upload.complete()
             await upload.abort()
-            with pytest.raises(NotFound):
+            with raises(NotFound, "reading what was not completed"):
                 await store.get("key")
 
         self.run_upload(run, store, scenario)
@@ -160,23 +181,76 @@ class UploadClauses(StoreClauses):
 
         self.run_upload(run, store, scenario)
 
-    def test_unfinished_uploads_are_all_told(self, run: Run, store: ObjectStore) -> None:
-        """If a store tells of unfinished uploads below a prefix, it tells of all, each under its own key."""
+    @pytest.mark.parametrize("end", ["abort", "complete"])
+    def test_parts_beside_an_abort_are_forgotten(self, run: Run, store: ObjectStore, end: str) -> None:
+        """If a sweep aborts an upload while its parts come, its writer's abort leaves nothing of it.
+
+        If the writer completes it instead, that is refused, or every part is in the object.
+        """
 
         async def scenario() -> None:
-            there = [f"data/{n:02}" for n in range(UNFINISHED)]
-            uploads = [await store.start_upload(key) for key in [*there, "other/key"]]
-            for upload in uploads:
-                await upload.put_part(1, b"part")
-            try:
-                told = sorted(each.key for each in await store.unfinished_uploads("data/"))
-                assert told in ([], there)
-            finally:
-                for upload in uploads:
-                    await upload.abort()
-            assert [*await store.unfinished_uploads("data/")] == []
+            first, second, last = parts_for(store, 3)
+            upload = await store.start_upload("key")
+            await upload.put_part(1, first)
+            for told in await store.unfinished_uploads("key"):
+                await asyncio.gather(
+                    store.abort_upload(told), upload.put_part(2, second), return_exceptions=True
+                )
+                with suppress(OffloadError):
+                    await upload.put_part(3, last)
+            if end == "complete":
+                with suppress(OffloadError):
+                    await upload.complete()
+                    make_sure_of(await store.get("key"), first + second + last, "a completed upload")
+                    return
+            await upload.abort()
+            left = [each.key for each in await store.unfinished_uploads("key")]
+            what = "unfinished uploads after a part came beside an abort, and another abort later"
+            make_sure_of_keys(left, [], what)
+            assert self.keys_in_store() == set()
 
         self.run_upload(run, store, scenario)
+
+    def test_unfinished_uploads_are_all_told(
+        self, run: Run, store: ObjectStore, note: Callable[[str], None]
+    ) -> None:
+        """If a store tells of unfinished uploads with a prefix, it tells of all, each under its own key.
+
+        Several of one key may be told as one; if what is told is aborted, none is left.
+        """
+        uploads: list[Upload] = []
+
+        async def begin(key: str) -> None:
+            upload = await store.start_upload(key)
+            uploads.append(upload)
+            await upload.put_part(1, b"part")
+
+        async def told(prefix: str) -> list[str]:
+            return sorted({each.key for each in await store.unfinished_uploads(prefix)})
+
+        async def scenario() -> None:
+            there = [key for key in BESIDE_DATA if not refuses(store, key)]
+            there += [f"data/{n:04}" for n in range(UNFINISHED_MOST)]
+            began = time.monotonic()
+            await in_turn(begin, there[:UNFINISHED])
+            if time.monotonic() - began > QUICK_SECONDS:
+                there = there[:UNFINISHED]
+                note(f"{UNFINISHED} unfinished uploads: {UNFINISHED_MOST:,} would take long")
+            await in_turn(begin, [*there[UNFINISHED:], there[0], there[-1], there[-1]])
+            for prefix in ("data/", "data", "data_", "", "data/000", "other/key", "none"):
+                if found := await told(prefix):
+                    wanted = sorted(key for key in there if key.startswith(prefix))
+                    make_sure_of_keys(found, wanted, f"unfinished uploads with the prefix {prefix!r}")
+            for _ in range(3):
+                await in_turn(store.abort_upload, await store.unfinished_uploads("data/"))
+            make_sure_of_keys(await told("data/"), [], "unfinished uploads after all of them were aborted")
+
+        try:
+            self.run_upload(run, store, scenario)
+        finally:
+            run(in_turn(lambda upload: upload.abort(), uploads))
+        for prefix in ("data/", "other/key", ""):
+            make_sure_of_keys(run(told(prefix)), [], f"unfinished uploads with {prefix!r}, at the end")
 
     def test_unfinished_uploads_tell_when_they_began(self, run: Run, store: ObjectStore) -> None:
         """`started_ms` is in milliseconds since 1970: a sweep aborts what seems to be old."""
@@ -194,17 +268,19 @@ class UploadClauses(StoreClauses):
 
         self.run_upload(run, store, scenario)
 
-    def run_upload(self, run: Run, store: ObjectStore, scenario: Callable[[], Awaitable[None]]) -> None:
-        """Run `scenario` where uploads are declared; else assert that they are refused."""
+    def run_upload(
+        self, run: Run, store: ObjectStore, scenario: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Run `scenario` where uploads are declared. Another clause asks that they are refused elsewhere."""
+        if not store.capabilities.multipart:
+            pytest.skip("the store declares that it takes no uploads in parts")
+        run(scenario())
 
-        async def declared() -> None:
-            if store.capabilities.multipart:
-                await scenario()
-                return
-            with pytest.raises(Misuse):
-                await store.start_upload("key")
 
-        run(declared())
+async def in_turn(call: Callable[[T], Awaitable[object]], each: Sequence[T]) -> None:
+    """Await a call of each, a few at once."""
+    for start in range(0, len(each), AT_ONCE):
+        await asyncio.gather(*map(call, each[start : start + AT_ONCE]))
 
 
 def parts_for(store: ObjectStore, count: int) -> list[bytes]:
