@@ -3,10 +3,14 @@
 Pytest rewrites assertions while a module is imported, so the clauses are registered before anything imports
 them. The entry point `pytest11` does that in an author's tests, `-p` in `offload conformance`. A wheel lists
 its files and would be rewritten without this module; an editable installation lists none.
+
+Pytest shows some thirty characters of each side of a comparison. In a clause this module shows more, and
+where the two differ; assertions of an author's own tests it leaves to pytest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from typing import Final
 
 import pytest
@@ -14,4 +18,52 @@ import pytest
 REWRITTEN: Final = ("contenders", "end_to_end", "offloader", "opened", "protocol", "race", "store")
 """The modules and packages of this package whose assertions are about a backend."""
 
+SHOWN: Final = 140
+"""How many characters of a value are shown. Pytest cuts all that is said of an assertion at 640."""
+
 pytest.register_assert_rewrite(*(f"offload_conformance.{name}" for name in REWRITTEN))
+
+_asked: list[pytest.Item] = []
+"""The clause that is being asked, if the test is one."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Know whether the test is a clause."""
+    module = getattr(getattr(item, "function", None), "__module__", "")
+    _asked[:] = [item] if module.startswith(f"{__package__}.") else []
+    try:
+        return (yield)
+    finally:
+        _asked.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Say what a clause found, on the left, and expected, on the right."""
+    if not _asked:
+        return None
+    lines = [f"{shown(left)} {op} {shown(right)}"]
+    if op != "==":
+        return lines
+    if isinstance(left, set | frozenset) and isinstance(right, set | frozenset):
+        lines += [f"not expected: {shown(left - right)}"] * (not left <= right)
+        lines += [f"not found: {shown(right - left)}"] * (not right <= left)
+    elif isinstance(left, bytes | list | tuple) and isinstance(right, bytes | list | tuple):
+        lines.append(first_difference(left, right))
+    return lines
+
+
+def first_difference(found: Sequence[object], expected: Sequence[object]) -> str:
+    """Where two sequences begin to differ, and what stands there."""
+    pairs = enumerate(zip(found, expected, strict=False))
+    first = next((n for n, (one, other) in pairs if one != other), min(len(found), len(expected)))
+    there, wanted = shown(found[first : first + 1]), shown(expected[first : first + 1])
+    return f"they differ at {first}: found {there} of {len(found)}, expected {wanted} of {len(expected)}"
+
+
+def shown(value: object) -> str:
+    """A value, of which a long one is cut."""
+    is_long = isinstance(value, bytes | str | list | tuple) and len(value) > SHOWN
+    text = repr(value[:SHOWN] if is_long else value)  # type: ignore[index]  # a long one is a sequence
+    return text if len(text) <= SHOWN and not is_long else f"{text[: SHOWN - 3]}..."

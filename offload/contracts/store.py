@@ -90,6 +90,9 @@ class Upload(ABC):
 
     Part numbers begin at 1; parts may be put in any order and at the same time, each number once
     or again with the same bytes. After `complete` or `abort` no further call is allowed.
+
+    If the key is written meanwhile, by a put, a create or another upload, `complete` may raise instead, and
+    the key stays as it is: Azure drops the parts of a key when it is written.
     """
 
     __slots__ = ()

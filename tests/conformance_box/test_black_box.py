@@ -23,7 +23,8 @@ from offload.extras import missing_text
 
 MEMORY = """
     import signal
-    from offload.errors import AlreadyExists, Denied, NotFound
+    from dataclasses import replace
+    from offload.errors import AlreadyExists, Denied, Misuse, NotFound
     from offload.contracts.capabilities import Capabilities
     from offload.store.memory import MemoryStore
     from offload.contracts.store import Span
@@ -199,6 +200,76 @@ def test_a_broken_backend_fails_by_the_clause_that_names_its_bug(site: Site, tmp
     assert "## store/ranges_are_exact" in outputs["markdown"].read_text()
     assert report_in(outputs["badge"])["color"] == "red"
     assert site.objects("broken") == {}
+
+
+MESSAGES = {
+    "store/deletion_is_done_when_it_returns": (
+        """
+        async def delete(self, keys):
+            return None
+        """,
+        "not expected: {",
+        "'plain'",
+    ),
+    "store/keys_are_checked": (
+        """
+        async def delete(self, keys):
+            return None
+        """,
+        "a deletion with ''",
+        "expected Misuse; found no error",
+    ),
+    "store/absence_is_an_error": (
+        """
+        async def get(self, key, span=None):
+            if key.endswith("/never"):
+                raise Misuse("no")
+            return await super().get(key, span)
+        """,
+        "a read of 'never', which is absent",
+        "expected NotFound; found Misuse: no",
+    ),
+    "store/uploads_replace_whole": (
+        """
+        async def get(self, key, span=None):
+            data = await super().get(key, span)
+            return data[:-1] + b"!" if len(data) > 3 else data
+        """,
+        "they differ at",
+        "found b'!' of",
+    ),
+}
+
+
+@pytest.mark.parametrize("clause", MESSAGES)
+def test_a_message_shows_what_was_asked_expected_and_found(site: Site, clause: str) -> None:
+    method, *words = MESSAGES[clause]
+    site.install("broken", broken(method))
+
+    ran = box("broken://here", "--select", clause, "--seed", 0, "--json")
+
+    [message] = [each["message"] for each in ran.document["clauses"] if each["id"] == clause]
+    assert [each for each in words if each not in message] == []
+
+
+NO_UPLOADS = """
+    capabilities = replace(MemoryStore().capabilities, multipart=False)
+
+    async def start_upload(self, key):
+        raise Misuse("no uploads here")
+"""
+
+
+def test_clauses_of_uploads_are_not_run_where_there_are_none(site: Site) -> None:
+    """A clause that was not asked is no clause that passed."""
+    site.install("plain", broken(NO_UPLOADS))
+
+    ran = box("plain://here", "--select", "store/uploads_*", "--json")
+
+    assert ran.code == 0
+    found = outcomes(ran.document)
+    assert found.pop("store/uploads_are_as_declared") == "passed"
+    assert {*found.values()} == {"not_run"}
 
 
 BREACHES = {

@@ -115,7 +115,8 @@ def test_the_report_says_how_long_the_longest_listing_was(site: Site, tmp_path: 
     assert (short["outcome"], long["outcome"]) == ("passed", "passed")
     assert short["message"] == "1,200 keys; more with `--listing-keys 10050`"
     assert long["message"] == ""
-    assert (short["requests"], long["requests"]) == (1202, 10_052)
+    assert 1200 < short["requests"] < 1230
+    assert 10_050 < long["requests"] < 10_080
 
     page = tmp_path / "page.md"
     shown = box("sound://here", "--select", name, "--listing-keys", 1200, "--markdown", page)

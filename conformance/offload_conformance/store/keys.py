@@ -183,8 +183,10 @@ class KeyClauses(StoreClauses):
                 assert found == way.encode()
         there = sorted((key, less))
         make_sure_of_keys(keys(run(listed(store, awaiting=there))), there, "a listing of the longest keys")
-        rows = run(listed(store, key, awaiting=[key]))
-        make_sure_of_keys(keys(rows), [key], "a listing with the longest key as its prefix")
+        prefix = key[:-1]  # Azurite takes no prefix of 1,024 bytes
+        wanted = [each for each in there if each.startswith(prefix)]
+        rows = run(listed(store, prefix, awaiting=wanted))
+        make_sure_of_keys(keys(rows), wanted, "a listing by all but the last letter of a longest key")
         rows = run(listed(store, after=there[0], awaiting=there[1:]))
         make_sure_of_keys(keys(rows), there[1:], "a listing after a longest key")
         run(store.delete([key, less]))
