@@ -338,8 +338,8 @@ class CommitsAreTwoUpdates(Table):
             and before.commit_id == manifest.parent_commit_id
             and len(before.entries) != len(manifest.entries)
         ):
-            raw = before.encode()
-            self.db.roots[manifest.stream] = replace(manifest, entries=before.entries).encode()
+            raw = encode_root(before)
+            self.db.roots[manifest.stream] = encode_root(replace(manifest, entries=before.entries))
             await asyncio.sleep(0.002)
             self.db.roots[manifest.stream] = raw
             return self.db.replace(manifest)

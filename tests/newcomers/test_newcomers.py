@@ -42,7 +42,9 @@ CLAUSES: Final = {
 }
 """Bugs that the first run missed, and the clauses that were widened to catch them."""
 
-MISSED: Final[dict[str, str]] = {}
+MISSED: Final = {
+    "trim_deletes_at_once": "allowed: `StreamView` does not promise that what an entry names is still there",
+}
 """Bugs that the command with default options does not catch, each with the reason."""
 
 __all__ = ["site"]
@@ -91,8 +93,11 @@ def test_a_proof_passes_on_the_sound_class_and_fails_on_the_bug(name: str, new_t
 
     asyncio.run(tried(bug.proof, lambda: bug.sound(sound)))
 
-    with pytest.raises(Exception):  # noqa: B017, PT011 - a mistake may show in any way
+    with pytest.raises(Exception) as shown:  # noqa: PT011 - a mistake may show in any way
         asyncio.run(tried(bug.proof, lambda: bug.backend(broken)))
+    found = shown.value
+    is_stale = isinstance(found, NameError) or (isinstance(found, AttributeError) and found.obj is not None)
+    assert not is_stale, "the bug uses a name of the code that is gone"
 
 
 @pytest.mark.parametrize("name", CLAUSES)

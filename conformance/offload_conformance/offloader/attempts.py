@@ -220,10 +220,10 @@ class AttemptClauses(OffloaderClauses):
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
         """An attempt that is named and runs still, since more of it is to come, is spared in the same way."""
-        ledger = ledger_of(10)
+        ledger = ledger_of(12, body_size_bytes=100 * KIB)
         [attempt] = run(writer.prepare([0]))
-        receipt = run(stored(writer, ledger, attempt))
-        change = Append(writer=writer.writer, entries=receipt.entries, finished=frozenset())
+        entries = run(stored(writer, ledger, attempt)).entries[:1]
+        change = Append(writer=writer.writer, entries=entries, finished=frozenset())
         base = writer.manifest
         manifest = run(writer.offloader.commit_manifest("orders", change, base=base, committer=writer.writer))
         assert manifest.runs(attempt.uid)
@@ -231,7 +231,7 @@ class AttemptClauses(OffloaderClauses):
         with pytest.raises(Conflict):
             run(other.delete_offloaded(attempt))
 
-        assert run(chunks_of(other, attempt)) == [*ledger.chunks]
+        assert run(chunks_of(other, attempt)) == [*ledger.chunks[: entries[0].next_offset]]
 
     def test_deletion_takes_what_was_trimmed(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter

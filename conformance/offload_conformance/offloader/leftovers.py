@@ -23,7 +23,7 @@ from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, committed, left_by_a_crash, stored
-from offload_conformance.opened import Open
+from offload_conformance.opened import KIB, Open
 
 EDGES: Final = (10**10, 2**31, 2**32, 2**53)
 """Where an offset gets one more digit or bit than a column may have. Another power of ten is drawn."""
@@ -53,7 +53,7 @@ class LeftoverClauses(OffloaderClauses):
 
     def test_leftovers_are_whole(self, run: Run, opened: Open, writer: StreamWriter) -> None:
         """What a crash left complete is adopted by the next writer with every chunk, or not at all."""
-        ledger = drawn_ledger(random.randint(1, 30))
+        ledger = drawn_ledger(random.randint(1, 30), size_bytes_max=64 * KIB)
         [attempt] = run(writer.prepare([ledger.ledger_id]))
         run(stored(writer, ledger, attempt))
 
@@ -151,7 +151,7 @@ class LeftoverClauses(OffloaderClauses):
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
         """A leftover tells the offset of its last chunk, and the CRC-32 of that whole chunk as stored."""
-        ledgers = [drawn_ledger(random.randint(1, 20))]
+        ledgers = [drawn_ledger(random.randint(10, 20), size_bytes_max=64 * KIB)]
         ledgers.append(drawn_ledger(5, first_offset=ledgers[0].next_offset))
         attempts = run(writer.prepare([each.ledger_id for each in ledgers]))
         for ledger, attempt in zip(ledgers, attempts, strict=True):

@@ -129,7 +129,7 @@ class OffloaderReadClauses(OffloaderClauses):
     ) -> None:
         """A handle is on what the given `manifest` names, though a newer one names more or less."""
         [attempt, later] = run(writer.prepare([0, 1]))
-        ledger = ledger_of(40)
+        ledger = ledger_of(40, body_size_bytes=30 * KIB)
         receipt = run(stored(writer, ledger, attempt))
         behind = MemoryLedger(ledger_of(5, first_offset=40).chunks, ledger_id=1)
         of_later = run(stored(writer, behind, later))
@@ -191,7 +191,7 @@ class OffloaderReadClauses(OffloaderClauses):
             range(one.stop - 1, one.stop),
             range(one.stop - 1, one.stop + 1),
             range(one.stop),
-            range(one.start + 1, ledger.next_offset + 1),
+            range(one.stop - 1, ledger.next_offset + 1),
         ):
             held = [part for part in parts if part.start < only.stop and part.stop > only.start]
             async with await other.read_offloaded(attempt, only=only) as handle:

@@ -75,6 +75,7 @@ SHAPES: Final[dict[str, Callable[[], list[bytes]]]] = {
     "clock_goes_back": lambda: ledgers.clock_goes_back().chunks[:10],
     "before_1970": lambda: ledgers.before_1970().chunks,
     "tracking_alone": lambda: ledgers.tracking_alone().chunks,
+    "large": lambda: [*drawn_ledger(20, size_bytes_max=64 * KIB).chunks],
 }
 """Ledgers that are easily miscounted. That of `clock_goes_back` ends with the least of its times."""
 
