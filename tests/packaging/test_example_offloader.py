@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -12,7 +13,11 @@ from pathlib import Path
 
 import pytest
 from command_line import offload as offload_here
+from offload_conformance import ledger_of
 from osiris_data import DATA, body_of
+
+from offload import Session, StreamWriter, TierOptions
+from offload.contracts.events import Event, FragmentUploaded
 
 pytestmark = pytest.mark.xdist_group("example offloader")  # installed once
 
@@ -101,3 +106,49 @@ def test_what_walks_over_objects_refuses_it(tier: str) -> None:
         ran = offload_here(*command)
         assert ran.code in (1, 2)
         assert "keeps no objects of this format" in ran.error
+
+
+@pytest.fixture
+def many(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tier with a stream of ten fragments, made by a session that asks for small ones."""
+    monkeypatch.syspath_prepend(installed)
+    url = f"sqlite-ledger://{tmp_path / 'many.db'}"
+
+    async def write() -> None:
+        heard: list[Event] = []
+        async with Session(emit=heard.append) as session:
+            tier = session.tier(url, options=TierOptions(fragment_size_bytes=1))
+            writer = await StreamWriter.claim(tier, "orders")
+            await writer.offload([ledger_of(10)])
+        assert [type(event) for event in heard].count(FragmentUploaded) == 10
+
+    asyncio.run(write())
+    return url
+
+
+def test_it_is_compacted_and_copied_to_and_from_a_folder(many: str, tmp_path: Path) -> None:
+    folder, again = str(tmp_path / "folder"), f"sqlite-ledger://{tmp_path / 'again.db'}"
+    before = offload_here("read", many, "orders", "--json").lines
+
+    compacted = offload_here("compact", many, "--fragment-size", "1MiB", "--json")
+    copies = [offload_here("copy", many, folder), offload_here("copy", folder, again)]
+
+    assert (compacted.code, compacted.document["fragments"], compacted.document["runs"]) == (0, 9, 1)
+    assert [each.code for each in copies] == [0, 0], copies
+    for tier in (many, folder, again):
+        assert offload_here("read", tier, "orders", "--json").lines == before
+        assert offload_here("verify", tier).code == 0
+
+
+def test_what_it_does_not_honour_is_refused_before_anything_is_done(many: str, tmp_path: Path) -> None:
+    folder, absent = str(tmp_path / "folder"), tmp_path / "absent.db"
+    offload_here("copy", many, folder)
+
+    read_back = offload_here("copy", folder, f"sqlite-ledger://{absent}", "--verify")
+    limited = offload_here("ls", many, "--option", "up_requests_max=3")
+    split = offload_here("copy", folder, f"sqlite-ledger://{absent}", "--commit-store", folder)
+
+    assert "keeps no objects of this format" in read_back.error
+    assert "cannot honour up_requests_max" in limited.error
+    assert "cannot honour commit_store" in split.error
+    assert not absent.exists()

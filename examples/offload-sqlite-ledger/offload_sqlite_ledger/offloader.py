@@ -17,17 +17,18 @@ from uuid import UUID, uuid4
 
 import numpy as np
 
-from offload import Attempt, Entry, LedgerOffloader, Leftover, Manifest, ReadHandle, Receipt
+from offload import Attempt, Entry, LedgerOffloader, Leftover, Manifest, OpeningContext, ReadHandle, Receipt
 from offload.commit.grouping import edited
 from offload.commit.guest import Abort
 from offload.commit.writer import Claim
 from offload.contracts.attempts import check_copied, prepared_kind
 from offload.contracts.change import Change, CommitVerdict
+from offload.contracts.events import Event, FragmentUploaded, ManifestCommitted
 from offload.errors import Conflict, Corrupt, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted, TryAgain
 from offload.formats.checksums import crc32c
 from offload.formats.chunk_check import check_source
 from offload.formats.root import decode_root, encode_root
-from offload.model.chunk_table import ChunkTable, ChunkType, windows_of
+from offload.model.chunk_table import ChunkTable, ChunkType, cut, windows_of
 from offload.model.manifest import AttemptKind, CommittedStream, StreamState
 from offload.model.tree import EntryTree, Tree
 from offload.native.fragment_reader import open_attempt
@@ -49,19 +50,33 @@ DELETE: Final = (
 )
 
 
-def open_url(url: str) -> SqliteLedgers:
-    """The offloader behind `sqlite-ledger://path/to/file.db`. Raises `Misuse` if no path is named."""
+def open_url(url: str, *, context: OpeningContext | None = None) -> SqliteLedgers:
+    """The offloader behind `sqlite-ledger://path/to/file.db`. Raises `Misuse` if no path is named.
+
+    What `plugin` declares to take of `context` is honoured: the size of fragments, and events.
+    """
     path = unquote(url.partition("://")[2])
     if not path or "\0" in path:
         raise Misuse(f"{url!r} names no file")
-    return SqliteLedgers(path)
+    if context is None:
+        return SqliteLedgers(path)
+    return SqliteLedgers(path, fragment_size_bytes=context.fragment_size_bytes, emit=context.emit)
 
 
 class SqliteLedgers(LedgerOffloader):
     """The ledgers and manifests in one file. Any number of offloaders and processes may use it."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fragment_size_bytes: int | None = None,
+        emit: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        """Without a size, all of a ledger is one fragment."""
         self._database = Database(path)
+        self._fragment_size_bytes = fragment_size_bytes
+        self._emit = emit
 
     @property
     def url(self) -> str:
@@ -110,6 +125,7 @@ class SqliteLedgers(LedgerOffloader):
                     raise OutcomeUnknown(f"stream {stream!r}: nothing shows whether the change was in")
             proposal = await self._proposal(change, newest, committer)
             if await self._database.write(_swap(stream, newest, proposal)):
+                self._emit(ManifestCommitted(manifest=proposal, change=type(change).__name__.lower()))
                 return proposal
         raise TryAgain(f"stream {stream!r}: other writers commit faster than this one; run again")
 
@@ -124,9 +140,18 @@ class SqliteLedgers(LedgerOffloader):
             await check_copied(self.view_of(manifest), handle)
         if handle.next_offset > OFFSET_MAX:
             raise Misuse(f"{self.url} keeps offsets up to {OFFSET_MAX}")
-        table, checksum = await covering_table(handle), 0
+        table = await covering_table(handle)
         about = (attempt.uid.bytes, attempt.stream, attempt.ledger_id, json.dumps(dict(extra_metadata)))
         await self._database.insert("INSERT INTO attempts VALUES (?, ?, ?, ?)", [about])
+        copied = int(kind is AttemptKind.COPY)
+        size_bytes = self._fragment_size_bytes
+        fragments = cut(table, size_bytes=size_bytes, count_max=len(table)) if size_bytes else [table]
+        entries = [await self._insert(handle, rows, attempt, copied=copied) for rows in fragments]
+        return Receipt(attempt=attempt, entries=entries)
+
+    async def _insert(self, handle: ReadHandle, table: ChunkTable, attempt: Attempt, *, copied: int) -> Entry:
+        """Insert the chunks of one fragment, checked."""
+        checksum = 0
         for rows in windows_of(table):
             raw = await handle.read(rows)
             try:
@@ -135,8 +160,9 @@ class SqliteLedgers(LedgerOffloader):
                 raise damage.within(handle.where, stream=attempt.stream) from damage
             await self._database.insert(CHUNK, _chunks(attempt, rows, checksums.tolist(), raw))
             checksum = crc32c(raw, checksum)
-        entry = _entry(table, attempt, checksum, copied=int(kind is AttemptKind.COPY))
-        return Receipt(attempt=attempt, entries=[entry])
+        entry = _entry(table, attempt, checksum, copied=copied)
+        self._emit(FragmentUploaded(stream=attempt.stream, entry=entry))
+        return entry
 
     async def read_offloaded(
         self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None

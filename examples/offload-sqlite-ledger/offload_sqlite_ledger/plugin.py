@@ -16,5 +16,6 @@ def offload_backends() -> Sequence[Backend]:
             target="offload_sqlite_ledger.offloader:open_url",
             schemes=("sqlite-ledger",),
             kind="offloader",
+            takes=("emit", "fragment_size_bytes", "uploads_max"),  # one thread: never more than one at once
         )
     ]

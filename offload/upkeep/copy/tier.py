@@ -24,6 +24,7 @@ from offload.contracts.source import Snapshot
 from offload.errors import NotOffloaded, OffloadError, StoreDenied
 from offload.model.attempt import Receipt
 from offload.model.manifest import Manifest
+from offload.native.own import native
 from offload.streams.history import check_same_history
 from offload.tasks import in_order, one_by_one
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES, TierRun, snapshot_of
@@ -208,8 +209,11 @@ async def copy(
     - `TryAgain` if the source was trimmed or compacted, and swept, meanwhile: copy again;
     - `Corrupt` at damage in the source. What stands before its portion is named.
 
-    Raises `NotOffloaded` if the source is no tier, or lacks a stream that is named.
+    Raises `NotOffloaded` if the source is no tier, or lacks a stream that is named; `Misuse` if `verify` is
+    asked of a target that keeps no objects of our layout.
     """
+    if verify:
+        native(target, to="read back from")  # refused here, before anything is uploaded
     for stream in [*dict.fromkeys(streams)] or await source.streams():
         try:
             manifest = await source.load_manifest(stream)
