@@ -109,10 +109,10 @@ def give_up(
 
 @contextmanager
 def _beside(tier: Blocking, reach: TierReach) -> Iterator[LedgerOffloader]:
-    """Another tier, opened on the event loop of this one."""
+    """Another tier, opened in the session of this one."""
 
     async def opened() -> LedgerOffloader:
-        return open_tier(reach.url, storage_options=reach.options)
+        return tier.session.tier(reach.url, storage_options=reach.options)
 
     offloader = tier.run(opened())
     try:
