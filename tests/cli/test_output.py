@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ from offload.cli.kit import bar
 from offload.cli.kit import progress as progress_module
 from offload.cli.kit.output import counted, one_line, print_json
 from offload.cli.kit.progress import CommandProgress, progress
+from offload.cli.kit.state import run_async
 from offload.model.position import Position
 from offload.streams.reader import Messages, StreamReader
 
@@ -191,6 +193,33 @@ def test_the_demo_closes_what_it_reads_from(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert offload("demo").code == 0
     assert events == ["next place", "closed"] * 2
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_while_a_result_is_handed_over_logs_no_error(
+    presses: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The signal comes in a callback of the loop, as it may; a second one ends the callback itself."""
+    went_on = []
+
+    async def main() -> None:
+        result = asyncio.get_running_loop().create_future()
+
+        def hand_over() -> None:
+            for _ in range(presses):
+                signal.raise_signal(signal.SIGINT)
+            went_on.append(True)
+            result.set_result(None)
+
+        asyncio.get_running_loop().call_soon(hand_over)
+        await result
+
+    with pytest.raises(KeyboardInterrupt):
+        run_async(main)
+
+    assert len(went_on) == (presses == 1)
+    assert not caplog.records
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class TestWhereNoTerminalIs:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from types import FrameType
 from typing import Any, TypeVar
 
 from offload.cli.kit.ending import Usage
@@ -138,8 +141,34 @@ def position_of(text: str) -> Position:
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a command's asynchronous part; Ctrl-C cancels it cleanly and is raised again."""
+    """Run a command's asynchronous part; Ctrl-C cancels it cleanly and is raised again, a second at once."""
+    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if by_default and threading.current_thread() is threading.main_thread():  # so asyncio sets its handler
+        return asyncio.run(_interrupted_between_turns(main()))
     return asyncio.run(main())
+
+
+async def _interrupted_between_turns(work: Coroutine[Any, Any, T]) -> T:
+    """Let the first Ctrl-C wait until the loop's callback ends.
+
+    asyncio's handler cancels wherever the signal meets the interpreter, also in a callback that is about to
+    set the result of a future. That future is cancelled then, and the loop prints a traceback for it.
+    """
+    cancel, loop, pressed = signal.getsignal(signal.SIGINT), asyncio.get_running_loop(), False
+    assert callable(cancel)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        loop.call_soon_threadsafe(cancel, number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        return await work
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
