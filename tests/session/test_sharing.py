@@ -157,3 +157,21 @@ def test_a_commit_store_is_of_the_session_too() -> None:
     assert {bucket.options.get("region") for bucket in MADE} == {None, "north"}
     assert session.metrics.requests["create"] > 0
     assert len(CLOSED) == len(MADE)
+
+
+@pytest.mark.parametrize(
+    "bucket", ["s3://bucket", "gs://bucket", "az://container", "abfs://box@disk.blob.host"]
+)
+def test_prefixes_of_a_real_bucket_are_one_place(bucket: str) -> None:
+    """Opening sends nothing, so no server is needed."""
+
+    async def scenario() -> None:
+        async with Session() as session:
+            for url in (bucket, f"{bucket}/x/", f"{bucket}/x/y"):
+                session.tier(url)
+            [shared] = session._stores
+            assert shared.leases == 3
+            session.tier(f"{bucket}/x", storage_options={"connections_max": "5"})
+            assert len(session._stores) == 2
+
+    asyncio.run(scenario())

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from protocol_mutants import MUTANTS, Mutant, check_no_totals, set_to
 
 import offload.upkeep.rebuild.stream as rebuild_run
-import offload.upkeep.verify.tier as verify_run
+import offload.upkeep.verify.stream as verify_run
 from offload.commit import log as commit
 from offload.commit.applying import append_entries
 from offload.commit.groups import GroupCache
