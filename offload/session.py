@@ -178,10 +178,11 @@ class Session:
     async def aclose(self) -> None:
         """Close what was opened and is still open, the newest first. Idempotent.
 
+        A tier that its backend opened by itself is closed a second time if it was closed: contracts allow it.
         An error keeps nothing else from being closed: the first one is raised at the end, with the others as
         notes. A cancellation is raised when all is closed.
         """
-        if os.getpid() != self._pid:
+        if self.is_forked:
             return
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close_all())
@@ -202,8 +203,13 @@ class Session:
                 raise
             _joined(error, of_closing)
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a copy of the session in a forked process. Its connections are the parent's."""
+        return os.getpid() != self._pid
+
     def _refuse_if_over(self) -> None:
-        if os.getpid() != self._pid:
+        if self.is_forked:
             raise Misuse("a session does not survive a fork; make a new one")
         if self._closing is not None:
             raise Misuse("the session was closed; make a new one")
@@ -320,8 +326,8 @@ class _Lease(MeteredStore):
         shared.leases += 1
 
     async def aclose(self) -> None:
-        """Close the store if this is its last lease. Idempotent."""
-        if self._is_closed:
+        """Close the store if this is its last lease. Idempotent. Nothing is done in a forked process."""
+        if self._is_closed or self._session.is_forked:
             return
         self._is_closed = True
         self._session._forget(self)
