@@ -19,7 +19,7 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.plugin import Backend
 from offload.contracts.store import ObjectStore
 from offload.env import Env
-from offload.errors import OffloadError
+from offload.errors import Misuse, OffloadError
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.native.own import native_or_none
 from offload.store.retry import RetryingStore
@@ -218,7 +218,7 @@ class OffloaderPlace(BackendPlace):
         def store_beneath() -> ObjectStore:
             return cast("ObjectStore", _beneath(self.open(account)))
 
-        if not isinstance(_beneath(self.open(account)), ObjectStore):
+        if _beneath(self.open(account)) is None:
             yield None
             return
         looker = Looker(store_beneath)
@@ -281,7 +281,13 @@ def _remove_empty_folders(url: str, folder: str) -> None:
                 os.rmdir(path)
 
 
-def _beneath(offloader: LedgerOffloader) -> object:
+def _beneath(offloader: LedgerOffloader) -> ObjectStore | None:
     """The store that an offloader shows: ours as `data`, a stranger's as `store`."""
     ours = native_or_none(offloader)
-    return getattr(offloader, "store", None) if ours is None else ours.data
+    if ours is not None:
+        return ours.data
+    try:
+        shown = getattr(offloader, "store", None)
+    except Misuse:  # it passes on the attributes of ours, whose `store` is there once it is open
+        shown = getattr(offloader, "data", None)
+    return shown if isinstance(shown, ObjectStore) else None
