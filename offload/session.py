@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, NoReturn, Protocol, Self, cast
 from urllib.parse import urlsplit
 
 from offload.commit.groups import GroupCache
@@ -330,6 +330,7 @@ class _Lease(MeteredStore):
         if self._is_closed or self._session.is_forked:
             return
         self._is_closed = True
+        self.inner = cast("ObjectStore", _ClosedStore(self.inner))
         self._session._forget(self)
         self._shared.leases -= 1
         if self._spare is not None:
@@ -337,6 +338,16 @@ class _Lease(MeteredStore):
         if not self._shared.leases:
             self._session._stores.remove(self._shared)  # before the wait: nobody may lease it any more
             await self._shared.store.aclose()
+
+
+class _ClosedStore:
+    """Stands in for a store that was given back: only its name and capabilities are left."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.url, self.capabilities = store.url, store.capabilities
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Misuse(f"{self.url} was closed; open it again")
 
 
 async def _whole(task: asyncio.Task[BaseException | None]) -> BaseException | None:

@@ -105,6 +105,20 @@ def test_what_was_opened_before_an_opening_failed_is_closed() -> None:
     assert CLOSED == ["a"]
 
 
+def test_a_closed_tier_asks_nothing_more_though_another_uses_the_client() -> None:
+    async def scenario() -> None:
+        async with Session(plugins=plugins()) as session:
+            one, other = session.tier("bucket://a/x"), session.tier("bucket://a/y")
+            await one.open(create=True)
+            await one.aclose()
+            with pytest.raises(Misuse, match="bucket://a was closed"):
+                await one.load_manifest("orders")
+            assert one.url == "bucket://a/x"
+            await other.open(create=True)
+
+    asyncio.run(scenario())
+
+
 def test_a_closed_session_opens_nothing() -> None:
     async def scenario() -> None:
         session = Session(plugins=plugins())
