@@ -44,6 +44,8 @@ CLAUSES: Final = {
 
 MISSED: Final = {
     "trim_deletes_at_once": "allowed: `StreamView` does not promise that what an entry names is still there",
+    "puts_forget_uploads_of_the_key": "allowed: if its key is written meanwhile, an upload may be refused",
+    "checksum_of_nothing_is_none": "allowed: a store may keep a checksum of one object and none of another",
 }
 """Bugs that the command with default options does not catch, each with the reason."""
 

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from offload.contracts.capabilities import Capabilities
+from offload.contracts.capabilities import CREATE_SIZE_BYTES_LEAST, Capabilities
 from offload.contracts.store import Body, ObjectStore
 from offload.env import Env
 from offload.errors import Denied, OffloadError, OutcomeUnknown, TryAgain
@@ -53,6 +53,24 @@ def _probe(store: ObjectStore) -> None:
 
 def _faulty(store: ObjectStore, rules: Sequence[Rule]) -> FaultyStore:
     return FaultyStore(store, rules=rules)
+
+
+class Declares(StoreDecorator):
+    """A store that declares the largest create, and has no other lack."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(MemoryStore())
+        self.size_bytes = size_bytes
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, create_size_bytes_max=self.size_bytes)
+
+
+def test_a_store_whose_creates_take_no_full_root_is_refused() -> None:
+    with pytest.raises(Denied, match="one create takes 1048575 bytes, and a full root is larger"):
+        _probe(Declares(CREATE_SIZE_BYTES_LEAST - 1))
+    _probe(Declares(CREATE_SIZE_BYTES_LEAST))
 
 
 def test_a_store_that_overwrites_is_refused_and_one_that_does_not_is_not() -> None:
