@@ -185,7 +185,7 @@ class Session:
         if self.is_forked:
             return
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close_all())
+            self._closing = asyncio.ensure_future(_all_closed(self._opened))
         error = await _whole(self._closing)
         if error is not None:
             raise error
@@ -249,15 +249,17 @@ class Session:
         """The store of a URL, on a client that other stores of the same place share.
 
         The caller's URL says which place that is, without the prefix that the backend took from its end.
+        Options and environment of this moment say the rest.
         """
         backend = backend_of(url, self.plugins)
         opened = open_bare(backend, url, options)
         place = with_lower_scheme(url).rstrip("/")
+        asked = backend.name, {**options}, {**os.environ}  # which may name an endpoint, or an account
         if not isinstance(opened, PrefixStore):
-            return self._lease(opened, (backend.name, place, {**options}))
+            return self._lease(opened, (place, *asked))
         outer = place.removesuffix(f"/{opened.prefix}")
         is_known = outer != place  # else the URL says more than the prefix, and nobody knows what
-        opened.inner = self._lease(opened.inner, (backend.name, outer, {**options}) if is_known else None)
+        opened.inner = self._lease(opened.inner, (outer, *asked) if is_known else None)
         return opened
 
     def _lease(self, store: ObjectStore, place: object) -> _Lease:
@@ -285,16 +287,6 @@ class Session:
         with suppress(ValueError):  # the session itself is closing it
             self._opened.remove(lease)
 
-    async def _close_all(self) -> BaseException | None:
-        """Close all, and return the first error."""
-        first: BaseException | None = None
-        while self._opened:
-            try:
-                await self._opened.pop().aclose()
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - others are closed too
-                first = _joined(first, error)
-        return first
-
 
 class _Closable(Protocol):
     async def aclose(self) -> None: ...
@@ -318,26 +310,38 @@ class _SharedStore:
 class _Lease(MeteredStore):
     """A store as one tier holds it: counts for the session, and closes what nobody else uses."""
 
-    __slots__ = ("_is_closed", "_session", "_shared", "_spare")
+    __slots__ = ("_closing", "_session", "_shared", "_spare")
 
     def __init__(self, session: Session, shared: _SharedStore, spare: ObjectStore | None) -> None:
         super().__init__(shared.store, session.metrics)
-        self._session, self._shared, self._spare, self._is_closed = session, shared, spare, False
+        self._session, self._shared, self._spare = session, shared, spare
+        self._closing: asyncio.Task[BaseException | None] | None = None
         shared.leases += 1
 
     async def aclose(self) -> None:
-        """Close the store if this is its last lease. Idempotent. Nothing is done in a forked process."""
-        if self._is_closed or self._session.is_forked:
+        """Close the store if this is its last lease. Idempotent. Nothing is done in a forked process.
+
+        A cancellation is raised when it is closed.
+        """
+        if self._session.is_forked:
             return
-        self._is_closed = True
-        self.inner = cast("ObjectStore", _ClosedStore(self.inner))
-        self._session._forget(self)
+        if self._closing is None:
+            self.inner = cast("ObjectStore", _ClosedStore(self.inner))
+            self._closing = asyncio.ensure_future(self._give_back())
+        error = await _whole(self._closing)
+        if error is not None:
+            raise error
+
+    async def _give_back(self) -> BaseException | None:
+        """Close what nobody else uses, and return the first error."""
+        unused: list[_Closable] = [self._spare] if self._spare is not None else []
         self._shared.leases -= 1
-        if self._spare is not None:
-            await self._spare.aclose()
         if not self._shared.leases:
             self._session._stores.remove(self._shared)  # before the wait: nobody may lease it any more
-            await self._shared.store.aclose()
+            unused.append(self._shared.store)
+        error = await _all_closed(unused)
+        self._session._forget(self)  # not before: until then, the session waits for it too
+        return error
 
 
 class _ClosedStore:
@@ -348,6 +352,17 @@ class _ClosedStore:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise Misuse(f"{self.url} was closed; open it again")
+
+
+async def _all_closed(opened: list[_Closable]) -> BaseException | None:
+    """Close all of them, the last one first, until none is left, and return the first error."""
+    first: BaseException | None = None
+    while opened:
+        try:
+            await opened.pop().aclose()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - others are closed too
+            first = _joined(first, error)
+    return first
 
 
 async def _whole(task: asyncio.Task[BaseException | None]) -> BaseException | None:

@@ -105,6 +105,50 @@ def test_what_was_opened_before_an_opening_failed_is_closed() -> None:
     assert CLOSED == ["a"]
 
 
+def test_a_tier_whose_closing_is_cancelled_is_closed_and_the_session_waits_for_it() -> None:
+    async def scenario() -> None:
+        session = Session(plugins=plugins())
+        tier = session.tier("bucket://a/x")
+        reached, go_on = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            reached.set()
+            await go_on.wait()
+
+        MADE[0].on_close = wait
+        alone = asyncio.ensure_future(tier.aclose())
+        await reached.wait()
+        alone.cancel()
+        whole = asyncio.ensure_future(session.aclose())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not alone.done()
+        assert not whole.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await alone
+        await whole
+
+    asyncio.run(scenario())
+    assert CLOSED == ["a"]
+
+
+def test_an_unused_client_that_fails_to_close_keeps_the_shared_one_from_nothing() -> None:
+    """Each opening makes a client, and the second tier's is not needed."""
+
+    async def scenario() -> None:
+        async with Session(plugins=plugins()) as session:
+            one, other = session.tier("bucket://a/x"), session.tier("bucket://a/y")
+            _, unused = MADE
+            unused.on_close = fails(RuntimeError("unused"))
+            await one.aclose()
+            with pytest.raises(RuntimeError, match="unused"):
+                await other.aclose()
+            assert CLOSED == ["a"]
+
+    asyncio.run(scenario())
+
+
 def test_a_closed_tier_asks_nothing_more_though_another_uses_the_client() -> None:
     async def scenario() -> None:
         async with Session(plugins=plugins()) as session:

@@ -99,6 +99,19 @@ def test_another_bucket_or_other_options_have_a_client_of_their_own(url: str, op
     assert [bool(bucket.asked) for bucket in MADE] == [True, True]
 
 
+def test_another_environment_is_another_place(monkeypatch: Any) -> None:
+    """It may name the endpoint, and the URL would lead to the first one's server."""
+
+    async def scenario() -> None:
+        async with Session(plugins=plugins()) as session:
+            for port, name in enumerate("xy"):
+                monkeypatch.setenv("BUCKET_ENDPOINT", f"http://localhost:{port}")
+                await written(session.tier(f"bucket://a/{name}"))
+
+    asyncio.run(scenario())
+    assert [bool(bucket.asked) for bucket in MADE] == [True, True]
+
+
 def test_a_relative_path_means_the_folder_of_its_moment(tmp_path: Any, monkeypatch: Any) -> None:
     """The same words from two working directories are two places."""
 
