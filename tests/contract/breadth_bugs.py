@@ -273,6 +273,20 @@ class UnquotesTokens(MemoryStore):
             after = unquote(page[-1].key)
 
 
+@bug("listing_goes_on_page_after_page")
+class ForgetsSizesBehindAPage(MemoryStore):
+    """Lists every row behind the first thousand with a size of 0.
+
+    Two ways to read a page, the first and the next ones, and one of them asks for keys alone.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        shown = 0
+        async for row in super().list(prefix, after=after):
+            shown += 1
+            yield row if shown <= 1000 else Listed(row.key, 0)
+
+
 @bug("a_level_goes_on_page_after_page")
 class DropsTheLastOfAFullPage(MemoryStore):
     """Names 999 of a thousand names.

@@ -220,10 +220,16 @@ async def cancelled_after(turns: int, call: Coroutine[Any, Any, object]) -> None
         await task
 
 
-async def fill(store: ObjectStore, there: Sequence[str], data: bytes = b"") -> None:
-    """Create all of these keys, many at once."""
+def size_of(key: str) -> int:
+    """How many bytes an object has that `fill` made."""
+    return sum(key.encode()) % 5
+
+
+async def fill(store: ObjectStore, there: Sequence[str]) -> None:
+    """Create all of these keys, many at once; neighbours differ in size."""
     for start in range(0, len(there), WRITES_AT_ONCE):
-        await asyncio.gather(*(store.create(key, data) for key in there[start : start + WRITES_AT_ONCE]))
+        some = there[start : start + WRITES_AT_ONCE]
+        await asyncio.gather(*(store.create(key, b"x" * size_of(key)) for key in some))
 
 
 def drawn(size_bytes: int) -> bytes:
