@@ -16,7 +16,7 @@ from servers.places import ACCESS_KEY, SECRET_KEY
 from newcomers import proofs
 from newcomers.registry import Open, bug
 from offload.contracts.store import Listed, Span, Suffix, Upload, check_key
-from offload.errors import AlreadyExists, Conflict, Misuse, NotFound, OffloadError
+from offload.errors import AlreadyExists, Conflict, Misuse, NotFound, OffloadError, TryAgain
 
 
 class Bucket(S3Store):
@@ -171,6 +171,8 @@ class SumOfSumsIsTaken(Bucket):
         call = client.head_object(Bucket=self.bucket, Key=check_key(key), ChecksumMode="ENABLED")
         try:
             reply = await self.ask(call, "ask", key=key)
+        except TryAgain:
+            raise
         except OffloadError as exc:
             raise NotFound(key) from exc
         stored = reply.get("ChecksumCRC32C", "").partition("-")[0]

@@ -33,7 +33,10 @@ class _Plain(Folder):
     def made(self, key: str) -> str:
         path = self.path(key)
         with explained("making the folder of", path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            except FileExistsError as exc:
+                raise Misuse(f"{key!r}: an object has the name of its folder") from exc
         return path
 
     def write(self, key: str, data: bytes, staging: str) -> None:
