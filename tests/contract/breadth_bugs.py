@@ -454,13 +454,13 @@ class TellsTheSumOfAPart(MemoryStore):
 
 @bug("keys_may_be_long")
 class NamesPartsBehindTheKey(MemoryStore):
-    """Refuses an upload if its key leaves no room for the number of a part behind it.
+    """Refuses an upload if its key leaves no room for the checksum of a part behind it.
 
-    Parts are objects of their own, named `KEY.00001`, until they are composed.
+    Parts are objects of their own, named `KEY.SHA512`, until they are composed.
     """
 
     async def start_upload(self, key: str) -> Upload:
-        check_key(f"{check_key(key)}.00001")
+        check_key(f"{check_key(key)}.{'0' * 128}")
         return await super().start_upload(key)
 
 
