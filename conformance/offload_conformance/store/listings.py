@@ -180,7 +180,7 @@ class ListingClauses(StoreClauses):
         size = max(1, min(GAP, len(there) - 50))
         first = random.randrange(max(1, len(there) - 50 - size + 1))
         gap = there[first : first + size]
-        again = gap[size // 2]
+        again = gap[max(size - 5, 0)]  # so far behind the others that pages without a row come before
         there = ["A", *there, "z"]
 
         pages = [("", there[-1 - rows]) for rows in PAGES if rows < len(there)]
