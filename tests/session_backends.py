@@ -6,7 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from offload import Backend, Catalogue, LedgerOffloader, ObjectStoreOffloader, OpeningContext, Plugins
+from offload import (
+    Backend,
+    Catalogue,
+    LedgerOffloader,
+    ObjectStoreOffloader,
+    OpeningContext,
+    Plugins,
+    Span,
+    Suffix,
+    TierOptions,
+    TryAgain,
+)
 from offload.contracts.plugin import SourceType
 from offload.contracts.store import Body, ObjectStore
 from offload.plugins import Plugin, PluginDeclaration
@@ -22,7 +33,7 @@ CONTEXTS: list[OpeningContext | None] = []
 
 
 class Bucket(MemoryStore):
-    """Counts how many puts are under way, over all clients of a host, and fails to close if it is told to."""
+    """Counts how many puts are under way, over all clients of a host, and fails if it is told to."""
 
     running = 0
     most = 0
@@ -31,6 +42,7 @@ class Bucket(MemoryStore):
         super().__init__(objects=OBJECTS.setdefault(name, {}), name=name)
         self.name, self.options = name, options
         self.asked = 0
+        self.is_down = False
         self.on_close: Callable[[], Awaitable[None]] | None = None
         MADE.append(self)
 
@@ -46,6 +58,11 @@ class Bucket(MemoryStore):
             await asyncio.sleep(0)
         await super().put(key, body)
         Bucket.running -= 1
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        if self.is_down:
+            raise TryAgain(f"{self.url} is down")
+        return await super().get(key, span)
 
     async def aclose(self) -> None:
         if self.on_close is not None:
@@ -71,8 +88,13 @@ def open_own(
     url: str, *, options: Mapping[str, Any], context: OpeningContext | None = None
 ) -> LedgerOffloader:
     CONTEXTS.append(context)
-    store = MemoryStore() if context is None else context.open_store("bucket://beneath", {})
-    return Own(store, emit=context.emit if context else lambda event: None)
+    if context is None:
+        return Own(MemoryStore())
+    how = TierOptions(
+        fragment_size_bytes=context.fragment_size_bytes or TierOptions().fragment_size_bytes,
+        uploads_max=context.uploads_max or TierOptions().uploads_max,
+    )
+    return Own(context.open_store("bucket://beneath", {}), emit=context.emit, options=how)
 
 
 def open_plain(url: str, *, options: Mapping[str, Any]) -> Catalogue:

@@ -12,14 +12,17 @@ from offload_conformance import ledger_of
 from session_backends import CLOSED, MADE, Bucket, plugins
 
 from offload import (
+    Env,
     ObjectStoreOffloader,
     RequestLimits,
     Session,
     StreamWriter,
     TierOptions,
     TierPlan,
+    TryAgain,
 )
-from offload.contracts.events import Event, ManifestCommitted
+from offload.contracts.events import Event, ManifestCommitted, Waiting
+from offload.store.retry import RetryPolicy
 
 
 async def written(*tiers: Any) -> None:
@@ -56,12 +59,61 @@ def test_an_option_of_a_tier_overrides_that_limit_of_the_session_and_keeps_the_o
     async def scenario() -> None:
         limits = RequestLimits(up_requests_max=3, down_requests_max=5)
         async with Session(plugins=plugins(), limits=limits) as session:
-            own = session.tier("own://x", storage_options={"up_requests_max": "2"})
+            own = session.tier("own://x", storage_options={"up_requests_max": "2"}, options=MANY)
             assert backends.CONTEXTS[-1] is not None
             assert backends.CONTEXTS[-1].limits == RequestLimits(up_requests_max=2, down_requests_max=5)
             await written(own)
 
     asyncio.run(scenario())
+    assert Bucket.most == 2, "a store that the backend opens is bounded too"
+
+
+@pytest.mark.parametrize(
+    ("options", "together"),
+    [({"up_requests_max": 2}, 3 + 2), ({"region": "north"}, 3 + 3)],
+    ids=["other limits", "other options"],
+)
+def test_a_tier_that_was_opened_otherwise_has_turns_of_its_own(options: Any, together: int) -> None:
+    async def scenario() -> None:
+        async with Session(plugins=plugins(), limits=RequestLimits(up_requests_max=3)) as session:
+            one = session.tier("bucket://a/x", options=MANY)
+            await written(one, session.tier("bucket://a/y", options=MANY, storage_options=options))
+
+    asyncio.run(scenario())
+    assert Bucket.most == together
+
+
+def test_patience_clock_and_listener_reach_the_retries_of_each_tier() -> None:
+    of_tier: list[Event] = []
+    of_session: list[Event] = []
+    now = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    env = Env(monotonic=lambda: now, sleep=sleep)
+
+    async def scenario() -> None:
+        async with Session(plugins=plugins(), env=env, emit=of_session.append) as session:
+            patience = {"patience_seconds": "30"}
+            tier = session.tier("bucket://a/x", storage_options=patience, emit=of_tier.append)
+            store = session.store("bucket://b", policy=RetryPolicy(patience_seconds=20))
+            for bucket in MADE:
+                bucket.is_down = True
+            with pytest.raises(TryAgain, match="bucket://a is down"):
+                await tier.streams()
+            with pytest.raises(TryAgain, match="bucket://b is down"):
+                await store.get("key")
+
+            assert isinstance(tier, ObjectStoreOffloader)
+            assert tier._env is env
+
+    asyncio.run(scenario())
+    waits = [
+        {e.patience_seconds for e in events if isinstance(e, Waiting)} for events in (of_tier, of_session)
+    ]
+    assert waits == [{30.0}, {20.0}]
 
 
 def test_tiers_of_one_place_use_one_client_and_the_last_one_closes_it() -> None:
@@ -160,9 +212,11 @@ def test_a_commit_store_is_of_the_session_too() -> None:
             tier = session.tier(
                 "bucket://a/x",
                 plan=TierPlan(commit_store="bucket://a/roots"),
-                storage_options={"commit.region": "north"},
+                storage_options={"commit.region": "north", "up_requests_max": "5"},
             )
             await written(tier)
+            bounds = [limits for (_, _, limits), _ in session._turns]  # type: ignore[misc]
+            assert bounds == [RequestLimits(up_requests_max=5)] * 2
             return session
 
     session = asyncio.run(scenario())

@@ -78,6 +78,15 @@ def test_an_unknown_option_is_refused_for_every_kind(scheme: str) -> None:
         open_tier(f"{scheme}://x", plugins=plugins(), storage_options={"colour": "red"})
 
 
+def test_a_bare_store_has_no_commit_store() -> None:
+    async def scenario() -> None:
+        async with Session(plugins=plugins()) as session:
+            with pytest.raises(Misuse, match="has no commit store"):
+                session.store("bucket://a", storage_options={"commit.region": "north"})
+
+    asyncio.run(scenario())
+
+
 def test_what_is_not_told_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         open_tier("plain://x", plugins=plugins())
