@@ -12,7 +12,7 @@ import pytest
 from foreign_tier import LinesCatalogue, write_lines
 from offload_conformance import ledger_of
 
-from offload import ObjectStoreOffloader, StreamReader, StreamWriter
+from offload import ObjectStoreOffloader, StreamReader, StreamWriter, verify
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event, Skipped
 from offload.contracts.offloader import LedgerOffloader
@@ -129,6 +129,12 @@ def foreign(tmp_path: Path) -> LinesCatalogue:
     write_lines(tmp_path, "orders", 0, 1000, ["a", "b", "c", "d"])
     write_lines(tmp_path, "orders", 4, 2000, ["e", "f", "g"])
     return LinesCatalogue(tmp_path)
+
+
+def test_a_verify_of_a_foreign_layout_reaches_the_end_of_its_offsets(foreign: LinesCatalogue) -> None:
+    report = asyncio.run(verify(foreign))
+
+    assert (report.damages, report.offsets, report.reached) == ([], range(7), 7)
 
 
 def test_a_foreign_layout_is_read_by_offset_and_by_time(foreign: LinesCatalogue) -> None:

@@ -78,6 +78,7 @@ class EntryVerifier:
                         fragments, messages = fragments + 1, messages + entry.messages
                         report.reached, reached = entry.first_offset, entry.next_offset
                         await self._fragment(view, entry, view.name_of(run[row : row + 1]))
+            report.reached = reached
             _check(view.where, "next offset", committed.next_offset, reached)
             _check(view.where, "total of fragments", committed.fragments, fragments)
             _check(view.where, "total of messages", committed.messages, messages)

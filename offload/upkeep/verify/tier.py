@@ -72,7 +72,7 @@ async def verify(
 
     `bytes_per_second_max` bounds what is read, on average. Whoever gives an empty `report` has it also where
     an error or a cancellation ends this: it then says up to where everything was judged.
-    A tier that keeps no objects of our layout is verified by its contract: see `verify_entries`. Raises
+    A tier that keeps no objects of our layout is verified by its contract (`verify.entries`). Raises
     `NotOffloaded` if the place is no tier or has no such stream, and `Misuse` for an `after` outside the
     stream; damage is reported, not raised.
     """
