@@ -227,7 +227,7 @@ class Session:
         if refused:
             raise Misuse(
                 f"backend {backend.name!r} opens tiers by itself and cannot honour {', '.join(refused)}; "
-                "leave it out"
+                "leave it out, or open the tier in a session without it"
             )
         if missing := {"emit", "metrics"} - {*backend.takes}:
             _log.info("backend %r tells no %s", backend.name, " and no ".join(sorted(missing)))

@@ -36,7 +36,7 @@ from offload.streams.reader import newer_manifest
 from offload.tasks import in_order, one_by_one
 from offload.upkeep.compact.runs import FragmentRun, copy_run, plan_runs
 
-__all__ = ["AnnouncedRun", "Compacted", "Compaction", "begin_job", "copied"]
+__all__ = ["AnnouncedRun", "Compacted", "Compaction", "begin_job", "compact", "copied"]
 
 
 RUNS_AT_ONCE: Final = 4

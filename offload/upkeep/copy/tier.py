@@ -41,7 +41,7 @@ from offload.upkeep.copy.transfer import (
     upload_part,
 )
 
-__all__ = ["Committed", "Copied", "give_up", "run_of"]
+__all__ = ["Committed", "Copied", "copy", "give_up", "run_of"]
 
 
 PARTS_AT_ONCE: Final = 4
