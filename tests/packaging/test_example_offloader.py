@@ -16,7 +16,7 @@ from command_line import offload as offload_here
 from offload_conformance import ledger_of
 from osiris_data import DATA, body_of
 
-from offload import Session, StreamWriter, TierOptions
+from offload import Misuse, Session, StreamWriter, TierOptions
 from offload.contracts.events import Event, FragmentUploaded
 
 pytestmark = pytest.mark.xdist_group("example offloader")  # installed once
@@ -120,6 +120,8 @@ def many(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
             tier = session.tier(url, options=TierOptions(fragment_size_bytes=1))
             writer = await StreamWriter.claim(tier, "orders")
             await writer.offload([ledger_of(10)])
+        with pytest.raises(Misuse, match=r"many.db was closed; open it again"):
+            await tier.streams()
         assert [type(event) for event in heard].count(FragmentUploaded) == 10
 
     asyncio.run(write())

@@ -51,6 +51,7 @@ class Database:
         self.url: Final = f"sqlite-ledger://{self.path}"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="offload-sqlite-ledger")
         self._db: sqlite3.Connection | None = None
+        self._is_closed = False
 
     async def make(self) -> None:
         """Make an empty or absent file a tier. What has other tables stays as it is."""
@@ -80,6 +81,7 @@ class Database:
 
     async def aclose(self) -> None:
         """Close the connection, in its thread, and let the thread go. Idempotent."""
+        self._is_closed = True
         db, self._db = self._db, None
         if db is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, db.close)
@@ -102,6 +104,8 @@ class Database:
                     raise self._no_tier()
                 return work(db)
 
+        if self._is_closed:
+            raise errors.Misuse(f"{self.url} was closed; open it again")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, in_thread)
         except sqlite3.Error as error:
