@@ -64,6 +64,9 @@ class Session:
     ) -> None:
         """`plugins` are those of this environment, if none are given, and `emit` tells these of events.
 
+        It hears of what tiers and their stores do. `sync` and `StreamReader` have an `emit` of their own, for
+        `CopyBegun`, `Skipped` and damage that a reader finds: pass them `session.emit`.
+
         `limits` bound what is asked of each host. A tier's own `storage_options` override them one by one. A
         backend that cannot honour `limits` or `env` is refused, if they are given.
         """
