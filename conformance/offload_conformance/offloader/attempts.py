@@ -13,13 +13,14 @@ from uuid import uuid4
 import pytest
 
 from offload.commit.writer import Append
+from offload.contracts.catalogue import StreamView
 from offload.contracts.offloader import LedgerOffloader
-from offload.errors import Conflict, Corrupt, NotOffloaded
-from offload.model.attempt import Attempt
+from offload.errors import Absent, Conflict, Corrupt, NotOffloaded, OffloadError
+from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import drawn_ledger, ledger_of, refuse_reads
+from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     append_of,
@@ -236,12 +237,16 @@ class AttemptClauses(OffloaderClauses):
     def test_deletion_takes_what_was_trimmed(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """An attempt can be deleted once it is trimmed, and the one behind it stays whole."""
+        """An attempt can be deleted once it is trimmed, and the one behind it stays whole.
+
+        An older view may open what it names all the same, and read it whole, or raises `Absent`.
+        """
         [attempt] = run(writer.prepare([0]))
         receipt = run(stored(writer, ledger_of(10), attempt))
         run(writer.append([receipt]))
         kept = drawn_ledger(5, first_offset=10)
         beyond = run(committed(writer, kept))
+        older = run(offloader.view("orders"))
         trim, base = trim_of(writer, receipt), writer.manifest
         run(offloader.commit_manifest("orders", trim, base=base, committer=uuid4()))
 
@@ -251,3 +256,17 @@ class AttemptClauses(OffloaderClauses):
         with pytest.raises(Conflict):
             run(other.delete_offloaded(beyond))
         assert run(chunks_of(other, beyond)) == [*kept.chunks]
+        run(self.read_or_absent(older, receipt, ledger_of(10)))
+
+    async def read_or_absent(self, older: StreamView, receipt: Receipt, ledger: MemoryLedger) -> None:
+        """Assert that a view from before a deletion reads what was deleted whole, or says that it is gone."""
+        what, found = "a deleted fragment, opened by an older view", b""
+        for entry in receipt.entries:
+            try:
+                async with await older.open(entry) as handle:
+                    found += await handle.read(await handle.table())
+            except Absent:
+                return
+            except OffloadError as error:
+                pytest.fail(f"{what}: expected Absent or its bytes; found {type(error).__name__}: {error}")
+        assert found == b"".join(ledger.chunks), what

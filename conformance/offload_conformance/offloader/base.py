@@ -106,6 +106,11 @@ async def named(offloader: LedgerOffloader, manifest: Manifest) -> list[Entry]:
     return found
 
 
+def span(entry: Entry | None) -> tuple[int, int] | None:
+    """Which offsets an entry holds."""
+    return None if entry is None else (entry.first_offset, entry.next_offset)
+
+
 async def left_by_a_crash(offloader: LedgerOffloader, stream: str) -> list[bytes]:
     """Take the stream as the next writer would, and return the chunks that it then holds."""
     successor = await StreamWriter.claim(offloader, stream)

@@ -16,7 +16,14 @@ from offload.streams.reader import StreamReader
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger, refuse_reads
-from offload_conformance.offloader.base import OffloaderClauses, chunks_of, deleted, stored, trim_of
+from offload_conformance.offloader.base import (
+    OffloaderClauses,
+    chunks_of,
+    deleted,
+    span,
+    stored,
+    trim_of,
+)
 
 EDGES: Final = {"2^31": 2**31, "2^32": 2**32, "2^53": 2**53}
 """The largest whole numbers, plus one, of a signed int, of an unsigned one, and of a JavaScript number."""
@@ -37,8 +44,8 @@ class NumberClauses(OffloaderClauses):
         Offsets of 2^63 and more may be refused with `Misuse`, before the ledger is read.
         """
         begin = edge - random.randint(1, 9)
-        one = until_odd(begin, ledger_id=edge - 1)
-        two = until_odd(one.next_offset, ledger_id=edge + 1)
+        one = until_rounded_down(begin, ledger_id=edge - 1)
+        two = until_rounded_down(one.next_offset, ledger_id=edge + 1)
         end, source_epoch = two.next_offset, edge + random.randint(0, 9)
         claim = StreamWriter.claim(offloader, "orders", first_offset=begin, source_epoch=source_epoch)
         writer = run(claim)
@@ -64,6 +71,7 @@ class NumberClauses(OffloaderClauses):
             with pytest.raises(NotOffloaded):
                 run(other.read_offloaded(attempt, only=range(ledger.next_offset, ledger.next_offset + 1)))
         run(self.found(other, begin, end))
+        run(self.viewed(other, one, two))
 
         trim, base = trim_of(writer, of_one), writer.manifest
         trimmed = run(offloader.commit_manifest("orders", trim, base=base, committer=uuid4()))
@@ -86,6 +94,16 @@ class NumberClauses(OffloaderClauses):
         with pytest.raises(Misuse):
             await stored(writer, ledger, attempt)
         return None
+
+    async def viewed(self, other: LedgerOffloader, *parts: MemoryLedger) -> None:
+        """Assert that a view finds the first and the last offset of each fragment, and none behind them."""
+        view = await other.view("orders")
+        for part in parts:
+            for offset in (part.first_offset, part.next_offset - 1):
+                found, expected = span(await view.find(offset)), (part.first_offset, part.next_offset)
+                assert found == expected, f"a view's fragment of offset {offset}"
+        for offset in (parts[0].first_offset - 1, parts[-1].next_offset):
+            assert span(await view.find(offset)) is None, f"offset {offset} is in no fragment of the view"
 
     async def found(self, other: LedgerOffloader, begin: int, end: int) -> None:
         """Assert that a reader is led to offsets exactly."""
@@ -119,9 +137,9 @@ class NumberClauses(OffloaderClauses):
         run(scenario())
 
 
-def until_odd(first_offset: int, *, ledger_id: int) -> MemoryLedger:
-    """A ledger that ends before an odd offset: beyond 2^53 a double holds the even ones."""
+def until_rounded_down(first_offset: int, *, ledger_id: int) -> MemoryLedger:
+    """A ledger whose next offset, just beyond 2^53, is less as a double: that of its last record."""
     while True:
         ledger = drawn_ledger(12, first_offset=first_offset, ledger_id=ledger_id)
-        if ledger.next_offset % 2:
+        if ledger.next_offset % 4 == 1:
             return ledger

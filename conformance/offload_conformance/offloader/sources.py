@@ -55,6 +55,24 @@ Nothing but a check of the header, or of the CRC-32 of the data, finds these byt
 FAILURES: Final = 6
 """More than the uploads that an offloader usually allows at once: each might keep one of them for ever."""
 
+OWN_NAMES: Final = (
+    "attempt",
+    "attempt_uid",
+    "checksum",
+    "first_offset",
+    "format",
+    "ledger",
+    "ledger_id",
+    "messages",
+    "next_offset",
+    "records",
+    "stream",
+    "uid",
+    "version",
+    "writer",
+)
+"""Of what an offloader keeps beside its data: one that merges both may let people's text win."""
+
 METADATA: Final = MappingProxyType(
     {
         "host": "rabbit@häuschen",
@@ -63,7 +81,7 @@ METADATA: Final = MappingProxyType(
         "empty": "",
         "long": "é" * 1500,
         "n" * 200: "a long name",
-        **dict.fromkeys(("stream", "attempt", "ledger_id", "first_offset", "checksum", "writer"), "0"),
+        **dict.fromkeys(OWN_NAMES, "7"),
     }
 )
 """What people may write beside their data, names that an offloader itself may use among it. Read only."""
@@ -218,8 +236,9 @@ class SourceClauses(OffloaderClauses):
         plain = run(stored(writer, ledger, without))
         run(writer.append([receipt]))
 
-        assert numbers_of(receipt) == numbers_of(plain)
-        assert dict(METADATA) == before
+        found, expected = numbers_of(receipt), numbers_of(plain)
+        assert found == expected, "a receipt with metadata counts otherwise than one without"
+        assert dict(METADATA) == before, "the caller's mapping was changed"
         assert run(chunks_of(other, with_it)) == [*ledger.chunks]
 
     def test_offloads_may_run_at_once(

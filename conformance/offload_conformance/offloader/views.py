@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -12,12 +14,12 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent
 from offload.formats.chunk import scan
 from offload.model.chunk_table import ChunkType
-from offload.model.entry import Entry, entries_of_rows
+from offload.model.entry import Entry, entries_of_rows, joined_entries
 from offload.streams.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, drawn_ledger
-from offload_conformance.offloader.base import OffloaderClauses, committed, stored, trim_of
+from offload_conformance.offloader.base import OffloaderClauses, committed, span, stored, trim_of
 
 
 class ViewClauses(OffloaderClauses):
@@ -27,7 +29,10 @@ class ViewClauses(OffloaderClauses):
     def test_views_find_what_is_committed(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, shape: str
     ) -> None:
-        """A view finds the fragment of each offset, the newest with messages, and the greatest time."""
+        """A view finds the fragment of each offset, the newest with messages, and the greatest time.
+
+        One of some of its fragments walks and finds these alone.
+        """
         sample = getattr(ledgers, shape)()
         sample.add_tracking(ChunkType.TRACKING_DELTA, timestamp_ms=1)
         parts = [MemoryLedger([chunk]) for chunk in sample.chunks]
@@ -46,8 +51,34 @@ class ViewClauses(OffloaderClauses):
             assert found is not None
             assert found.first_offset <= newest < found.next_offset
             assert await view.last_timestamp_ms() == int(rows["timestamp_ms"].max())
+            await self.is_cut(other, view)
 
         run(scenario())
+
+    async def is_cut(self, other: LedgerOffloader, view: StreamView) -> None:
+        """Assert that a view of some fragments, which follow one another, walks and finds these alone."""
+        async with aclosing(view.walk()) as runs:
+            rows = joined_entries(*[run async for run in runs])
+        begin, end = sorted(random.sample(range(1, len(rows)), 2))
+        share = [*entries_of_rows(rows[begin:end])]
+        cut = other.view_of(
+            replace(
+                view.committed,
+                first_offset=share[0].first_offset,
+                next_offset=share[-1].next_offset,
+                messages=sum(each.messages for each in share),
+                data_size_bytes=sum(each.data_size_bytes for each in share),
+                stored_size_bytes=sum(each.stored_size_bytes for each in share),
+                fragments=len(share),
+                entries=rows[begin:end],
+            )
+        )
+        expected = [span(each) for each in share]
+        found = [span(each) for each in await walked(cut)]
+        assert found == expected, f"a view cut to {len(share)} of {len(rows)} fragments walks others"
+        assert [span(await cut.find(each.first_offset)) for each in share] == expected
+        for offset in (share[0].first_offset - 1, share[-1].next_offset):
+            assert span(await cut.find(offset)) is None, f"offset {offset} was cut off"
 
     def test_views_do_not_move(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
@@ -76,20 +107,21 @@ class ViewClauses(OffloaderClauses):
         run(scenario())
 
 
-def span(entry: Entry | None) -> tuple[int, int] | None:
-    """Which offsets an entry holds."""
-    return None if entry is None else (entry.first_offset, entry.next_offset)
-
-
 async def said(view: StreamView) -> tuple[object, ...]:
     """What a view says of its stream, without a look at any fragment."""
     committed = view.committed
+    found = await walked(view)
+    totals = (committed.first_offset, committed.next_offset, committed.messages)
+    return (*totals, found, await view.find(0), await view.last_timestamp_ms())
+
+
+async def walked(view: StreamView) -> list[Entry]:
+    """Every fragment of a view, in order."""
     found: list[Entry] = []
     async with aclosing(view.walk()) as runs:
         async for run in runs:
             found += entries_of_rows(run)
-    totals = (committed.first_offset, committed.next_offset, committed.messages)
-    return (*totals, found, await view.find(0), await view.last_timestamp_ms())
+    return found
 
 
 async def names_in(view: StreamView) -> list[str]:

@@ -21,7 +21,17 @@ from offload.contracts.store import Body, ObjectStore, Span, Suffix, Upload
 from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import CANCELS, cancelled_after, make_sure_of, moment, raises, turns_of
+from offload_conformance.store.base import (
+    CANCELS,
+    cancelled_after,
+    keys,
+    listed,
+    make_sure_of,
+    make_sure_of_keys,
+    moment,
+    raises,
+    turns_of,
+)
 from offload_conformance.store.uploads import UploadClauses, parts_for
 
 GIB: Final = 2**30
@@ -81,13 +91,21 @@ class PartsClauses(UploadClauses):
     def test_uploads_may_have_many_parts(
         self, run: Run, store: ObjectStore, other: ObjectStore, note: Callable[[str], None]
     ) -> None:
-        """An upload in 1,024 parts, or in as many as 64 MiB allow, put in no order, is read back exactly."""
+        """An upload in 1,024 parts, or in as many as 64 MiB allow, put in no order, is read back exactly.
+
+        Until it is complete no listing shows it, and its parts hide nothing that is listed behind them.
+        """
 
         async def scenario() -> None:
             plan = Plan.of(store.capabilities, self.upload_size_bytes)
             if plan.parts < PARTS:
                 note(f"{plan.parts} parts of {plan.part_size_bytes:,} bytes; more with `--upload-size 5GiB`")
-            await put_parts(await store.start_upload("key"), plan)
+            upload = await store.start_upload("key")
+            await put_parts(upload, plan)
+            await store.put("key2", Body.of(b""))
+            found = keys(await listed(other, awaiting=["key2"]))
+            make_sure_of_keys(found, ["key2"], f"a listing behind an upload of {plan.parts} parts")
+            await upload.complete()
             for number in range(1, plan.parts + 1, plan.parts_read):
                 await read_behind(other, plan, number)
             assert await other.get("key", Span(plan.size_bytes, 1)) == b""
@@ -183,7 +201,7 @@ class PartsClauses(UploadClauses):
 
 
 async def put_parts(upload: Upload, plan: Plan) -> None:
-    """All parts in an order of no meaning, a few at once; then complete."""
+    """All parts in an order of no meaning, a few at once."""
     numbers = [*range(1, plan.parts + 1)]
     random.Random(plan.parts).shuffle(numbers)
     left = iter(numbers)
@@ -193,7 +211,6 @@ async def put_parts(upload: Upload, plan: Plan) -> None:
             await upload.put_part(number, plan.part(number))
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    await upload.complete()
 
 
 async def read_behind(store: ObjectStore, plan: Plan, number: int) -> None:
