@@ -9,6 +9,7 @@ from offload_conformance.asynchronous import Run
 from servers import Place, Running, servers_of
 
 from offload import Body, LedgerOffloader, Misuse, ObjectStore, ObjectStoreOffloader
+from offload.store.retry import RetryingStore
 
 SERVERS = pytest.mark.parametrize("running_server", servers_of("azure"), indirect=True)
 
@@ -56,7 +57,7 @@ class TestAzureStore(_OnServer, StoreConformance):
 @SERVERS
 class TestAzureOffloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
-        return ObjectStoreOffloader(self.azure_store())
+        return ObjectStoreOffloader(RetryingStore(self.azure_store()))
 
 
 @SERVERS

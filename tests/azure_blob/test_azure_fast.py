@@ -52,6 +52,7 @@ from offload import (
     Suffix,
     TryAgain,
 )
+from offload.store.retry import RetryingStore
 
 CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 FAST = {"client": "obstore"}
@@ -94,7 +95,7 @@ class TestFastAzureStore(_OnServer, StoreConformance):
 @SERVERS
 class TestFastAzureOffloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
-        return ObjectStoreOffloader(self.fast_store())
+        return ObjectStoreOffloader(RetryingStore(self.fast_store()))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from offload_gcs import GcsOptions, GcsStore
 from servers import Place, Running, servers_of
 
 from offload import Denied, LedgerOffloader, ObjectStore, ObjectStoreOffloader, StreamWriter
+from offload.store.retry import RetryingStore
 
 SERVERS = pytest.mark.parametrize("running_server", servers_of("gcs"), indirect=True)
 
@@ -41,7 +42,7 @@ class TestGcsStore(_OnServer, StoreConformance):
 @SERVERS
 class TestGcsOffloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
-        return ObjectStoreOffloader(self.gcs_store())
+        return ObjectStoreOffloader(RetryingStore(self.gcs_store()))
 
 
 @SERVERS

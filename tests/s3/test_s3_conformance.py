@@ -8,6 +8,7 @@ from offload_s3 import S3Options, S3Store
 from servers import Place, Running, real_servers_of
 
 from offload import LedgerOffloader, ObjectStore, ObjectStoreOffloader
+from offload.store.retry import RetryingStore
 
 SERVERS = pytest.mark.parametrize("running_server", real_servers_of("s3"), indirect=True)
 
@@ -40,7 +41,7 @@ class TestS3Store(_OnServer, StoreConformance):
 @SERVERS
 class TestS3Offloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
-        return ObjectStoreOffloader(self.s3_store())
+        return ObjectStoreOffloader(RetryingStore(self.s3_store()))
 
 
 @SERVERS

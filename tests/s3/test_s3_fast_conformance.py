@@ -12,6 +12,7 @@ from offload_s3.url import open_bucket
 from servers import Place, Running, servers_of
 
 from offload import LedgerOffloader, ObjectStore, ObjectStoreOffloader
+from offload.store.retry import RetryingStore
 
 CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 CHOSEN = servers_of("s3") if CAMPAIGN else ["minio"]
@@ -51,7 +52,7 @@ class TestFastS3Store(_OnServer, StoreConformance):
 @SERVERS
 class TestFastS3Offloader(_OnServer, OffloaderConformance):
     def open_offloader(self) -> LedgerOffloader:
-        return ObjectStoreOffloader(self.fast_store())
+        return ObjectStoreOffloader(RetryingStore(self.fast_store()))
 
 
 @SERVERS
