@@ -78,8 +78,8 @@ class HashedStore(StoreDecorator):
         part, slash, _ = prefix.partition("/")
         folders = [folder_of(part)] if slash else [*FOLDERS]
         listings = [self._folder(folder, prefix, after) for folder in folders]
-        if not slash and (self._lone.startswith(prefix) or prefix.startswith(self._lone)):
-            listings.append(self._alone(max(prefix, self._lone, key=len), after))
+        if (lone := self._lone_prefix(prefix)) is not None:
+            listings.append(self._alone(lone, after))
         async for row in merged(listings):
             yield row
 
@@ -106,18 +106,28 @@ class HashedStore(StoreDecorator):
         return await self.inner.start_upload(_placed(key))
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Those in one folder where the prefix holds a whole first part, else in all."""
+        """Those in one folder where the prefix holds a whole first part, else in all, and lone ones."""
         part, slash, _ = prefix.partition("/")
         found = [
             replace(upload, key=upload.key[2:])
             for folder in ([folder_of(part)] if slash else FOLDERS)
             for upload in await self.inner.unfinished_uploads(f"{folder}/{prefix}")
         ]
-        return [upload for upload in found if "/" in upload.key]
+        found = [upload for upload in found if "/" in upload.key]
+        if (lone := self._lone_prefix(prefix)) is not None:
+            alone = await self.inner.unfinished_uploads(lone)
+            found += [upload for upload in alone if "/" not in upload.key]
+        return found
 
     async def abort_upload(self, upload: Unfinished) -> None:
         """Abort one in its key's folder."""
         await self.inner.abort_upload(replace(upload, key=_placed(upload.key)))
+
+    def _lone_prefix(self, prefix: str) -> str | None:
+        """What the keys of one part begin with that have this prefix; None if there can be none."""
+        if "/" in prefix or not (self._lone.startswith(prefix) or prefix.startswith(self._lone)):
+            return None
+        return max(prefix, self._lone, key=len)
 
     async def _folder(self, folder: str, prefix: str, after: str) -> AsyncIterator[Listed]:
         start = f"{folder}/{after}" if after else ""
