@@ -8,6 +8,8 @@ from newcomers import (
     offloader_commits,
     offloader_deletion,
     offloader_handles,
+    offloader_late_reads,
+    offloader_late_writes,
     offloader_leftovers,
     offloader_manifests,
     offloader_numbers,
@@ -21,6 +23,8 @@ from newcomers import (
     store_declared,
     store_deletes,
     store_files,
+    store_late_reads,
+    store_late_writes,
     store_pages,
     store_reads,
     store_reported,
@@ -31,17 +35,32 @@ from newcomers import (
 )
 from newcomers.registry import BUGS
 from newcomers.service import ServiceStore
-from newcomers.sound import Folder, Memory, Sqlite, Tier
+from newcomers.sound import Folder, FolderTier, Ledgers, Memory, SharedMemory, Sqlite, SummedMemory, Tier
 from newcomers.store_bucket import Bucket
 from newcomers.table import Table
 
 SOUND: Final[dict[str, Any]] = {
-    each.__name__: each for each in (Bucket, Folder, Memory, ServiceStore, Sqlite, Table, Tier)
+    each.__name__: each
+    for each in (
+        Bucket,
+        Folder,
+        FolderTier,
+        Ledgers,
+        Memory,
+        ServiceStore,
+        SharedMemory,
+        Sqlite,
+        SummedMemory,
+        Table,
+        Tier,
+    )
 }
 MODULES: Final = (
     offloader_commits,
     offloader_deletion,
     offloader_handles,
+    offloader_late_reads,
+    offloader_late_writes,
     offloader_leftovers,
     offloader_manifests,
     offloader_numbers,
@@ -55,6 +74,8 @@ MODULES: Final = (
     store_declared,
     store_deletes,
     store_files,
+    store_late_reads,
+    store_late_writes,
     store_pages,
     store_reads,
     store_reported,

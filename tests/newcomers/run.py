@@ -21,7 +21,16 @@ from conformance_box.installed import Site
 from newcomers.everything import BUGS, SOUND
 
 ROOT: Final = Path(__file__).parents[2]
-FOLDERS: Final = (".", "backends", "plugins", "conformance", "tests", "examples/offload-sqlite")
+FOLDERS: Final = (
+    ".",
+    "backends",
+    "plugins",
+    "conformance",
+    "tests",
+    "examples/offload-sqlite",
+    "examples/offload-sqlite-ledger",
+)
+IN_FILES: Final = {"Folder", "FolderTier", "Ledgers", "Sqlite"}
 LIMIT_SECONDS: Final = 900
 """No claim rests on this: a command that takes longer is ended, and counts as one that hangs."""
 
@@ -88,7 +97,7 @@ def sound_of(name: str) -> type[Any]:
 
 def tail_of(name: str, folder: Path) -> str:
     """What stands behind `newcomer://`: a place in `folder`, or in memory. The caller makes buckets."""
-    return str(folder / "place") if sound_of(name).__name__ in {"Folder", "Sqlite"} else folder.name
+    return str(folder / "place") if sound_of(name).__name__ in IN_FILES else folder.name
 
 
 def _cpu_seconds() -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from offload_posix.store import PosixStore
 from offload_sqlite.store import SqliteStore
+from offload_sqlite_ledger.offloader import SqliteLedgers
 
+from offload.formats.checksums import crc32c
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.memory import MemoryStore
 
@@ -49,3 +51,42 @@ class Sqlite(SqliteStore):
 
     def __init__(self, url: str) -> None:
         super().__init__(url.partition("://")[2])
+
+
+class SharedMemory(MemoryStore):
+    """A sound store in memory: the clients of one URL share its objects, its uploads and what a bug keeps."""
+
+    KIND: ClassVar = "store"
+    PLACES: ClassVar[dict[tuple[str, str], tuple[dict[str, bytes], dict[str, Any], dict[str, Any]]]] = {}
+
+    def __init__(self, url: str) -> None:
+        objects, uploads, kept = self.PLACES.setdefault((type(self).__name__, url), ({}, {}, {}))
+        super().__init__(objects=objects, name=url.partition("://")[2])
+        self._unfinished, self.kept = uploads, kept
+
+
+class SummedMemory(SharedMemory):
+    """One that has a CRC-32C of each object."""
+
+    KIND: ClassVar = "store"
+
+    async def stored_crc32c(self, key: str) -> int | None:
+        return crc32c(await self.get(key))
+
+
+class Ledgers(SqliteLedgers):
+    """A sound offloader in the file that the URL names."""
+
+    KIND: ClassVar = "offloader"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url.partition("://")[2])
+
+
+class FolderTier(ObjectStoreOffloader):
+    """A sound offloader in the folder that the URL names, of fragments of 64 KiB."""
+
+    KIND: ClassVar = "offloader"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(Folder(url), options=TierOptions(fragment_size_bytes=64 * 1024))

@@ -272,6 +272,8 @@ class ListingClauses(StoreClauses):
             for number in range(1, STEPS):
                 await other.create(f"x/root.{number:04}", b"")
                 newest = number
+                for _ in range(random.randrange(3)):  # no rhythm, in which each look meets the same moment
+                    await asyncio.sleep(0)
                 if number >= self.newest_kept:
                     await other.delete([f"x/root.{number - self.newest_kept:04}"])
 
