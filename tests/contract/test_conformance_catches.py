@@ -84,6 +84,8 @@ class StoreSuite(StoreConformance):
 class ProtocolSuite(ProtocolConformance):
     """Over a broken store, or with a broken tier over a sound one."""
 
+    walk_examples = 60  # of ten, as elsewhere, what Hypothesis draws may miss a bug
+
     def __init__(self, make: Any) -> None:
         self.make, self.objects = make, dict[str, bytes]()
 
