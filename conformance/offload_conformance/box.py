@@ -24,6 +24,7 @@ import pytest
 
 from offload_conformance.asynchronous import Overdue
 from offload_conformance.clauses import Clause, clause_of
+from offload_conformance.draws import by_seed_alone
 from offload_conformance.findings import FINDINGS, NOTE
 
 _USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$", re.MULTILINE)
@@ -186,7 +187,7 @@ def _alone() -> Iterator[None]:
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
-        with redirect_stdout(io.StringIO()):
+        with redirect_stdout(io.StringIO()), by_seed_alone():
             yield
     finally:
         random.setstate(drawn)
