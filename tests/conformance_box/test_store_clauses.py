@@ -93,7 +93,8 @@ def test_an_upload_is_as_large_as_was_asked_for(site: Site) -> None:
 
     import sound_code
 
-    assert [Plan(PARTS, 16).size_bytes, Plan(PARTS, 40 * 1024).size_bytes] == sound_code.SIZES
+    sizes = [size for size in sound_code.SIZES if size]  # an empty object is put beside the upload
+    assert sizes == [Plan(PARTS, 16).size_bytes, Plan(PARTS, 40 * 1024).size_bytes]
 
 
 def test_what_is_no_size_ends_with_2(site: Site) -> None:
