@@ -9,7 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
@@ -195,9 +195,17 @@ def test_the_demo_closes_what_it_reads_from(monkeypatch: pytest.MonkeyPatch) -> 
     assert events == ["next place", "closed"] * 2
 
 
+@pytest.fixture
+def ctrl_c_of_python() -> Iterator[None]:
+    """A command starts with Python's handler of Ctrl-C; a process that runs tests may have that of Spark."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_while_a_result_is_handed_over_logs_no_error(
-    presses: int, caplog: pytest.LogCaptureFixture
+    presses: int, caplog: pytest.LogCaptureFixture, ctrl_c_of_python: None
 ) -> None:
     """The signal comes in a callback of the loop, as it may; a second one ends the callback itself."""
     went_on = []
