@@ -35,12 +35,17 @@ class MemoryLedger(MemoryHandle):
     ) -> None:
         super().__init__(chunks, ledger_id=ledger_id, where=where)
         self.chunks: Final = tuple(chunks)
+        self._shown = self._table
         self.before_read: Callable[[ChunkTable], Awaitable[None]] = give_way
         self.closed = 0
 
     async def aclose(self) -> None:
         """Count it."""
         self.closed += 1
+
+    async def table(self) -> ChunkTable:
+        """One row per chunk, but for one that `with_a_hole` left out."""
+        return self._shown
 
     async def read(self, rows: ChunkTable) -> bytes:
         """The bytes of these rows."""
@@ -64,10 +69,10 @@ class MemoryLedger(MemoryHandle):
         return self._with(self._data[: self.span_of(offset)[1] - 3])
 
     def with_a_hole(self, row: int) -> MemoryLedger:
-        """The same ledger with a table that leaves out the chunk of this row, one in its midst."""
+        """The same ledger with a table that leaves out the chunk of this row."""
         other = self._with(self._data)
         offsets = self._table["offset"]
-        other._table = self._table[offsets != offsets[row]]
+        other._shown = self._table[offsets != offsets[row]]
         return other
 
     def span_of(self, offset: int) -> tuple[int, int]:

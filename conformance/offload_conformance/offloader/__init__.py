@@ -8,6 +8,7 @@ They store a few megabytes in all.
 from offload_conformance.end_to_end import EndToEndConformance
 from offload_conformance.offloader.attempts import AttemptClauses
 from offload_conformance.offloader.commits import CommitClauses
+from offload_conformance.offloader.copies import CopyClauses
 from offload_conformance.offloader.fencing import FencingClauses
 from offload_conformance.offloader.in_store import InStoreClauses
 from offload_conformance.offloader.leftovers import LeftoverClauses
@@ -30,6 +31,7 @@ class OffloaderConformance(
     OffloaderReadClauses,
     ViewClauses,
     CommitClauses,
+    CopyClauses,
     ManifestClauses,
     FencingClauses,
     NumberClauses,

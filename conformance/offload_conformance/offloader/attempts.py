@@ -32,6 +32,7 @@ from offload_conformance.offloader.base import (
     trim_to,
 )
 from offload_conformance.opened import KIB
+from offload_conformance.raising import raises
 
 
 class AttemptClauses(OffloaderClauses):
@@ -192,7 +193,8 @@ class AttemptClauses(OffloaderClauses):
     ) -> None:
         """Deleting an attempt that the manifest names raises `Conflict` and removes nothing.
 
-        Also if it names only the beginning of the attempt, or the beginning was trimmed since.
+        Also if it names only the beginning of the attempt, or the beginning was trimmed since, and whether it
+        is the newest or not.
         """
         ledger = ledger_of(12, body_size_bytes=100 * KIB)
         [attempt] = run(writer.prepare([ledger.ledger_id]))
@@ -212,9 +214,14 @@ class AttemptClauses(OffloaderClauses):
             run(offloader.commit_manifest("orders", trim, base=base, committer=uuid4()))
 
         for client in (offloader, other):
-            with pytest.raises(Conflict):
+            with raises(Conflict, "the deletion of the newest attempt, which is named"):
                 run(client.delete_offloaded(attempt))
-
+        behind = drawn_ledger(3, first_offset=run(other.load_manifest("orders")).next_offset)
+        newer = run(committed(writer, behind))
+        for each in (attempt, newer, attempt):
+            with raises(Conflict, "the deletion of one of two attempts that are named"):
+                run(other.delete_offloaded(each))
+        assert run(chunks_of(other, newer)) == [*behind.chunks]
         assert run(chunks_of(other, attempt)) == [*ledger.chunks[begins:ends]]
 
     def test_deletion_spares_the_committed_that_runs(

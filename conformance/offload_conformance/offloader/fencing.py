@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from typing import Final
 from uuid import uuid4
 
 import pytest
@@ -11,11 +11,15 @@ import pytest
 from offload.commit.writer import Prepare, Resolve
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Fenced
+from offload.model.manifest import Manifest
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import ledger_of
 from offload_conformance.offloader.base import OffloaderClauses, append_of, committed, stored
 from offload_conformance.opened import Open
+
+FIRST_CLAIMS: Final = 8
+"""Streams that are begun by several at once. Where they race in threads, one round may show nothing."""
 
 
 class FencingClauses(OffloaderClauses):
@@ -44,7 +48,7 @@ class FencingClauses(OffloaderClauses):
         assert (after.commit_id, after.writer) == (before.commit_id, successor.writer)
 
     def test_claims_fence_at_once(self, run: Run, opened: Open, writer: StreamWriter) -> None:
-        """Of writers that claim at the same time, one is left."""
+        """Of writers that claim at the same time, one is left; also of a stream that nobody had before."""
 
         async def prepared(claimed: StreamWriter) -> bool:
             try:
@@ -53,15 +57,19 @@ class FencingClauses(OffloaderClauses):
                 return False
             return True
 
-        async def scenario(rivals: Sequence[LedgerOffloader]) -> list[bool]:
-            claims = (StreamWriter.claim(rival, "orders", base=writer.manifest) for rival in rivals)
+        async def claimed_at_once(stream: str, base: Manifest | None) -> list[bool]:
+            claims = (StreamWriter.claim(rival, stream, base=base) for rival in rivals)
             claimed = await asyncio.gather(*claims, return_exceptions=True)
             writers = [each for each in claimed if isinstance(each, StreamWriter)]
             assert all(isinstance(each, StreamWriter | Fenced) for each in claimed)
-            assert len({each.manifest.epoch for each in writers}) == len(writers)
+            epochs = [each.manifest.epoch for each in writers]
+            assert len({*epochs}) == len(epochs), f"{stream}: two writers were given one epoch: {epochs}"
             return [await prepared(each) for each in writers]
 
-        assert run(scenario([opened() for _ in range(4)])).count(True) == 1
+        rivals = [opened() for _ in range(4)]
+        assert run(claimed_at_once("orders", writer.manifest)).count(True) == 1
+        for number in range(FIRST_CLAIMS):
+            assert run(claimed_at_once(f"new.{number}", None)).count(True) == 1
 
     def test_claims_fence_by_the_brokers_own_epoch(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader

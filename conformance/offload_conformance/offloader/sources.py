@@ -33,6 +33,7 @@ from offload_conformance.offloader.base import (
     stored,
 )
 from offload_conformance.opened import KIB
+from offload_conformance.raising import raises
 
 DAMAGED: Final = {
     "magic": ("few", 0),
@@ -125,15 +126,16 @@ class SourceClauses(OffloaderClauses):
 
         assert run(left_by_a_crash(other, "orders")) in [[*sound.chunks[:n]] for n in range(bad + 1)]
 
+    @pytest.mark.parametrize("chunk", ["first", "inner", "last"])
     def test_offloads_are_checked_for_holes(
-        self, run: Run, other: LedgerOffloader, writer: StreamWriter
+        self, run: Run, other: LedgerOffloader, writer: StreamWriter, chunk: str
     ) -> None:
         """If the table of the source leaves out a chunk of its range, nothing behind the hole is stored."""
         sound = ledger_of(10)
-        missing = random.randrange(1, 9)
+        missing = {"first": 0, "inner": random.randrange(1, 9), "last": 9}[chunk]
         [attempt] = run(writer.prepare([0]))
 
-        with pytest.raises(Corrupt) as caught:
+        with raises(Corrupt, f"an offload by a table without its {chunk} chunk") as caught:
             run(stored(writer, sound.with_a_hole(missing), attempt))
 
         assert caught.value.where == sound.where

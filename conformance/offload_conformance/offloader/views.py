@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from uuid import uuid4
@@ -29,7 +30,7 @@ class ViewClauses(OffloaderClauses):
     def test_views_find_what_is_committed(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, shape: str
     ) -> None:
-        """A view finds the fragment of each offset, the newest with messages, and the greatest time.
+        """A view finds the fragment of each offset and time, the newest with messages, and the greatest time.
 
         One of some of its fragments walks and finds these alone.
         """
@@ -47,6 +48,7 @@ class ViewClauses(OffloaderClauses):
                 for offset in (part.first_offset, part.next_offset - 1):
                     assert span(await view.find(offset)) == (part.first_offset, part.next_offset)
             assert await view.find(sample.next_offset) is None
+            await finds_times(view, rows["timestamp_ms"].tolist())
             found = await view.last_with_messages()
             assert found is not None
             assert found.first_offset <= newest < found.next_offset
@@ -105,6 +107,15 @@ class ViewClauses(OffloaderClauses):
             assert (await newer.find(0), await newer.last_timestamp_ms() is None) == (None, False)
 
         run(scenario())
+
+
+async def finds_times(view: StreamView, times: Sequence[int]) -> None:
+    """Assert what is the first fragment since each of these times, the last ones of fragments, and others."""
+    entries = await walked(view)
+    for time in sorted({asked for each in times for asked in (each - 1, each, each + 1)}):
+        found = await view.first_since(time)
+        wanted = next((entry for entry, last in zip(entries, times, strict=True) if last >= time), None)
+        assert span(found) == span(wanted), f"the first fragment since {time} ms, of fragments of {times}"
 
 
 async def said(view: StreamView) -> tuple[object, ...]:

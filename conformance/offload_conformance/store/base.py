@@ -12,8 +12,8 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, Final, TypeVar
+from contextlib import suppress
+from typing import Any, ClassVar, Final
 
 import pytest
 
@@ -25,8 +25,7 @@ from offload_conformance.asynchronous import Asynchronous, Run
 from offload_conformance.contender import ContenderTask, job_of
 from offload_conformance.declared import Declared
 from offload_conformance.findings import NOTE
-
-E = TypeVar("E", bound=BaseException)
+from offload_conformance.raising import raises
 
 DIGITS: Final = b"0123456789"
 MIB: Final = 2**20
@@ -179,20 +178,6 @@ def make_sure_of_keys(found: Sequence[str], wanted: Sequence[str], what: str) ->
     pytest.fail(
         f"{what}: expected {len(wanted)} names, found {len(found)}; {'; '.join(words) or 'not in order'}"
     )
-
-
-@contextmanager
-def raises(kind: type[E], what: str) -> Iterator[pytest.ExceptionInfo[E]]:
-    """Expect an error of this kind. Any answer, and any other error of the framework's, fails with `what`."""
-    try:
-        with pytest.raises(kind) as caught:
-            yield caught
-    except OffloadError as error:
-        pytest.fail(f"{what}: expected {kind.__name__}; found {type(error).__name__}: {error}")
-    except pytest.fail.Exception as failure:
-        if not str(failure).startswith("DID NOT RAISE"):
-            raise
-        pytest.fail(f"{what}: expected {kind.__name__}; found no error")
 
 
 async def turns_of(call: Coroutine[Any, Any, object]) -> int:

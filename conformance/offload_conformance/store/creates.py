@@ -19,7 +19,8 @@ from offload.errors import AlreadyExists, Misuse, NotFound
 from offload_conformance.asynchronous import Run
 from offload_conformance.contenders import contend_in_threads
 from offload_conformance.race import winners_of
-from offload_conformance.store.base import DIGITS, SIZES, StoreClauses, drawn, make_sure_of, raises
+from offload_conformance.raising import raises
+from offload_conformance.store.base import DIGITS, SIZES, StoreClauses, drawn, make_sure_of
 
 PROCESSES: Final = 3
 ROUNDS: Final = 5

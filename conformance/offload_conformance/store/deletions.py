@@ -5,7 +5,8 @@ from __future__ import annotations
 from offload.contracts.store import Body, ObjectStore
 from offload.errors import NotFound
 from offload_conformance.asynchronous import Run
-from offload_conformance.store.base import StoreClauses, raises
+from offload_conformance.raising import raises
+from offload_conformance.store.base import StoreClauses
 from offload_conformance.store.listings import MANY
 
 

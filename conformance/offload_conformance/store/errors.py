@@ -11,6 +11,7 @@ import pytest
 from offload.contracts.store import Body, ObjectStore, Span, Suffix
 from offload.errors import AlreadyExists, Misuse, NotFound, OffloadError, OutcomeUnknown, TryAgain
 from offload_conformance.asynchronous import Run
+from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     DIGITS,
     StoreClauses,
@@ -19,7 +20,6 @@ from offload_conformance.store.base import (
     level,
     listed,
     make_sure_of_keys,
-    raises,
 )
 
 PROVOKED: Final[

@@ -11,12 +11,12 @@ import pytest
 from offload.contracts.store import Body, ObjectStore
 from offload.errors import AlreadyExists, Misuse, OffloadError
 from offload_conformance.asynchronous import Run
+from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     StoreClauses,
     keys,
     listed,
     make_sure_of_keys,
-    raises,
     refuses,
     store_by,
     ways_of,

@@ -30,6 +30,7 @@ from offload.errors import AlreadyExists, NotFound, OffloadError
 from offload.store.prefix import PrefixStore
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
+from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     LATE_LOOKS_MAX,
     LATE_PAUSE_SECONDS,
@@ -38,7 +39,6 @@ from offload_conformance.store.base import (
     keys,
     level,
     listed,
-    raises,
 )
 
 T = TypeVar("T")

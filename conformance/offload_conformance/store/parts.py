@@ -21,6 +21,7 @@ from offload.contracts.store import Body, ObjectStore, Span, Suffix, Upload
 from offload.errors import Misuse, NotFound, OffloadError
 from offload.formats.checksums import crc32c
 from offload_conformance.asynchronous import Run
+from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     CANCELS,
     cancelled_after,
@@ -29,7 +30,6 @@ from offload_conformance.store.base import (
     make_sure_of,
     make_sure_of_keys,
     moment,
-    raises,
     turns_of,
 )
 from offload_conformance.store.uploads import UploadClauses, parts_for

@@ -15,6 +15,7 @@ from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix
 from offload.errors import Misuse, NotFound, TryAgain
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
+from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     MIB,
     SIZES,
@@ -24,7 +25,6 @@ from offload_conformance.store.base import (
     halves,
     listed,
     make_sure_of,
-    raises,
     windows_of,
 )
 
@@ -82,6 +82,7 @@ class PutClauses(StoreClauses):
             for span in (None, Span(0, 3), Span(1, len(data)), Suffix(4)):
                 start, end = clip(span, len(data))
                 assert run(other.get(key, span)) == data[start:end]
+            assert run(listed(other, key, awaiting=[key])) == [Listed(key, len(data))]
 
     def test_puts_replace_whole(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """A shorter object leaves nothing of the longer one before it."""

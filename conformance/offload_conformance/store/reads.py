@@ -14,13 +14,13 @@ from offload.errors import Misuse, NotFound
 from offload.formats.checksums import crc32c
 from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
+from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     DIGITS,
     StoreClauses,
     drawn,
     listed,
     make_sure_of,
-    raises,
     store_by,
     ways_of,
 )

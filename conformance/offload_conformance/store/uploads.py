@@ -13,12 +13,12 @@ import pytest
 from offload.contracts.store import Body, ObjectStore, Upload
 from offload.errors import Misuse, NotFound, OffloadError
 from offload_conformance.asynchronous import Run
+from offload_conformance.raising import raises
 from offload_conformance.store.base import (
     StoreClauses,
     listed,
     make_sure_of,
     make_sure_of_keys,
-    raises,
     refuses,
 )
 

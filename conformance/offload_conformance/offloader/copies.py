@@ -1,0 +1,157 @@
+"""Copies: fragments that take the place of others, of which readers notice nothing.
+
+What a compaction does, step by step, and by the contract alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+from uuid import uuid4
+
+import pytest
+
+from offload.contracts.catalogue import StreamView
+from offload.contracts.offloader import LedgerOffloader
+from offload.errors import Absent, Conflict, NotOffloaded
+from offload.model.attempt import Attempt
+from offload.model.entry import Entry
+from offload.streams.job import Job
+from offload.streams.writer import StreamWriter
+from offload_conformance.asynchronous import Run
+from offload_conformance.ledgers import MemoryLedger, ledger_of, refuse_reads
+from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, named, stored
+from offload_conformance.offloader.views import names_in
+from offload_conformance.opened import KIB
+from offload_conformance.raising import raises
+
+LEDGER: Final = 7
+
+PARTS: Final = 6
+"""How many attempts at one ledger are committed, one behind the other."""
+
+KEPT: Final = ("first_offset", "next_offset", "messages", "data_size_bytes", "ledgers", "last_ledger_id")
+"""What copies leave as it is, of all that a stream tells of itself."""
+
+
+class CopyClauses(OffloaderClauses):
+    """Copies replace what they copied, and nothing else."""
+
+    def test_copies_change_nothing_that_is_read(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """After copies took the place of fragments, the stream reads as before, in an older view too.
+
+        Its totals stay, but for the fragments. What was replaced is not read any more, and can be deleted.
+        """
+        parts = [ledger_of(2, first_offset=2 * n).chunks for n in range(PARTS)]
+        chunks = [chunk for part in parts for chunk in part]
+        attempts = [run(committed(writer, MemoryLedger(part, ledger_id=LEDGER))) for part in parts]
+        begin, end = sorted(random.sample(range(PARTS), 2))
+
+        async def scenario() -> None:
+            older = await other.view("orders")
+            entries, names = await named(other, writer.manifest), await names_in(older)
+            old = [entry for entry in entries if 2 * begin <= entry.first_offset < 2 * end]
+            ledger = MemoryLedger(chunks[2 * begin : 2 * end], ledger_id=LEDGER)
+            copy = await copied(offloader, old, ledger)
+
+            for client in (offloader, other):
+                newest = await client.load_manifest("orders")
+                found, view = await named(client, newest), await client.view("orders")
+                assert newest.fragments == len(found)
+                for name in KEPT:
+                    assert (name, getattr(newest, name)) == (name, getattr(older.committed, name))
+                assert await read(view, found) == chunks
+                stand = [name for entry, name in zip(entries, names, strict=True) if entry not in old]
+                assert [name for name in names if await view.names(name)] == stand
+                for entry in old:
+                    there = await view.find(entry.first_offset)
+                    assert there in found, f"found {there} at {entry.first_offset}"
+                assert await chunks_of(client, copy) == [*ledger.chunks]
+                with raises(Conflict, "the deletion of a copy that the stream names"):
+                    await client.delete_offloaded(copy)
+                for attempt in attempts[begin:end]:
+                    with raises(NotOffloaded, "a read of an attempt that was replaced"):
+                        await client.read_offloaded(attempt)
+            with suppress(Absent):  # as it may say of what was replaced
+                assert await read(older, entries) == chunks, "an older view"
+            for attempt in attempts[begin:end]:
+                await other.delete_offloaded(attempt)
+            assert await read(await other.view("orders"), found) == chunks
+
+        run(scenario())
+
+    def test_attempts_are_not_read_with_a_hole(
+        self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
+    ) -> None:
+        """An attempt whose midst was replaced is `NotOffloaded`; what is left of it is read and spared."""
+        ledger = ledger_of(12, body_size_bytes=100 * KIB)
+        [attempt] = run(writer.prepare([ledger.ledger_id]))
+        entries = run(stored_and_named(writer, ledger, attempt))
+        if len(entries) < 3:
+            return  # it has no midst
+
+        async def scenario() -> None:
+            begin, end = entries[1].first_offset, entries[-1].first_offset
+            midst = MemoryLedger(ledger.chunks[begin:end], ledger_id=ledger.ledger_id)
+            await copied(offloader, entries[1:-1], midst)
+            for client in (offloader, other):
+                with raises(NotOffloaded, "a read of an attempt whose midst was replaced"):
+                    await client.read_offloaded(attempt)
+                with raises(Conflict, "the deletion of an attempt that is named in part"):
+                    await client.delete_offloaded(attempt)
+                for only in (range(begin), range(end, 12)):
+                    assert await chunks_of(client, attempt, only=only) == [
+                        *ledger.chunks[only.start : only.stop]
+                    ]
+
+        run(scenario())
+
+    @pytest.mark.parametrize(("begin", "end"), [(1, 6), (0, 5), (0, 12), (12, 18)])
+    def test_copies_begin_and_end_as_fragments_do(
+        self, run: Run, offloader: LedgerOffloader, writer: StreamWriter, begin: int, end: int
+    ) -> None:
+        """What could never take the place of fragments is refused with `Conflict`, before it is read."""
+        chunks = ledger_of(18).chunks
+        for first, behind in ((0, 3), (3, 6), (6, 9)):
+            run(committed(writer, MemoryLedger(chunks[first:behind], ledger_id=LEDGER)))
+
+        async def scenario() -> None:
+            job = await Job.begin(offloader, "orders", uid=uuid4())
+            found = await named(offloader, job.manifest)
+            manifest, [attempt] = await job.prepare_copies([found[:1]])
+            ledger = MemoryLedger(chunks[begin:end], ledger_id=LEDGER)
+            ledger.before_read = refuse_reads
+            with raises(Conflict, f"a copy of [{begin}, {end}) where fragments are of 3 records"):
+                await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
+
+        run(scenario())
+
+
+async def stored_and_named(writer: StreamWriter, ledger: MemoryLedger, attempt: Attempt) -> Sequence[Entry]:
+    """Copy and commit a ledger, and return its fragments."""
+    receipt = await stored(writer, ledger, attempt)
+    await writer.append([receipt])
+    return receipt.entries
+
+
+async def copied(offloader: LedgerOffloader, old: Sequence[Entry], ledger: MemoryLedger) -> Attempt:
+    """Put a copy in the place of these fragments, which hold this ledger."""
+    job = await Job.begin(offloader, "orders", uid=uuid4())
+    manifest, [attempt] = await job.prepare_copies([old])
+    receipt = await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
+    await job.replace(old, [receipt])
+    return attempt
+
+
+async def read(view: StreamView, entries: Sequence[Entry]) -> list[bytes]:
+    """Every chunk of these fragments, as the view opens them."""
+    chunks: list[bytes] = []
+    for entry in entries:
+        async with await view.open(entry) as handle:
+            table = await handle.table()
+            chunks += [await handle.read(table[row : row + 1]) for row in range(len(table))]
+    return chunks

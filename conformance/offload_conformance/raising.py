@@ -1,0 +1,27 @@
+"""Errors that a clause expects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+
+from offload.errors import OffloadError
+
+E = TypeVar("E", bound=BaseException)
+
+
+@contextmanager
+def raises(kind: type[E], what: str) -> Iterator[pytest.ExceptionInfo[E]]:
+    """Expect an error of this kind. Any answer, and any other error of the framework's, fails with `what`."""
+    try:
+        with pytest.raises(kind) as caught:
+            yield caught
+    except OffloadError as error:
+        pytest.fail(f"{what}: expected {kind.__name__}; found {type(error).__name__}: {error}")
+    except pytest.fail.Exception as failure:
+        if not str(failure).startswith("DID NOT RAISE"):
+            raise
+        pytest.fail(f"{what}: expected {kind.__name__}; found no error")
