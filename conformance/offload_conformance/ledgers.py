@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
@@ -21,13 +23,17 @@ from offload.streams.handles import MemoryHandle
 
 EPOCH: Final = 3
 BIRTH_MS: Final = 1_700_000_000_000
-"""Leader epoch and first timestamp of everything made here."""
+POSITION: Final = 4_096
+"""Leader epoch, first timestamp and first position of everything made here."""
 
 
 class MemoryLedger(MemoryHandle):
     """Chunks in memory as a snapshot of a ledger; `before_read` is awaited with the rows of each read.
 
     By default that gives way to other tasks once. `closed` counts how often the handle was closed.
+
+    It lies in the midst of its file: positions begin at `POSITION`. They mean nothing but to the handle, and
+    to people who look for damage.
     """
 
     def __init__(
@@ -35,7 +41,8 @@ class MemoryLedger(MemoryHandle):
     ) -> None:
         super().__init__(chunks, ledger_id=ledger_id, where=where)
         self.chunks: Final = tuple(chunks)
-        self._shown = self._table
+        self._shown = self._table.copy()
+        self._shown["position"] += POSITION
         self.before_read: Callable[[ChunkTable], Awaitable[None]] = give_way
         self.closed = 0
 
@@ -44,13 +51,13 @@ class MemoryLedger(MemoryHandle):
         self.closed += 1
 
     async def table(self) -> ChunkTable:
-        """One row per chunk, but for one that `with_a_hole` left out."""
+        """One row per chunk, as the file has them, but for one that `with_a_hole` left out."""
         return self._shown
 
     async def read(self, rows: ChunkTable) -> bytes:
         """The bytes of these rows."""
         await self.before_read(rows)
-        return await super().read(rows)
+        return await super().read(self._table[np.isin(self._table["offset"], rows["offset"])])
 
     def damaged(self, offset: int, *, byte: int, where: str | None = None) -> MemoryLedger:
         """The same ledger with one bit off: in this byte of the chunk that begins at `offset`.
@@ -72,11 +79,22 @@ class MemoryLedger(MemoryHandle):
         """The same ledger with a table that leaves out the chunk of this row."""
         other = self._with(self._data)
         offsets = self._table["offset"]
-        other._shown = self._table[offsets != offsets[row]]
+        other._shown = self._shown[offsets != offsets[row]]
         return other
 
+    def scattered(self) -> MemoryLedger:
+        """The same ledger in many files, or with other things between its chunks."""
+        other = self._with(self._data)
+        other._shown["position"] += np.arange(len(self._table), dtype=np.uint64) * np.uint64(POSITION)
+        return other
+
+    def positions_of(self, offset: int) -> tuple[int, int]:
+        """Where the chunk that begins at `offset` begins and ends in the file."""
+        start, end = self.span_of(offset)
+        return start + POSITION, end + POSITION
+
     def span_of(self, offset: int) -> tuple[int, int]:
-        """Where the chunk that begins at `offset` begins and ends, in bytes."""
+        """Where the chunk that begins at `offset` begins and ends, in bytes of the ledger."""
         row = self._table["offset"].tolist().index(offset)
         start = sum(len(chunk) for chunk in self.chunks[:row])
         return start, start + len(self.chunks[row])

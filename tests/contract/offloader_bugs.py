@@ -44,11 +44,11 @@ from offload.formats.fragment import HEADER
 from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
-from offload.model.entry import Entry
+from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import AttemptKind, CommittedStream, Manifest, Running, StreamState
 from offload.model.tree import Tree
-from offload.native.fragment_reader import FragmentHandle
-from offload.native.offloader import ObjectStoreOffloader
+from offload.native.fragment_reader import FragmentHandle, open_entries
+from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.store.memory import MemoryStore
 from offload.store.wrap import StoreDecorator
 from offload.streams.handles import CutHandle
@@ -882,6 +882,69 @@ class LeavesTrimsToTheBucket(ObjectStoreOffloader):
         if isinstance(change, Trim):
             return await self.load_manifest(stream)
         return await super().commit_manifest(stream, change, base=base, committer=committer)
+
+
+@bug("copies_change_nothing_that_is_read")
+class RemembersWhatItCommitted(ObjectStoreOffloader):
+    """Reads an attempt by the last manifest of its own that named it.
+
+    Objects never change, so their place is remembered; but what a stream names changes.
+    """
+
+    remembered: Manifest | None = None
+
+    async def commit_manifest(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
+        manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
+        if isinstance(change, Append):
+            self.remembered = manifest
+        return manifest
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        try:
+            return await super().read_offloaded(attempt, manifest=manifest, only=only)
+        except NotOffloaded:
+            if self.remembered is None:
+                raise
+            return await super().read_offloaded(attempt, manifest=self.remembered, only=only)
+
+
+@bug("attempts_are_not_read_with_a_hole")
+class JoinsWhatIsLeft(ObjectStoreOffloader):
+    """Makes one handle of all fragments that an attempt still has, whatever lies between them.
+
+    Where attempts were never replaced in part, that is the same.
+    """
+
+    def __init__(self, store: ObjectStore, **how: Any) -> None:
+        super().__init__(store, **{**how, "options": TierOptions(fragment_size_bytes=250_000)})
+
+    async def read_offloaded(
+        self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
+    ) -> ReadHandle:
+        try:
+            return await super().read_offloaded(attempt, manifest=manifest, only=only)
+        except NotOffloaded:
+            named = manifest or await self.load_manifest(attempt.stream)
+            found = [each async for run in self.tree(named).walk() for each in entries_of_rows(run)]
+            own = [each for each in found if each.attempt == attempt.uid]
+            if not own or only is not None:
+                raise
+            return await open_entries(self.view_of(named), own, where=str(attempt.uid))
+
+
+@bug("copies_begin_and_end_as_fragments_do")
+class CopiesAnything(ObjectStoreOffloader):
+    """Takes whatever it is given for a copy.
+
+    It is left to the commit to compare both, when all of it is stored.
+    """
+
+    async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
+        return manifest.epoch
 
 
 @bug("snapshots_do_not_move")

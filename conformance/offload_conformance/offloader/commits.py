@@ -80,20 +80,29 @@ class CommitClauses(OffloaderClauses):
     ) -> None:
         """Of commits on one parent exactly one succeeds there; the others follow on top of it.
 
-        A call may return a newer manifest than its own commit made, if that is there by then.
+        A call may return a newer manifest than its own commit made, if that is there by then. Commits of
+        another stream at the same time are none of these.
         """
         parent = writer.manifest
+        bills = run(StreamWriter.claim(offloader, "bills"))
         changes = [Prepare(writer=writer.writer, attempts=[(uuid4(), 0)]) for _ in range(6)]
 
         async def scenario() -> list[Manifest]:
-            return await asyncio.gather(
-                *(
-                    (offloader, other)[n % 2].commit_manifest(
-                        "orders", change, base=parent, committer=writer.writer
-                    )
-                    for n, change in enumerate(changes)
+            commits = [
+                (offloader, other)[n % 2].commit_manifest(
+                    "orders", change, base=parent, committer=writer.writer
                 )
-            )
+                for n, change in enumerate(changes)
+            ]
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(of_bills())
+                return await asyncio.gather(*commits)
+
+        async def of_bills() -> None:
+            before = bills.manifest.version
+            for n in range(len(changes)):
+                await bills.prepare([n])
+                assert (bills.manifest.stream, bills.manifest.version) == ("bills", before + n + 1)
 
         accepted = run(scenario())
 
@@ -132,15 +141,19 @@ class CommitClauses(OffloaderClauses):
     def test_commits_are_idempotent(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Committing a change that is in already returns the newest manifest."""
+        """Committing a change that is in already returns the newest manifest.
+
+        By whatever manifest its caller knows: one in which the change could not be made yet, too, or none.
+        """
+        older = writer.manifest
         [attempt] = run(writer.prepare([0]))
         receipt = run(stored(writer, ledger_of(10), attempt))
         base = writer.manifest
         change = append_of(writer, receipt)
-        accepted = run(offloader.commit_manifest("orders", change, base=base, committer=writer.writer))
+        accepted = run(offloader.commit_manifest("orders", change, base=older, committer=writer.writer))
 
         for client in (offloader, other):
-            for known in (base, accepted):
+            for known in (older, base, accepted, None):
                 again = run(client.commit_manifest("orders", change, base=known, committer=writer.writer))
                 assert again.commit_id == accepted.commit_id
 

@@ -161,12 +161,18 @@ class OffloaderReadClauses(OffloaderClauses):
         middle = random.randrange(end)
         begins = run(ledger.table())["offset"].tolist()
 
-        for only in (range(1), range(middle, middle + 1), range(end - 1, end), range(middle, 2**40)):
+        for only in (
+            range(1),
+            range(middle, middle + 1),
+            range(end - 1, end),
+            range(middle, 2**40),
+            range(2**64),
+        ):
             first = bisect_right(begins, only.start) - 1
             last = bisect_right(begins, min(only.stop, end) - 1) - 1
             read = run(chunks_of(other, attempt, only=only))
             assert set(ledger.chunks[first : last + 1]) <= set(read) <= set(ledger.chunks)
-        beyond = (range(end, end + 10), range(end + 3, end + 4), range(2**40, 2**41))
+        beyond = (range(end, end + 10), range(end + 3, end + 4), range(2**40, 2**41), range(2**63, 2**64))
         for nothing in (*beyond, range(0), range(middle, middle), range(end, end), range(end - 1, 0)):
             self.absent(run, other.read_offloaded(attempt, only=nothing))
 

@@ -26,7 +26,7 @@ from offload_conformance.offloader.base import OffloaderClauses, committed, span
 class ViewClauses(OffloaderClauses):
     """What a view finds, and that it stays as it was."""
 
-    @pytest.mark.parametrize("shape", ["with_tracking", "clock_goes_back"])
+    @pytest.mark.parametrize("shape", ["with_tracking", "clock_goes_back", "before_1970"])
     def test_views_find_what_is_committed(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, shape: str
     ) -> None:
@@ -37,9 +37,11 @@ class ViewClauses(OffloaderClauses):
         sample = getattr(ledgers, shape)()
         sample.add_tracking(ChunkType.TRACKING_DELTA, timestamp_ms=1)
         parts = [MemoryLedger([chunk]) for chunk in sample.chunks]
-        for part in parts:
-            run(committed(writer, part))
         rows = scan(b"".join(sample.chunks), where="expected")
+        for count, part in enumerate(parts, start=1):
+            run(committed(writer, part))
+            greatest = run(self.greatest_timestamp_ms(other))
+            assert greatest == int(rows["timestamp_ms"][:count].max()), f"of {rows['timestamp_ms'][:count]}"
         newest = int(rows["offset"][rows["type"] == ChunkType.USER][-1])
 
         async def scenario() -> None:
@@ -56,6 +58,10 @@ class ViewClauses(OffloaderClauses):
             await self.is_cut(other, view)
 
         run(scenario())
+
+    async def greatest_timestamp_ms(self, other: LedgerOffloader) -> int | None:
+        """What the newest view says."""
+        return await (await other.view("orders")).last_timestamp_ms()
 
     async def is_cut(self, other: LedgerOffloader, view: StreamView) -> None:
         """Assert that a view of some fragments, which follow one another, walks and finds these alone."""

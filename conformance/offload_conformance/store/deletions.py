@@ -9,6 +9,9 @@ from offload_conformance.raising import raises
 from offload_conformance.store.base import StoreClauses
 from offload_conformance.store.listings import MANY
 
+BATCH = 100
+"""How many keys some stores delete by one request; others take 1,000."""
+
 
 class DeletionClauses(StoreClauses):
     """Of the port's clauses: deletion is idempotent."""
@@ -19,7 +22,7 @@ class DeletionClauses(StoreClauses):
             run(store.put(key, Body.of(b"")))
 
         for _ in range(2):
-            run(store.delete(["a/2", "b", "never", "a", "none/key", "b"]))
+            run(store.delete(["a/2", "b", "never", "a", "none/key", "b", "a/1/below", "a/22/below/it"]))
         run(store.delete([]))
 
         assert self.keys_in_store() == {"a/1", "a/22"}
@@ -27,7 +30,7 @@ class DeletionClauses(StoreClauses):
             run(other.get("b"))
 
     def test_deletion_takes_any_number_of_keys(self, run: Run, store: ObjectStore) -> None:
-        """However many keys one call names, all of them are gone when it returns."""
+        """However many keys one call names, all of them are gone when it returns: the last one, too."""
         named = [f"many/{n:05}" for n in range(MANY)]
         there = {named[n] for n in (0, 1, 99, 100, 255, 256, 499, 500, 998, 999, 1000, 1001, MANY - 1)}
         for key in there:
@@ -37,6 +40,10 @@ class DeletionClauses(StoreClauses):
         run(store.delete(named))
 
         assert self.keys_in_store() == {"many/99999"}
+        for count in {BATCH + 1, 1_001, min(store.capabilities.delete_batch_max or BATCH, MANY - 1) + 1}:
+            run(store.create(named[count - 1], b""))
+            run(store.delete(named[:count]))
+            assert self.keys_in_store() == {"many/99999"}, f"of {count} keys the last one is there"
 
     def test_deletion_is_done_when_it_returns(self, run: Run, store: ObjectStore) -> None:
         """Whatever characters the keys of a batch have, none of them stays behind without an error."""

@@ -59,8 +59,11 @@ SPECIAL_KEYS: Final = (
         '"a"',
         "<a>&amp;",
     ),
+    *("a.tmp", "a.part", "a.lock", "a~", "_a", "tmp/a"),
 )
-"""What means something in a URL, a pattern, a query, XML, a format, a shell or the name of a file."""
+"""What means something in a URL, a pattern, a query, XML, a format, a shell or the name of a file.
+
+Or it is what files are called that are under way, kept beside others, or not for listings."""
 
 ODD_KEYS: Final = ("a\\b", "\\", "a.", "a./b", "a/b...", "a:b", "con", "a ", "\ue000", "\uffee", "\U0001f4be")
 """Keys that some store takes for others, or cannot hold: by a system's file names, or by UTF-16."""

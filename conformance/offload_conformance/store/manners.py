@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -15,6 +16,8 @@ from offload_conformance.asynchronous import Run
 from offload_conformance.store.base import (
     CANCELS,
     DIGITS,
+    LATE_LOOKS_MAX,
+    LATE_PAUSE_SECONDS,
     MIB,
     StoreClauses,
     body_of,
@@ -35,6 +38,9 @@ STALL_SECONDS: Final = 0.2
 
 STEP: Final = 50_000
 LARGE_SIZE_BYTES: Final = 24 * STEP
+
+CLOSED: Final = 8
+"""Clients, one after the other. Threads that all of them share are fewer."""
 
 CANCELLED: Final[Mapping[str, Callable[[ObjectStore], Coroutine[Any, Any, object]]]] = {
     "get": lambda store: store.get("large"),
@@ -59,12 +65,23 @@ class StoreMannerClauses(StoreClauses):
         )
 
     def test_closing_is_idempotent(self, run: Run, open_client: Callable[[], ObjectStore]) -> None:
-        """A client may be closed twice, used or not."""
-        store = open_client()
-        run(listed(store))
+        """A client may be closed twice, used or not, and its threads end with it."""
+        unused, before = open_client(), threading.active_count()
+        for _ in range(CLOSED):
+            store = open_client()
+            run(store.put("key", Body.of(DIGITS)))
+            run(listed(store))
+            run(store.aclose())
+            run(store.aclose())
+        for _ in range(2):
+            run(unused.aclose())
 
-        run(store.aclose())
-        run(store.aclose())
+        for _ in range(LATE_LOOKS_MAX):
+            left = threading.active_count() - before
+            if left < CLOSED:
+                return
+            run(asyncio.sleep(LATE_PAUSE_SECONDS))
+        pytest.fail(f"{CLOSED} clients were closed: expected that their threads end; found {left} more")
 
     def test_the_url_names_the_place(self, store: ObjectStore, other: ObjectStore) -> None:
         """Two clients of one place have one url, and it has a scheme."""
