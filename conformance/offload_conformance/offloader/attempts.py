@@ -263,17 +263,24 @@ class AttemptClauses(OffloaderClauses):
         with pytest.raises(Conflict):
             run(other.delete_offloaded(beyond))
         assert run(chunks_of(other, beyond)) == [*kept.chunks]
-        run(self.read_or_absent(older, receipt, ledger_of(10)))
+        run(self.read_or_absent(older, run(other.view("orders")), receipt, ledger_of(10)))
 
-    async def read_or_absent(self, older: StreamView, receipt: Receipt, ledger: MemoryLedger) -> None:
-        """Assert that a view from before a deletion reads what was deleted whole, or says that it is gone."""
+    async def read_or_absent(
+        self, older: StreamView, newer: StreamView, receipt: Receipt, ledger: MemoryLedger
+    ) -> None:
+        """Assert that a view from before a deletion reads what was deleted whole, or says what is gone."""
         what, found = "a deleted fragment, opened by an older view", b""
         for entry in receipt.entries:
             try:
                 async with await older.open(entry) as handle:
                     found += await handle.read(await handle.table())
-            except Absent:
-                return
+            except Absent as absent:
+                gone = absent.where
+                break
             except OffloadError as error:
                 pytest.fail(f"{what}: expected Absent or its bytes; found {type(error).__name__}: {error}")
-        assert found == b"".join(ledger.chunks), what
+        else:
+            assert found == b"".join(ledger.chunks), what
+            return
+        named = [await view.names(gone) for view in (older, newer)]
+        assert named == [True, False], f"whether views, old and new, name what is gone: {gone!r}"

@@ -129,6 +129,7 @@ class ManifestClauses(OffloaderClauses):
             with pytest.raises(NotOffloaded):
                 await other.open()
             await offloader.open(create=True)
+            await other.open()
             assert await seen("orders") == (NotOffloaded, [])
             for _ in range(2):
                 writer = await StreamWriter.claim(offloader, "orders")
@@ -339,6 +340,7 @@ class ManifestClauses(OffloaderClauses):
         ledger = drawn_ledger(5, ledger_id=7)
         attempt = Attempt(stream="orders", ledger_id=7, uid=uids[0])
         receipt = run(offloader.offload(ledger, attempt, manifest=announced, extra_metadata={}))
+        assert {entry.copied for entry in receipt.entries} == {0}, "what a job appends is no copy"
         with pytest.raises(Conflict):
             run(claimed.append([receipt]))
         change = Contribute(

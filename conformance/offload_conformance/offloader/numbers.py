@@ -15,7 +15,7 @@ from offload.model.position import AtEdge, AtOffset
 from offload.streams.reader import StreamReader
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import MemoryLedger, drawn_ledger, refuse_reads
+from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     chunks_of,
@@ -46,7 +46,7 @@ class NumberClauses(OffloaderClauses):
         begin = edge - random.randint(1, 9)
         one = until_rounded_down(begin, ledger_id=edge - 1)
         two = until_rounded_down(one.next_offset, ledger_id=edge + 1)
-        end, source_epoch = two.next_offset, edge + random.randint(0, 9)
+        end, source_epoch = two.next_offset, edge + random.randrange(1, 10, 2)  # an odd one: no float has it
         claim = StreamWriter.claim(offloader, "orders", first_offset=begin, source_epoch=source_epoch)
         writer = run(claim)
         attempts = run(writer.prepare([one.ledger_id, two.ledger_id]))
@@ -54,6 +54,7 @@ class NumberClauses(OffloaderClauses):
         assert [each.ledger_id for each in running] == [edge - 1, edge + 1]
         of_two = run(self.stored_or_refused(writer, two, attempts[1]))
         if of_two is None:
+            run(self.crossing_is_refused_or_read(offloader, edge))
             return
         of_one = run(stored(writer, one, attempts[0]))
         run(writer.append([of_one, of_two]))
@@ -94,6 +95,15 @@ class NumberClauses(OffloaderClauses):
         with pytest.raises(Misuse):
             await stored(writer, ledger, attempt)
         return None
+
+    async def crossing_is_refused_or_read(self, offloader: LedgerOffloader, edge: int) -> None:
+        """Assert that a ledger that begins before an edge and ends behind it is refused, or kept."""
+        writer = await StreamWriter.claim(offloader, "crossing", first_offset=edge - 2)
+        ledger = MemoryLedger(ledger_of(4, first_offset=edge - 2).chunks, ledger_id=1)
+        [attempt] = await writer.prepare([ledger.ledger_id])
+        if (receipt := await self.stored_or_refused(writer, ledger, attempt)) is not None:
+            await writer.append([receipt])
+            assert await chunks_of(offloader, attempt) == [*ledger.chunks]
 
     async def viewed(self, other: LedgerOffloader, *parts: MemoryLedger) -> None:
         """Assert that a view finds the first and the last offset of each fragment, and none behind them."""

@@ -80,7 +80,7 @@ METADATA: Final = MappingProxyType(
         "名前": "日本語 😀",
         "quoted": 'it\'s "so"; \\ % _ {} <b>\t\n',
         "empty": "",
-        "long": "é" * 1500,
+        "long": "é" * 6_000,
         "n" * 200: "a long name",
         **dict.fromkeys(OWN_NAMES, "7"),
     }
@@ -227,7 +227,7 @@ class SourceClauses(OffloaderClauses):
         assert (sound.closed, torn.closed) == (0, 0)
 
     def test_extra_metadata_is_any_text(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """`extra_metadata` may hold any text, 3,000 bytes of it too, and the ledger is stored as without."""
+        """`extra_metadata` may hold any text, 12,000 bytes of it too, and the ledger is stored as without."""
         ledger = drawn_ledger(5)
         [with_it, without] = run(writer.prepare([0, 0]))
         before = dict(METADATA)

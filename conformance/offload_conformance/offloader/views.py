@@ -14,13 +14,15 @@ from offload.contracts.catalogue import StreamView
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent
 from offload.formats.chunk import scan
+from offload.formats.chunk_writer import build_chunk
 from offload.model.chunk_table import ChunkType
 from offload.model.entry import Entry, entries_of_rows, joined_entries
 from offload.streams.writer import StreamWriter
 from offload_conformance import ledgers
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import MemoryLedger, drawn_ledger
-from offload_conformance.offloader.base import OffloaderClauses, committed, span, stored, trim_of
+from offload_conformance.ledgers import BIRTH_MS, EPOCH, MemoryLedger, drawn_ledger, ledger_of
+from offload_conformance.offloader.base import OffloaderClauses, committed, deleted, span, stored, trim_to
+from offload_conformance.opened import KIB
 
 
 class ViewClauses(OffloaderClauses):
@@ -91,26 +93,37 @@ class ViewClauses(OffloaderClauses):
     def test_views_do_not_move(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """A view says the same after an append and a trim; a newer one has the names that are left."""
+        """A view says the same after an append, a trim and a deletion; a newer one has the names left.
+
+        The trim takes the beginning of an attempt, where this is in several pieces.
+        """
         [attempt] = run(writer.prepare([0]))
-        receipt = run(stored(writer, drawn_ledger(4), attempt))
+        receipt = run(stored(writer, ledger_of(12, body_size_bytes=100 * KIB), attempt))
         run(writer.append([receipt]))
         run(committed(writer, drawn_ledger(4, first_offset=writer.manifest.next_offset)))
+        dropped = receipt.entries[: max(1, len(receipt.entries) - 1)]
 
         async def scenario() -> None:
             view = await other.view("orders")
             before, names = await said(view), await names_in(view)
-            trim, base = trim_of(writer, receipt), writer.manifest
+            base, ledgers_gone = writer.manifest, int(len(dropped) == len(receipt.entries))
+            trim = trim_to(base, dropped, ledgers=ledgers_gone)
             trimmed = await offloader.commit_manifest("orders", trim, base=base, committer=uuid4())
             writer.manifest = trimmed
-            await committed(writer, drawn_ledger(2, first_offset=trimmed.next_offset))
+            later = build_chunk(
+                [b"later"], offset=trimmed.next_offset, timestamp_ms=2 * BIRTH_MS, epoch=EPOCH
+            )
+            await committed(writer, MemoryLedger([later]))
             with suppress(Absent):  # as it may say of what was trimmed
                 assert await said(view) == before
-            newer, gone = await other.view("orders"), len(receipt.entries)
+            newer, gone = await other.view("orders"), len(dropped)
             assert len(set(names)) == len(names), "each entry has a name of its own"
             assert [await newer.names(each) for each in names[:gone]] == [False] * gone
             assert all([await newer.names(each) for each in names[gone:]])
-            assert (await newer.find(0), await newer.last_timestamp_ms() is None) == (None, False)
+            assert (await newer.find(0), await newer.last_timestamp_ms()) == (None, 2 * BIRTH_MS)
+            await deleted(writer)
+            with suppress(Absent):
+                assert await said(view) == before
 
         run(scenario())
 

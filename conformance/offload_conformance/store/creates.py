@@ -34,7 +34,10 @@ class CreateClauses(StoreClauses):
     """Of the port's clauses: create is atomic."""
 
     def test_create_never_replaces(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """The second create raises `AlreadyExists`, whoever sends it, and changes nothing."""
+        """The second create raises `AlreadyExists`, whoever sends it, and changes nothing.
+
+        After another client deleted the key, a create succeeds.
+        """
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
@@ -46,6 +49,9 @@ class CreateClauses(StoreClauses):
             assert caught.value.key == "key"
 
         assert run(other.get("key")) == b"first"
+        run(other.delete(["key"]))
+        run(store.create("key", b"again"))
+        assert run(other.get("key")) == b"again"
 
     @pytest.mark.parametrize("size_bytes", SIZES)
     def test_creates_may_be_as_large_as_declared(

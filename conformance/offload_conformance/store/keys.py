@@ -59,7 +59,7 @@ SPECIAL_KEYS: Final = (
         '"a"',
         "<a>&amp;",
     ),
-    *("a.tmp", "a.part", "a.lock", "a~", "_a", "tmp/a"),
+    *("a.tmp", "a.part", "a.lock", "a~", "_a", "tmp/a", "a\u2028b", "a\x85b"),
 )
 """What means something in a URL, a pattern, a query, XML, a format, a shell or the name of a file.
 

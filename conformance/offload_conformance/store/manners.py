@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -39,6 +40,12 @@ STALL_SECONDS: Final = 0.2
 STEP: Final = 50_000
 LARGE_SIZE_BYTES: Final = 24 * STEP
 
+BESIDE: Final = 3
+"""Each call of so many that is cancelled has the same call beside it."""
+
+TURNS: Final = 40
+"""How often a folder of one object gets another one while the first is deleted."""
+
 CLOSED: Final = 8
 """Clients, one after the other. Threads that all of them share are fewer."""
 
@@ -65,11 +72,12 @@ class StoreMannerClauses(StoreClauses):
         )
 
     def test_closing_is_idempotent(self, run: Run, open_client: Callable[[], ObjectStore]) -> None:
-        """A client may be closed twice, used or not, and its threads end with it."""
-        unused, before = open_client(), threading.active_count()
+        """A client may be closed twice, used or not; its threads and open files end with it."""
+        unused, before = open_client(), held()
         for _ in range(CLOSED):
             store = open_client()
             run(store.put("key", Body.of(DIGITS)))
+            run(store.get("key"))
             run(listed(store))
             run(store.aclose())
             run(store.aclose())
@@ -77,11 +85,11 @@ class StoreMannerClauses(StoreClauses):
             run(unused.aclose())
 
         for _ in range(LATE_LOOKS_MAX):
-            left = threading.active_count() - before
-            if left < CLOSED:
+            more = {what: count - before[what] for what, count in held().items()}
+            if max(more.values()) < CLOSED:
                 return
             run(asyncio.sleep(LATE_PAUSE_SECONDS))
-        pytest.fail(f"{CLOSED} clients were closed: expected that their threads end; found {left} more")
+        pytest.fail(f"{CLOSED} clients were closed: expected that nothing is left; found {more} more")
 
     def test_the_url_names_the_place(self, store: ObjectStore, other: ObjectStore) -> None:
         """Two clients of one place have one url, and it has a scheme."""
@@ -106,7 +114,10 @@ class StoreMannerClauses(StoreClauses):
         assert run(other.get("key")) == b"more"
 
     def test_calls_may_overlap(self, run: Run, store: ObjectStore) -> None:
-        """Of many calls at the same time each gets its own answer: reads of one object or many, listings."""
+        """Of many calls at the same time each gets its own answer: reads of one object or many, listings.
+
+        And objects come into a folder while others leave it.
+        """
         there = {f"key.{n:02}": b"%d" % n * n for n in range(24)}
         large = drawn(LARGE_SIZE_BYTES)
         spans = [Span(n * STEP, STEP) for n in range(LARGE_SIZE_BYTES // STEP)]
@@ -134,12 +145,17 @@ class StoreMannerClauses(StoreClauses):
         make_sure_of(b"".join(parts), large, "parts that were read at once")
         assert rows == [[key for key in there if key[:5] == "key.1"][n:] for n in range(11)]
         assert self.keys_in_store() == {*there, "large"}
+        for turn in range(TURNS):
+            deletion = store.delete([f"a/folder/{turn - 1}"])
+            run(gathered(store.put(f"a/folder/{turn}", Body.of(DIGITS)), deletion))
+        assert self.keys_in_store() == {*there, "large", f"a/folder/{TURNS - 1}"}
 
     @pytest.mark.parametrize("name", CANCELLED)
     def test_a_cancelled_call_hinders_no_other(self, run: Run, store: ObjectStore, name: str) -> None:
         """A call that is cancelled at any moment holds no connection or lock: the next calls are answered.
 
-        And they get their own answers, not the one that was no longer waited for.
+        And they get their own answers, not the one that was no longer waited for. So does the same call that
+        is under way at that moment.
         """
         call = CANCELLED[name]
         large = drawn(STEP * 4)
@@ -149,7 +165,9 @@ class StoreMannerClauses(StoreClauses):
             await store.put("kept", Body.of(DIGITS))
             turns = await turns_of(call(store))
             for number in range(CANCELS):
+                beside = [asyncio.ensure_future(call(store))] if number % BESIDE == 0 else []
                 await cancelled_after(moment(number, turns), call(store))
+                await asyncio.gather(*beside)
                 assert await store.get("kept", Span(1, 3)) == DIGITS[1:4]
                 assert keys(await listed(store, "k", awaiting=["kept"])) == ["kept"]
             make_sure_of(await store.get("large"), large, "an object that was there all the time")
@@ -184,6 +202,18 @@ class StoreMannerClauses(StoreClauses):
                     f"{name}, {size_bytes:,} bytes: expected that other tasks run; found that none did for "
                     f"{stall_seconds:.2f} s, in the best of several tries"
                 )
+
+
+async def gathered(*calls: Coroutine[Any, Any, object]) -> None:
+    """Await some calls at the same time."""
+    await asyncio.gather(*calls)
+
+
+def held() -> dict[str, int]:
+    """How many threads this process has, and open files and connections if the system tells."""
+    descriptors = Path("/proc/self/fd")
+    open_files = len([*descriptors.iterdir()]) if descriptors.is_dir() else 0
+    return {"threads": threading.active_count(), "open files": open_files}
 
 
 async def create_of_any(store: ObjectStore) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from typing import Final
 
 import pytest
@@ -17,6 +17,7 @@ from offload.store.spans import clip
 from offload_conformance.asynchronous import Run
 from offload_conformance.raising import raises
 from offload_conformance.store.base import (
+    DIGITS,
     MIB,
     SIZES,
     StoreClauses,
@@ -47,7 +48,10 @@ CONTENTS: Final = {
 }
 """By the end of a key: what a proxy, an SDK or a database may take for something that it should change."""
 
-WRITES: Final = 12
+WRITES: Final = 8
+SECOND_SECONDS: Final = 0.2
+"""How long a put may take to overtake another one that waits for its body."""
+
 LOOKS: Final = 100
 LOOK_SECONDS: Final = 0.01
 """How often, and after what pauses, a key is looked at whose put was cancelled and goes on nevertheless."""
@@ -97,12 +101,16 @@ class PutClauses(StoreClauses):
     def test_puts_are_whole_while_replaced(
         self, run: Run, store: ObjectStore, other: ObjectStore, sizes: str
     ) -> None:
-        """A reader beside a writer finds one object or the other, of another size too, never a mixture."""
+        """A reader beside writers finds one object or the other, of another size too, never a mixture.
+
+        There are two writers, with a client each, and they put at the same time.
+        """
         versions = [bytes([ord("a") + n]) * size for n, size in enumerate(REPLACEMENTS[sizes])]
 
         async def write() -> None:
-            for version in islice(cycle(versions), WRITES):
-                await store.put("key", body_of(*halves(version)))
+            for one, two in islice(pairwise(cycle(versions)), WRITES):
+                puts = (client.put("key", body_of(*halves(v))) for client, v in ((store, one), (other, two)))
+                await asyncio.gather(*puts)
 
         async def scenario() -> None:
             await store.put("key", Body.of(versions[-1]))
@@ -146,6 +154,26 @@ class PutClauses(StoreClauses):
 
         assert seen == []
         assert run(other.get("key")) == b"firstsecond"
+        run(self.whole_beside_another_put(store, other))
+
+    async def whole_beside_another_put(self, store: ObjectStore, other: ObjectStore) -> None:
+        """Assert that a put that waits for its second window is whole, although another began after it."""
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def windows() -> AsyncIterator[bytes]:
+            yield DIGITS
+            begun.set()
+            await go_on.wait()
+            yield DIGITS
+
+        first = asyncio.create_task(store.put("key", Body(size_bytes=2 * len(DIGITS), windows=windows)))
+        await begun.wait()
+        second = asyncio.create_task(other.put("key", Body.of(b"short")))
+        await asyncio.wait([second], timeout=SECOND_SECONDS)  # it may wait until the first has ended
+        go_on.set()
+        await asyncio.gather(first, second)
+        found = await other.get("key")
+        assert found in (DIGITS * 2, b"short"), f"two puts of one key at the same time left {found!r}"
 
     def test_an_empty_object_is_an_object(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
         """An object of no bytes is there: it is read, and listed."""

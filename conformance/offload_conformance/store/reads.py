@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Iterator
 from itertools import product
@@ -169,7 +170,8 @@ class StoreReadClauses(StoreClauses):
     ) -> None:
         """Each write and delete shows in the very next read, also another client's that read before it.
 
-        An object that was replaced by a longer one is read to its new end, by the same span.
+        An object that was replaced by a longer one is read to its new end, by the same span. A read that is
+        under way since before a write keeps its answer to itself.
         """
 
         def part_of(data: bytes) -> bytes:
@@ -192,6 +194,20 @@ class StoreReadClauses(StoreClauses):
         run(store.create("key", b"again"))
         assert run(other.get("key", span)) == part_of(b"again")
 
+        async def overtaken(key: str, turns: int) -> None:
+            reading = asyncio.ensure_future(store.get(key, span))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await store.put(key, Body.of(b"written"))
+            assert await store.get(key, span) == part_of(b"written"), "a read joins one from before the put"
+            await asyncio.gather(reading, return_exceptions=True)
+
+        for turns in range(EARLIER):
+            run(overtaken(f"new.{turns}", turns))
+
+
+EARLIER: Final = 6
+"""By up to how many turns of the event loop a read begins before a write."""
 
 LARGE_SIZE_BYTES: Final = 8 * 2**20 + 3
 BORDERS: Final = (1, 4096, 2**16, 2**20, 4 * 2**20, 8 * 2**20)
