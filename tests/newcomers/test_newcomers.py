@@ -53,10 +53,7 @@ MISSED: Final = {
     "trim_deletes_at_once": "allowed: `StreamView` does not promise that what an entry names is still there",
     "puts_forget_uploads_of_the_key": "allowed: if its key is written meanwhile, an upload may be refused",
     "checksum_of_nothing_is_none": "allowed: a store may keep a checksum of one object and none of another",
-    "complete_writes_under_the_key": "not asked yet: reads of a new key while `complete` writes it",
-    "one_temporary_file_for_each_key": "not asked yet: puts of one key by two clients at the same time",
     "shard_after_shard": "not asked unless `newest_kept` is 1: each shard has some of 16 keys",
-    "empty_folders_are_pruned": "not asked yet: puts into a folder from which others delete",
 }
 """Bugs that the command with default options does not catch, each with the reason."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from uuid import uuid4
 
@@ -14,13 +15,14 @@ import pytest
 
 from offload.commit.writer import Append
 from offload.contracts.catalogue import StreamView
+from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent, Conflict, Corrupt, NotOffloaded, OffloadError
 from offload.model.attempt import Attempt, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
-from offload_conformance.ledgers import MemoryLedger, drawn_ledger, ledger_of, refuse_reads
+from offload_conformance.ledgers import drawn_ledger, ledger_of, refuse_reads
 from offload_conformance.offloader.base import (
     OffloaderClauses,
     append_of,
@@ -254,6 +256,7 @@ class AttemptClauses(OffloaderClauses):
         kept = drawn_ledger(5, first_offset=10)
         beyond = run(committed(writer, kept))
         older = run(offloader.view("orders"))
+        held = [run(older.open(entry)) for entry in receipt.entries]
         trim, base = trim_of(writer, receipt), writer.manifest
         run(offloader.commit_manifest("orders", trim, base=base, committer=uuid4()))
 
@@ -263,24 +266,29 @@ class AttemptClauses(OffloaderClauses):
         with pytest.raises(Conflict):
             run(other.delete_offloaded(beyond))
         assert run(chunks_of(other, beyond)) == [*kept.chunks]
-        run(self.read_or_absent(older, run(other.view("orders")), receipt, ledger_of(10)))
+        run(self.read_or_absent(older, run(other.view("orders")), held, receipt))
 
     async def read_or_absent(
-        self, older: StreamView, newer: StreamView, receipt: Receipt, ledger: MemoryLedger
+        self, older: StreamView, newer: StreamView, held: Sequence[ReadHandle], receipt: Receipt
     ) -> None:
-        """Assert that a view from before a deletion reads what was deleted whole, or says what is gone."""
-        what, found = "a deleted fragment, opened by an older view", b""
-        for entry in receipt.entries:
-            try:
-                async with await older.open(entry) as handle:
-                    found += await handle.read(await handle.table())
-            except Absent as absent:
-                gone = absent.where
-                break
-            except OffloadError as error:
-                pytest.fail(f"{what}: expected Absent or its bytes; found {type(error).__name__}: {error}")
-        else:
-            assert found == b"".join(ledger.chunks), what
-            return
-        named = [await view.names(gone) for view in (older, newer)]
-        assert named == [True, False], f"whether views, old and new, name what is gone: {gone!r}"
+        """Assert that a view from before a deletion reads what was deleted whole, or says what is gone.
+
+        `held` are handles on its fragments that are open since before the deletion.
+        """
+        for entry, open_since in zip(receipt.entries, held, strict=True):
+            for what in ("opened by an older view", "in a handle that is open since before"):
+                try:
+                    opened = open_since if "handle" in what else await older.open(entry)
+                    async with opened as handle:
+                        found = await handle.read(await handle.table())
+                except Absent as absent:
+                    gone = absent.where
+                except OffloadError as error:
+                    said = f"{type(error).__name__}: {error}"
+                    pytest.fail(f"a deleted fragment, {what}: expected Absent or its bytes; found {said}")
+                else:
+                    chunks = ledger_of(10).chunks[entry.first_offset : entry.next_offset]
+                    assert found == b"".join(chunks), f"a deleted fragment, {what}"
+                    continue
+                named = [await view.names(gone) for view in (older, newer)]
+                assert named == [True, False], f"whether views, old and new, name what is gone: {gone!r}"
