@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.codecs import Codec
 from offload.formats.entries import SubBatch
@@ -57,7 +55,10 @@ class MemoryLedger(MemoryHandle):
     async def read(self, rows: ChunkTable) -> bytes:
         """The bytes of these rows."""
         await self.before_read(rows)
-        return await super().read(self._table[np.isin(self._table["offset"], rows["offset"])])
+        wanted = {*rows["offset"].tolist()}
+        return await super().read(
+            self._table[[offset in wanted for offset in self._table["offset"].tolist()]]
+        )
 
     def damaged(self, offset: int, *, byte: int, where: str | None = None) -> MemoryLedger:
         """The same ledger with one bit off: in this byte of the chunk that begins at `offset`.
@@ -85,7 +86,8 @@ class MemoryLedger(MemoryHandle):
     def scattered(self) -> MemoryLedger:
         """The same ledger in many files, or with other things between its chunks."""
         other = self._with(self._data)
-        other._shown["position"] += np.arange(len(self._table), dtype=np.uint64) * np.uint64(POSITION)
+        for row in range(len(self._table)):
+            other._shown["position"][row] += row * POSITION
         return other
 
     def positions_of(self, offset: int) -> tuple[int, int]:
