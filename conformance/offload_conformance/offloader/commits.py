@@ -26,6 +26,7 @@ from offload_conformance.offloader.base import (
     stored,
     trim_of,
 )
+from offload_conformance.raising import raises
 
 
 class CommitClauses(OffloaderClauses):
@@ -59,7 +60,10 @@ class CommitClauses(OffloaderClauses):
     def test_commits_are_atomic_when_refused(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Of a change whose first half would fit, and which is refused, nothing is in."""
+        """Of a change whose first half would fit, and which is refused, nothing is in.
+
+        A deletion that is refused, since the stream is in use, removes nothing.
+        """
         good, dropped = run(writer.prepare([0, 10]))
         receipts = [
             run(stored(writer, ledger_of(10), good)),
@@ -74,6 +78,11 @@ class CommitClauses(OffloaderClauses):
         after = run(other.load_manifest("orders"))
         assert (after.version, after.commit_id) == (before.version, before.commit_id)
         assert after.next_offset == 0
+        run(writer.append(receipts[:1]))
+        deletion = Delete(incarnation=after.incarnation, unused_by=frozenset({writer.writer}))
+        with raises(Conflict, "a deletion, if unused, of a stream that has messages"):
+            run(other.commit_manifest("orders", deletion, base=writer.manifest, committer=uuid4()))
+        assert run(chunks_of(other, good)) == [*ledger_of(10).chunks]
 
     def test_history_is_linear(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter

@@ -51,7 +51,8 @@ class ViewClauses(OffloaderClauses):
             for part in parts:
                 for offset in (part.first_offset, part.next_offset - 1):
                     assert span(await view.find(offset)) == (part.first_offset, part.next_offset)
-            assert await view.find(sample.next_offset) is None
+            for beyond in (sample.next_offset, 2**32, 2**63, 2**64 - 1):
+                assert span(await view.find(beyond)) is None, f"there is nothing at offset {beyond}"
             await finds_times(view, rows["timestamp_ms"].tolist())
             found = await view.last_with_messages()
             assert found is not None
