@@ -30,6 +30,10 @@ from offload_conformance.findings import FINDINGS, NOTE
 _USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$", re.MULTILINE)
 """Advice of pytest's that means another command."""
 
+_NOT_RAISED: Final = re.compile(r"\AFailed: DID NOT RAISE (?:any of )?(.+)\Z")
+_RAISED: Final = re.compile(r"\A(?:offload\.errors\.)?(?!AssertionError|Failed)((?:\w+\.)*[A-Z]\w*): ")
+"""How pytest tells that an error did not come, or that one came."""
+
 Outcome = Literal["passed", "failed", "not_run"]
 
 SUITE: Final = Path(__file__).with_name("suite.py")
@@ -206,6 +210,8 @@ def _message(report: pytest.TestReport) -> str:
     crash: Any = getattr(report.longrepr, "reprcrash", None)
     text = _USE_V.sub("", crash.message if crash is not None else report.longreprtext)
     text = text.removeprefix(f"{Overdue.__module__}.{Overdue.__name__}: ")
+    text = _NOT_RAISED.sub(r"expected \1; found no error", text)
+    text = _RAISED.sub(r"expected no error; found \1: ", text)
     _, bracket, case = report.nodeid.partition("[")
     where = {"setup": "before the test: ", "teardown": "after the test: "}.get(report.when, "")
     return f"{where}{text}" + (f" (case {case.rstrip(']')})" if bracket else "")

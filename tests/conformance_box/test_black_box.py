@@ -238,6 +238,13 @@ MESSAGES = {
         "they differ at",
         "found b'!' of",
     ),
+    "store/deletion_is_idempotent": (
+        """
+        async def delete(self, keys):
+            raise KeyError(keys[0])
+        """,
+        "expected no error; found KeyError: ",
+    ),
 }
 
 

@@ -260,21 +260,14 @@ def make_sure_of(found: bytes, wanted: bytes, what: str) -> None:
         )
 
 
-class Windows(AsyncIterator[bytes]):
-    """An iterator over windows, and no generator: it cannot be closed."""
-
-    def __init__(self, windows: Sequence[bytes]) -> None:
-        self._left = iter(windows)
-
-    async def __anext__(self) -> bytes:
-        for window in self._left:
-            return window
-        raise StopAsyncIteration
-
-
 def body_of(*windows: bytes) -> Body:
     """A body of several windows."""
-    return Body(size_bytes=sum(map(len, windows)), windows=lambda: Windows(windows))
+
+    async def again() -> AsyncIterator[bytes]:
+        for window in windows:
+            yield window
+
+    return Body(size_bytes=sum(map(len, windows)), windows=again)
 
 
 def halves(data: bytes) -> tuple[bytes, ...]:
