@@ -70,7 +70,7 @@ QUICK_SECONDS: Final = 1.0
 LEFT: Final = 20
 """How many listings are left early: more than a client has connections, cursors or slots, as a rule."""
 
-CHANGES_AT: Final = (1, 400, 990, 999, 1000)
+CHANGES_AT: Final = (1, 64, 100, 256, 400, 500, 990, 999, 1000)
 """Behind how many rows of a listing keys are changed: within a page, and about the end of one."""
 
 STEPS: Final = 60
@@ -228,7 +228,7 @@ class ListingClauses(StoreClauses):
     ) -> None:
         """What exists during the whole of a listing is shown once and in order, whatever else changes.
 
-        While its caller advances, keys before and behind the row that it has reached are deleted, created
+        While its caller advances, keys before, at and behind the row that it has reached are deleted, created
         and replaced, by this client and by another. A page that is asked for by a number of rows would begin
         too far on, or too early; a client that keeps its connection for the listing would wait for ever.
         """
@@ -239,7 +239,8 @@ class ListingClauses(StoreClauses):
         deleted, made = set[str](), set[str]()
 
         async def change(client: ObjectStore, reached: int) -> None:
-            before, behind = there[max(reached - 60, 0) : reached : 9], there[reached + 3 : reached + 40 : 9]
+            before = [*there[max(reached - 60, 0) : reached - 1 : 9], there[reached - 1]]
+            behind = there[reached + 3 : reached + 40 : 9]
             created = [f"{key}.{reached}" for key in (*before, *behind)]
             deleted.update(before, behind)
             made.update(created)

@@ -156,7 +156,9 @@ class StoreReadClauses(StoreClauses):
                     )
             before = way
 
-    @pytest.mark.parametrize("span", [Span(-1, 1), Span(0, -1), Span(-3, 3), Suffix(-1)], ids=str)
+    @pytest.mark.parametrize(
+        "span", [Span(-1, 1), Span(0, -1), Span(-3, 3), Span(10, -1), Suffix(-1)], ids=str
+    )
     def test_ranges_are_never_negative(self, run: Run, store: ObjectStore, span: Span | Suffix) -> None:
         """A negative start or length is `Misuse`, for no two stores would read it alike."""
         run(store.put("digits", Body.of(DIGITS)))

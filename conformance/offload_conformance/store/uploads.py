@@ -102,7 +102,10 @@ class UploadClauses(StoreClauses):
         self.run_upload(run, store, scenario)
 
     def test_uploads_replace_whole(self, run: Run, store: ObjectStore) -> None:
-        """The object before stays until the upload is complete."""
+        """The object before stays until the upload is complete.
+
+        If the key is written meanwhile, the upload may be refused, and then the key stays as it is.
+        """
 
         async def scenario() -> None:
             (part,) = parts_for(store, 1)
@@ -112,6 +115,16 @@ class UploadClauses(StoreClauses):
             assert await store.get("key") == b"old"
             await upload.complete()
             assert await store.get("key") == part
+            late = await store.start_upload("key")
+            await late.put_part(1, part)
+            await store.put("key", Body.of(b"newer"))
+            try:
+                await late.complete()
+            except OffloadError:
+                await late.abort()
+                make_sure_of(await store.get("key"), b"newer", "a key that an upload was refused for")
+            else:
+                make_sure_of(await store.get("key"), part, "an upload whose key was written meanwhile")
 
         self.run_upload(run, store, scenario)
 
@@ -171,8 +184,13 @@ class UploadClauses(StoreClauses):
 
         self.run_upload(run, store, scenario)
 
-    def test_unfinished_uploads_can_be_forgotten(self, run: Run, store: ObjectStore) -> None:
-        """An unfinished upload that the store tells of can be aborted, twice, and is told of no more."""
+    def test_unfinished_uploads_can_be_forgotten(
+        self, run: Run, store: ObjectStore, other: ObjectStore
+    ) -> None:
+        """An unfinished upload that the store tells of can be aborted, twice, and is told of no more.
+
+        Whoever hears of it may abort it, not only the client that began it.
+        """
 
         async def scenario() -> None:
             done, dropped, left = [await store.start_upload(f"data/{n}") for n in range(3)]
@@ -183,10 +201,11 @@ class UploadClauses(StoreClauses):
             told = [await store.unfinished_uploads(prefix) for prefix in ("data/0", "data/1", "data/2")]
             assert [*told[0], *told[1]] == []
             assert {each.key for each in told[2]} <= {"data/2"}
-            for unfinished in told[2]:
-                await store.abort_upload(unfinished)
-                await store.abort_upload(unfinished)
-            assert [*await store.unfinished_uploads("data/2")] == []
+            for client in (other, store):
+                for unfinished in await client.unfinished_uploads("data/2"):
+                    await client.abort_upload(unfinished)
+                    await client.abort_upload(unfinished)
+                assert [*await client.unfinished_uploads("data/2")] == []
             await left.abort()
             assert self.keys_in_store() == {"data/0"}
 
