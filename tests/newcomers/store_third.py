@@ -1,0 +1,357 @@
+"""Mistakes in stores, of the third set: the suite missed them at first."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from newcomers import proofs
+from newcomers.proofs import names, raises
+from newcomers.registry import Open, bug
+from newcomers.sound import Folder, SharedMemory, Sqlite
+from newcomers.store_late_writes import OwnUpload
+from offload.contracts.capabilities import Capabilities
+from offload.contracts.store import Body, Listed, Span, Suffix, Upload, check_key
+from offload.errors import AlreadyExists, Misuse
+from offload.store.memory import _MemoryUpload
+
+
+async def shows_listed_size_compressed(open_: Open) -> None:
+    store = open_()
+    await store.put("a", Body.of(bytes(5000)))
+    assert [row.size_bytes async for row in store.list("")] == [5000]
+
+
+@bug(shows_listed_size_compressed)
+class ListedSizeCompressed(SharedMemory):
+    """Objects from 1 KiB on are compressed at rest, and a listing shows how many bytes are kept.
+
+    Breaks `Listed`, a row of the object as it is read. As GCS with transcoding.
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async for row in super().list(prefix, after=after):
+            data = self.objects.get(row.key, b"")
+            packed = gzip.compress(data) if len(data) >= 1024 else data
+            yield Listed(row.key, min(len(packed), row.size_bytes))
+
+
+async def shows_listing_locks_client(open_: Open) -> None:
+    store = open_()
+    await store.put("a", Body.of(b""))
+    async with asyncio.timeout(2):
+        async for row in store.list(""):
+            await store.delete([row.key])
+
+
+@bug(shows_listing_locks_client)
+class ListingLocksClient(SharedMemory):
+    """A lock around the one cursor is held while a listing is iterated: a call within the loop waits for
+    ever.
+
+    Breaks "methods may be called at the same time".
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._lock = asyncio.Lock()
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async with self._lock:
+            async for row in super().list(prefix, after=after):
+                yield row
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        async with self._lock:
+            await super().delete(keys)
+
+
+@bug(proofs.lists(["a.tmp", "b"]))
+class UnderWayByName(Folder):
+    """What is under way ends in `.tmp`, and a listing leaves out all that does, objects as well.
+
+    Breaks "Every object whose key begins with `prefix`".
+    """
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        async for row in super().list(prefix, after=after):
+            if not row.key.endswith(".tmp"):
+                yield row
+
+
+@bug(proofs.lists(["a\u2028b", "c\x0cd"]))
+class LinesOfAListing(SharedMemory):
+    """The reply of a listing has a line for each key. Those that have a line feed are refused, as declared,
+    and `str.splitlines` splits at more.
+
+    Breaks "Every object whose key begins with `prefix`": one that has U+2028 or a form feed is not shown.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, keys_refused=r"[\r\n]")
+
+    def check(self, key: str) -> str:
+        if re.search(r"[\r\n]", check_key(key)):
+            raise Misuse(f"{key!r} has an end of line")
+        return key
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(self.check(key), body)
+
+    async def create(self, key: str, data: bytes) -> None:
+        await super().create(self.check(key), data)
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        return await super().get(self.check(key), span)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete([self.check(key) for key in keys])
+
+    async def start_upload(self, key: str) -> Upload:
+        return await super().start_upload(self.check(key))
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+        rows = [row async for row in super().list(prefix, after=after)]
+        for line in "\n".join(f"{row.size_bytes} {row.key}" for row in rows).splitlines():
+            size, _, key = line.partition(" ")
+            if size.isdigit():
+                yield Listed(key, int(size))
+
+
+async def shows_delete_below_an_object(open_: Open) -> None:
+    store = open_()
+    await store.put("a", Body.of(b"x"))
+    await store.delete(["a/b"])
+
+
+@bug(shows_delete_below_an_object)
+class DeleteBelowAnObject(Folder):
+    """Deleting `a/b` beside an object `a` is refused, as putting it would be.
+
+    Breaks "Deleting what is absent succeeds".
+    """
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            if os.path.isfile(os.path.dirname(f"{self._root}/{check_key(key)}")):  # noqa: ASYNC240 - as newcomers write
+                raise Misuse(f"deleting {key!r}: not a directory")
+        await super().delete(keys)
+
+
+async def shows_threads_stay(open_: Open) -> None:
+    before, store = {*threading.enumerate()}, open_()
+    await store.put("a", Body.of(b"x"))
+    await store.aclose()
+    for _ in range(200):  # a thread that ends takes a moment
+        left = {*threading.enumerate()} - before
+        if not left:
+            return
+        await asyncio.sleep(0.01)
+    store._thread.shutdown(wait=False)
+    raise AssertionError(left)
+
+
+@bug(shows_threads_stay)
+class ThreadsStay(Sqlite):
+    """`aclose` closes the connection, and leaves the thread that it was used in.
+
+    Breaks "Release connections and threads": a process that opens a client for each job ends without threads.
+    """
+
+    async def aclose(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, db.close)
+
+
+async def shows_descriptors_stay(open_: Open) -> None:
+    store, before = open_(), len(os.listdir("/proc/self/fd"))
+    for key in ("a", "b", "c", "d"):
+        await store.put(key, Body.of(b"x"))
+        await store.get(key)
+    await store.aclose()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@bug(shows_descriptors_stay)
+class DescriptorsStay(Folder):
+    """Files that were read stay open for the next read, also when the client is closed.
+
+    Breaks "Release connections and threads": the process runs out of descriptors.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._readers: dict[str, int] = {}
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        data = await super().get(key, span)
+        if key not in self._readers:
+            self._readers[key] = os.open(f"{self._root}/{key}", os.O_RDONLY)
+        return data
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete(keys)
+        for key in {*keys} & {*self._readers}:
+            os.close(self._readers.pop(key))
+
+
+async def shows_last_of_many_stays(open_: Open) -> None:
+    store, keys = open_(), [f"k{number:03}" for number in range(201)]
+    await proofs.fill(store, keys)
+    await store.delete(keys)
+    assert await names(store) == []
+
+
+@bug(shows_last_of_many_stays)
+class LastOfManyStays(SharedMemory):
+    """Keys are deleted in batches of 100, and `range(0, len(keys) - 1, 100)` leaves out a batch of one key.
+
+    Breaks "Remove these objects, any number of them."
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, delete_batch_max=100)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            check_key(key)
+        if len(keys) == 1:
+            await super().delete(keys)
+        for at in range(0, len(keys) - 1, 100):
+            await super().delete(keys[at : at + 100])
+
+
+class OverTooEarly(_MemoryUpload):
+    async def complete(self) -> None:
+        try:
+            await super().complete()
+        except Misuse:
+            self._over = True
+            raise
+
+    async def abort(self) -> None:
+        if not self._over:
+            await super().abort()
+
+
+async def shows_failed_is_over(open_: Open) -> None:
+    store = open_()
+    upload = await store.start_upload("a")
+    await upload.put_part(2, b"12")
+    await raises(Misuse, upload.complete())
+    await upload.abort()
+    assert await store.unfinished_uploads("") == []
+
+
+@bug(shows_failed_is_over)
+class FailedIsOver(OwnUpload):
+    """An upload whose `complete` failed counts as ended, and its abort asks the server for nothing.
+
+    Breaks "Idempotent; also right after a failed `complete`": its parts stay, and are paid for.
+    """
+
+    UPLOAD = OverTooEarly
+
+
+async def shows_joined_reads(open_: Open) -> None:
+    store = open_()
+    await store.put("a", Body.of(b"0123"))
+    one, two = (asyncio.create_task(store.get("a")) for _ in range(2))
+    await asyncio.sleep(0)
+    one.cancel()
+    await asyncio.wait([one, two])
+    assert not two.cancelled()
+
+
+@bug(shows_joined_reads)
+class JoinedReads(SharedMemory):
+    """Equal reads at the same time share one request, and who cancels one, cancels all.
+
+    Breaks "methods may be called at the same time".
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._flights: dict[object, asyncio.Future[bytes]] = {}
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        flight = self._flights.get((key, span))
+        if flight is None:
+            flight = self._flights[key, span] = asyncio.ensure_future(super().get(key, span))
+            flight.add_done_callback(lambda _: self._flights.pop((key, span), None))
+        return await flight
+
+
+async def shows_joins_an_earlier_read(open_: Open) -> None:
+    store = open_()
+    earlier = asyncio.create_task(store.get("a"))
+    for _ in range(5):  # until it has found nothing
+        await asyncio.sleep(0)
+    await store.create("a", b"x")
+    try:
+        assert await store.get("a") == b"x"
+    finally:
+        await asyncio.gather(earlier, return_exceptions=True)
+
+
+@bug(shows_joins_an_earlier_read)
+class JoinsAnEarlierRead(SharedMemory):
+    """A read joins an equal one that is under way, also if that began before the last write.
+
+    Breaks "Puts are durable", for its readers: what a `create` that has returned stored is not there.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._flights: dict[object, asyncio.Future[bytes]] = {}
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        flight = self._flights.get((key, span))
+        if flight is None:
+            flight = self._flights[key, span] = asyncio.ensure_future(self._slowly(key, span))
+        return await asyncio.shield(flight)
+
+    async def _slowly(self, key: str, span: Span | Suffix | None) -> bytes:
+        try:
+            return await super().get(key, span)
+        finally:
+            for _ in range(20):  # the rest of the reply
+                await asyncio.sleep(0)
+            del self._flights[key, span]
+
+
+async def shows_known_to_exist(open_: Open) -> None:
+    one, two = open_(), open_()
+    await one.create("k", b"x")
+    await two.delete(["k"])
+    await one.create("k", b"y")
+
+
+@bug(shows_known_to_exist)
+class KnownToExist(Folder):
+    """A client remembers which keys it created, and refuses them without a look; others delete.
+
+    Breaks "Store a small object if the key is absent".
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._known: set[str] = set()
+
+    async def create(self, key: str, data: bytes) -> None:
+        if key in self._known:
+            raise AlreadyExists(key)
+        await super().create(key, data)
+        self._known.add(key)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self._known.difference_update(keys)
+        await super().delete(keys)
