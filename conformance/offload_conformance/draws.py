@@ -2,7 +2,7 @@
 
 By itself it also draws constants that it finds in whatever local modules are imported by now. So the same
 seed gave other draws after other tests, and in a checkout others than from a wheel. Hypothesis has no setting
-for that; older releases draw none.
+for that; older releases draw none. It remembers what it found, too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ KINDS = ("integers", "floats", "bytes", "strings")
 def by_seed_alone() -> Iterator[None]:
     """Draw no constants of local modules within this block."""
     module: Any = providers
-    if not hasattr(module, "_get_local_constants"):
+    if not hasattr(module, "_get_local_constants") or not hasattr(module, "CONSTANTS_CACHE"):
         yield
         return
     none = module.Constants(**{kind: module.SortedSet() for kind in KINDS})
-    with patch.object(module, "_get_local_constants", lambda: none):
+    remembered = module.LRUCache(1024)
+    with patch.multiple(module, _get_local_constants=lambda: none, CONSTANTS_CACHE=remembered):
         yield

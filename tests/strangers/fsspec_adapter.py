@@ -81,7 +81,7 @@ class FsspecStore(ObjectStore):
 
     async def delete(self, keys: Sequence[str]) -> None:
         for path in [self._path(key) for key in keys]:
-            with suppress(FileNotFoundError, IsADirectoryError):
+            with suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 await asyncio.to_thread(self._files.rm_file, path)
 
     async def start_upload(self, key: str) -> Upload:
