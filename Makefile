@@ -1,8 +1,8 @@
 # Two commands for a fresh machine that has Python 3.11+ (with pip and venv) and make:
 #   make demo    the main job on a small real sample
-#   make test    every test
-# Both make the virtual environment .venv first, with the versions of constraints.txt: the demo installs
-# the core alone, all others what the tests need as well.
+#   make test    every claim once; docs/testing.md lists what it leaves to `make campaign`
+# Both first make the virtual environment .venv, with the versions of constraints.txt. The demo installs the
+# core alone. All other targets also install what the tests need.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -11,17 +11,20 @@ CORE   := $(VENV)/.core
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# The tests start some two hundred processes; each would compile the program anew.
+# The tests start some two hundred processes. Without its bytecode, each would compile the program again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test servers lint types check bench campaign faults clean
+.PHONY: demo test servers lint types check bench share campaign claims faults clean
 
 demo: $(CORE)
 	$(BIN)/offload demo
 
-# In three processes, because tests wait as much as they work; Spark's stay in one (tests/conftest.py).
+# In four processes, because tests wait as much as they work. Spark's tests and those of a server begin first, each
+# group in one process (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
+
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
+	$(PYTEST)
 
 # Real servers and emulators for the tests, into a cache outside this folder. The first time takes some
 # ten minutes, most of it for building MinIO; docs/testing.md has more.
@@ -37,15 +40,24 @@ types: $(READY)
 
 check: lint types test
 
-# 2 GiB beside cp and cat; needs some 8 GiB of disk and a few minutes.
+# Moves 2 GiB, and compares with cp and cat. Needs some 8 GiB of disk and a few minutes.
 bench: $(READY)
 	$(BIN)/python benchmarks/throughput.py
 
-# The state machines for a long time, kill -9 at many moments, and a thousand rounds of faults per server.
-campaign: $(READY)
-	OFFLOAD_CAMPAIGN=1 $(BIN)/python -m pytest tests/formats tests/manifest tests/protocol tests/simulation tests/store tests/tier tests/cli tests/conformance_box tests/faults tests/s3 tests/azure_blob tests/newcomers -q
+# One of the twenty shares of the tests that only the campaign runs. Each day has another share (tests/campaign.py).
+share: $(READY)
+	OFFLOAD_SHARE=$${OFFLOAD_SHARE:-$$(($$(date +%s) / 86400))} $(PYTEST)
 
-# How long sync and read take, and how they end, on real servers that stall, refuse or are gone: some minutes.
+# Every test: all servers, all planted bugs, long walks, kill -9 at many moments, a thousand rounds of faults per server.
+campaign: $(READY)
+	OFFLOAD_CAMPAIGN=1 $(PYTEST)
+
+# Every claim of the tests, and where it is tested.
+claims: $(READY)
+	@OFFLOAD_CAMPAIGN=1 $(BIN)/python tests/claims.py
+
+# A table of the durations and results of sync and read on real servers that stall, refuse or are gone. Takes some
+# minutes.
 faults: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m faults.table
 

@@ -1,11 +1,11 @@
-"""What a manifest costs as it grows: commits, lookups, memory, up to a petabyte's 16 million fragments.
+"""The cost of a growing manifest: commits, lookups and memory, up to the 16 million fragments of a petabyte.
 
     python benchmarks/manifest.py [--fragments 16000000] [--folder DIR] [--json]
 
-Entries are made up; everything that handles them is the real code, on a folder: each commit is built,
-created, listed and confirmed as for a real stream. Commits have 1,024 entries, and of one entry around each
-power of ten. Roots below the newest sixteen are removed on the way, as the sweep does. Requests and bytes
-are counted at the store. A fresh process state is used for opening and for lookups: nothing is cached.
+The entries are made up. The real code handles them, on a folder: each commit is built, created, listed and
+confirmed as for a real stream. Commits have 1,024 entries, and one entry around each power of ten. Roots
+below the newest sixteen are removed from time to time, as the sweep does. Requests and bytes are counted at
+the store. Opening and lookups begin with nothing cached, as in a new process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from offload.store.metrics import MeteredStore
 STREAM = "stream"
 KEYS = StreamKeys(STREAM)
 WRITER, ATTEMPT = UUID(int=1), UUID(int=2)
-RECORDS, SIZE_BYTES = 500_000, 64 * 2**20
+RECORDS, SIZE_BYTES, TAIL_SIZE_BYTES = 500_000, 64 * 2**20, 25_000
 FRAGMENTS_PER_LEDGER = 8
 BATCH, SINGLES = 1024, 32
 LOOKUPS = 200
@@ -47,7 +47,7 @@ LOOKUPS = 200
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured when the stream had so many fragments."""
+    """The measurements at a number of fragments."""
 
     fragments: int
     root_bytes: int
@@ -69,7 +69,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--fragments", type=int, default=16_000_000)
-    parser.add_argument("--folder", type=Path, default=None, help="where to work: needs 2 GiB")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the data: needs 2 GiB")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="offload-benchmark-") as folder:
@@ -88,7 +88,7 @@ class Growth:
         self.bytes: list[int] = []
 
     async def run(self, fragments: int) -> list[Row]:
-        """Grow to so many fragments; measure at every power of ten from a thousand, and at the end."""
+        """Grow to so many fragments. Measure at every power of ten from a thousand, and at the end."""
         claim = Claim(stream=STREAM, writer=WRITER, first_offset=0)
         manifest = await self._commit(claim, None)
         manifest = await self._commit(Prepare(writer=WRITER, attempts=[(ATTEMPT, 0)]), manifest)
@@ -190,15 +190,16 @@ def _entries(start: int, count: int) -> Iterator[Entry]:
             first_timestamp_ms=number * 1000,
             last_timestamp_ms=number * 1000 + 999,
             data_size_bytes=SIZE_BYTES,
-            stored_size_bytes=SIZE_BYTES + 40_000,
+            stored_size_bytes=SIZE_BYTES + TAIL_SIZE_BYTES,
             ledger_id=number // FRAGMENTS_PER_LEDGER,
             attempt=ATTEMPT,
             checksum=number % 2**32,
+            tail_size_bytes=TAIL_SIZE_BYTES,
         )
 
 
 def _memory_mib() -> float:
-    """What this process holds now."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE") / 2**20
 

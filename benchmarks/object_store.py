@@ -1,13 +1,13 @@
-"""How fast a stream goes to an object store and comes back, beside raw clients that move the same objects.
+"""The throughput of a stream to an object store and back, compared with raw clients on the same objects.
 
     python benchmarks/object_store.py [--server minio] [--size-gib 2] [--rounds 3] [--at-once 4]
                                       [--delay-ms 0] [--folder DIR] [--json]
 
-The server runs on this machine, and takes its share of the cores from all alike. Each round runs every job
-once, in turn; one more round goes first and is not counted. Rates are of the transfer alone, without the
-start of the interpreter; CPU seconds are of the whole client process, its start included. With
-`--delay-ms`, a proxy adds so much to every request, and the jobs of `offload` are run at several numbers of
-transfers at once instead.
+The server runs on this machine, and takes the same share of the cores from all jobs. Each round runs every
+job once, in turn; one more round goes first and is not counted. Rates are those of the transfer alone,
+without the start of the interpreter. CPU seconds are those of the whole client process, with its start. With
+`--delay-ms`, a proxy adds this delay to every request; then only the jobs of `offload` run, with several
+numbers of transfers at once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--delay-ms", type=float, default=0.0)
-    parser.add_argument("--folder", type=Path, default=None, help="where to work: needs 5 times the size")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="folder for the data: needs 5 times the size"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--job", choices=["sync", "read"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -85,7 +87,7 @@ def main() -> None:
 
 
 async def _sync(task: dict[str, Any]) -> float:
-    """What `offload sync` does, on the clock."""
+    """Sync as `offload sync` does. Return the seconds."""
     from offload import Plugins, TierOptions, open_source, open_tier, sync
 
     plugins = Plugins.find()
@@ -99,7 +101,7 @@ async def _sync(task: dict[str, Any]) -> float:
 
 
 async def _read(task: dict[str, Any]) -> float:
-    """Read every chunk of the one stream, all checks on, and drop it."""
+    """Read every chunk of the stream with all checks, and drop it. Return the seconds."""
     from offload import Plugins, StreamReader, open_tier
 
     async with open_tier(task["url"], plugins=Plugins.find(), storage_options=task["options"]) as tier:
@@ -136,7 +138,7 @@ def _measure(folder: Path, running: Any, arguments: argparse.Namespace) -> None:
 
 
 def _objects(folder: Path) -> list[tuple[str, str]]:
-    """The fragments that `offload sync` makes of the source, as files: what the raw clients move."""
+    """Return the fragments that `offload sync` makes of the source, as files for the raw clients."""
     tier = folder / "tier"
     argv = [sys.executable, "-c", "from offload.cli.main import main; main()"]
     subprocess.run([*argv, "sync", f"rabbitmq://{folder / 'source'}", str(tier)], check=True, stdout=2)

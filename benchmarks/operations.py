@@ -1,13 +1,13 @@
-"""What every operation asks of a store, and what that costs at public list prices.
+"""The requests of every operation to a store, and their cost at public list prices.
 
     python benchmarks/operations.py [--size small|medium|large] [--only PART] [--json]
 
-The real code runs over a bucket in memory; requests are counted as providers bill them (`tally`), and priced
-(`prices`). Manifests have 1,000, 100,000 and 10,000,000 fragments (`large`); their entries are made up,
-committed by the real code in commits of 1,024, and a fragment's object is made when it is read. Fragments
-are small, of one chunk: no count depends on their size up to 128 MiB, nor do the bytes of roots and groups.
-Each operation begins with a new process' state: nothing is opened, nothing cached. Only the sequential read
-moves fragments of 64 MiB.
+The real code runs over a bucket in memory. Requests are counted as providers bill them (`tally`), and priced
+(`offload.model.prices`). Manifests have 1,000, 100,000 and 10,000,000 fragments (`large`). Their entries are
+made up, and the real code commits them in commits of 1,024. A fragment's object is made when it is read.
+Fragments have one small chunk: their size, up to 128 MiB, changes no count, and no byte of roots and groups.
+Each operation begins as a new process does, with nothing opened or cached. Only the sequential read moves
+fragments of 64 MiB.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from prices import GIB, PRICES, Price
 from tally import AZURE_PAGE_KEYS, Bucket, Tally, TallyStore
 from throughput import _processor
 
@@ -39,9 +39,11 @@ from offload.formats.chunk_writer import build_chunk
 from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
+from offload.model.compression import Compression
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
 from offload.model.position import AtTime
+from offload.model.prices import GIB, PRICES, Price
 from offload.native.fragment_writer import FragmentWriter
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.streams.reader import StreamReader
@@ -64,10 +66,10 @@ SWEEP_OBJECTS: Final = {"small": (10**4,), "medium": (10**5,), "large": (10**5, 
 REBUILD_FRAGMENTS: Final = {"small": (10**3,), "medium": (10**4,), "large": (10**4,)}
 READ_BYTES: Final = {"small": (2**26,), "medium": (2**28,), "large": (2**30,)}
 LISTED_FRAGMENTS_MAX: Final = 10**6
-"""Longer streams have no fragments in the listing, and what lists them (verify) is left out."""
+"""The longest stream whose fragments are in the listing. Verify, which lists them, runs only up to here."""
 
 TRIMMED, GARBAGE = 0.05, 0.05
-"""Of the objects that are swept: fragments that a trim has passed, and fragments of dropped attempts."""
+"""The shares of swept objects that are trimmed fragments, and fragments of dropped attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class Row:
     peak_mib: float | None = None
 
     def cost(self, price: Price, times: float = 1.0) -> float:
-        """In dollars, of so many of it."""
+        """Return the cost in dollars of so many of these operations."""
         lists = self.tally.lists if price.list_keys_max == 1000 else self.tally.azure_lists
         return price.of(writes=self.tally.writes * times, lists=lists * times, reads=self.tally.reads * times)
 
@@ -93,7 +95,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", choices=list(MANIFEST_SIZES), default="large")
-    parser.add_argument("--only", choices=list(PARTS), help="a part of it, and no month")
+    parser.add_argument("--only", choices=list(PARTS), help="run only this part, and print no month")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = asyncio.run(_all(arguments.size, [arguments.only] if arguments.only else list(PARTS)))
@@ -110,7 +112,7 @@ async def _all(size: str, parts: list[str]) -> list[Row]:
 
 
 def chunk(offset: int, records: int = RECORDS, padding: bytes = b"") -> bytes:
-    """The chunk that begins at this offset: as long as any other with so many records."""
+    """Return the chunk that begins at this offset. All chunks with the same records have the same size."""
     bodies = [b"%020d" % each + padding for each in range(offset, offset + records)]
     return build_chunk(bodies, offset=offset, timestamp_ms=offset, epoch=1)
 
@@ -126,7 +128,7 @@ class Ledger(ReadHandle):
 
     @property
     def ledger_id(self) -> int:
-        """The ledger."""
+        """The id of the ledger."""
         return self._first
 
     @property
@@ -141,21 +143,21 @@ class Ledger(ReadHandle):
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The name of the ledger in messages."""
         return f"generated ledger {self._first}"
 
     async def table(self) -> ChunkTable:
-        """One row per chunk."""
+        """Return the table: one row for each chunk."""
         return self._table
 
     async def read(self, rows: ChunkTable) -> bytes:
-        """The stored chunks of `rows`."""
+        """Return the stored chunks of `rows`."""
         start = int(rows["position"][0])
         return self._raw[start : start + int(rows["size_bytes"].sum())]
 
 
 class Scene:
-    """A tier with one stream of made-up entries, from which each operation begins anew."""
+    """A tier with one stream of made-up entries. Each operation begins with a copy of it."""
 
     def __init__(self) -> None:
         self.bucket = Bucket()
@@ -164,7 +166,7 @@ class Scene:
 
     @classmethod
     async def grown(cls, fragments: int, *, garbage: int = 0) -> Scene:
-        """A stream with so many fragments, and so many of dropped attempts between them."""
+        """Return a stream with so many fragments, and `garbage` ones of dropped attempts between them."""
         scene = cls()
         await ObjectStoreOffloader(scene.bucket).open(create=True)
         log = RootLog(store=scene.bucket, stream=STREAM, env=Env())
@@ -195,11 +197,11 @@ class Scene:
     fragments: int
 
     def fork(self) -> TallyStore:
-        """The tier as a new process finds it; what is done to it, no other sees."""
+        """Return a copy of the tier, as a new process finds it. Changes to it do not affect others."""
         return TallyStore(self.bucket.fork())
 
     async def make_all(self, fragments: int) -> None:
-        """Make the first so many objects now, and not when they are read."""
+        """Make the objects of the first `fragments` now, and not when they are read."""
         for number in range(fragments):
             key = KEYS.fragment(number * RECORDS, ATTEMPT)
             data = await self._make(key)
@@ -221,6 +223,8 @@ class Scene:
             attempt=Attempt(stream=STREAM, ledger_id=ledger_id, uid=ATTEMPT),
             manifest=self.manifest,
             metadata={},
+            compression=Compression(),
+            turns=nullcontext(),
         )
 
     async def _make(self, key: str) -> bytes | None:
@@ -243,6 +247,7 @@ class Scene:
                 ledger_id=number // FRAGMENTS_PER_LEDGER,
                 attempt=ATTEMPT,
                 checksum=number % 2**32,
+                tail_size_bytes=self._sample.tail_size_bytes,
             )
 
     async def _drop_old_roots(self, version: int) -> None:
@@ -261,9 +266,9 @@ async def _measured(
     *,
     beside: TallyStore | None = None,
 ) -> Row:
-    """Run it once, and once more on `beside` where its memory is asked for, which makes it slower."""
+    """Run an operation. If `beside` is given, run it there again for its memory, which makes it slower."""
     gc.collect()
-    gc.freeze()  # the collector would walk over a million keys of the bucket, which no real sweep holds
+    gc.freeze()  # the collector would walk the bucket's million keys, which a real sweep does not hold
     before, began, cpu = store.tally.copy(), time.perf_counter(), time.process_time()
     await operation(store)
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
@@ -287,7 +292,7 @@ async def _measured(
 
 
 async def _life(fragments: int) -> list[Row]:
-    """Every operation on a stream of that length but those that have a size of their own."""
+    """Measure every operation on a stream of that length, except those with a size of their own."""
     scene = await Scene.grown(fragments)
     end, count = scene.fragments * RECORDS, scene.fragments
     options = TierOptions(fragment_size_bytes=1)  # a fragment for each chunk
@@ -386,7 +391,7 @@ async def _sequential_read(size_bytes: int) -> list[Row]:
 
 
 async def _sweeps(objects: int) -> list[Row]:
-    """A first sweep, which notes what it saw, and one after the grace, which deletes it."""
+    """Measure a first sweep, which notes unused objects, and one after the grace, which deletes them."""
     trimmed, garbage = int(objects * TRIMMED), int(objects * GARBAGE)
     scene = await Scene.grown(objects - garbage, garbage=garbage)
     await trim(ObjectStoreOffloader(scene.bucket), STREAM, Retention(before_offset=trimmed * RECORDS))
@@ -414,7 +419,7 @@ async def _sweeps(objects: int) -> list[Row]:
     third = await _measured("sweep, nothing to do", objects - condemned, store, much_later)
     pages = objects // PAGE_KEYS_MAX + 1
     for row in (first, second, third):
-        # Once through the stream, and once in looking for a stream behind it: never once for each page.
+        # Once through the stream, and once to find the next stream, but never once for each page.
         most = 2 * (objects // AZURE_PAGE_KEYS + 1) + 5 * pages + 16
         assert row.tally.azure_lists <= most, row.tally
     return [first, second, third]
@@ -441,45 +446,46 @@ PARTS: Final[dict[str, tuple[Mapping[str, tuple[int, ...]], Callable[[int], Awai
     "sweep": (SWEEP_OBJECTS, _sweeps),
     "rebuild": (REBUILD_FRAGMENTS, _rebuilt),
 }
-"""What is measured, by its name: how large, and how."""
+"""The measurements by name: their sizes, and the function that makes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is paid for in a month of 30 days."""
+    """The work of a month of 30 days."""
 
     streams: int = 100
     bytes_per_second: int = 10 * 2**20
-    """Of each stream."""
+    """The rate of each stream."""
     fragment_bytes: int = 2**26
     days_kept: int = 7
     syncs_per_hour: int = 6
-    """Each claims its stream anew, and commits behind every 8 fragments, as long as a broker's segment."""
+    """The syncs of each stream. Each claims the stream, and commits after every 8 fragments, which is about a
+    broker's segment."""
     trims_per_hour: int = 1
     sweeps_per_hour: int = 1
     verifies_per_day: int = 1
-    """At the level of the manifest."""
+    """The verifies at the level of the manifest."""
     reads: float = 1.0
-    """How often each byte is read, by readers that open anew for every run of `READ_BYTES`."""
+    """The reads of each byte, by readers that open the tier again for every `READ_BYTES`."""
 
     @property
     def bytes_per_month(self) -> int:
-        """Of all streams."""
+        """The bytes that all streams produce in a month."""
         return self.streams * self.bytes_per_second * 30 * 86_400
 
     @property
     def fragments_per_month(self) -> float:
-        """Of all streams."""
+        """The fragments that all streams produce in a month."""
         return self.bytes_per_month / self.fragment_bytes
 
     @property
     def fragments_kept(self) -> float:
-        """Of all streams."""
+        """The fragments that all streams keep."""
         return self.fragments_per_month * self.days_kept / 30
 
 
 def month(rows: list[Row], price: Price, work: Workload) -> dict[str, float]:
-    """Dollars by what they are for. Sweeps and verifies are taken to cost as much for each object."""
+    """Return the dollars by purpose. A sweep and a verify count as equally expensive for each object."""
 
     def of(operation: str, times: float, *, per_fragment: bool = False) -> float:
         alike = [row for row in rows if row.operation.startswith(operation)]
@@ -575,7 +581,7 @@ def _month_rows(months: dict[str, dict[str, float]]) -> list[list[str]]:
 
 
 def _table(heads: list[str], lines: list[list[str]]) -> None:
-    """As Markdown, so that a page can take it."""
+    """Print a table as Markdown, for use in a page."""
     print("| " + " | ".join(heads) + " |")
     print("|---" * len(heads) + "|")
     for line in lines:

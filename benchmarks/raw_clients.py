@@ -1,9 +1,9 @@
-"""What the raw clients of S3 do with the same objects: each a process of its own, so that it can be measured.
+"""Raw S3 clients that move the same objects, each in a process of its own, so that it can be measured.
 
     python benchmarks/raw_clients.py CLIENT put|get AT_ONCE < job.json
 
-The job: `endpoint`, `bucket`, `key`, `secret`, `objects` (a file and a key each). Nothing is checked
-beyond what the client checks by itself; what is read is dropped. Printed are the seconds of the
+The job has `endpoint`, `bucket`, `key`, `secret` and `objects` (a file and a key each). Nothing is checked
+except by the client itself, and bytes that are read are dropped. The program prints the seconds of the
 transfer alone, without the start of the interpreter.
 """
 
@@ -26,7 +26,7 @@ REGION = "us-east-1"
 
 
 def boto3_client(job: Job, at_once: int) -> Any:
-    """A client with as many connections as threads."""
+    """Return a client with as many connections as threads."""
     import boto3
     from botocore.config import Config
 
@@ -41,7 +41,7 @@ def boto3_client(job: Job, at_once: int) -> Any:
 
 
 def by_boto3(job: Job, verb: str, at_once: int) -> float:
-    """Threads, one request each; a read goes through a buffer of 1 MiB."""
+    """Move the objects in threads, one request for each; a read uses a buffer of 1 MiB."""
     client = boto3_client(job, at_once)
 
     def put(item: tuple[str, str]) -> None:
@@ -60,7 +60,7 @@ def by_boto3(job: Job, verb: str, at_once: int) -> float:
 
 
 def by_obstore(job: Job, verb: str, at_once: int) -> float:
-    """Its asynchronous calls, one request each."""
+    """Move the objects by obstore's asynchronous calls, one request for each."""
     import obstore
     from obstore.store import S3Store
 
@@ -97,7 +97,7 @@ def by_obstore(job: Job, verb: str, at_once: int) -> float:
 
 
 def by_curl(job: Job, verb: str, at_once: int) -> float:
-    """One process, transfers in parallel, URLs that were signed before the clock starts."""
+    """Move the objects by one curl process, in parallel, with URLs that are signed before the start."""
     client = boto3_client(job, 1)
     lines = []
     for path, key in job["objects"]:
@@ -123,4 +123,4 @@ CLIENTS: dict[str, Callable[[Job, str, int], float]] = {
 
 if __name__ == "__main__":
     print(CLIENTS[sys.argv[1]](json.load(sys.stdin), sys.argv[2], int(sys.argv[3])), flush=True)
-    os._exit(0)  # obstore's threads may abort an interpreter that ends while they let go of a stream
+    os._exit(0)  # obstore's threads may abort an interpreter that ends while they release a stream

@@ -1,11 +1,11 @@
-"""How fast Spark reads a stream of a tier, beside the same records as Parquet, by a UDF, and without Spark.
+"""The speed of Spark on a stream of a tier, beside the same records as Parquet, by a UDF, and without Spark.
 
     python benchmarks/spark_scan.py [--size-gib 2] [--rounds 3] [--folder DIR] [--json]
 
 Every job answers one query: the bytes of all values, the largest offset and the latest time. Each round runs
-every job once, in turn; one more round goes first and is not counted. One session with one slot, and then
-one with two. The plain reader has one core, and is the same in both. Files are in the page cache. What pruned
-reads fetch is counted at the store, by planning and reading them in this process, without Spark.
+every job once, in turn; one more round goes first and is not counted. There is one session with one slot, and
+then one with two. The plain reader has one core, and is the same in both. Files are in the page cache. The
+requests and bytes of pruned reads are counted at the store, in this process and without Spark.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from offload.store.wrap import StoreDecorator
 
 MIB = 1024 * 1024
 COLUMNS = "offset,timestamp,value"
-"""What the Parquet files have. Left to itself, the source gives all: stream, ledger and key as well."""
+"""The columns of the Parquet files. By default the source also returns stream, ledger and key."""
 
 QUERY = ("sum(length(value))", "max(offset)", "max(timestamp)")
 FRAGMENT_HEAD_BYTES = 16
@@ -50,7 +50,9 @@ def main() -> None:
     )
     parser.add_argument("--size-gib", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=None, help="where to work: needs 5 times the size")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="folder for the data: needs 5 times the size"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -77,7 +79,7 @@ def main() -> None:
 
 
 def _make(folder: Path, size_bytes: int) -> tuple[int, int]:
-    """A source, a tier of it, and the same records as Parquet in two ways."""
+    """Make a source, a tier of it, and the same records as Parquet in two ways."""
     rows = stream.write(folder / "source" / "orders", size_bytes)
     with Blocking(str(folder / "tier")) as tier:
         tier.run(tier.offloader.open(create=True))
@@ -90,7 +92,7 @@ def _make(folder: Path, size_bytes: int) -> tuple[int, int]:
 
 
 def _apart(work: str, *arguments: Any) -> Any:
-    """In a process of its own, since a process has one session with one number of slots."""
+    """Run the jobs in a process of its own: a process has one session, with one number of slots."""
     command = [sys.executable, str(Path(__file__).resolve()), "--work", json.dumps([work, *arguments])]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout)
@@ -111,7 +113,7 @@ def _parquet(folder: str) -> None:
 
 
 def _session(cores: int, folder: str, rounds: int) -> dict[str, list[float]]:
-    """The seconds of every round of every job."""
+    """Return the seconds of every round of every job."""
     spark = _started(cores)
     jobs: dict[str, Callable[[], object]] = {
         "offload": lambda: _asked(spark.read.format("offload").load(f"{folder}/tier")),
@@ -152,7 +154,7 @@ def _some_offsets(spark: Any, tier: str) -> Any:
 
 
 def _narrowed(frame: Any, tier: str) -> Any:
-    """One in a hundred offsets, from the middle on."""
+    """Return the rows of one hundredth of the offsets, from the middle on."""
     with Blocking(tier) as opened:
         end = opened.load_manifest("orders").next_offset
     return frame.where(f"offset >= {end // 2} and offset < {end // 2 + end // 100}")
@@ -168,7 +170,7 @@ def _plain(tier: str) -> tuple[int, int, int]:
 
 
 def _by_udf(spark: Any, tier: str) -> Any:
-    """As one would without us: whole objects through Spark, and a loop over their chunks and entries."""
+    """Read without this project: whole objects through Spark, and a loop over their chunks and entries."""
     files = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
     found = files.option("pathGlobFilter", "*.fragment").load(tier).select("content")
     return found.mapInArrow(_parsed, "offset long, timestamp timestamp, value binary")
@@ -205,7 +207,7 @@ def _rows(data: bytes, at: int, records: int, offset: int, millis: int) -> pa.Re
 
 
 class _Counting(StoreDecorator):
-    """Counts what is asked of fragments."""
+    """A store that counts the requests for fragments."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -220,7 +222,7 @@ class _Counting(StoreDecorator):
 
 
 def _pruned(tier: Path, rows: int) -> list[dict[str, Any]]:
-    """What narrow reads fetch, beside the chunks that hold what they are for."""
+    """Return what narrow reads fetch, and the chunks that hold the wanted records."""
     from offload_spark.bounds import ScanBounds
 
     with Blocking(str(tier)) as opened:

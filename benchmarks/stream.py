@@ -1,8 +1,8 @@
-"""A RabbitMQ stream of any size for benchmarks, shaped like one that a real broker wrote.
+"""A RabbitMQ stream of any size for benchmarks, with the shape of one that a real broker wrote.
 
-The shape: chunks of 244 to 500 messages, each message one AMQP 1.0 data section around a JSON text
-of 70 to 140 bytes, segments of 500,000,000 bytes (the broker's default). The texts repeat after
-200,000 messages, so that making the stream is quick; offsets, timestamps and checksums do not.
+Chunks have 244 to 500 messages. Each message is one AMQP 1.0 data section around a JSON text of 70 to 140
+bytes. Segments have 500,000,000 bytes, the broker's default. The texts repeat after 200,000 messages, which
+makes the stream quick to write; offsets, timestamps and checksums do not repeat.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))  # the tests' writer of osiris folders
+sys.path.append(str(Path(__file__).parent.parent / "tests"))  # has the writer of osiris folders
 
 from osiris_data import body_of
 from osiris_writer import write_stream
@@ -24,7 +24,7 @@ FIRST_TIMESTAMP_MS = 1_795_238_999_599
 
 
 def record_of(body: bytes) -> bytes:
-    """A record as the usual stream clients write it: one AMQP 1.0 data section."""
+    """Return a record in the form of the usual stream clients: one AMQP 1.0 data section."""
     return b"\x00\x53\x75\xa0" + bytes([len(body)]) + body
 
 
@@ -47,7 +47,7 @@ def _chunks(size_bytes: int) -> Iterator[bytes]:
 
 
 def _sections() -> Iterator[tuple[int, bytes]]:
-    """Data sections of chunks, 256, 500 and 244 messages in turn, as bursts of 2,000 produced them."""
+    """Yield the data of chunks of 256, 244 and 500 messages in turn, as bursts of 2,000 produced them."""
     first = 0
     while first < MESSAGES:
         for count in (256, 244, 500, 500, 500):

@@ -1,9 +1,9 @@
-"""A bucket in memory with a million keys, and a decorator that counts what a provider would bill.
+"""A bucket in memory with a million keys, and a decorator that counts the requests that a provider bills.
 
-Requests are those of the backends. A put or a create is one write (up to 128 MiB); a listing is one request
-for each page that the caller comes to; a delete is one request for each thousand keys. Azure's listings are
-counted apart: pages have 5,000 keys, and a listing that begins behind a key goes there only where the rest of
-that key has no slash and it is there, as `offload_azure.listing` says; else it begins at the prefix.
+Requests are those of the backends. A put or a create is one write (up to 128 MiB). A listing is one request
+for each page that the caller reaches. A delete is one request for each thousand keys. Azure's listings are
+counted separately: pages have 5,000 keys, and a listing after a key begins there only if the rest of that key
+has no slash and the key exists (`offload_azure.listing`). Otherwise it begins at the prefix.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ AZURE_PAGE_KEYS: Final = 5000
 DELETE_KEYS: Final = 1000
 
 Make = Callable[[str], Awaitable[bytes | None]]
-"""An object that is made when it is read; None where there is none of this key."""
+"""A function that makes the object of a key when it is read; None if there is no such object."""
 
 
 async def nothing(key: str) -> bytes | None:
-    """Makes no object."""
+    """Make no object."""
     return None
 
 
 class Bucket(MemoryStore):
-    """A `MemoryStore` whose keys stand in order, and of which some objects are made only when read.
+    """A `MemoryStore` with its keys in order. Some of its objects are made only when they are read.
 
-    `made` are the keys of those that are listed, each `made_size_bytes` long; `make` makes them.
+    `made` has the keys of those objects, which a listing shows with `made_size_bytes`; `make` makes them.
     """
 
     __slots__ = ("_dead", "_order", "made", "made_size_bytes", "make")
@@ -51,29 +51,29 @@ class Bucket(MemoryStore):
         self._dead = 0
 
     def fork(self) -> Bucket:
-        """Another bucket with the same objects."""
+        """Return another bucket with the same objects."""
         copy = Bucket()
         copy.objects, copy.made, copy._order = dict(self.objects), set(self.made), list(self._order)
         copy.make, copy.made_size_bytes, copy._dead = self.make, self.made_size_bytes, self._dead
         return copy
 
     def add_made(self, keys: Sequence[str]) -> None:
-        """List these keys, whose objects are made when read."""
+        """Add keys whose objects are made when they are read."""
         self.made.update(keys)
         self._order = sorted({*self._order, *keys})
 
     async def put(self, key: str, body: Body) -> None:
-        """Keep it in order."""
+        """Store the object, and keep the keys in order."""
         await super().put(key, body)
         self._insert(key)
 
     async def create(self, key: str, data: bytes) -> None:
-        """Keep it in order."""
+        """Create the object, and keep the keys in order."""
         await super().create(key, data)
         self._insert(key)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Read it, or make it."""
+        """Read the object, or make it."""
         if key in self.objects:
             return await super().get(key, span)
         data = await self.make(key)
@@ -83,11 +83,11 @@ class Bucket(MemoryStore):
         return data[start:end]
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """None, as where a store keeps none: what is counted is the question."""
+        """Return None, as a store without checksums does. Only the request is counted."""
         return None
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Page by page, as a bucket does it: each page shows what is there by then."""
+        """List page by page as a bucket does: each page shows the objects of its own moment."""
         after = max(after, prefix[:-1] if prefix else "")
         while True:
             await asyncio.sleep(0)
@@ -107,20 +107,20 @@ class Bucket(MemoryStore):
             after = page[-1]
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Forget them."""
+        """Delete the objects."""
         await super().delete(keys)
         self.made.difference_update(keys)
         self._dead += len(keys)
-        if self._dead > max(len(self._order) // 20, PAGE_KEYS):  # till then listings pass over them
+        if self._dead > max(len(self._order) // 20, PAGE_KEYS):  # until then, listings skip their keys
             self._order = [key for key in self._order if self.holds(key)]
             self._dead = 0
 
     def holds(self, key: str) -> bool:
-        """Whether it is listed."""
+        """Return True if a listing shows the key."""
         return key in self.objects or key in self.made
 
     def rows_between(self, prefix: str, after: str) -> int:
-        """How many keys with this prefix are no greater than `after`."""
+        """Return the number of keys with this prefix that are not greater than `after`."""
         return max(bisect_right(self._order, after) - bisect_left(self._order, prefix), 0)
 
     def _insert(self, key: str) -> None:
@@ -131,20 +131,20 @@ class Bucket(MemoryStore):
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What was asked and moved. Subtract two readings for an interval."""
+    """The numbers of requests and bytes. Subtract two readings for an interval."""
 
     writes: int = 0
-    """PUT, create, and what belongs to a multipart upload."""
+    """PUT, create, and the requests of a multipart upload."""
     reads: int = 0
     """GET, and HEAD for a stored checksum."""
     lists: int = 0
-    """Pages of at most 1,000 keys."""
+    """LIST: pages of at most 1,000 keys."""
     azure_lists: int = 0
-    """Pages of at most 5,000 keys, by what Azure makes of a listing that does not begin at its prefix."""
+    """LIST at Azure: pages of at most 5,000 keys, with the pages that it cannot skip before a key."""
     deletes: int = 0
-    """Requests of at most 1,000 keys, as S3 takes them."""
+    """DELETE: requests of at most 1,000 keys, as at S3."""
     deleted: int = 0
-    """Keys. GCS and Azure take one request for each."""
+    """Deleted keys. GCS and Azure need one request for each."""
     fragment_bytes_up: int = 0
     other_bytes_up: int = 0
     bytes_down: int = 0
@@ -155,13 +155,13 @@ class Tally:
         return Tally(**dict(zip(names, values, strict=True)))
 
     def copy(self) -> Tally:
-        """A reading."""
+        """Return a reading."""
         return self - Tally()
 
 
 @dataclass(slots=True)
 class _Pages:
-    """Counts the pages of one listing as its rows are taken."""
+    """A counter of the pages of one listing as its rows are read."""
 
     tally: Tally
     skipped: int
@@ -180,7 +180,7 @@ class _Pages:
 
 
 class TallyStore(StoreDecorator):
-    """Counts into `tally` what is asked of a bucket."""
+    """A store that counts its requests in `tally`."""
 
     __slots__ = ("bucket", "tally")
 
@@ -190,7 +190,7 @@ class TallyStore(StoreDecorator):
         self.tally = Tally()
 
     async def put(self, key: str, body: Body) -> None:
-        """One write."""
+        """Count one write."""
         self.tally.writes += 1
         if key.endswith(".fragment"):
             self.tally.fragment_bytes_up += body.size_bytes
@@ -199,25 +199,25 @@ class TallyStore(StoreDecorator):
         await self.inner.put(key, body)
 
     async def create(self, key: str, data: bytes) -> None:
-        """One write."""
+        """Count one write."""
         self.tally.writes += 1
         self.tally.other_bytes_up += len(data)
         await self.inner.create(key, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """One read, found or not."""
+        """Count one read, even if there is no object."""
         self.tally.reads += 1
         data = await self.inner.get(key, span)
         self.tally.bytes_down += len(data)
         return data
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """One read: a HEAD."""
+        """Count one read: a HEAD."""
         self.tally.reads += 1
         return await self.inner.stored_crc32c(key)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """One request per page that is come to."""
+        """Count one request for each page that the caller reaches."""
         can_start = after.startswith(prefix) and "/" not in after[len(prefix) :]
         starts = can_start and self.bucket.holds(after)
         skipped = 0 if not after or starts else self.bucket.rows_between(prefix, after)
@@ -230,7 +230,7 @@ class TallyStore(StoreDecorator):
                 yield row
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """One request per page of names that is come to."""
+        """Count one request for each page of names that the caller reaches."""
         pages = _Pages(self.tally, 0)
         pages.begin(in_vain=False)
         async for name in self.inner.level(prefix):
@@ -238,12 +238,12 @@ class TallyStore(StoreDecorator):
             yield name
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """One request per thousand."""
+        """Count one request for each thousand keys."""
         self.tally.deletes += -(-len(keys) // DELETE_KEYS)
         self.tally.deleted += len(keys)
         await self.inner.delete(keys)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """One page of a listing; uploads that a crash left are few."""
-        self.tally.lists += 1  # Azure's backend asks nothing
+        """Count one page of a listing: a crash leaves few uploads."""
+        self.tally.lists += 1  # Azure's backend sends no request for this
         return await self.inner.unfinished_uploads(prefix)

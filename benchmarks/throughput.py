@@ -1,11 +1,11 @@
-"""How fast a stream goes to a folder and comes back, beside `cp` and `cat` on the same bytes.
+"""The throughput of a stream to a folder and back, compared with `cp` and `cat` on the same bytes.
 
     python benchmarks/throughput.py [--size-gib 2] [--rounds 5] [--folder DIR] [--json]
 
-Each round runs every job once, in turn, so that a noisy minute hurts all of them; one more round
-goes first and is not counted. The source is in the page cache, every target is new. Printed are
-medians: seconds, throughput, CPU seconds (user and system, of the whole process, its start
-included), peak memory; and the ratio to the raw job of the same kind.
+Each round runs every job once, in turn, so that a noisy minute affects all of them. One more round goes first
+and is not counted. The source is in the page cache, and every target is new. The program prints medians:
+seconds, throughput, CPU seconds (user and system time of the whole process, with its start) and peak memory;
+and the ratio to the raw job of the same kind.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Run:
     cpu_seconds: float
     peak_mib: float
     own_seconds: float | None = None
-    """Without the start of the interpreter, where the job measured itself."""
+    """The seconds without the start of the interpreter, if the job measured them."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command, what it is compared with, and how much it moves."""
+    """A command, its peer for comparison, and the unit of its work."""
 
     name: str
     argv: Callable[[], list[str]]
@@ -60,7 +60,9 @@ def main() -> None:
     )
     parser.add_argument("--size-gib", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="where to work: needs 4 times the size")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="folder for the data: needs 4 times the size"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--read-chunks", metavar="TIER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -72,10 +74,10 @@ def main() -> None:
 
 
 async def _read_chunks(tier: str) -> None:
-    """Read every chunk of the one stream, all checks on, and drop it: what `cat` does with bytes."""
+    """Read every chunk of the stream with all checks, and drop it, as `cat` does with bytes."""
     from offload import Plugins, StreamReader, open_tier
 
-    async with open_tier(tier, plugins=Plugins.find()) as offloader:
+    async with open_tier(tier, plugins=Plugins.find(), keys=os.environ.get("OFFLOAD_KEYS")) as offloader:
         start = time.perf_counter()
         reader = await StreamReader.open(offloader, "stream")
         windows = reader.windows(0)
@@ -118,7 +120,7 @@ def _jobs(folder: Path, files: list[str]) -> list[Job]:
 
     def copy_afresh() -> list[str]:
         fresh(copy)
-        # As the peer is usually written: copy, then make it durable.
+        # With `sync`, because a commit of ours is durable, and `cp` alone is not.
         return shell(f"cp -r --reflink=never '{folder / 'source'}' '{copy}' && sync '{copy}'/stream/*")
 
     def fragments() -> list[str]:

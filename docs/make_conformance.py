@@ -1,11 +1,11 @@
-"""Writes the matrix of docs/conformance.md from the reports in docs/conformance/, and renews those reports.
+"""Write the matrix of docs/conformance.md from the reports in docs/conformance/, and renew those reports.
 
-    python docs/make_conformance.py              # from the reports as they are
-    python docs/make_conformance.py all          # runs the suite on every place first
-    python docs/make_conformance.py minio rgw    # on these
+    python docs/make_conformance.py              # write the matrix from the existing reports
+    python docs/make_conformance.py all          # first run the suite on every place
+    python docs/make_conformance.py minio rgw    # first run it on these places
 
-A place is a folder or a server of the tests; `make servers` installs them. A run takes a minute or two. The
-rows are the clauses of today; one that is newer than a column's run has `-` in it.
+A place is a folder or a server of the tests, which `make servers` installs. A run takes a minute or two. The
+rows are the clauses of today: a `-` marks a clause that is newer than the run of its column.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEGIN: Final = "<!-- Made by docs/make_conformance.py from docs/conformance/. --
 END: Final = "<!-- Made until here. -->\n"
 MARKS: Final = {"passed": "yes", "failed": "**no**", "not_run": "-"}
 PLACES: Final = ("folder", "moto", "rgw", "minio", "fake-gcs-server", "azurite")
-"""In the order of the columns."""
+"""The places, in the order of the columns."""
 
 
 def renew(place: str) -> None:
@@ -55,7 +55,7 @@ def _run(name: str, url: str, options: dict[str, str], server: str) -> None:
 
 
 def page() -> str:
-    """docs/conformance.md, its matrix made anew."""
+    """Return docs/conformance.md with a new matrix."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     found = [json.loads((REPORTS / f"{place}.json").read_text(encoding="utf-8")) for place in PLACES]
@@ -63,10 +63,10 @@ def page() -> str:
 
 
 def _matrix(reports: list[dict[str, Any]]) -> Iterable[str]:
-    yield _row("clause", "says", (f"{each['backend']['name']}, {each['server']}" for each in reports))
+    yield _row("clause", "claim", (f"{each['backend']['name']}, {each['server']}" for each in reports))
     yield "|---" * (2 + len(reports)) + "|"
-    yield _row("", "made on", (each["started_at"][:10] for each in reports))
-    yield _row("", "with ledger-offload", (each["suite_version"] for each in reports))
+    yield _row("", "date of the run", (each["started_at"][:10] for each in reports))
+    yield _row("", "version of ledger-offload", (each["suite_version"] for each in reports))
     clauses = clauses_of(*SUITES)
     outcomes = [{each["id"]: each["outcome"] for each in report["clauses"]} for report in reports]
     asked = [[found.get(clause.id, "not_run") for clause in clauses] for found in outcomes]

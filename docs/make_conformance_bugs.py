@@ -2,8 +2,8 @@
 
     python docs/make_conformance_bugs.py
 
-The classes and their docstrings are the source (tests/contract/bugs.py says how); that each bug is caught by
-its clause, tests/contract/test_conformance_catches.py holds.
+The source is the classes and their docstrings, as tests/contract/bugs.py describes.
+tests/contract/test_conformance_catches.py tests that each bug is caught by its clause.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 HEAD: Final = """\
 <!-- Made by docs/make_conformance_bugs.py from tests/contract; edit those. -->
 
-# Which bug meets which clause
+# Bugs that the suite catches
 
-A suite that passes everything proves nothing. So it is held against backends that are broken on purpose:
-{count} of them, each with one bug that real backends have or had, each caught by the clause that names it.
-The tests do this at every run (`tests/contract/test_conformance_catches.py`). They also hold that a sound
-backend passes each clause by the same path, and that no clause is without a bug.
+A suite that passes everything proves nothing. So the suite is tested with {count} backends that are broken on
+purpose. Each has one bug that real backends have or had, and each is caught by the clause in its row.
+The tests check this in every run (`tests/contract/test_conformance_catches.py`). They also check that a sound
+backend passes each clause on the same path, and that every clause catches at least one bug.
 
-A clause is a test of that name in `offload_conformance` ([write a backend](write-a-backend.md)). If a clause
-fails on your backend, look for it here: one of its bugs may be yours.
+A clause is a test of that name in `offload_conformance` ([Write a backend](write-a-backend.md)). If a clause
+fails on your backend, look for it here: your backend may have one of its bugs.
 
-The authors of the clauses planted these bugs, so they do not show what the suite misses. For that there is
-a second set, `tests/newcomers`: 266 bugs, 148 in stores and 118 in offloaders, by people who had not read
-the clauses.
+The authors of the clauses planted these bugs, so the tables do not show what the suite misses. For that there
+is a second set, `tests/newcomers`: 266 bugs, 148 in stores and 118 in offloaders, by people who had not read
+the clauses ([What the suite misses](conformance.md#what-the-suite-misses)).
 """
 
 
 def page() -> str:
-    """The whole of docs/conformance-bugs.md."""
+    """Return the whole of docs/conformance-bugs.md."""
     from contract.all_store_bugs import ALL_STORE_BUGS
     from contract.offloader_bugs import OFFLOADER_BUGS
     from contract.protocol_bugs import PROTOCOL_BUGS
@@ -55,7 +55,7 @@ def page() -> str:
 
 
 def _table(bugs: list[Bug], kind: str) -> str:
-    lines = [f"| the {kind} | is caught by | where it was seen, or how it comes about |", "|---|---|---|"]
+    lines = [f"| the {kind} | is caught by | origin or cause of the bug |", "|---|---|---|"]
     for bug in bugs:
         does = bug.does[0].lower() + bug.does[1:].rstrip(".")
         clause = bug.clause.removeprefix("test_")

@@ -1,10 +1,10 @@
-"""Writes docs/contract.md: every sentence of the contracts, and the clauses that ask for it.
+"""Write docs/contract.md: every sentence of the contracts, and the clauses that test it.
 
     python docs/make_contract.py
 
-The sentences come from the docstrings of `PAGES`. The cells beside them are written by people, in the page
-itself: they are kept as long as their sentence is the same word for word. A new or changed sentence has an
-empty cell, and `tests/contract/test_sentences.py` fails until it names a clause or a reason.
+The sentences come from the docstrings of `PAGES`. People write the cells beside them, in the page itself. A
+cell is kept as long as its sentence is the same word for word. A new or changed sentence has an empty cell,
+and `tests/contract/test_sentences.py` fails until it names a clause or a reason.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ PAGES: Final = (
     "offload/contracts/offloader.py",
     "offload/model/attempt.py",
 )
-OWN: Final = frozenset({"Body.of", "check_key", "EntryView"})
-"""What the framework does itself in these modules, as it does `__aenter__`. No backend implements it."""
+OWN: Final = frozenset({"Body.of", "Body.check_size", "check_key", "EntryView"})
+"""The names in these modules that the framework implements itself, as it does `__aenter__`.
+
+No backend does.
+"""
 
 BEGIN: Final = "<!-- Sentences by docs/make_contract.py, cells by hand. -->\n"
-HEAD: Final = "| sentence | asked by |"
+HEAD: Final = "| sentence | tested by |"
 ROW: Final = re.compile(r"^\| (.*?) \| (.*?) ?\|$")
 _SENTENCE_ENDS: Final = re.compile(r"(?<=\.)\s+")
 
 Key = tuple[str, str]
-"""The name that a sentence is about, and the sentence."""
+"""The name that a sentence describes, and the sentence."""
 
 
 def documented(module: ast.Module) -> Iterator[tuple[str, str]]:
-    """Every public name of a module with its docstring. The module itself has no name."""
+    """Yield every public name of a module with its docstring. The module itself has the empty name."""
     yield "", ast.get_docstring(module) or ""
     yield from _of_body("", module.body)
 
@@ -60,9 +63,9 @@ def _of_body(outer: str, body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a docstring, each in one line. Items of a list begin with the words before it.
+    """Yield the sentences of a docstring, each in one line.
 
-    Each line of an indented table is one.
+    An item of a list begins with the words before the list. Each line of an indented table is one sentence.
     """
     paragraphs = re.split(r"\n\s*\n", text)
     lead = ""
@@ -83,14 +86,14 @@ def _split(text: str) -> list[str]:
 
 
 def keys() -> Iterator[tuple[str, list[Key]]]:
-    """For each page its path, and every sentence on it."""
+    """Yield the path of each module in `PAGES` with all of its sentences."""
     for path in PAGES:
         module = ast.parse((HERE.parent / path).read_text(encoding="utf-8"))
         yield path, [(name, each) for name, text in documented(module) for each in sentences(text)]
 
 
 def cells(page: str) -> dict[Key, str]:
-    """What the page says beside each sentence."""
+    """Return the cell beside each sentence of the page."""
     found: dict[Key, str] = {}
     name = ""
     for line in page.partition(BEGIN)[2].splitlines():
@@ -102,7 +105,7 @@ def cells(page: str) -> dict[Key, str]:
 
 
 def page() -> str:
-    """docs/contract.md as the docstrings are now, with the cells that are written there."""
+    """Return docs/contract.md with the present sentences of the docstrings and the cells of the page."""
     before, begin, _ = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     return before + begin + "\n".join(_tables(cells(begin + _))) + "\n"
 

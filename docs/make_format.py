@@ -2,32 +2,38 @@
 
     python docs/make_format.py
 
-The template holds the prose. `{{layout MODULE:NAME}}` becomes the table of a layout, `{{fields
-MODULE:NAME}}` that of an anchor's fields, `{{example NAME}}` bytes or names that the code itself makes.
+The template has the prose. `{{layout MODULE:NAME}}` becomes the table of a layout, and `{{fields
+MODULE:NAME}}` the table of an anchor's fields. `{{example NAME}}` becomes bytes or names that the code itself
+makes.
 """
 
 from __future__ import annotations
 
+import base64
 import importlib
 import re
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from offload.formats.anchor import StreamAnchor, TierAnchor
-from offload.formats.fragment import TRAILER
+from offload.formats.anchor import KeyObject, StreamAnchor, TierAnchor
+from offload.formats.blocks import BLOCK_SIZE_BYTES
+from offload.formats.fragment_trailer import CHUNKS_MAX, TRAILER
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape
+from offload.formats.sealing import TAG_SIZE_BYTES
 from offload.model.entry import EntryKind
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE / "format.md"
 NOTE: Final = "<!-- Made by docs/make_format.py from docs/format.template; edit those. -->"
 ATTEMPT: Final = UUID("7f1d3c52-8a0e-4b6f-9c1d-2e3f4a5b6c7d")
+STREAM_KEY: Final = UUID("5d2a9c14-0b7e-4f38-a6d1-93e8c7b02f45")
+INCARNATION: Final = UUID("e1f6a3b8-27c9-4d50-8b14-6a0f9d3c5e72")
 GROUP: Final = UUID("c04b5e21-6d3f-4a97-8e10-b2a1d9f87c36")
 
 
 def page() -> str:
-    """The whole of docs/format.md."""
+    """Return the text of docs/format.md."""
     template = (HERE / "format.template").read_text(encoding="utf-8")
     return f"{NOTE}\n\n" + re.sub(r"\{\{(\w+) ([\w.:]+)\}\}", _filled, template)
 
@@ -53,7 +59,23 @@ def _fields(rows: tuple[tuple[str, str, str], ...]) -> str:
 def _keys() -> str:
     keys = StreamKeys("orders")
     group = keys.group(1234, 17, GROUP, EntryKind.GROUP)
-    return "\n".join((TIER_ANCHOR, keys.anchor, keys.fragment(1234, ATTEMPT), keys.root(17), group))
+    fragment, root = keys.fragment(1234, ATTEMPT), keys.root(17)
+    copies = keys.key_objects(INCARNATION, STREAM_KEY, 1)
+    return "\n".join((TIER_ANCHOR, keys.anchor, fragment, root, group, *copies))
+
+
+def _key_object() -> str:
+    made = KeyObject(
+        stream="orders",
+        base_version=18,
+        incarnation=str(INCARNATION),
+        uid=str(STREAM_KEY),
+        generation=1,
+        label="tier-2026",
+        own=False,
+        wrapped=base64.b64encode(b"as the key service wrapped it").decode(),
+    )
+    return made.encode().decode().rstrip("\n")
 
 
 def _escapes() -> str:
@@ -64,9 +86,14 @@ def _escapes() -> str:
 
 EXAMPLES: Final = {
     "trailer_size": str(TRAILER.size_bytes),
+    "tag_size": str(TAG_SIZE_BYTES),
+    "block_size": f"{BLOCK_SIZE_BYTES // 1024} KiB",
+    "chunks_max": f"{CHUNKS_MAX:,}",
     "keys": _keys(),
     "escapes": _escapes(),
     "tier_anchor": TierAnchor().encode().decode().rstrip("\n"),
+    "compressed_tier_anchor": TierAnchor(compression="zstd:3").encode().decode().rstrip("\n"),
+    "key_object": _key_object(),
     "stream_anchor": StreamAnchor(stream="orders").encode().decode().rstrip("\n"),
 }
 

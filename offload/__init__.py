@@ -1,9 +1,10 @@
-"""ledger-offload: sealed log data moves to any object store, and reads back as if it had never left.
+"""ledger-offload: copies sealed log data to any object store, and reads it back unchanged.
 
-Embedders begin with `open_tier`, `StreamWriter` and `StreamReader`; authors of backends with
-`ObjectStore` or `LedgerOffloader`; authors of sources with `Source`. `Blocking` serves threads.
+Embedders start with `open_tier`, `StreamWriter` and `StreamReader`. Authors of backends start with
+`ObjectStore` or `LedgerOffloader`, and authors of sources with `Source`. Programs without an event loop
+use `Blocking`.
 
-Public names are imported when they are first used (`offload.late`).
+Each public name is imported when it is first used (`offload.late`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from offload.contracts.capabilities import Capabilities
     from offload.contracts.catalogue import Catalogue, EntryView, StreamView
     from offload.contracts.decoder import Decoded, Decoder
+    from offload.contracts.keys import KeyService
     from offload.contracts.ledger import ReadHandle
     from offload.contracts.offloader import Committer, LedgerOffloader
     from offload.contracts.opening import OpeningContext, RequestLimits, StoreMetrics
-    from offload.contracts.plugin import Backend, Command, DecoderType, SourceType, hookimpl
+    from offload.contracts.plugin import Backend, Command, DecoderType, KeyServiceType, SourceType, hookimpl
     from offload.contracts.source import Snapshot, Source, SourceStream
     from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Upload
     from offload.env import Env
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         Fenced,
         Misuse,
         NoSpace,
+        NoSuchKey,
         NotFound,
         NotOffloaded,
         OffloadError,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     )
     from offload.formats.chunk_writer import build_chunk
     from offload.model.attempt import Attempt, Leftover, Receipt
+    from offload.model.compression import Compression
     from offload.model.entry import Entry
     from offload.model.manifest import CommittedStream, Manifest
     from offload.model.position import AtEdge, AtOffset, AtTime, Position, parse_position
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
     from offload.opening import open_source, open_tier
     from offload.plugins import Plugins
     from offload.session import Session
+    from offload.streams.dispatcher import Dispatcher
+    from offload.streams.follower import Follower, FollowRules, FollowState, FollowStatus
     from offload.streams.handles import MemoryHandle
     from offload.streams.job import Job
     from offload.streams.reader import Messages, StreamReader
@@ -83,18 +89,26 @@ __all__ = [
     "Command",
     "CommittedStream",
     "Committer",
+    "Compression",
     "Conflict",
     "Corrupt",
     "Decoded",
     "Decoder",
     "DecoderType",
     "Denied",
+    "Dispatcher",
     "Diverged",
     "Entry",
     "EntryView",
     "Env",
     "Fenced",
+    "FollowRules",
+    "FollowState",
+    "FollowStatus",
+    "Follower",
     "Job",
+    "KeyService",
+    "KeyServiceType",
     "LedgerOffloader",
     "Leftover",
     "Listed",
@@ -103,6 +117,7 @@ __all__ = [
     "Messages",
     "Misuse",
     "NoSpace",
+    "NoSuchKey",
     "NotFound",
     "NotOffloaded",
     "ObjectStore",
@@ -170,6 +185,7 @@ _HOMES = {
     "Command": "offload.contracts.plugin",
     "CommittedStream": "offload.model.manifest",
     "Committer": "offload.contracts.offloader",
+    "Compression": "offload.model.compression",
     "Conflict": "offload.errors",
     "Corrupt": "offload.errors",
     "Decoded": "offload.contracts.decoder",
@@ -182,6 +198,8 @@ _HOMES = {
     "Env": "offload.env",
     "Fenced": "offload.errors",
     "Job": "offload.streams.job",
+    "KeyService": "offload.contracts.keys",
+    "KeyServiceType": "offload.contracts.plugin",
     "LedgerOffloader": "offload.contracts.offloader",
     "Leftover": "offload.model.attempt",
     "Listed": "offload.contracts.store",
@@ -190,6 +208,7 @@ _HOMES = {
     "Messages": "offload.streams.reader",
     "Misuse": "offload.errors",
     "NoSpace": "offload.errors",
+    "NoSuchKey": "offload.errors",
     "NotFound": "offload.errors",
     "NotOffloaded": "offload.errors",
     "ObjectStore": "offload.contracts.store",
@@ -215,6 +234,11 @@ _HOMES = {
     "StreamDeleted": "offload.errors",
     "StreamReader": "offload.streams.reader",
     "StreamReport": "offload.streams.sync",
+    "FollowStatus": "offload.streams.follower",
+    "FollowState": "offload.streams.follower",
+    "FollowRules": "offload.streams.follower",
+    "Follower": "offload.streams.follower",
+    "Dispatcher": "offload.streams.dispatcher",
     "StreamView": "offload.contracts.catalogue",
     "StreamWriter": "offload.streams.writer",
     "Suffix": "offload.contracts.store",
@@ -240,7 +264,7 @@ _HOMES = {
     "trim": "offload.upkeep.retention",
     "verify": "offload.upkeep.verify.tier",
 }
-"""Where each public name lives; a test holds it against the imports above."""
+"""The module that defines each public name. A test compares this table with the imports above."""
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late_names(__name__, _HOMES)

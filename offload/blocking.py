@@ -1,10 +1,13 @@
-"""The blocking facade: a tier for scripts, notebooks and Spark workers, without an event loop of theirs.
+"""The blocking facade: a tier for scripts, notebooks and Spark workers, which have no event loop.
 
-Written once: it runs the asynchronous core on one thread of its own and waits. Its methods may be
-called from several threads. Invariants: nothing runs after `close`, and nobody waits for ever: calls
-under way in other threads end with `Misuse`. An instance does not survive a fork (the thread would be
-missing) and cannot be waited for on its own thread, where event listeners run; it says so instead of
-hanging.
+It runs the asynchronous core on a thread of its own and waits for it. Its methods may be called from several
+threads.
+
+Invariants:
+
+- Nothing runs after `close`. Calls that are under way in other threads then end with `Misuse`.
+- No call waits for ever. An instance raises `Misuse` instead of hanging in a forked process, which lacks the
+  thread, and on its own thread, on which event listeners run.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from offload.contracts.source import Source
 from offload.errors import Misuse
 from offload.model.manifest import Manifest
 from offload.model.position import AtEdge, Position
+from offload.native.offloader import TierOptions
+from offload.native.place import TierPlan
 from offload.plugins import Plugins
 from offload.session import Session, as_offloader
 from offload.streams.reader import Messages, StreamReader
@@ -55,13 +60,20 @@ class Blocking:
         *,
         plugins: Plugins | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        options: TierOptions | None = None,
+        plan: TierPlan | None = None,
+        keys: str | None = None,
     ) -> None:
-        session = Session(plugins=plugins)
-        self._open(session, lambda: session.catalogue(url, storage_options=storage_options))
+        """The arguments are those of `Session` and of `Session.catalogue`."""
+        session = Session(plugins=plugins, keys=keys)
+        self._open(
+            session,
+            lambda: session.catalogue(url, storage_options=storage_options, options=options, plan=plan),
+        )
 
     @classmethod
     def around(cls, make: Callable[[], Catalogue], *, plugins: Plugins | None = None) -> Self:
-        """A facade around a catalogue or an offloader, which `make` makes on the facade's event loop."""
+        """Return a facade around a catalogue or an offloader. `make` is called on the facade's event loop."""
         facade = cls.__new__(cls)
         facade._open(Session(plugins=plugins or Plugins()), make)
         return facade
@@ -73,29 +85,32 @@ class Blocking:
 
     @property
     def catalogue(self) -> Catalogue:
-        """What can be read of the tier. Its coroutines belong to `run`."""
+        """The tier's catalogue. Pass its coroutines to `run`."""
         return self._catalogue
 
     @property
     def offloader(self) -> LedgerOffloader:
-        """The tier as an offloader. Its coroutines belong to `run`. Raises `Misuse` if it is only read."""
+        """The tier as an offloader.
+
+        Pass its coroutines to `run`. Raises `Misuse` if the tier is read-only.
+        """
         return as_offloader(self._catalogue)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the facade's event loop and wait for it.
 
-        Ctrl-C cancels it, and comes through when it has ended, its cleaning up included. Raises `Misuse`
-        where the facade is closed, also while the coroutine runs.
+        Ctrl-C cancels the coroutine. `KeyboardInterrupt` is raised when the coroutine has ended, including
+        its cleanup. Raises `Misuse` if the facade is closed before or while the coroutine runs.
         """
         try:
             call = self._begin(coroutine)
         except Misuse:
-            coroutine.close()
+            coroutine.close()  # it never ran, and Python would warn that nobody awaited it
             raise
         try:
             return call.wait()
         except asyncio.CancelledError as exc:
-            if self._closed:
+            if self._closed:  # `close` cancelled it in another thread; else it cancelled itself
                 raise Misuse(_CLOSED) from exc
             raise
 
@@ -108,14 +123,14 @@ class Blocking:
         return self.run(self.offloader.load_manifest(stream))
 
     def read(self, stream: str, start: Position = AtEdge.FIRST) -> Iterator[Messages]:
-        """The messages of a stream from a position on, chunk by chunk."""
+        """Yield the messages of a stream from a position on, chunk by chunk."""
         reader = self.run(StreamReader.open(self._catalogue, stream))
         batches = reader.messages(self.run(reader.offset_of(start)))
         try:
             while (batch := self.run(_next(batches))) is not None:
                 yield batch
         finally:
-            if not self._closed:  # else closing the tier ended its readers too
+            if not self._closed:  # `close` ends the readers of its tier itself, and then `run` would raise
                 self.run(batches.aclose())
 
     def sync(
@@ -125,9 +140,9 @@ class Blocking:
         only: Sequence[str] = (),
         continue_as: Mapping[str, str] | None = None,
     ) -> list[StreamReport]:
-        """Sync every stream of a source, given itself or by URL. Errors stand in the reports.
+        """Sync every stream of a source, which is given by URL or as an object. Errors are in the reports.
 
-        As the asynchronous `sync`, whose arguments these are.
+        The arguments are those of the asynchronous `sync`.
         """
         opened = self._session.source(source) if isinstance(source, str) else source
 
@@ -147,9 +162,9 @@ class Blocking:
         bytes_per_second_max: float | None = None,
         report: VerifyReport | None = None,
     ) -> VerifyReport:
-        """Hold the objects of the tier, or of one stream, against checksums and manifest.
+        """Verify the objects of the tier, or of one stream, against their checksums and the manifest.
 
-        As the asynchronous `verify`, whose arguments these are.
+        The arguments are those of the asynchronous `verify`.
         """
         return self.run(
             verify(
@@ -163,10 +178,15 @@ class Blocking:
         )
 
     def close(self) -> None:
-        """Close the tier and end the thread, cancelling what runs. Idempotent, from any other thread."""
+        """Cancel the running calls, close the tier and end the thread. Idempotent.
+
+        Any thread but the facade's own may call it. Does nothing in a forked process.
+        """
         if os.getpid() != self._pid:
             return
         self._refuse_own_thread()
+        # The lock makes the mark and the queueing one step. So a call of `_begin` is queued on the loop
+        # before the shutdown, which then cancels it, or it sees the mark and raises `Misuse`.
         with self._lock:
             first, self._closed = not self._closed, True
             call = _Call(self._loop, self._shut_down()) if first else None
@@ -179,7 +199,7 @@ class Blocking:
             self._end()
 
     def __enter__(self) -> Self:
-        """Close on the way out."""
+        """Return the facade. The exit closes it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -188,14 +208,14 @@ class Blocking:
     def _open(self, session: Session, make: Callable[[], Catalogue]) -> None:
         self._session = session
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # held from the look at `_closed` until what follows from it is begun
+        self._lock = threading.Lock()  # held from the check of `_closed` until the call is queued on the loop
         self._closed = False
-        self._calls: set[_Call[Any]] = set()  # of `run`; of no concern to `close` once they ended
+        self._calls: set[_Call[Any]] = set()  # calls of `run`; those that ended are removed at the next call
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="offload", daemon=True)
         self._thread.start()
 
-        async def made() -> Catalogue:
+        async def made() -> Catalogue:  # a coroutine, so that `make` runs on the loop, as `around` promises
             return make()
 
         try:
@@ -205,12 +225,13 @@ class Blocking:
             raise
 
     def _serve(self) -> None:
-        # Leaving the runner cancels what is left, ends generators and the executor, and closes the loop.
+        # The exit of the runner cancels remaining tasks, ends generators and the executor, closes the loop.
         with asyncio.Runner(loop_factory=lambda: self._loop):
             self._loop.run_forever()
 
     def _begin(self, coroutine: Coroutine[Any, Any, T]) -> _Call[T]:
-        if os.getpid() != self._pid:  # before the lock, which another thread may have held at the fork
+        # Before the lock: another thread may have held it at the fork, and then nobody releases it here.
+        if os.getpid() != self._pid:
             raise Misuse("a blocking tier does not survive a fork; open a new one")
         self._refuse_own_thread()
         with self._lock:
@@ -223,14 +244,16 @@ class Blocking:
 
     def _refuse_own_thread(self) -> None:
         if threading.current_thread() is self._thread:
-            raise Misuse("a blocking tier cannot wait on its own thread, where listeners are told of events")
+            raise Misuse("a blocking tier cannot wait on its own thread, on which event listeners run")
 
     async def _shut_down(self) -> None:
-        """End the calls, then the tier that they use and whatever else was opened."""
+        """End the calls, then close the tier that they use and everything else that was opened."""
+        # Every call has its task by now: its start was queued on the loop before this coroutine was.
         for call in self._calls:
             call.task.cancel()
+        # The calls end first, because their cleanup may still use the tier.
         await asyncio.gather(*(call.task for call in self._calls), return_exceptions=True)
-        async with self._session:  # closes whatever else was opened beside the tier
+        async with self._session:  # closes everything that was opened beside the tier, even if this fails
             await self._catalogue.aclose()
 
     def _end(self) -> None:
@@ -239,7 +262,10 @@ class Blocking:
 
 
 class _Call(Generic[T]):
-    """A coroutine on its way through the loop, begun in the order in which calls are made."""
+    """A coroutine that runs on the loop for a waiting thread.
+
+    Calls start in the order in which they are made.
+    """
 
     task: asyncio.Task[T]
 
@@ -253,15 +279,19 @@ class _Call(Generic[T]):
         self.task.add_done_callback(lambda task: self.ended.set())
 
     def wait(self) -> T:
-        """What the coroutine returns or raises. Whatever interrupts the waiting cancels it first."""
+        """Return the coroutine's result, or raise its error.
+
+        An interrupt cancels it and waits for its end.
+        """
         try:
             self.ended.wait()
         except BaseException:
-            with suppress(RuntimeError):  # the loop is closed: it has ended
+            with suppress(RuntimeError):  # the loop is closed, so the coroutine has ended
+                # A lambda, because `task` may not exist yet: it is read on the loop, after `_start`.
                 self._loop.call_soon_threadsafe(lambda: self.task.cancel())
             self.ended.wait()
             if not self.task.cancelled():
-                self.task.exception()  # looked at, so that nobody logs it: the interrupt is what counts
+                self.task.exception()  # marks it as retrieved, so that asyncio does not log it
             raise
         return self.task.result()
 

@@ -1,6 +1,7 @@
-"""What the core takes from outside: time, sleep, randomness and names.
+"""The core's inputs from outside: time, sleep, randomness and UUIDs.
 
-They come in as one argument, so that a simulation replays from a seed. `Env()` is the real world.
+They are passed in as one argument, so that a simulation can be replayed from a seed. `Env()` uses the real
+clock and random sources.
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ __all__ = ["Env"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Env:
-    """The world as the core sees it."""
+    """The clock, the sleep and the random sources that the core uses."""
 
     uuid: Callable[[], UUID] = uuid4
     monotonic: Callable[[], float] = time.monotonic
-    """Seconds, from some beginning, never backwards."""
+    """Seconds since some fixed moment. It never goes backwards."""
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    """Milliseconds since 1970 by the wall clock, which may jump. Nothing that must be safe rests on it."""
+    """Milliseconds since 1970 by the wall clock, which may jump. No safety rule depends on it."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     random: Callable[[], float] = field(default=random.random)
-    """At least 0, below 1."""
+    """A random number: at least 0, and below 1."""
 
     def backoff_seconds(self, attempt: int, *, base_seconds: float = 0.01, max_seconds: float = 5.0) -> float:
-        """How long to wait after failure number `attempt` (from 0): doubling, with jitter in [d/2, d]."""
+        """Return the seconds to wait after failure number `attempt`, counted from 0.
+
+        The delay d doubles from `base_seconds` up to `max_seconds`. The result is a random time in [d/2, d].
+        """
+        # The exponent is bounded because a large one would overflow a float before `min` could cut it off.
         full = min(base_seconds * 2.0 ** min(attempt, 32), max_seconds)
         return full / 2 + self.random() * full / 2

@@ -1,30 +1,32 @@
-"""What can go wrong, arranged by what the caller does next.
+"""The errors of this framework, arranged by what the caller does next.
 
 ```text
 OffloadError
 ├── TryAgain             nothing was committed; the same call may succeed
-│   └── Throttled        the store wants fewer requests: also ask more slowly from now on
-├── Conflict             another writer moved the root: re-read it and decide anew
-├── Fenced               another writer holds the stream: this one stops, for good
+│   └── Throttled        the store wants fewer requests: also send them more slowly from now on
+├── Conflict             another writer moved the root: load it again and decide again
+├── Fenced               another writer holds the stream: this writer stops for good
 │   └── StreamDeleted    the stream was deleted: stop, or begin a new incarnation (is also NotOffloaded)
 ├── OutcomeUnknown       the store may or may not have applied it: read back before retrying
 ├── NotOffloaded         no such stream, ledger, attempt or tier (is also a LookupError)
 │   └── NotFound         no such object in a store
-├── AlreadyExists        create-if-absent met an object; a store's answer, never a commit's verdict
-├── Diverged             source and tier tell different histories: a person must decide
+├── AlreadyExists        create-if-absent found an object; a store's answer, never a commit's verdict
+├── Diverged             source and tier have different histories: a person must decide
 ├── Denied               a person must grant something; trying again will not help
-│   └── StoreDenied      the store refuses every request: also stop asking it about other streams
+│   ├── NoSuchKey        the key service lacks a master key
+│   └── StoreDenied      the store refuses every request: also stop work on other streams
 ├── NoSpace              a person must make room; trying again will not help
-├── Misuse               the call itself is wrong: an unknown scheme, a key that is no key
+├── Misuse               the call itself is wrong: an unknown scheme, a malformed key
 ├── UnsupportedFormat    written by a newer version: upgrade
 └── Corrupt              stored bytes break the format; carries what, where, expected, found
-    ├── Absent           a manifest names an object that is gone: damage, unless a newer one lets go of it
-    └── RootsLost        roots of a stream are gone, and its data proves it: stop, and rebuild the manifest
+    ├── Absent           a manifest names an object that is gone: damage, if the newest one names it too
+    ├── RootsLost        roots of a stream are gone, and its data proves it: stop, and rebuild the manifest
+    └── AnchorLost       an anchor is gone or damaged, and its objects are there: rebuild it
 ```
 
-A class is added only where some caller would act differently on it. `Fenced` is no kind of
-`Conflict`, or the retry loop would swallow it. A backend translates its SDK's exceptions in one
-place and always chains them (`raise ... from exc`).
+A class is added only if some caller would act differently on it. `Fenced` is not a kind of `Conflict`,
+because callers that retry after a `Conflict` must not retry after `Fenced`. A backend translates its SDK's
+exceptions in one place and always chains them (`raise ... from exc`).
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ __all__ = [
     "Fenced",
     "Misuse",
     "NoSpace",
+    "NoSuchKey",
     "NotFound",
     "NotOffloaded",
     "OffloadError",
@@ -57,46 +60,51 @@ __all__ = [
 
 
 class OffloadError(Exception):
-    """Anything this framework raises on purpose. Its text is one line, fit for a person.
+    """Any error that this framework raises on purpose. Its text is one line, written for a person.
 
-    It crosses processes: pickled and back it has the same class, text and attributes.
+    It can be sent between processes: pickling keeps its class, text and attributes.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Past the constructors, which take other arguments than the text they make of them."""
+        """Rebuild the error without its constructor.
+
+        `Exception` would call the class with `args`, which is the finished text. Most constructors here take
+        other arguments and build the text from them.
+        """
         return _remade, (type(self), self.args), self.__dict__
 
 
 class TryAgain(OffloadError):
-    """The store, or the source, refuses for now. No change was committed; the same call may succeed.
+    """The store or the source refuses for now. No change was committed; the same call may succeed.
 
-    From a store's mutation it does not say that nothing was applied: whoever must know reads back.
+    If a store's mutation raises it, the mutation may still have been applied. A caller that must know reads
+    the object back.
     """
 
 
 class Throttled(TryAgain):
-    """The store wants fewer requests. As `TryAgain`; whoever bounds requests also lowers the bound."""
+    """A `TryAgain` that asks for fewer requests. Code that bounds requests also lowers its bound."""
 
     def __init__(self, message: str, pause_seconds: float | None = None) -> None:
         super().__init__(message)
         self.pause_seconds = pause_seconds
-        """How long the store asks to be left alone (Retry-After), where it says so."""
+        """The pause that the store asks for (Retry-After), in seconds. None if it does not ask for one."""
 
 
 class Conflict(OffloadError):
-    """Another writer moved the root and the change no longer fits. Load it and decide anew."""
+    """Another writer moved the root, and the change no longer fits. Load the root and decide again."""
 
 
 class Fenced(OffloadError):
     """Another writer holds the stream, under a newer epoch. This writer stops for good, and deletes nothing.
 
-    A new claim may take the stream back, as a command does that is run again.
+    A new claim may take the stream back. A command makes a new claim when it is run again.
     """
 
     def __init__(self, message: str, *, epoch: int | None = None) -> None:
         super().__init__(message)
         self.epoch = epoch
-        """The epoch that took over, where it is known."""
+        """The epoch of the writer that took over. None if it is not known."""
 
 
 class OutcomeUnknown(OffloadError):
@@ -104,13 +112,13 @@ class OutcomeUnknown(OffloadError):
 
 
 class NotOffloaded(OffloadError, LookupError):
-    """What was asked for was never offloaded, or is gone: a tier, stream, ledger or attempt."""
+    """The tier, stream, ledger or attempt was never offloaded, or is gone."""
 
 
 class StreamDeleted(Fenced, NotOffloaded):
-    """The stream was deleted, perhaps under the caller; its tombstone stays. A new claim begins it anew.
+    """The stream was deleted, perhaps during the call. Its tombstone stays, and a new claim begins it again.
 
-    A writer stops, as at any `Fenced`; to a reader it is gone, as with any `NotOffloaded`.
+    A writer stops, as after any `Fenced`. A reader treats the stream as gone, as after any `NotOffloaded`.
     """
 
 
@@ -123,7 +131,10 @@ class NotFound(NotOffloaded):
 
 
 class AlreadyExists(OffloadError):
-    """Create-if-absent found an object under the key. It may be the caller's own, its reply lost."""
+    """Create-if-absent found an object under the key.
+
+    It may be the caller's own object, from an earlier request whose reply was lost.
+    """
 
     def __init__(self, key: str) -> None:
         super().__init__(f"object {key!r} exists")
@@ -131,17 +142,22 @@ class AlreadyExists(OffloadError):
 
 
 class Diverged(OffloadError):
-    """Source and tier tell different histories of a stream. Nothing was changed; a person must decide."""
+    """Source and tier have different histories of a stream. Nothing was changed; a person must decide."""
 
 
 class Denied(OffloadError):
     """Permission is missing, or the place is read-only. A person must change something."""
 
 
-class StoreDenied(Denied):
-    """The store refuses whatever it is asked: the credentials, bucket, endpoint or machine's clock is wrong.
+class NoSuchKey(Denied):
+    """The key service has no master key of this label, or is about to destroy it."""
 
-    As `Denied`. A job over several streams stops too, because every other stream would fail in the same way.
+
+class StoreDenied(Denied):
+    """The store refuses every request: the credentials, bucket, endpoint or machine's clock is wrong.
+
+    It is a `Denied` that also stops a job over several streams, because every other stream would fail in the
+    same way.
     """
 
 
@@ -150,19 +166,20 @@ class NoSpace(OffloadError):
 
 
 class Misuse(OffloadError, ValueError):
-    """The call is wrong whatever the state of the store: an unknown scheme, a malformed key or name."""
+    """The call is wrong in every state of the store: an unknown scheme, a malformed key or name."""
 
 
 class UnsupportedFormat(OffloadError):
-    """Written by a version of this format that this program does not know. Upgrade to read it."""
+    """The object has a version of the format that this program does not know. Upgrade to read it."""
 
 
 class Corrupt(OffloadError):
     """Stored bytes break their format.
 
-    `what` names the field or check, `where` the object or file, `position` the byte within it at
-    which the broken part begins; `expected` and `found` are as the check saw them. `stream` is
-    set where the reader knows it.
+    `what` names the field or check that failed. `where` names the object or file, and `position` the byte
+    within it at which the broken part begins. `expected` and `found` are the values that the check compared.
+    `stream` is set if the reader knows it. `plain_position` is set in a compressed object: the byte at which
+    the broken part would begin if nothing were compressed, as tables of chunks count.
     """
 
     def __init__(
@@ -174,6 +191,7 @@ class Corrupt(OffloadError):
         found: object,
         position: int = 0,
         stream: str | None = None,
+        plain_position: int | None = None,
     ) -> None:
         super().__init__(f"{where} at byte {position}: {what}: expected {expected}, found {found}")
         self.what = what
@@ -182,9 +200,10 @@ class Corrupt(OffloadError):
         self.expected = expected
         self.found = found
         self.stream = stream
+        self.plain_position = plain_position
 
     def within(self, where: str, *, offset: int = 0, stream: str | None = None) -> Corrupt:
-        """The same damage, named by someone who knows the object and how far into it the bytes began."""
+        """Return the same damage, located in object `where`. The checked bytes begin at `offset` of it."""
         return Corrupt(
             self.what,
             where,
@@ -192,33 +211,34 @@ class Corrupt(OffloadError):
             found=self.found,
             position=self.position + offset,
             stream=stream or self.stream,
+            plain_position=self.plain_position,
         )
 
 
 class Absent(Corrupt):
-    """The object `where` is gone, and the manifest that was looked at names it.
+    """The object `where` is gone, and the loaded manifest names it.
 
-    It is damage if the newest manifest names the object too. Otherwise what it held was trimmed or deleted
-    after the manifest was loaded, and swept since.
+    It is damage if the newest manifest names the object too. Otherwise its data was trimmed, replaced or
+    deleted after the manifest was loaded, and the object has been swept since.
     """
 
     def __init__(self, where: str, stream: str | None = None, *, tier: str | None = None) -> None:
-        """`tier` is given by whoever knows that it is damage, and says what to do."""
+        """Pass `tier` only if it is known to be damage. The text then ends with the command to repair it."""
         super().__init__("object", where, expected="present", found="absent", stream=stream)
         if tier is not None and stream is not None:
             command = rebuild_command(tier, stream)
             self.args = (f"{self.args[0]}. Restore it from a copy of the tier, or run: {command}",)
 
     def within(self, where: str, *, offset: int = 0, stream: str | None = None) -> Corrupt:
-        """The same error: it names its object, and its stream if that is known."""
+        """Return this error: it already names its object, and its stream if that is known."""
         return self
 
 
 class RootsLost(Corrupt):
-    """Roots of a stream's manifest are gone, all of them or the newest. An object proves that they existed.
+    """All roots of a stream's manifest are gone, or the newest are. An object proves that they existed.
 
-    Whoever meets this commits nothing to the stream and deletes nothing of it: the lost roots may name what
-    the remaining ones do not. `offload rebuild` makes the manifest again from the data.
+    The caller must commit nothing to the stream and delete none of its objects: the lost roots may name
+    objects that the remaining ones do not. `offload rebuild` rebuilds the manifest from the data.
     """
 
     def __init__(
@@ -232,9 +252,10 @@ class RootsLost(Corrupt):
         found: int | None,
         begun_again: bool = False,
     ) -> None:
-        """`evidence` is a sentence that shows that root `expected` existed. `found` is the newest root.
+        """`evidence` is a clause that shows that root `expected` existed. `found` is the newest root, if any.
 
-        `begun_again` says that it is of a life of the stream that began after the loss, from root 1 on.
+        `begun_again` says that, after the loss, the stream began again at root 1, and `found` belongs to that
+        new life of the stream.
         """
         at_least = f"root {expected} or newer"
         super().__init__("root sequence", where, expected=at_least, found=found, stream=stream)
@@ -253,10 +274,23 @@ class RootsLost(Corrupt):
 
 
 class AnchorLost(Corrupt):
-    """The anchor of a stream or a tier is gone, and its objects are not. `offload rebuild` restores it."""
+    """The anchor of a stream or a tier is gone or damaged, but its objects exist.
 
-    def __init__(self, where: str, *, tier: str, stream: str | None = None) -> None:
-        super().__init__("anchor", where, expected="present", found="absent", stream=stream)
+    `offload rebuild` restores it. Without a `stream` it is that of the tier, and every command on the tier
+    fails in the same way.
+    """
+
+    def __init__(
+        self, where: str, *, tier: str, stream: str | None = None, damage: Corrupt | None = None
+    ) -> None:
+        """`damage` is what was found in its place; None if nothing was."""
+        super().__init__(
+            "anchor" if damage is None else damage.what,
+            where,
+            expected="present" if damage is None else damage.expected,
+            found="absent" if damage is None else damage.found,
+            stream=stream,
+        )
         command = rebuild_command(tier, *([] if stream is None else [stream]))
         self.args = (f"{self.args[0]}. To restore it, run: {command}",)
 
@@ -266,7 +300,8 @@ class AnchorLost(Corrupt):
 
 
 def rebuild_command(*arguments: str) -> str:
-    """The command line that rebuilds this tier, or this stream of it, as a shell takes it."""
+    """Return the shell command that rebuilds a tier, or one stream of it: `arguments` are its operands."""
+    # A stream may be named like an option, for example `-x`.
     ends_options = ["--"] if any(each.startswith("-") for each in arguments) else []
     return shlex.join(("offload", "rebuild", *ends_options, *arguments))
 

@@ -1,8 +1,11 @@
-"""How to install an extra that is missing, in the way in which its distribution was installed.
+"""Commands that install a missing extra, with the same program and from the same origin as its distribution.
 
-Pip, uv and pipx leave a record of that: `direct_url.json` names a folder, a repository or a file that the
-distribution came from, and is absent if it came from an index; `INSTALLER` names the program; pipx and
-`uv tool` put a file of theirs into the environment that they made.
+Pip, uv and pipx record how they installed a distribution:
+
+- `direct_url.json` names the folder, repository or file that it came from. The file is absent if it came from
+  an index.
+- `INSTALLER` names the program.
+- pipx and `uv tool` put a file of their own into each environment that they make.
 """
 
 from __future__ import annotations
@@ -24,14 +27,15 @@ UV_TOOL_FILE: Final = "uv-receipt.toml"
 
 
 def install_command(requirement: str) -> str:
-    """Return the command that installs `requirement`, for example `ledger-offload[s3]`, where this runs.
+    """Return the shell command that installs `requirement`, such as `ledger-offload[s3]`, for this program.
 
-    It is one line for a shell. It never fails: without any record, it is pip's with the running Python.
+    It is one line. The function never fails: without any record it returns the command of pip, run by the
+    present Python.
     """
     name, bracket, extra = requirement.partition("[")
     try:
         found = distribution(name)
-    except PackageNotFoundError:  # run from a folder that nobody installed
+    except PackageNotFoundError:  # the program runs from a folder that was never installed
         return _pip(["install", requirement])
     origin = _origin(found)
     words = ["install", *_specifier(name, bracket + extra, origin)]
@@ -46,7 +50,7 @@ def install_command(requirement: str) -> str:
 
 
 def missing_text(who: str, what: str, requirement: str) -> str:
-    """Return the sentence of an error: `who` needs `what`, and the command that installs `requirement`."""
+    """Return an error text: `who` needs `what`, and the command that installs `requirement`."""
     return f"{who} needs {what}, which is not installed: {install_command(requirement)}"
 
 
@@ -55,7 +59,7 @@ def _pip(words: list[str]) -> str:
 
 
 def _origin(found: Distribution) -> dict[str, Any]:
-    """Where a distribution came from; empty if from an index, or if the record cannot be read."""
+    """Return the record of a distribution's origin. It is empty for an index, or if it cannot be read."""
     try:
         origin = json.loads(found.read_text("direct_url.json") or "{}")
         return origin if isinstance(origin.get("url"), str) else {}
@@ -64,7 +68,7 @@ def _origin(found: Distribution) -> dict[str, Any]:
 
 
 def _specifier(name: str, extras: str, origin: dict[str, Any]) -> list[str]:
-    """The words that name a distribution with extras, as pip and uv take them."""
+    """Return the arguments by which pip and uv install a distribution with its extras."""
     url = origin.get("url")
     if url is None:
         return [f"{name}{extras}"]

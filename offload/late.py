@@ -1,8 +1,8 @@
-"""Public names that are imported when they are first used (PEP 562), for a package's `__init__`.
+"""Late imports for a package's `__init__`: each public name is imported when it is first used (PEP 562).
 
-An entry-point module then pays for nothing but what it uses, although its package re-exports more;
-and the command line can answer Ctrl-C before the libraries are loaded. Type checkers never see
-this: beside it stand ordinary imports under `TYPE_CHECKING`, and a test holds one against the other.
+A module of the package then loads only what it uses, although the package re-exports more. And the command
+line can answer Ctrl-C before the libraries are loaded. Type checkers read ordinary imports under
+`TYPE_CHECKING` instead, and a test compares the two lists.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ __all__ = ["late_names"]
 def late_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for `package`, whose names live in the modules that `homes` gives."""
+    """Return `__getattr__` and `__dir__` for `package`. `homes` gives the module of each name."""
     namespace = vars(sys.modules[package])
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # Kept in the package, so that Python does not call this function for the name again.
         value = namespace[name] = getattr(import_module(homes[name]), name)
         return value
 

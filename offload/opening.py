@@ -1,6 +1,6 @@
-"""From a URL to a tier or a source, each with a session of its own (`offload.session`).
+"""Opening one tier or source by its URL. Each has a session of its own (`offload.session`).
 
-A path without a scheme is a folder (`offload.urls`). Everything else that a URL says is for the plugin.
+A path without a scheme names a folder (`offload.urls`). The plugin interprets every other part of a URL.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ def open_tier(
     plan: TierPlan | None = None,
     env: Env | None = None,
     emit: Callable[[Event], None] | None = None,
+    keys: str | None = None,
 ) -> LedgerOffloader:
-    """The offloader behind a tier's URL. As `open_catalogue`, but raises `Misuse` for what is only read."""
+    """Open the offloader of a tier's URL.
+
+    As `open_catalogue`, but raises `Misuse` if the tier is read-only.
+    """
     opened = open_catalogue(
         url,
         plugins=plugins,
@@ -41,6 +45,7 @@ def open_tier(
         plan=plan,
         env=env,
         emit=emit,
+        keys=keys,
     )
     return as_offloader(opened)
 
@@ -54,23 +59,25 @@ def open_catalogue(
     plan: TierPlan | None = None,
     env: Env | None = None,
     emit: Callable[[Event], None] | None = None,
+    keys: str | None = None,
 ) -> Catalogue:
-    """What can be read at a tier's URL. Touches nothing: its `open` finds out whether a tier is there.
+    """Open the tier at a URL, which can at least be read. Sends no request: `open` checks what is there.
 
-    It is all of its session: closing it closes everything. The arguments are those of `Session` and
-    `Session.catalogue`; it raises what these raise. Several tiers in one process share more in one session.
+    The tier is alone in its session, so closing the tier closes everything, its key service too. Arguments
+    and errors are those of `Session` and `Session.catalogue`. A program that opens several tiers should open
+    them in one session: they then share clients and limits.
     """
     session = Session(plugins=plugins, env=env, emit=emit)
-    return session.catalogue(url, storage_options=storage_options, options=options, plan=plan)
+    return session.catalogue(url, storage_options=storage_options, options=options, plan=plan, keys=keys)
 
 
 def open_store(
     url: str, *, plugins: Plugins, storage_options: Mapping[str, Any] | None = None
 ) -> ObjectStore:
-    """The bare store behind a URL: no retries, no limits, no session. Raises `Misuse` where there is none."""
+    """Open the bare store of a URL: no retries, no limits, no session. Raises `Misuse` if there is none."""
     return open_bare(backend_of(url, plugins), url, storage_options or {})
 
 
 def open_source(url: str, *, plugins: Plugins | None = None) -> Source:
-    """The source behind a URL. Raises `Misuse` for a scheme that no plugin serves."""
+    """Open the source of a URL. Raises `Misuse` for a scheme that no plugin serves."""
     return Session(plugins=plugins).source(url)

@@ -1,17 +1,20 @@
-"""Finding plugins: which are installed, what they declare, and who is told of events.
+"""The plugins that are installed: finding them, their declarations, and sending them events.
 
-Invariants: a plugin that cannot be loaded is reported by name and harms no other; two plugins that
-declare one name or scheme are an error that names both distributions, raised as soon as just that
-name or scheme is used; the core imports no plugin.
+Invariants:
+
+- A plugin that cannot be loaded is reported by name, and the others still work.
+- Two plugins that declare the same name or scheme are an error that names both distributions. It is raised
+  only when that name or scheme is used.
+- The core imports no plugin.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, PackageMetadata, entry_points
 from typing import Final
 
 import pluggy
@@ -28,7 +31,7 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """One entry point: loaded, or with the reason why not."""
+    """One entry point. `error` says why it was not loaded, and is None if it was."""
 
     name: str
     distribution: str
@@ -43,14 +46,14 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginDeclaration:
-    """A declaration, with the plugin that made it."""
+    """A declaration and the plugin that made it."""
 
     kind: str
     plugin: Plugin
     declaration: Declaration
 
     def claims(self) -> Iterator[str]:
-        """What nobody else may declare: the name, and every scheme, within its kind."""
+        """Yield what no other declaration of this kind may declare: its name, and each of its schemes."""
         yield _name_claim(self.kind, self.declaration.name)
         yield from (_scheme_claim(self.kind, scheme) for scheme in self.declaration.schemes)
 
@@ -63,7 +66,7 @@ def _manager() -> pluggy.PluginManager:
 
 @dataclass
 class Plugins:
-    """All plugins of this environment, or those handed in. Found once, by `find`."""
+    """All plugins of this environment, as `find` found them, or those passed in."""
 
     plugins: Sequence[Plugin] = ()
     declared: Sequence[PluginDeclaration] = ()
@@ -71,20 +74,21 @@ class Plugins:
 
     @classmethod
     def find(cls, found: Sequence[EntryPoint] | None = None) -> Plugins:
-        """Load every entry point of the group `offload`; none can make this fail."""
+        """Load every entry point of the group `offload`. No plugin can make this fail."""
         manager = _manager()
         plugins: list[Plugin] = []
         declared: list[PluginDeclaration] = []
         points = entry_points(group=PROJECT) if found is None else found
-        for point in sorted(points, key=lambda point: (point.name, _distribution(point))):
-            plugin, declarations = _load(manager, point)
+        # Sorted, because entry points come in the order of folders on `sys.path`.
+        for named, point in sorted(_named(points), key=lambda pair: (pair[0].name, pair[0].distribution)):
+            plugin, declarations = _load(manager, named, point)
             plugins.append(plugin)
             declared += declarations
         return cls(plugins=plugins, declared=declared, manager=manager)
 
     @cached_property
     def conflicts(self) -> dict[str, list[PluginDeclaration]]:
-        """What more than one plugin declares, and names that more than one plugin bears."""
+        """The claims that several declarations make, and the plugin names that several plugins have."""
         by_claim: dict[str, list[PluginDeclaration]] = {}
         bearers: dict[str, dict[Plugin, PluginDeclaration]] = {}
         for each in self.declared:
@@ -95,25 +99,26 @@ class Plugins:
         return {claim: rivals for claim, rivals in by_claim.items() if len(rivals) > 1}
 
     def of_kind(self, kind: str) -> list[PluginDeclaration]:
-        """The declarations of one kind, in order of names."""
+        """Return the declarations of one kind, ordered by name."""
         return sorted((d for d in self.declared if d.kind == kind), key=lambda d: d.declaration.name)
 
     def by_name(self, kind: str, name: str) -> Declaration:
-        """The declaration of this kind and name. Raises `Misuse` where there is none, or more than one."""
+        """Return the declaration of this kind and name. Raises `Misuse` unless there is exactly one."""
         found = [d for d in self.of_kind(kind) if d.declaration.name == name]
         return self._one(kind, name, _name_claim(kind, name), found)
 
     def by_scheme(self, kind: str, scheme: str) -> Declaration:
-        """The declaration of this kind that serves a URL scheme. Raises `Misuse` as `by_name` does."""
+        """Return the declaration of this kind that serves a URL scheme. Raises `Misuse` as `by_name` does."""
         found = [d for d in self.of_kind(kind) if scheme in d.declaration.schemes]
         return self._one(kind, scheme, _scheme_claim(kind, scheme), found)
 
     def emit(self, event: Event) -> None:
-        """Tell every plugin of an event; one that fails is reported to the log and harms nobody."""
+        """Send an event to every plugin. If one fails, that is logged, and the others still get the event."""
+        # Called one by one: a call of the hook as a whole ends at the first plugin that fails.
         for caller in self.manager.hook.offload_event.get_hookimpls():
             try:
                 caller.function(event=event)
-            except Exception:  # noqa: BLE001 - a listener may do anything; the work goes on
+            except Exception:  # noqa: BLE001 - a listener may raise anything, and the work must go on
                 _log.exception("plugin %s failed on %s", caller.plugin_name, type(event).__name__)
 
     def _one(self, kind: str, wanted: str, claim: str, found: list[PluginDeclaration]) -> Declaration:
@@ -144,15 +149,30 @@ def _scheme_claim(kind: str, scheme: str) -> str:
 
 
 def conflict_text(claim: str, rivals: Sequence[PluginDeclaration]) -> str:
-    """One line that names everybody who declares the same thing."""
+    """Return one line that names every plugin that makes this claim."""
     origins = " and ".join(f"{rival.plugin.origin} (plugin {rival.plugin.name!r})" for rival in rivals)
     return f"{claim} is declared by {origins}; uninstall all but one"
 
 
-def _load(manager: pluggy.PluginManager, point: EntryPoint) -> tuple[Plugin, list[PluginDeclaration]]:
-    plugin = Plugin(
-        name=point.name, distribution=_distribution(point), version=point.dist.version if point.dist else ""
-    )
+def _named(points: Iterable[EntryPoint]) -> Iterator[tuple[Plugin, EntryPoint]]:
+    """Yield each entry point with its name and distribution.
+
+    The metadata of a distribution holds its whole README. It is parsed once, not for each of its points.
+    """
+    metadata: dict[Distribution, PackageMetadata] = {}
+    for point in points:
+        if point.dist is None:
+            yield Plugin(name=point.name, distribution="unknown distribution", version=""), point
+            continue
+        if point.dist not in metadata:
+            metadata[point.dist] = point.dist.metadata
+        known = metadata[point.dist]
+        yield Plugin(name=point.name, distribution=known["Name"], version=known["Version"]), point
+
+
+def _load(
+    manager: pluggy.PluginManager, plugin: Plugin, point: EntryPoint
+) -> tuple[Plugin, list[PluginDeclaration]]:
     unique = f"{plugin.distribution}:{point.name}"
     try:
         loaded = point.load()
@@ -162,24 +182,20 @@ def _load(manager: pluggy.PluginManager, point: EntryPoint) -> tuple[Plugin, lis
             for kind, hook in KINDS.items()
             for declaration in _ask(manager, loaded, hook)
         ]
-    except (Exception, SystemExit) as exc:  # noqa: BLE001 - whatever a stranger's module does, others must live
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 - a module may raise anything
+        # A plugin may have been registered and have failed only when it was asked for declarations. Without
+        # this it would still be sent events.
         if manager.has_plugin(unique):
             manager.unregister(name=unique)
         error = f"{type(exc).__name__}: {exc}"
-        return Plugin(
-            name=plugin.name, distribution=plugin.distribution, version=plugin.version, error=error
-        ), []
+        return replace(plugin, error=error), []
 
 
 def _ask(manager: pluggy.PluginManager, plugin: object, hook: str) -> Iterator[Declaration]:
-    """What this one plugin answers; asking all at once would let one failure hide the others."""
+    """Yield the declarations of this plugin alone: asked together, one failure would hide the others."""
     for implementation in getattr(manager.hook, hook).get_hookimpls():
         if implementation.plugin is plugin:
             for declaration in implementation.function():
                 if not isinstance(declaration, Declaration):
-                    raise TypeError(f"{hook} answers with {declaration!r}, which is no declaration")
+                    raise TypeError(f"{hook} returned {declaration!r}, which is not a declaration")
                 yield declaration
-
-
-def _distribution(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else "unknown distribution"

@@ -1,11 +1,14 @@
 """A session: one object that opens tiers, sources and stores, and closes them.
 
-It belongs to one event loop of one process. Whatever it opens has its plugins, clock, listener and limits.
-Tiers of one place share the client of the store, tiers of one host the turns of their limits, and all tiers
-of our own layout the cache of groups. docs/adr/0021-session.md has the reasons.
+It belongs to one event loop of one process. Everything that it opens has its plugins, clock, listener and
+limits. Tiers of one place share the store's client. Tiers of one host share the turns of their limits. All
+tiers of our own layout share the cache of groups. docs/adr/0021-session.md has the reasons.
 
-Invariants: what was opened is closed once, whatever happens before or meanwhile; a store is closed with its
-last lease, never while another tier uses it; a wish that a backend cannot honour is refused, not dropped.
+Invariants:
+
+- Everything that was opened is closed once, even if an opening, another closing or the caller's block fails.
+- A store is closed with its last lease, never while another tier uses it.
+- If a backend cannot honour an option, the option is refused, never dropped.
 """
 
 from __future__ import annotations
@@ -22,13 +25,16 @@ from urllib.parse import urlsplit
 from offload.commit.groups import GroupCache
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event
+from offload.contracts.keys import KeyService
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.opening import OpeningContext, RequestLimits, StoreMetrics
-from offload.contracts.plugin import Backend
+from offload.contracts.plugin import Backend, SourceType
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
 from offload.env import Env
 from offload.errors import Misuse
+from offload.model.labels import MasterKey, shown
+from offload.native.key_ring import KeyRing
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.native.place import TierPlan
 from offload.plugins import Plugins
@@ -37,21 +43,22 @@ from offload.store.metrics import MeteredStore
 from offload.store.prefix import PrefixStore
 from offload.store.retry import RetryPolicy
 from offload.store.stack import stacked_store
-from offload.urls import FILE_SCHEME, scheme_of, with_lower_scheme
+from offload.urls import FILE_SCHEME, refuse_login, scheme_of, with_lower_scheme
 
 __all__ = ["GivenOptions", "Session", "as_offloader", "backend_of"]
 
 COMMIT_OPTION: Final = "commit."
-"""What the names of options for the commit store begin with."""
+"""The prefix of the names of options for the commit store."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Session:
-    """Opens tiers, sources and stores that share what they can: `async with Session() as session: ...`.
+    """The opener and owner of tiers, sources and stores: `async with Session() as session: ...`.
 
     A session is used on one event loop, in one process. After a fork its methods raise `Misuse`, and closing
-    does nothing. Opening touches no store: `open` of a tier, or its first call, finds out what is there.
+    does nothing. Opening sends no request to a store: a tier's `open`, or its first call, reads what is
+    there.
     """
 
     def __init__(
@@ -61,22 +68,27 @@ class Session:
         env: Env | None = None,
         emit: Callable[[Event], None] | None = None,
         limits: RequestLimits | None = None,
+        keys: str | None = None,
     ) -> None:
-        """`plugins` are those of this environment, if none are given, and `emit` tells these of events.
+        """`plugins` defaults to the plugins of this environment. The default `emit` sends them the events.
 
-        It hears of what tiers and their stores do. `sync` and `StreamReader` have an `emit` of their own, for
-        `CopyBegun`, `Skipped` and damage that a reader finds: pass them `session.emit`.
+        `emit` is called with the events of tiers and their stores. `sync` and `StreamReader` take an `emit`
+        of their own, for `CopyBegun`, `Skipped` and damage that a reader finds: pass them `session.emit`.
 
-        `limits` bound what is asked of each host. A tier's own `storage_options` override them one by one. A
-        backend that cannot honour `limits` or `env` is refused, if they are given.
+        `limits` bound the requests to each host. A tier's own `storage_options` override them one by one. If
+        `limits` or `env` is given, a backend that cannot honour it is refused.
+
+        `keys` is the URL of the key service for encrypted streams, for example `keyfile:/etc/offload/keys`.
+        Raises `Misuse` if no plugin serves it, or if the plugin refuses it.
         """
         self.plugins: Final = plugins or Plugins.find()
         self.env: Final = env or Env()
         self.emit: Final = emit or self.plugins.emit
         self.limits: Final = limits or RequestLimits()
         self.metrics: Final = StoreMetrics()
-        """The requests that were sent, repeats included, and their bytes, of all that the session opened."""
+        """The requests of everything that the session opened, repeats included, and their bytes."""
 
+        # A caller's clock must be honoured, because a simulation needs it. The default asks for nothing.
         self._has_own_env = env is not None
         self._groups = GroupCache()
         self._turns: list[tuple[object, RequestTurns]] = []
@@ -84,6 +96,7 @@ class Session:
         self._opened: list[_Closable] = []
         self._pid = os.getpid()
         self._closing: asyncio.Task[BaseException | None] | None = None
+        self._ring = None if keys is None else self._new_ring(keys)
 
     def tier(
         self,
@@ -93,11 +106,13 @@ class Session:
         options: TierOptions | None = None,
         plan: TierPlan | None = None,
         emit: Callable[[Event], None] | None = None,
+        keys: str | None = None,
     ) -> LedgerOffloader:
-        """Open the offloader behind a URL. As `catalogue`, but raises `Misuse` for what is only read."""
-        return as_offloader(
-            self.catalogue(url, storage_options=storage_options, options=options, plan=plan, emit=emit)
+        """Open the offloader of a URL. As `catalogue`, but raises `Misuse` for a tier that is read-only."""
+        opened = self.catalogue(
+            url, storage_options=storage_options, options=options, plan=plan, emit=emit, keys=keys
         )
+        return as_offloader(opened)
 
     def catalogue(
         self,
@@ -107,30 +122,39 @@ class Session:
         options: TierOptions | None = None,
         plan: TierPlan | None = None,
         emit: Callable[[Event], None] | None = None,
+        keys: str | None = None,
     ) -> Catalogue:
-        """Open what can be read at a tier's URL.
+        """Open the tier at a URL, which can at least be read.
 
-        `storage_options` are the backend's. Those that `RequestLimits` names bound this tier's requests.
-        Those that begin with `commit.` are the commit store's. `plan` is for a tier yet to be made. `emit`
-        hears of this tier's events in place of the session's. Raises `Misuse` if no plugin serves the scheme,
-        if the plugin refuses the URL, and if the backend cannot honour something that is asked: it is named.
+        `storage_options` go to the backend, with two exceptions. Those that are names of `RequestLimits`
+        bound this tier's requests. Those that begin with `commit.` go to the commit store. `plan` is
+        for a tier that does not exist yet. `emit` gets this tier's events in place of the session's `emit`.
+        `keys` is the URL of a key service in place of the session's. It is opened for this tier alone, and
+        closed with it.
+
+        Raises `Misuse` if no plugin serves the scheme, if the plugin refuses the URL, and if the backend
+        cannot honour an option. The error names the option.
         """
         self._refuse_if_over()
         given = GivenOptions.of(storage_options or {}, self.limits)
         backend = backend_of(url, self.plugins)
         tell = _logging(emit or self.emit)
         if backend.kind == "store":
+            ring = self._ring_of(keys, options or TierOptions())
             return ObjectStoreOffloader(
                 self._guarded(url, given.data, given.limits, tell),
                 env=self.env,
                 options=options,
                 emit=tell,
                 plan=plan,
+                # A function, because the URL of the commit store may be known only from the tier's anchor.
                 open_store=lambda url: self._guarded(url, given.commits, given.limits, tell),
                 groups=self._groups,
+                ring=ring,
             )
         how, plan = options or TierOptions(), plan or TierPlan()
-        self._refuse_wishes(backend, given, how, plan)
+        # Before the backend is called: no code of a plugin runs for an option that would be dropped.
+        self._refuse_wishes(backend, given, how, plan, keys)
         asked = {name: getattr(how, name) for name in _changed(how, TierOptions())}
         context = OpeningContext(
             env=self.env,
@@ -144,7 +168,7 @@ class Session:
         opened = backend.open(url, given.data, context)
         if not isinstance(opened, Catalogue):
             kind = type(opened).__name__
-            raise Misuse(f"backend {backend.name!r} says that it is a {backend.kind}, and returns a {kind}")
+            raise Misuse(f"backend {backend.name!r} says that it is a {backend.kind}, but returned a {kind}")
         self._opened.append(opened)
         return opened
 
@@ -155,9 +179,10 @@ class Session:
         storage_options: Mapping[str, Any] | None = None,
         policy: RetryPolicy | None = None,
     ) -> ObjectStore:
-        """Open the store behind a URL, with retries, limits and a log. Raises `Misuse` as `catalogue` does.
+        """Open the store of a URL, with retries, limits and a log. Raises `Misuse` as `catalogue` does.
 
-        `policy` says how patient the retries are. A store is no tier: names of objects are its own.
+        `policy` bounds the retries. The keys of the store are the backend's: a tier's layout is not looked
+        at.
         """
         self._refuse_if_over()
         given = GivenOptions.of(storage_options or {}, self.limits)
@@ -165,28 +190,41 @@ class Session:
             raise Misuse(f"a bare store has no commit store, and no options that begin with {COMMIT_OPTION}")
         return self._guarded(url, given.data, given.limits, _logging(self.emit), policy)
 
-    def source(self, url: str) -> Source:
-        """Open the source behind a URL. Raises `Misuse` for a scheme that no plugin serves."""
+    def source(self, url: str, *, source_options: Mapping[str, Any] | None = None) -> Source:
+        """Open the source of a URL. Raises `Misuse` for a scheme that no plugin serves.
+
+        `source_options` go to the source, which may refuse them with `Misuse` as well.
+        """
         self._refuse_if_over()
         scheme = scheme_of(url)
         if scheme is None:
             of_sources = self.plugins.of_kind("source")
             known = ", ".join(f"{s}://" for d in of_sources for s in d.declaration.schemes)
-            raise Misuse(f"{url!r} names no source: begin it with one of {known}")
-        opened: Source = self.plugins.by_scheme("source", scheme).load()(with_lower_scheme(url))
-        if hasattr(opened, "aclose"):  # no source must have it
+            raise Misuse(f"{url!r} is not the URL of a source: begin it with one of {known}")
+        declared = cast("SourceType", self.plugins.by_scheme("source", scheme))
+        opened: Source = declared.open(url, source_options or {})
+        if hasattr(opened, "aclose"):  # the contract of a source does not ask for it
             self._opened.append(opened)
         return opened
 
-    async def aclose(self) -> None:
-        """Close what was opened and is still open, the newest first. Idempotent.
+    def key_service(self, url: str) -> KeyService:
+        """Open the key service of a URL. Raises `Misuse` if no plugin serves it, or if the plugin refuses."""
+        self._refuse_if_over()
+        opened = _key_service(url, self.plugins)
+        self._opened.append(opened)
+        return opened
 
-        A tier that its backend opened by itself is closed a second time if it was closed: contracts allow it.
-        An error keeps nothing else from being closed: the first one is raised at the end, with the others as
-        notes. A cancellation is raised when all is closed.
+    async def aclose(self) -> None:
+        """Close everything that was opened and is still open, the newest first. Idempotent.
+
+        A tier that its backend opened by itself may be closed a second time here, which its contract allows.
+        If closing one object fails, the others are still closed. The first error is raised at the end, with
+        the others as notes. A cancellation is raised when everything is closed.
         """
-        if self.is_forked:
+        if self.is_forked:  # the connections are the parent's, and closing them here would break it
             return
+        # A task of its own: a cancelled caller interrupts its waiting, never a closing half-way. A second
+        # caller waits for the same task.
         if self._closing is None:
             self._closing = asyncio.ensure_future(_all_closed(self._opened))
         error = await _whole(self._closing)
@@ -194,7 +232,7 @@ class Session:
             raise error
 
     async def __aenter__(self) -> Self:
-        """Close on the way out. An error of the block is raised, with errors of closing as notes."""
+        """Return the session. The exit closes it; an error of the block has errors of closing as notes."""
         self._refuse_if_over()
         return self
 
@@ -204,11 +242,12 @@ class Session:
         except Exception as of_closing:
             if error is None:
                 raise
+            # Raised here, it would replace the error of the block, which is the cause of the trouble.
             _joined(error, of_closing)
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a copy of the session in a forked process. Its connections are the parent's."""
+        """True if this is a copy of the session in a forked process. Its connections are the parent's."""
         return os.getpid() != self._pid
 
     def _refuse_if_over(self) -> None:
@@ -217,23 +256,48 @@ class Session:
         if self._closing is not None:
             raise Misuse("the session was closed; make a new one")
 
-    def _refuse_wishes(self, backend: Backend, given: GivenOptions, how: TierOptions, plan: TierPlan) -> None:
-        """Raise `Misuse` if something is asked of a backend that it does not declare to honour."""
+    def _refuse_wishes(
+        self, backend: Backend, given: GivenOptions, how: TierOptions, plan: TierPlan, keys: str | None
+    ) -> None:
+        """Raise `Misuse` if an option is given that the backend does not declare to honour."""
+        # A value that equals the default asks for nothing, even if the caller gave it.
         wishes = {
             **dict.fromkeys(_changed(given.limits, RequestLimits()), "limits"),
             **{name: name for name in _changed(how, TierOptions())},
             **dict.fromkeys(_changed(plan, TierPlan()), "only our own layout has it"),
             **dict.fromkeys((COMMIT_OPTION + name for name in given.commits), "only our own layout has it"),
             **({"env": "env"} if self._has_own_env else {}),
+            **({} if keys is None else {"keys": "only our own layout has it"}),
         }
+        # No backend can declare the sentence that marks parts of our own layout, so these are refused.
         refused = [wish for wish, part in wishes.items() if part not in backend.takes]
         if refused:
             raise Misuse(
                 f"backend {backend.name!r} opens tiers by itself and cannot honour {', '.join(refused)}; "
                 "leave it out, or open the tier in a session without it"
             )
+        # Events and metrics are no wishes of a caller: a backend without them still does its work. But
+        # whoever waits for them should find the reason in the log.
         if missing := {"emit", "metrics"} - {*backend.takes}:
-            _log.info("backend %r tells no %s", backend.name, " and no ".join(sorted(missing)))
+            _log.info("backend %r does not honour %s", backend.name, " and ".join(sorted(missing)))
+
+    def _ring_of(self, keys: str | None, options: TierOptions) -> KeyRing | None:
+        """Return the ring of a tier: of its own key service, or of the session's, or None."""
+        new = None if options.encrypt is None else MasterKey.parse(options.encrypt)
+        if keys is not None:
+            return self._new_ring(keys, new, encrypted_only=options.encrypted_only)
+        if self._ring is not None:
+            # All tiers share the memory of the session's ring, so a process keeps a key once.
+            return self._ring.shared(new=new, encrypted_only=options.encrypted_only)
+        if new is not None or options.encrypted_only:
+            raise Misuse("encryption needs a key service: give its URL as `keys`, or by --keys")
+        return None
+
+    def _new_ring(self, keys: str, new: MasterKey | None = None, *, encrypted_only: bool = False) -> KeyRing:
+        service = _key_service(keys, self.plugins)
+        ring = KeyRing(service=service, new=new, encrypted_only=encrypted_only, env=self.env)
+        self._opened.append(ring)
+        return ring
 
     def _guarded(
         self,
@@ -243,25 +307,31 @@ class Session:
         emit: Callable[[Event], None],
         policy: RetryPolicy | None = None,
     ) -> ObjectStore:
-        """The store of a URL with all that stands before it: the one place where a stack is built."""
-        self._refuse_if_over()  # a tier may want its commit store late
+        """Return the store of a URL with its decorators. Only this method builds a stack."""
+        self._refuse_if_over()  # a tier opens its commit store late, perhaps after the session was closed
         turns = self._turns_of(url, options, limits)
         return stacked_store(self._leased(url, options), self.env, limits, policy, emit=emit, turns=turns)
 
     def _leased(self, url: str, options: Mapping[str, Any]) -> ObjectStore:
-        """The store of a URL, on a client that other stores of the same place share.
+        """Return the store of a URL, on a client that it shares with other stores of the same place.
 
-        The caller's URL says which place that is, without the prefix that the backend took from its end.
-        Options and environment of this moment say the rest.
+        Two stores have the same place if the caller's URLs are equal, without the prefix that the backend
+        took from the end. The options and the environment at the time of opening must be equal too.
         """
+        # The backend opens its store first, because only it knows which part of a URL is a prefix.
         backend = backend_of(url, self.plugins)
         opened = open_bare(backend, url, options)
+        # The caller's URL is compared, not the store's: that one is for messages, and may leave out what
+        # tells two places apart.
         place = with_lower_scheme(url).rstrip("/")
-        asked = backend.name, {**options}, {**os.environ}  # which may name an endpoint, or an account
+        asked = backend.name, {**options}, {**os.environ}  # variables may name an endpoint or an account
         if not isinstance(opened, PrefixStore):
             return self._lease(opened, (place, *asked))
+        # The lease is below the prefix, because the client is the bucket's: all tiers of a bucket share it.
         outer = place.removesuffix(f"/{opened.prefix}")
-        is_known = outer != place  # else the URL says more than the prefix, and nobody knows what
+        # If the URL does not end with the prefix, it says more than bucket and prefix, in the backend's own
+        # way. Then it is unknown which other URL means the same bucket, and the client is not shared.
+        is_known = outer != place
         opened.inner = self._lease(opened.inner, (outer, *asked) if is_known else None)
         return opened
 
@@ -271,7 +341,9 @@ class Session:
             shared, spare = _SharedStore(store, place), None
             self._stores.append(shared)
         else:
-            spare = store  # was never used, and is closed with the lease
+            # The backend had to open a store before its place could be compared. This one is not used, but it
+            # may hold a client that must be closed. Closing waits, and this method cannot: the lease does it.
+            spare = store
         lease = _Lease(self, shared, spare)
         self._opened.append(lease)
         return lease
@@ -279,15 +351,17 @@ class Session:
     def _turns_of(self, url: str, options: Mapping[str, Any], limits: RequestLimits) -> RequestTurns:
         scheme = scheme_of(url)
         host = scheme or FILE_SCHEME, urlsplit(url).netloc if scheme else ""
+        # A list, because options may hold values that cannot be hashed. It has few rows.
         for asked, turns in self._turns:
             if asked == (host, options, limits):
                 return turns
         turns = RequestTurns(limits, clock=self.env.monotonic, sleep=self.env.sleep)
+        # A copy of the options, because the caller may change its mapping later.
         self._turns.append(((host, {**options}, limits), turns))
         return turns
 
     def _forget(self, lease: _Lease) -> None:
-        with suppress(ValueError):  # the session itself is closing it
+        with suppress(ValueError):  # the session is closing the lease itself, and took it off the list first
             self._opened.remove(lease)
 
 
@@ -297,38 +371,41 @@ class _Closable(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _SharedStore:
-    """A store that one or more leases use."""
+    """A store that is used by one lease or several."""
 
     store: ObjectStore
     place: object
-    """What was asked of the backend, or None if nobody can tell whether another URL means the same."""
+    """The URL, backend, options and environment it was opened by. None if no other URL can be compared."""
 
     leases: int = 0
 
     def serves(self, place: object, store: ObjectStore) -> bool:
-        """Whether `store`, opened by the same words, is this one. A relative path may mean two folders."""
+        """Return True if `store`, which was opened at `place`, is the same as this store."""
+        # The stores' own URLs are compared too: a relative path names another folder after a `chdir`.
         return place is not None and self.place == place and self.store.url == store.url
 
 
 class _Lease(MeteredStore):
-    """A store as one tier holds it: counts for the session, and closes what nobody else uses."""
+    """One tier's share of a store. It counts requests for the session; the last lease closes the store."""
 
     __slots__ = ("_closing", "_session", "_shared", "_spare")
 
     def __init__(self, session: Session, shared: _SharedStore, spare: ObjectStore | None) -> None:
-        super().__init__(shared.store, session.metrics)
+        super().__init__(shared.store, session.metrics, clock=session.env.monotonic, is_traced=True)
         self._session, self._shared, self._spare = session, shared, spare
         self._closing: asyncio.Task[BaseException | None] | None = None
         shared.leases += 1
 
     async def aclose(self) -> None:
-        """Close the store if this is its last lease. Idempotent. Nothing is done in a forked process.
+        """Close the store if this is its last lease. Idempotent. Does nothing in a forked process.
 
-        A cancellation is raised when it is closed.
+        A cancellation is raised after the closing has ended.
         """
         if self._session.is_forked:
             return
         if self._closing is None:
+            # At once, before any wait: requests of this tier must fail from now on, although the client may
+            # stay open for other tiers. A client that was closed might also connect again when it is used.
             self.inner = cast("ObjectStore", _ClosedStore(self.inner))
             self._closing = asyncio.ensure_future(self._give_back())
         error = await _whole(self._closing)
@@ -336,19 +413,21 @@ class _Lease(MeteredStore):
             raise error
 
     async def _give_back(self) -> BaseException | None:
-        """Close what nobody else uses, and return the first error."""
+        """Close the stores that no other lease uses, and return the first error."""
         unused: list[_Closable] = [self._spare] if self._spare is not None else []
         self._shared.leases -= 1
         if not self._shared.leases:
-            self._session._stores.remove(self._shared)  # before the wait: nobody may lease it any more
+            # Before the wait: a tier that is opened meanwhile must not lease a store that is being closed.
+            self._session._stores.remove(self._shared)
             unused.append(self._shared.store)
         error = await _all_closed(unused)
-        self._session._forget(self)  # not before: until then, the session waits for it too
+        # After the wait: as long as the lease is on the list, a session that is closed waits for it too.
+        self._session._forget(self)
         return error
 
 
 class _ClosedStore:
-    """Stands in for a store that was given back: only its name and capabilities are left."""
+    """The replacement for a store that was given back. Only its URL and capabilities are left."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.url, self.capabilities = store.url, store.capabilities
@@ -357,26 +436,41 @@ class _ClosedStore:
         raise Misuse(f"{self.url} was closed; open it again")
 
 
+def _key_service(url: str, plugins: Plugins) -> KeyService:
+    """Open the key service of a URL. Raises `Misuse` if there is none, or if the URL has a login."""
+    refuse_login(url)
+    scheme, colon, _ = url.partition(":")
+    if not colon:
+        of_keys = plugins.of_kind("key service")
+        known = ", ".join(f"{scheme}:" for each in of_keys for scheme in each.declaration.schemes)
+        raise Misuse(f"{shown(url)} is the URL of no key service: begin it with one of {known or 'none'}")
+    opened = plugins.by_scheme("key service", scheme.lower()).load()(url)
+    if not isinstance(opened, KeyService):
+        raise Misuse(f"the plugin of {scheme}: returned a {type(opened).__name__}, which is no key service")
+    return opened
+
+
 async def _all_closed(opened: list[_Closable]) -> BaseException | None:
-    """Close all of them, the last one first, until none is left, and return the first error."""
+    """Close all of them, the last one first, and return the first error."""
     first: BaseException | None = None
+    # Until the list is empty, and not over a copy: another lease may take itself off the list during a wait.
     while opened:
         try:
             await opened.pop().aclose()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - others are closed too
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the others must be closed too
             first = _joined(first, error)
     return first
 
 
 async def _whole(task: asyncio.Task[BaseException | None]) -> BaseException | None:
-    """Wait for a task until it is done, however often the waiting is cancelled, and return what it returns.
+    """Wait until a task is done, however often the caller is cancelled, and return the task's result.
 
-    If the waiting was cancelled, that is the error, with the task's as a note.
+    If the caller was cancelled, the cancellation is returned, with the task's error as a note.
     """
     cancelled: BaseException | None = None
     while not task.done():
         try:
-            await asyncio.wait([task])
+            await asyncio.wait([task])  # unlike `await task`, it does not pass a cancellation on to the task
         except asyncio.CancelledError as error:
             cancelled = error
     found = task.result()
@@ -384,7 +478,7 @@ async def _whole(task: asyncio.Task[BaseException | None]) -> BaseException | No
 
 
 def _joined(first: BaseException | None, error: BaseException) -> BaseException:
-    """The first error, with the other as a note on it."""
+    """Return the first error, with the other as a note on it."""
     if first is None:
         return error
     first.add_note(f"and while closing: {type(error).__name__}: {error}")
@@ -392,47 +486,50 @@ def _joined(first: BaseException | None, error: BaseException) -> BaseException:
 
 
 def as_offloader(tier: Catalogue) -> LedgerOffloader:
-    """The tier as one that takes data and commits. Raises `Misuse` if it is only read."""
+    """Return the tier as an offloader, which takes data and commits. Raises `Misuse` if it is read-only."""
     if not isinstance(tier, LedgerOffloader):
-        raise Misuse(f"{tier.url} can only be read: its layout takes no data and no commits from here")
+        raise Misuse(f"{tier.url} is read-only: its layout accepts no data or commits from here")
     return tier
 
 
 def backend_of(url: str, plugins: Plugins) -> Backend:
-    """The backend that serves a URL. Raises `Misuse` if there is none, or if it is no URL."""
+    """Return the backend that serves a URL. Raises `Misuse` if there is none, or if the URL is malformed."""
     backend = plugins.by_scheme("backend", scheme_of(url) or FILE_SCHEME)
     assert isinstance(backend, Backend)
     return backend
 
 
 def open_bare(backend: Backend, url: str, options: Mapping[str, Any]) -> ObjectStore:
-    """The store of a URL without anything before it. Raises `Misuse` if the backend has none."""
+    """Return the backend's store for a URL, without decorators. Raises `Misuse` if the backend has none."""
     if backend.kind != "store":
-        raise Misuse(f"backend {backend.name!r} is no object store")
+        raise Misuse(f"backend {backend.name!r} is not an object store")
     store = backend.open(url, options)
     if not isinstance(store, ObjectStore):
         raise Misuse(
-            f"backend {backend.name!r} says that it is a store, and returns a {type(store).__name__}"
+            f"backend {backend.name!r} says that it is a store, but returned a {type(store).__name__}"
         )
     return store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenOptions:
-    """Options by whom they are for."""
+    """A caller's storage options, divided by recipient."""
 
     data: Mapping[str, Any]
-    """The backend's."""
+    """The options of the backend."""
 
     commits: Mapping[str, Any]
-    """Those of the commit store's backend, by their own names."""
+    """The options of the commit store's backend, without the prefix `commit.`."""
 
     limits: RequestLimits
-    """What no backend needs to know."""
+    """The limits of requests, which no backend needs to know."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any], limits: RequestLimits | None = None) -> GivenOptions:
-        """Part them; those that name limits change `limits`. Raises `Misuse` for a limit that is none."""
+        """Divide `options`.
+
+        Those that name limits override `limits`. Raises `Misuse` for an invalid limit.
+        """
         commits, others = _parted(options, lambda name: name.startswith(COMMIT_OPTION))
         of_limits, data = _parted(others, lambda name: name in RequestLimits.names())
         commits = {name.removeprefix(COMMIT_OPTION): value for name, value in commits.items()}
@@ -442,13 +539,13 @@ class GivenOptions:
 def _parted(
     options: Mapping[str, Any], chosen: Callable[[str], bool]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options whose names are chosen, and the others."""
+    """Return the options whose names are chosen, and the others."""
     mine = {name: value for name, value in options.items() if chosen(name)}
     return mine, {name: value for name, value in options.items() if name not in mine}
 
 
 def _changed(value: Any, default: Any) -> list[str]:
-    """The names of the fields in which two values of one class differ."""
+    """Return the names of the fields in which two values of one class differ."""
     names = (each.name for each in fields(value))
     return [name for name in names if getattr(value, name) != getattr(default, name)]
 

@@ -1,4 +1,8 @@
-"""Doing one thing for many items, a bounded number at a time."""
+"""Running one function over many items, a bounded number of them at a time.
+
+Invariants: no task outlives the call that started it; errors keep their own class and are never wrapped in a
+group.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,12 @@ R = TypeVar("R")
 
 
 async def run_each(work: Callable[[T], Awaitable[None]], items: Iterable[T], *, at_once: int) -> None:
-    """Await `work(item)` for every item, in order of their beginning, `at_once` under way.
+    """Await `work(item)` for every item, with at most `at_once` of them running. Items start in order.
 
-    The first error cancels what is under way, is waited for, and is raised alone with its own cause:
-    callers know errors by their classes, and a group would hide them.
+    The first error cancels the running calls. When they have ended, the error is raised alone, with its own
+    cause: callers tell errors apart by class, and a group would hide the class.
     """
+    # One iterator for all workers: a worker that is done takes the next item, so a slow item delays no other.
     pending = iter(items)
 
     async def worker() -> None:
@@ -28,6 +33,8 @@ async def run_each(work: Callable[[T], Awaitable[None]], items: Iterable[T], *, 
             for _ in range(at_once):
                 group.create_task(worker())
     except BaseExceptionGroup as errors:
+        # Calls that failed while they were cancelled are in the group too, behind the first: it lists errors
+        # in the order in which the tasks ended. `from` keeps the cause, and hides the group.
         first = _first(errors)
         raise first from first.__cause__
 
@@ -35,15 +42,18 @@ async def run_each(work: Callable[[T], Awaitable[None]], items: Iterable[T], *, 
 async def in_order(
     work: Callable[[T], Coroutine[Any, Any, R]], items: AsyncIterable[T], *, at_once: int
 ) -> AsyncGenerator[tuple[T, R], None]:
-    """Each item with its result, in order of the items, `at_once` under way. Close it.
+    """Yield each item with its result, in the order of the items. At most `at_once` calls run at a time.
 
-    An error is raised in its item's turn: what came before was yielded. What is under way then is cancelled.
+    The error of an item is raised when its turn comes, after all earlier items were yielded. The calls that
+    still run are then cancelled. A caller that stops early must close the generator.
     """
     under_way: deque[tuple[T, asyncio.Task[R]]] = deque()
     try:
         async for item in items:
             under_way.append((item, asyncio.create_task(work(item))))
             if len(under_way) == at_once:
+                # The task leaves the queue only after it was awaited: if the caller is cancelled during the
+                # wait, `finally` still finds the task, and waits until it has ended.
                 yield under_way[0][0], await under_way[0][1]
                 under_way.popleft()
         while under_way:
@@ -52,16 +62,19 @@ async def in_order(
     finally:
         for _, task in under_way:
             task.cancel()
+        # Wait for the cancelled tasks: they may still use what the caller closes next. Their errors are
+        # dropped here, or asyncio would log each of them as never retrieved.
         await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
 
 
 async def one_by_one(items: Iterable[T]) -> AsyncGenerator[T, None]:
-    """The items, for `in_order`."""
+    """Yield the items as the asynchronous iterable that `in_order` takes."""
     for item in items:
         yield item
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    # A nested group comes from work that runs a group of its own.
     first: BaseException = errors
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

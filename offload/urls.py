@@ -1,7 +1,7 @@
-"""URLs of tiers and sources: `scheme://place`, or a plain path, which is a folder.
+"""URLs of tiers and sources: `scheme://place`, or a plain path, which names a folder.
 
-Schemes are matched without case. A word and a colon without two slashes is refused rather than taken for the
-name of a folder: it is a URL with a slash too few far more often. `./word:x` names such a folder.
+The case of a scheme does not matter. A word followed by a colon without two slashes is refused, because it
+is far more often a mistyped URL than the name of a folder. Write `./word:x` for such a folder.
 """
 
 from __future__ import annotations
@@ -11,22 +11,28 @@ from typing import Final
 
 from offload.errors import Misuse
 
-__all__ = ["FILE_SCHEME", "scheme_of"]
+__all__ = ["FILE_SCHEME", "names_secret", "refuse_login", "scheme_of"]
 
 
 FILE_SCHEME: Final = "file"
 
+SECRETS: Final = {"key", "secret", "token", "password", "string", "proxy"}
+"""Words in the names of options whose values may be secret, and are not printed."""
+
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?")
+_LOGIN: Final = re.compile(r"(^[A-Za-z0-9+.-]*:|//)[^/]*@")
+"""A login behind the scheme, or behind two slashes: `vault:https://user@host`."""
+
 _WINDOWS: Final = re.compile(r"[A-Za-z]:([/\\]|$)|\\\\")
 
 
 def scheme_of(url: str) -> str | None:
     """Return the scheme of a URL in lower case, or None for a plain path.
 
-    Raises `Misuse` for a path of Windows, and for a word and a colon without two slashes.
+    Raises `Misuse` for a Windows path, and for a word followed by a colon without two slashes.
     """
     if _WINDOWS.match(url):
-        raise Misuse(f"{url!r} is a path of Windows: this program runs on POSIX systems alone")
+        raise Misuse(f"{url!r} is a Windows path: this program runs only on POSIX systems")
     match = _SCHEME.match(url)
     if match is None:
         return None
@@ -41,12 +47,24 @@ def scheme_of(url: str) -> str | None:
 
 
 def with_lower_scheme(url: str) -> str:
-    """Return `url` with its scheme in lower case. Raises `Misuse` as `scheme_of` does."""
+    """Return `url` with its scheme in lower case. Raises `Misuse` in the same cases as `scheme_of`."""
     scheme = scheme_of(url)
     return url if scheme is None else scheme + url[len(scheme) :]
 
 
+def refuse_login(url: str) -> None:
+    """Raise `Misuse` if the URL of a key service has a user or a password: URLs are shown and logged."""
+    if _LOGIN.search(url):
+        shown = _without_login(url)
+        raise Misuse(f"{shown}: the URL of a key service has no login; give credentials by environment")
+
+
+def names_secret(option: str) -> bool:
+    """Return whether the value of an option of this name may be secret."""
+    return not SECRETS.isdisjoint(option.rpartition(".")[2].split("_"))
+
+
 def _without_login(url: str) -> str:
-    """A mistyped URL may hold a password, and errors are shown and logged."""
+    """Return `url` without user and password: it is for an error, which may be shown and logged."""
     before, at, after = url.rpartition("@")
     return f"…@{after}" if at else before + after

@@ -1,4 +1,4 @@
-"""TLS certificates for servers on loopback, made anew for each test and trusted by nobody."""
+"""TLS certificates for servers on loopback, new for each test and trusted by nobody."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate that signs itself: it is its own authority. `path` is the certificate alone."""
+    """A self-signed certificate, which is its own authority. `path` is the certificate alone."""
 
     path: Path
     key_path: Path
 
 
 def certificate(folder: Path, *, days: int = 1, address: str = "127.0.0.1") -> Certificate:
-    """A certificate for an address, until so many days from now; less than zero: it has expired."""
+    """Make a certificate for an address that expires in so many days; a negative number means it
+    has expired.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ledger-offload test")])
     now = datetime.now(UTC)
@@ -49,7 +51,7 @@ def certificate(folder: Path, *, days: int = 1, address: str = "127.0.0.1") -> C
 
 
 def served(made: Certificate) -> ssl.SSLContext:
-    """What a server needs to show this certificate."""
+    """Return the TLS context of a server with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.path, made.key_path)
     return context

@@ -1,6 +1,6 @@
-"""Running `offload`, in this process or in one of its own, and looking at what it left on disk.
+"""Helpers that run `offload`, in this process or a separate one, and inspect the files that it leaves.
 
-In this process it takes milliseconds; a process of its own is for signals, pipes, limits and terminals.
+In this process a run takes milliseconds. A separate process is for signals, pipes, limits and terminals.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ PROGRAM: Final = (sys.executable, "-W", "error", "-c", "from offload.cli.main im
 """The program as a command that another process can run."""
 
 SEED: Final = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))
-"""Of whatever a test draws; a test that draws prints it."""
+"""The seed of everything that a test draws at random; such a test prints it."""
 
-CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
-"""Whether there is time for many more."""
 
 DYING: Final = Path(__file__).parent / "faults" / "dying.py"
 
@@ -35,12 +33,12 @@ STREAM_TOTALS: Final = frozenset(
     {"stream", "ledgers", "fragments", "records", "messages", "bytes"}
     | {"first_offset", "next_offset", "version"}
 )
-"""What `sync` and `ls` say of a stream."""
+"""The totals that `sync` and `ls` report of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How one command line ended and what it printed."""
+    """The exit code and the output of one command line."""
 
     code: int
     stdout: bytes
@@ -48,28 +46,28 @@ class Ran:
 
     @property
     def text(self) -> str:
-        """What stdout got, as text."""
+        """Return stdout as text."""
         return self.stdout.decode()
 
     @property
     def lines(self) -> list[str]:
-        """The lines of stdout: all of them end."""
+        """Return the lines of stdout, and assert that the last one ends."""
         assert not self.stdout or self.stdout.endswith(b"\n")
         return self.text.split("\n")[:-1]
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """The lines of stdout, each a JSON object."""
+        """Return the lines of stdout, each parsed as a JSON object."""
         return [json.loads(line) for line in self.lines]
 
     @property
     def document(self) -> Any:
-        """All of stdout as one JSON document."""
+        """Return stdout, parsed as one JSON document."""
         return json.loads(self.stdout)
 
     @property
     def error(self) -> str:
-        """The one line that stderr got."""
+        """Return the only line of stderr."""
         assert self.stderr.count("\n") == 1, self.stderr
         assert self.stderr.endswith("\n")
         return self.stderr[:-1]
@@ -87,7 +85,7 @@ def offload(*arguments: object, encoding: str = "utf-8") -> Ran:
 
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command line in a process of its own, its output on pipes unless `options` say otherwise."""
+    """Start a command line in a separate process, with its output on pipes unless `options` differ."""
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([*PROGRAM, *map(str, arguments)], **piped | options)
 
@@ -104,7 +102,7 @@ def start_dying_below(folder: Path, number: int, *words: object) -> subprocess.P
 
 
 def calls_of(ran: Ran) -> int:
-    """How many such calls it made, where it ended well."""
+    """Return how many such calls a successful run made."""
     assert ran.code == 0, ran.stderr
     return int(ran.stderr.rpartition("calls: ")[2])
 
@@ -116,54 +114,54 @@ def finish(process: subprocess.Popen[bytes], *, timeout_seconds: float = 60) -> 
 
 
 def sync(source: Path, tier: Path, *options: str) -> Ran:
-    """`offload sync --json` from a RabbitMQ folder, which must end well."""
+    """Run `offload sync --json` from a RabbitMQ folder, which must succeed."""
     ran = offload("sync", f"rabbitmq://{source}", tier, "--json", *options)
     assert ran.code == 0, ran.stderr
     return ran
 
 
 def read(tier: Path, stream: str, *options: object) -> Ran:
-    """`offload read`, which must end well."""
+    """Run `offload read`, which must succeed."""
     ran = offload("read", tier, stream, *options)
     assert ran.code == 0, ran.stderr
     return ran
 
 
 def bodies(tier: Path, stream: str) -> list[bytes]:
-    """The body of every message of a stream, through the tier."""
+    """Return the body of every message of a stream, read from the tier."""
     return read(tier, stream, "--decode", "amqp", "--format", "body").stdout.split(b"\n")[:-1]
 
 
 def verify(tier: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    """The exit code and the document of `offload verify --json`."""
+    """Return the exit code and the document of `offload verify --json`."""
     ran = offload("verify", tier, *options, "--json")
     return ran.code, ran.document
 
 
 def formula(messages: int) -> list[bytes]:
-    """The bodies that the test data's messages have, by the formula of its manifest."""
+    """Return the bodies of the messages in the test data, by the formula of its manifest."""
     return [body_of(i) for i in range(messages)]
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Bytes and time of change of every file below `folder`, by path: what "changes nothing" is held to."""
+    """Return bytes and modification time of every file below `folder`, to prove that nothing changed."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def keys(tier: Path) -> set[str]:
-    """The keys of a folder tier's objects, found without the program under test."""
+    """Return the keys of the objects of a folder tier, found without the program under test."""
     return {key for key in contents(tier) if not key.startswith(".staging/")}
 
 
 def stored_chunk_bytes(stream: str) -> int:
-    """The bytes of all chunks of an intact test stream: its segments without their heads of 8 bytes."""
+    """Return the size of all chunks of an intact test stream: its segments without their 8-byte heads."""
     files = MANIFEST["streams"][stream]["files"]
     return sum(file["bytes"] - 8 for file in files if file["file"].endswith(".segment"))
 
 
 def expected_totals(stream: str) -> dict[str, object]:
-    """What `sync` must say of an intact test stream, from the manifest alone."""
+    """Return the totals that `sync` must report of an intact test stream, from the manifest alone."""
     known = MANIFEST["streams"][stream]
     return {
         "stream": stream,

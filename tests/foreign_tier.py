@@ -1,10 +1,10 @@
-"""A tier of a foreign layout, which is only read: a folder for each stream, a text file for each ledger.
+"""A read-only tier of a foreign layout: a folder for each stream, and a text file for each ledger.
 
     orders/0.1000.lines     the records from offset 0 on, one to a line, all of the time 1000 ms
     orders/20.1500.lines
 
-It has no chunks, no manifest, no writer and no checksum. Chunks are made when they are asked for. This is
-as much as `Catalogue` and `StreamView` leave to an author.
+It has no chunks, no manifest, no writer and no checksum. Chunks are made when they are requested. This is
+all that an author has to write for `Catalogue` and `StreamView`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECORDS_IN_CHUNK = 2
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """`lines://`, for whoever has `installed` it."""
+    """Declare `lines://`, if the plugin is `installed`."""
     return [Backend(name="lines", target="foreign_tier:open_url", schemes=("lines",), kind="catalogue")]
 
 
@@ -39,7 +39,7 @@ def open_url(url: str) -> LinesCatalogue:
 
 
 def installed(folder: Path, name: str = "lines", module: str = "foreign_tier") -> Path:
-    """Make `folder` one from which a plugin is found: a distribution that declares this module."""
+    """Turn `folder` into a distribution that declares this module as a plugin."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -91,7 +91,7 @@ class LinesCatalogue(Catalogue):
 
 
 class LinesView(EntryView):
-    """One folder as it was."""
+    """One folder, as it was at one moment."""
 
     def __init__(self, tree: EntryTree, folder: Path) -> None:
         super().__init__(tree)
@@ -114,7 +114,7 @@ class LinesView(EntryView):
 
 
 def write_lines(root: Path, stream: str, first_offset: int, timestamp_ms: int, lines: list[str]) -> None:
-    """Write one file, as the broker that has this layout would."""
+    """Write one file, as the broker with this layout would."""
     folder = root / stream
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{first_offset}.{timestamp_ms}.lines").write_text("".join(line + "\n" for line in lines))

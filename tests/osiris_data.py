@@ -1,4 +1,4 @@
-"""Real log files of RabbitMQ, with what is known of them: the ground that the format tests stand on.
+"""Real log files of RabbitMQ, and known facts about them: the basis of the format tests.
 
 `MANIFEST` was written beside the files by the program that made them; nothing in it was computed by the
 code under test.
@@ -22,32 +22,32 @@ INDEX_RECORD: Final = struct.Struct(">QqQIB")  # offset, timestamp, epoch, posit
 
 
 def body_of(i: int) -> bytes:
-    """The body of message `i`, the same in every stream."""
+    """Return the body of message `i`, the same in every stream."""
     pad = chr(97 + i % 26) * (40 + i * 7 % 64)
     return json.dumps({"seq": i, "key": f"k{i % 97}", "pad": pad}, separators=(",", ":")).encode()
 
 
 def segments(stream: str) -> list[Path]:
-    """The segment files of a stream, or of a torn case (`torn/<case>`), in order."""
+    """Return the segment files of a stream, or of a torn case (`torn/<case>`), in order."""
     return sorted((DATA / stream).glob("*.segment"))
 
 
 def chunks_in(segment: Path) -> bytes:
-    """The chunks of a segment, back to back: all that follows its head."""
+    """Return the chunks of a segment, back to back: everything after its head."""
     raw = segment.read_bytes()
     assert raw.startswith(SEGMENT_HEAD)
     return raw[len(SEGMENT_HEAD) :]
 
 
 def index_of(segment: Path) -> list[tuple[int, int, int, int, int]]:
-    """The index that osiris wrote beside a segment: offset, timestamp, epoch, position, type."""
+    """Return the index that osiris wrote beside a segment: offset, timestamp, epoch, position, type."""
     raw = segment.with_suffix(".index").read_bytes()
     assert raw.startswith(INDEX_HEAD)
     return list(INDEX_RECORD.iter_unpack(raw[len(INDEX_HEAD) :]))
 
 
 def chunks(stream: str) -> list[bytes]:
-    """Every stored chunk of an intact stream, cut at the positions of osiris' own indexes."""
+    """Return every stored chunk of an intact stream, cut at the positions in osiris' own indexes."""
     found = []
     for segment in segments(stream):
         raw = segment.read_bytes()
@@ -57,7 +57,7 @@ def chunks(stream: str) -> list[bytes]:
 
 
 def filter_values_of(chunk_number: int) -> list[bytes | None]:
-    """The filter values of the 250 messages of a chunk of `filtered`, as the manifest's note has them."""
+    """Return the filter values of the 250 messages of a chunk of `filtered`, from the manifest's note."""
     value = b"g%d" % (chunk_number % 8)
     if chunk_number % 7 == 6:
         return [None] * 250

@@ -1,7 +1,7 @@
-"""Writes a stream's folder as osiris would: segments and indexes from chunks, in one pass.
+"""A writer of stream folders like osiris: it makes segments and indexes from chunks, in one pass.
 
-Chunks come from an iterator and go to disk at once, so that a stream may be larger than memory. No file
-is synced.
+Chunks come from an iterator and are written at once, so a stream may be larger than memory. No file is
+synced.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def write_stream(
     segment_size_bytes: int = 500_000_000,
     segment_chunks: int = 256_000,
 ) -> int:
-    """Write `chunks`, which follow each other, into a new or empty `folder`; return the next offset.
+    """Write consecutive `chunks` into a new or empty `folder`, and return the next offset.
 
-    As in osiris, a new pair begins before the chunk that meets a segment of the given size or count.
+    As in osiris, a new pair begins before a chunk if the segment already has the given size or count.
     """
     folder.mkdir(parents=True, exist_ok=True)
     position = count = next_offset = 0
@@ -46,7 +46,7 @@ def write_stream(
 
 
 def append_chunks(folder: Path, chunks: Iterable[bytes]) -> None:
-    """Append to the newest pair of `folder`, as a broker does that still runs."""
+    """Append to the newest pair of `folder`, as a running broker does."""
     newest = max(folder.glob("*.segment"))
     with newest.open("ab") as segment, newest.with_suffix(".index").open("ab") as index:
         for chunk in chunks:
@@ -55,14 +55,14 @@ def append_chunks(folder: Path, chunks: Iterable[bytes]) -> None:
 
 
 def record_of(header: ChunkHeader, position: int) -> bytes:
-    """The index record of the chunk that begins at `position`."""
+    """Return the index record of the chunk that begins at `position`."""
     return INDEX_RECORD.pack(header.offset, header.timestamp_ms, header.epoch, position, header.type)
 
 
 def simple_chunks(
     count: int, *, first_offset: int = 0, records: int = 3, timestamps_ms: Iterable[int] | None = None
 ) -> Iterator[bytes]:
-    """Chunks of small messages, by default a quarter of a second apart."""
+    """Yield chunks of small messages, by default a quarter of a second apart."""
     steps = range(TIMESTAMP_MS, TIMESTAMP_MS + 250 * count, 250)
     for number, timestamp_ms in zip(range(count), timestamps_ms or steps, strict=True):
         offset = first_offset + number * records

@@ -1,4 +1,4 @@
-"""Mutants: the rules of the commit protocol, each with a way to take it out.
+"""Mutants: the rules of the commit protocol, each with a way to remove it.
 
 A test that never failed proves little. So every rule is removed by monkeypatching, alone, and the
 replay of its counterexample must then fail, with the harm that the protocol's text predicts.
@@ -30,7 +30,7 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import Body, Listed, ObjectStore
 from offload.errors import Conflict, Fenced, NotFound
 from offload.formats.checksums import crc32c
-from offload.formats.fragment import TRAILER, FragmentTrailer
+from offload.formats.fragment_trailer import TRAILER, FragmentTrailer
 from offload.formats.group import Group
 from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt, Leftover
@@ -50,7 +50,7 @@ from offload.upkeep import retention
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A rule taken out. `clause` is the rule's place in the protocol's text."""
+    """A removed rule. `clause` is the section of the rule in the protocol's text."""
 
     clause: str
     rule: str
@@ -136,7 +136,7 @@ async def _never_in(self: Any, tree: Tree) -> CommitVerdict:
     return CommitVerdict.OUT
 
 
-async def _adopt_any(store: Any, manifest: Manifest) -> list[Leftover]:
+async def _adopt_any(store: Any, manifest: Manifest, ring: Any = None) -> list[Leftover]:
     keys = StreamKeys(manifest.stream)
     found: list[Leftover] = []
     next_offset = manifest.next_offset
@@ -151,7 +151,9 @@ async def _adopt_any(store: Any, manifest: Manifest) -> list[Leftover]:
     return found
 
 
-async def _adopt_unchecked(store: Any, listed: Listed, *, stream: str, incarnation: UUID) -> Leftover:
+async def _adopt_unchecked(
+    store: Any, listed: Listed, *, stream: str, incarnation: UUID, ring: Any = None
+) -> Leftover:
     raw = await store.get(listed.key)
     trailer = FragmentTrailer.decode(raw[-TRAILER.size_bytes :], where=listed.key)
     return Leftover(entry=entry_of(trailer, crc32c(raw)), last_chunk_offset=0, last_chunk_checksum=0)
@@ -197,7 +199,7 @@ async def _offload_fenced_deletes(self: StreamWriter, handles: Sequence[ReadHand
 
 async def _delete_at_once(self: Any, attempt: Attempt) -> None:
     keys = StreamKeys(attempt.stream)
-    listed = [row.key async for row in self._fragments_of(keys, attempt.uid)]
+    listed = [row.key async for row in self._objects_of_attempt(keys, attempt.uid)]
     await self.store.delete(listed)
 
 
@@ -224,7 +226,7 @@ def _purge(self: Sweep, key: str, newest: int) -> bool:
 
 
 class _PutLater(StoreDecorator):
-    """A store that keeps its puts to itself."""
+    """A store that keeps its puts back."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -396,9 +398,9 @@ def _settles_jobs_too(self: Resolve, running: Running) -> bool:
     return running.writer != self.writer
 
 
-async def _adopt_of_jobs_too(store: Any, manifest: Manifest) -> list[Leftover]:
+async def _adopt_of_jobs_too(store: Any, manifest: Manifest, ring: Any = None) -> list[Leftover]:
     as_writers = tuple(replace(running, kind=AttemptKind.STREAM) for running in manifest.running)
-    return await _LEFTOVERS(store, replace(manifest, running=as_writers))
+    return await _LEFTOVERS(store, replace(manifest, running=as_writers), ring)
 
 
 _LEFTOVERS = adoption.find_leftovers
@@ -429,19 +431,23 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "2.1.4", "a success reply alone is never success", set_to((RootLog, "_look", _trust_success))
     ),
     "own id is accepted": Mutant(
-        "2.1.4", "one's own id under the number is no proof", set_to((RootLog, "_look", _trust_own_id))
+        "2.1.4",
+        "the writer's own id under the number is not a proof",
+        set_to((RootLog, "_look", _trust_own_id)),
     ),
     "own id unconfirmed": Mutant(
-        "2.1.3", "what was read is what was listed", set_to((RootLog, "_is_ours", _own_id_unconfirmed))
+        "2.1.3",
+        "the root that was read is the one that was listed",
+        set_to((RootLog, "_is_ours", _own_id_unconfirmed)),
     ),
     "exists is loss": Mutant(
         "2.1.5", "`exists` is never loss without looking", set_to((RootLog, "_look", _exists_is_loss))
     ),
     "lost roots are created again": Mutant(
-        "2.1.3", "where roots were lost, nothing is created", set_to((RootLog, "_look", _lost_is_not_landed))
+        "2.1.3", "nothing is created if roots were lost", set_to((RootLog, "_look", _lost_is_not_landed))
     ),
     "doubt is not decided by content": Mutant(
-        "2.1.3", "a change that is in is done", set_to((Append, "verdict", _never_in))
+        "2.1.3", "a change that is in is finished", set_to((Append, "verdict", _never_in))
     ),
     "fence by epoch only": Mutant(
         "2.2",
@@ -473,7 +479,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         ),
     ),
     "adopt unchecked": Mutant(
-        "2.6", "only what holds is adopted", set_to((adoption, "complete", _adopt_unchecked))
+        "2.6", "only sound fragments are adopted", set_to((adoption, "complete", _adopt_unchecked))
     ),
     "fenced deletes": Mutant(
         "2.7", "a fenced writer deletes nothing", set_to((StreamWriter, "offload", _offload_fenced_deletes))
@@ -504,44 +510,48 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "2.1", "a group is stored before the root that names it is created", _groups_after_the_root
     ),
     "groups made once": Mutant(
-        "2.8", "a writer that loses a number makes its groups anew for the next", _groups_made_once
+        "2.8", "a writer that loses a number makes its groups again for the next", _groups_made_once
     ),
     "wrong total of a group": Mutant(
         "2.1",
-        "an entry says of its group what that holds",
+        "the entry of a group agrees with the group",
         set_to((Group, "entry", _entry_of_another_total), (Manifest, "_check_totals", check_no_totals)),
     ),
     "wrong time of a group": Mutant(
-        "2.1", "an entry says of its group when it begins", set_to((Group, "entry", _entry_of_the_last_time))
+        "2.1",
+        "the entry of a group has the group's first time",
+        set_to((Group, "entry", _entry_of_the_last_time)),
     ),
     "trim from anywhere": Mutant(
         "2.10",
-        "a trim holds for the beginning that it was counted on",
+        "a trim is valid only for the beginning that it was counted on",
         set_to((Trim, "apply", _trim_from_anywhere), (Manifest, "_check_totals", check_no_totals)),
     ),
     "job: append without running": Mutant(
-        "2.10", "a job appends only what runs", set_to((Contribute, "apply", _contribute_without_running))
+        "2.10",
+        "a job appends only running attempts",
+        set_to((Contribute, "apply", _contribute_without_running)),
     ),
     "job: append what runs for another": Mutant(
         "2.10",
-        "a job appends only what runs as its own",
+        "a job appends only its own running attempts",
         set_to((Contribute, "apply", _contribute_what_runs_for_anyone)),
     ),
     "job: any incarnation": Mutant(
         "2.10",
-        "a job is of the incarnation that it began on",
+        "a job belongs to the incarnation that it began on",
         set_to((job_module.OfJob, "begun_on", _begun_on_any)),
     ),
     "job: doubt is not decided by content": Mutant(
-        "2.1.3", "a job's append that is in is done", set_to((Contribute, "verdict", _never_in))
+        "2.1.3", "a job's append that is in is finished", set_to((Contribute, "verdict", _never_in))
     ),
     "job: what was trimmed was in": Mutant(
         "2.1.3",
-        "a job is not told of an append that nothing shows",
+        "a job gets no result for an append that nothing shows",
         set_to((Contribute, "verdict", _in_where_trimmed)),
     ),
     "job: dropped with older writers": Mutant(
-        "2.10", "claims leave a job's attempts", set_to((Resolve, "settles", _settles_jobs_too))
+        "2.10", "claims keep the attempts of jobs", set_to((Resolve, "settles", _settles_jobs_too))
     ),
     "job: adopted": Mutant(
         "2.10",
@@ -553,43 +563,43 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "replace: whatever is named": Mutant(
         "2.11",
-        "only the very fragments that were copied are replaced",
+        "only the fragments that were copied are replaced",
         set_to(
             (Replace, "replaced", _replace_whatever_is_named), (Manifest, "_check_totals", check_no_totals)
         ),
     ),
     "replace: without running": Mutant(
-        "2.11", "only copies that run replace anything", set_to((Replace, "apply", _replace_without_running))
+        "2.11", "only running copies replace anything", set_to((Replace, "apply", _replace_without_running))
     ),
     "replace: what was trimmed": Mutant(
         "2.11",
-        "what begins below the stream is not replaced",
+        "fragments that begin below the stream are not replaced",
         set_to((Replace, "apply", _replace_what_was_trimmed)),
     ),
     "replace: the newest": Mutant(
         "2.11", "the newest fragment is not replaced", set_to((Replace, "apply", _replace_the_newest))
     ),
     "replace: a copy does not say so": Mutant(
-        "2.11", "an entry says that it is a copy's", set_to((Replace, "replaced", _replaced_unsaid))
+        "2.11", "the entry of a copy is marked", set_to((Replace, "replaced", _replaced_unsaid))
     ),
     "replace: copies are appended": Mutant(
         "2.11",
-        "what was announced as a copy is not appended",
+        "an attempt that was announced as a copy is not appended",
         set_to((job_module.OfJob, "own", _own_of_any_kind)),
     ),
     "replace: what is replaced never was": Mutant(
         "2.11",
-        "where a copy stands, nobody is told that an append was not in",
+        "if a copy is in its place, no append is reported as not in",
         set_to(*((owner, "verdict_on_entries", _no_copy_counts) for owner in (writer_module, job_module))),
     ),
     "replace: what is replaced was in": Mutant(
         "2.11",
-        "nor that it was",
+        "if a copy is in its place, no append is reported as in",
         set_to(*((owner, "verdict_on_entries", _any_copy_counts) for owner in (writer_module, job_module))),
     ),
     "replace: copies of anybody's": Mutant(
         "2.11",
-        "a copy keeps the token of what it copies",
+        "a copy keeps the token of its originals",
         set_to((replacing, "token_of", _no_token), (guest, "token_of", _no_token)),
     ),
     "reader: copies are read anew": Mutant(
@@ -604,7 +614,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "trim: counted before a replacement": Mutant(
         "2.11",
-        "a trim holds for the entries that it was counted on",
+        "a trim is valid only for the entries that it was counted on",
         set_to(
             (guest_module, "entries_before", _trim_whatever_is_named),
             (retention, "entries_before", _trim_whatever_is_named),

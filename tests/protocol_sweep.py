@@ -1,8 +1,8 @@
-"""A sweep for the tests of the protocol, by commit-protocol 2.8 and no shorter than that.
+"""A sweep for the tests of the protocol, exactly as commit-protocol 2.8 defines it.
 
-It is as bold as the rules allow, bolder than the product's: it keeps no grace period, which serves readers
-and never safety, no old roots, and nothing of a group that is trimmed in part but what lives. Its phases are
-apart, so that a test stalls it between any two of them.
+It deletes as much as the rules allow, and more than the product's. It keeps no grace period, which serves
+readers and not safety, and no old roots. Of a partly trimmed group it keeps only the live objects. Its phases
+are separate, so that a test can stall it between any two of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from offload.model.manifest import Manifest
 
 
 class Sweep:
-    """One round of one process: list, then load the newest root, then delete what that condemned."""
+    """One round of one process: list, then load the newest root, then delete the condemned objects."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -29,27 +29,27 @@ class Sweep:
         self.condemned: list[str] = []
 
     def phases(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
-        """The phases, in the order that 2.8 gives."""
+        """Return the phases, in the order of 2.8."""
         return self.list_objects, self.load_root, self.decide, self.delete
 
     async def run(self) -> None:
-        """All phases."""
+        """Run all phases."""
         for phase in self.phases():
             await phase()
 
     async def list_objects(self) -> None:
-        """What is there, fragments and groups: nothing that appears later is touched in this round."""
+        """List the existing fragments and groups. This round does not touch any later object."""
         for prefix in (KEYS.data, KEYS.groups):
             self.listed += [row.key async for row in self.process.store.list(prefix)]
 
     async def load_root(self) -> None:
-        """The newest root, confirmed."""
+        """Load the newest root, and confirm it."""
         self.root = await self.process.log.load_newest()
 
     async def decide(self) -> None:
-        """What no commit can ever name. Groups are followed, so this may stall too."""
+        """Find the objects that no commit can ever name. It loads groups, so it may stall too."""
         if self.root is None:
-            return  # never created, or its roots are lost: then nobody may sweep
+            return  # the stream was never created, or its roots are lost; then nobody may sweep
         await self._follow(self.root, self.root.entries)
         self.condemned = [key for key in self.listed if self._goes(self.root, key)]
 
@@ -60,15 +60,15 @@ class Sweep:
         return group is not None and self.condemns_group(root, key, group[1])
 
     def condemns(self, root: Manifest, key: str, attempt: UUID) -> bool:
-        """Not named, and of no running attempt. A tombstone names nothing."""
+        """Return True if the object is not named and not of a running attempt. A tombstone names nothing."""
         return key not in self.named and not root.runs(attempt)
 
     def condemns_group(self, root: Manifest, key: str, version: int) -> bool:
-        """Not named, and made for a root whose number is decided."""
+        """Return True if the group is not named, and was made for a root whose number is decided."""
         return key not in self.named and version <= root.version
 
     async def delete(self) -> None:
-        """Delete it, and every root below the newest; zombies go the same way."""
+        """Delete the condemned objects and every root below the newest, zombies included."""
         if self.condemned:
             await self.process.store.delete(self.condemned)
         if self.root is not None:
@@ -78,12 +78,12 @@ class Sweep:
                 await self.process.store.delete(older)
 
     def goes(self, key: str, newest: int) -> bool:
-        """Whether a root goes, where `newest` was the newest."""
+        """Return True if a root is deleted when `newest` is the newest."""
         version = KEYS.parse_root(key)
         return version is not None and version < newest
 
     async def _follow(self, root: Manifest, entries: Entries) -> None:
-        """Take note of everything below these entries of which something lives."""
+        """Record every object below these entries that is at least partly live."""
         for number, row in enumerate(entries):
             if int(row["first_offset"]) + int(row["records"]) > root.first_offset:
                 one = entries[number : number + 1]

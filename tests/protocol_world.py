@@ -1,4 +1,4 @@
-"""A world for the commit protocol: one bucket, any number of processes, and a judge over all of it.
+"""A world for the commit protocol: one bucket, any number of processes, and a judge of every change.
 
     world = World()
     w0 = world.process("w0")
@@ -10,8 +10,8 @@
     world.check()                          # every invariant held at every moment so far
 
 A process is a store with faults, an environment with seeded names and a clock that only sleeping
-moves, and an offloader over both. Nothing waits and no thread is started: the same calls give the
-same history. Everything a test does goes through public methods of the code under test.
+moves, and an offloader over both. Nothing waits and no thread is started, so the same calls give the
+same history. Tests use only public methods of the code under test.
 """
 
 from __future__ import annotations
@@ -62,45 +62,47 @@ T = TypeVar("T")
 STREAM: Final = "orders"
 KEYS: Final = StreamKeys(STREAM)
 CHUNK_RECORDS: Final = 2
-SETTLE_ROUNDS_MAX: Final = 10_000
+SETTLE_ROUNDS_MAX: Final = 100_000
 
 
 NOTHING_COMMITTED: Final = (TryAgain, Conflict, Misuse)
 """Errors of a commit that promise that the change is not in, and never will be.
 
-`Denied` is none of them: where the listing after a create is denied, a person must act either way.
+`Denied` is not one of them: if the listing after a create is denied, a person must act in any case.
 """
 
 
 TRACED: Final = (Claim, Prepare, Append, Announce, Contribute, Replace)
-"""Changes of which a history shows for ever whether they were in."""
+"""Changes whose commit a history shows for ever."""
 
 
 class Crash(BaseException):
-    """The process is gone. No program catches this."""
+    """The error that ends a process. No program catches it."""
 
 
 def records_of(offset: int, leader: int = 1) -> list[bytes]:
-    """The records of the chunk that this leader of the broker wrote at this offset."""
+    """Return the records of the chunk that this leader of the broker wrote at this offset."""
     by = b"" if leader == 1 else b", by leader %d" % leader
     return [b"record %d of orders%s" % (offset + i, by) for i in range(CHUNK_RECORDS)]
 
 
 def timestamp_ms_of(offset: int) -> int:
-    """When the record at this offset was written. Times rise with offsets, for a million of them."""
+    """Return the time of the record at this offset. Times rise with offsets, for a million of them."""
     return 1_700_000_000_000 + (offset if offset < 2**19 else (offset + 2**19) % 2**20)
 
 
 @cache
 def chunk(offset: int, leader: int = 1) -> bytes:
-    """The source's chunk that begins at this offset: the same for every writer under one leader."""
+    """Return the source's chunk at this offset: the same for every writer under one leader."""
     return build_chunk(
         records_of(offset, leader), offset=offset, timestamp_ms=timestamp_ms_of(offset), epoch=leader
     )
 
 
 def verdict(change: Change, manifest: Manifest) -> CommitVerdict:
-    """What the manifest shows of the change. All its entries stand in its root, so nothing is fetched."""
+    """Return the verdict of the manifest on the change. All entries are in the root, so nothing is
+    fetched.
+    """
     try:
         change.verdict(Tree(manifest, _no_group)).send(None)
     except StopIteration as done:
@@ -114,7 +116,7 @@ async def _no_group(manifest: Manifest, entry: Entries) -> Entries:
 
 
 def source(first_offset: int, next_offset: int) -> bytes:
-    """The source's bytes of a range of offsets that begins and ends with a chunk."""
+    """Return the source's bytes of a range of offsets that begins and ends with a chunk."""
     return b"".join(map(chunk, range(first_offset, next_offset, CHUNK_RECORDS)))
 
 
@@ -151,10 +153,10 @@ class Ledger(ReadHandle):
 
 
 class ResendingClient(StoreDecorator):
-    """A client library that sends a create again when it hears no answer, as SDKs do."""
+    """A client library that repeats a create without an answer, as SDKs do."""
 
     async def create(self, key: str, data: bytes) -> None:
-        """At most twice."""
+        """Create the object, with at most two requests."""
         try:
             await self.inner.create(key, data)
         except OutcomeUnknown:
@@ -162,9 +164,9 @@ class ResendingClient(StoreDecorator):
 
 
 class WitnessedOffloader(ObjectStoreOffloader):
-    """Keeps what became of each commit: the manifest that was returned, or the error.
+    """An offloader that records the result of each commit: the returned manifest, or the error.
 
-    `factor` is the branching factor, whatever the tier's anchor says; without it, what that says.
+    `factor` is the branching factor; without it, the tier's anchor decides.
     """
 
     def __init__(self, *args: Any, factor: int | None = None, **options: Any) -> None:
@@ -173,14 +175,14 @@ class WitnessedOffloader(ObjectStoreOffloader):
         self.commits: list[tuple[Change, Manifest | OffloadError]] = []
 
     def log(self, stream: str) -> RootLog:
-        """As the offloader's, but for the branching factor."""
+        """Return the offloader's log, with this branching factor."""
         log = super().log(stream)
         return log if self.factor is None else replace(log, factor=self.factor)
 
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
-        """As the offloader does."""
+        """Commit as the offloader does, and record the result."""
         try:
             manifest = await super().commit_manifest(stream, change, base=base, committer=committer)
         except OffloadError as error:
@@ -191,7 +193,7 @@ class WitnessedOffloader(ObjectStoreOffloader):
 
 
 class Process:
-    """One process at the bucket. Made by `World.process`."""
+    """A process that uses the bucket, made by `World.process`."""
 
     def __init__(
         self, world: World, name: str, *, wrap: Callable[[ObjectStore], ObjectStore], chunks_per_fragment: int
@@ -234,22 +236,22 @@ class Process:
 
     @property
     def log(self) -> RootLog:
-        """The stream's roots as this process sees them."""
+        """Return the stream's roots as this process sees them."""
         return RootLog(store=self.store, stream=STREAM, env=self.env)
 
     @property
     def holder(self) -> StreamWriter:
-        """The writer that this process believes to be."""
+        """Return the writer that this process believes itself to be."""
         assert self.writer is not None, f"{self.name} never claimed"
         return self.writer
 
     @property
     def guest(self) -> Job:
-        """The job that this process does."""
+        """Return the job that this process runs."""
         assert self.job is not None, f"{self.name} never began a job"
         return self.job
 
-    # What a process does. Each is a coroutine, to be run free or stepped.
+    # The actions of a process. Each is a coroutine that a test runs freely or in steps.
 
     async def claim(self, *, first_offset: int = 0, source_epoch: int = 0) -> StreamWriter:
         """Load the newest root, claim on it, resolve."""
@@ -284,7 +286,7 @@ class Process:
         await self.holder.append(receipts)
 
     async def begin_job(self, *, uid: UUID | None = None) -> Job:
-        """Begin a job, which is nobody's stream."""
+        """Begin a job, which does not claim the stream."""
         self.job = await Job.begin(self.offloader, STREAM, uid=uid, env=self.env)
         return self.job
 
@@ -293,7 +295,7 @@ class Process:
         return (await self.guest.prepare([ledger.ledger_id for ledger in ledgers], token=token))[1]
 
     async def copy(self, ledgers: Sequence[Ledger], attempts: Sequence[Attempt]) -> list[Receipt]:
-        """Copy the job's ledgers, as its workers do."""
+        """Upload the job's ledgers, as its workers do."""
         manifest = self.guest.manifest
         return [
             await self.offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
@@ -301,13 +303,13 @@ class Process:
         ]
 
     async def do_job(self, *ledgers: Ledger) -> None:
-        """Begin, announce, copy and contribute: a whole job."""
+        """Run a whole job: begin, announce, copy and contribute."""
         await self.begin_job()
         receipts = await self.copy(ledgers, await self.announce(*ledgers))
         await self.guest.append(receipts)
 
     async def plan(self, first_offset: int, next_offset: int) -> FragmentRun:
-        """The fragments of a range, as this process's newest manifest has them, for a compaction."""
+        """Return the fragments of a range in this process's newest manifest, for a compaction."""
         tree = self.offloader.tree(await self.offloader.load_manifest(STREAM))
         entries = []
         while first_offset < next_offset:
@@ -324,25 +326,25 @@ class Process:
         return await copy_run(self.offloader, run, attempt, manifest=manifest)
 
     async def compact(self, first_offset: int, next_offset: int) -> None:
-        """Begin a job, and put one fragment in the place of those of a range."""
+        """Begin a job, and replace the fragments of a range by one."""
         await self.begin_job()
         run = await self.plan(first_offset, next_offset)
         await self.guest.replace(run.entries, [await self.copy_run(run)])
 
     async def trim(self, before_offset: int) -> None:
-        """Drop the fragments that end at or below this offset, as a guest: the stream is not claimed."""
+        """Trim the fragments that end at or below this offset, as a guest without a claim."""
         await trim(self.offloader, STREAM, Retention(before_offset=before_offset), env=self.env)
 
     async def delete_stream(self) -> None:
-        """Put a tombstone in the stream's place, as a guest."""
+        """Delete the stream as a guest, which leaves a tombstone."""
         await delete_stream(self.offloader, STREAM, env=self.env)
 
     async def offload(self, *ledgers: Ledger) -> None:
-        """Prepare, copy and commit: the whole run."""
+        """Prepare, copy and commit a ledger."""
         await self.holder.offload(ledgers)
 
     async def claim_and_offload(self, *ledgers: Ledger) -> None:
-        """Claim, then copy and commit what of these ledgers is not committed yet."""
+        """Claim, then copy and commit the uncommitted ones of these ledgers."""
         await self.claim()
         left = [ledger for ledger in ledgers if ledger.next_offset > self.holder.manifest.next_offset]
         if left and left[0].first_offset < self.holder.manifest.next_offset:
@@ -350,7 +352,7 @@ class Process:
         if left:
             await self.offload(*left)
 
-    # Stepping: a started job stalls before each of its requests until it is told to go on.
+    # Stepping: a started job stalls before each of its requests until a test lets it continue.
 
     def start(self, job: Coroutine[Any, Any, Any]) -> Self:
         """Begin a job, and stall it before its first request."""
@@ -361,7 +363,7 @@ class Process:
         return self
 
     def step(self, fault: Fault | None = None) -> None:
-        """Let the stalled request happen, with a fault or without, up to the next one or the end."""
+        """Let the stalled request happen, with or without a fault, up to the next one or the end."""
         assert self._gate is not None, f"{self.name} does not stall"
         rule = Rule(fault, nth=1) if fault else None
         if rule:
@@ -372,7 +374,9 @@ class Process:
             self.store.rules.remove(rule)
 
     def run_to(self, operation: str, key: str = "*", *, times: int = 1) -> Self:
-        """Go on until the job stalls before such a request (the n-th from here), which did not happen yet."""
+        """Continue until the job stalls before such a request (the n-th from here), which has not
+        happened yet.
+        """
         while True:
             assert self.parked is not None, f"{self.name} ended before {operation} of {key}"
             if fnmatchcase(self.parked.operation, operation) and fnmatchcase(self.parked.key, key):
@@ -382,7 +386,7 @@ class Process:
             self.step()
 
     def finish(self) -> Any:
-        """Go on to the end; the job's result or error."""
+        """Continue to the end, and return the job's result or raise its error."""
         assert self.task is not None
         self._gated = False
         if self._gate is not None:
@@ -390,7 +394,7 @@ class Process:
         return self.world.run_task(self.task)
 
     def crash(self) -> None:
-        """End the process where it stands. Requests that are under way may still land."""
+        """End the process at this moment. Requests in flight may still take effect."""
         self.dead = True
         if self._gate is not None:
             self._open()
@@ -398,7 +402,7 @@ class Process:
             self._settle()
 
     def cancel(self) -> None:
-        """Cancel the stalled job, as a caller's timeout does. The process lives on."""
+        """Cancel the stalled job, as a caller's timeout does. The process continues to exist."""
         assert self.task is not None
         self.task.cancel()
         self._gated = False
@@ -407,7 +411,7 @@ class Process:
 
     @property
     def busy(self) -> bool:
-        """Whether a started job has not ended."""
+        """Return True if a started job has not ended."""
         return self.task is not None and not self.task.done()
 
     def _open(self) -> None:
@@ -427,7 +431,7 @@ class Process:
         self.world.loop.run_until_complete(settled())
 
     async def _before(self, operation: str, key: str) -> None:
-        # The store calls `after` only where it did not refuse, so a refusal is not heard here.
+        # The store calls `after` only if it did not refuse, so refusals are not recorded here.
         unheard = self.crash_after is not None and len(self.store.calls) > self.crash_after
         self._die_if(self.dead or unheard)
         if self._gated:
@@ -461,12 +465,14 @@ class Process:
 
 
 class World:
-    """See the module's head."""
+    """A world, as the module's docstring describes it."""
 
     def __init__(self, seed: int = 0, *, empty: bool = False, factor: int = 2) -> None:
-        """A tier whose groups take `factor` entries: so few that four fragments make groups of two kinds.
+        """Make a tier whose groups take `factor` entries: so few that four fragments make groups of two
+        kinds.
 
-        Empty, it is no tier yet. An offloader that makes one knows only one factor, so it is told.
+        An empty bucket is not a tier yet. An offloader makes tiers with the default factor, so it gets
+        this one.
         """
         self.seed = seed
         self.factor_of_offloaders = factor if empty else None
@@ -491,7 +497,7 @@ class World:
         self._runner.close()
         for process in self.processes:
             if process.task is not None and not process.task.cancelled():
-                process.task.exception()  # seen, so that nobody warns of it
+                process.task.exception()  # the error is retrieved, so that asyncio does not warn about it
 
     def process(
         self,
@@ -501,7 +507,7 @@ class World:
         opened: bool = True,
         chunks_per_fragment: int = 1,
     ) -> Process:
-        """A new process. Opened, it has seen the tier's anchor already."""
+        """Make a new process. If it is `opened`, it has already read the tier's anchor."""
         process = Process(self, name, wrap=wrap, chunks_per_fragment=chunks_per_fragment)
         self.processes.append(process)
         if opened:
@@ -510,7 +516,7 @@ class World:
         return process
 
     def ledger(self, first_offset: int, next_offset: int) -> Ledger:
-        """A ledger of the source."""
+        """Return a ledger of the source."""
         return Ledger(first_offset, next_offset)
 
     def run(self, job: Coroutine[Any, Any, T]) -> T:
@@ -518,38 +524,38 @@ class World:
         return self.run_task(self.loop.create_task(_ungrouped(job)))
 
     def run_task(self, task: asyncio.Task[T]) -> T:
-        """Run until the task ends; its result or error."""
+        """Run until the task ends, and return its result or raise its error."""
         return self.loop.run_until_complete(task)
 
     @property
     def root(self) -> Root:
-        """The newest root, as the judge reads it."""
+        """Return the newest root, as the judge reads it."""
         assert self.judge.root is not None
         return self.judge.root
 
     @property
     def fragments(self) -> set[str]:
-        """The keys of all fragments that exist."""
+        """Return the keys of all existing fragments."""
         return {key for key in self.objects if key.startswith(KEYS.data)}
 
     @property
     def groups(self) -> set[str]:
-        """The keys of all groups that exist."""
+        """Return the keys of all existing groups."""
         return {key for key in self.objects if KEYS.parse_group(key)}
 
     @property
     def roots(self) -> list[int]:
-        """The numbers of all roots that exist, in order."""
+        """Return the numbers of all existing roots, in order."""
         numbers = map(KEYS.parse_root, self.objects)
         return sorted(number for number in numbers if number is not None)
 
     def newest(self) -> Manifest:
-        """The newest root, decoded by the code under test, for tests that make one by hand."""
+        """Return the newest root, decoded by the code under test, for tests that make one by hand."""
         key = KEYS.root(self.roots[-1])
         return decode_root(self.objects[key], where=key)
 
     def tombstone(self) -> Manifest:
-        """Delete the stream by hand (2.7): no process asks, so none of them is disturbed."""
+        """Delete the stream by hand (2.7), without disturbing any process."""
         base = self.newest()
         tomb = replace(
             Delete(incarnation=base.incarnation).apply(base),
@@ -562,10 +568,10 @@ class World:
         return tomb
 
     def rebuilding(self) -> None:
-        """Lose all roots and put up the fence of a rebuild by hand (2.9, step 1)."""
+        """Lose all roots, and create the fence of a rebuild by hand (2.9, step 1)."""
         base = self.newest()
         fence = replace(
-            Delete(incarnation=base.incarnation).apply(base),  # it names nothing either
+            Delete(incarnation=base.incarnation).apply(base),  # a tombstone names nothing either
             version=base.version + 2**32,
             state=StreamState.REBUILDING,
             writer=UUID(int=98),
@@ -577,38 +583,38 @@ class World:
 
     @property
     def history(self) -> list[Root]:
-        """The true history: every root that was newest once, in order."""
+        """Return the true history: every root that was the newest at some time, in order."""
         return [self.judge.history[number] for number in sorted(self.judge.history)]
 
     def check(self) -> None:
-        """Raise an `AssertionError` where any invariant was broken at any moment so far."""
+        """Raise `AssertionError` if any invariant was broken at any moment so far."""
         assert not self.judge.violations, self.judge.violations[0]
 
     def check_nothing_is_left(self) -> None:
-        """Raise an `AssertionError` unless the newest root names every fragment and every group there is."""
+        """Raise `AssertionError` unless the newest root names every existing fragment and group."""
         for keys, named in ((self.fragments, self.root.named), (self.groups, self.root.groups)):
             assert {key.rpartition("/")[2] for key in keys} == set(named)
 
     def check_what_was_told(self) -> None:
-        """See `check_told`."""
+        """Check the results of all commits with `check_told`."""
         check_told(self.judge, ((process.name, process.offloader.commits) for process in self.processes))
 
 
 def check_told(
     judge: Judge, told: Iterable[tuple[str, Sequence[tuple[Change, Manifest | OffloadError]]]]
 ) -> None:
-    """Each commit that returned is in the history; each that raised what promises otherwise is not."""
+    """Check that each commit that returned is in the history, and each that promised otherwise is not."""
     for name, commits in told:
         for change, result in commits:
             if not isinstance(result, OffloadError):
                 is_in = _was_in(judge, change) or _is_named(judge, change)
-                assert is_in, f"{name} was told of a commit that never was"
+                assert is_in, f"{name} got a success for a commit that is not in"
             elif isinstance(result, NOTHING_COMMITTED) and isinstance(change, TRACED):
-                assert not _was_in(judge, change), f"{name} was told untruly: {result}"
+                assert not _was_in(judge, change), f"{name} got a wrong result: {result}"
 
 
 def _was_in(judge: Judge, change: Change) -> bool:
-    """Whether the true history ever showed the change. True for one without a trace."""
+    """Return True if the true history ever showed the change, or if the change leaves no trace."""
     roots = judge.history.values()
     if isinstance(change, Claim):
         return any(root.writer == change.writer.bytes for root in roots)
@@ -634,7 +640,7 @@ def _was_in(judge: Judge, change: Change) -> bool:
 
 
 def _is_named(judge: Judge, change: Change) -> bool:
-    """Whether somebody named the fragment that an append speaks of. No manifest shows who it was."""
+    """Return True if any root named the fragment of an append. No manifest shows whose commit it was."""
     if not isinstance(change, Append | Contribute) or not change.entries:
         return False
     last = change.entries[-1]
@@ -642,7 +648,7 @@ def _is_named(judge: Judge, change: Change) -> bool:
 
 
 async def _ungrouped(job: Coroutine[Any, Any, T]) -> T:
-    """A crash as itself, whichever group of tasks it ended."""
+    """Return the crash itself out of the exception group of the tasks that it ended."""
     try:
         return await job
     except BaseExceptionGroup as group:
@@ -652,7 +658,7 @@ async def _ungrouped(job: Coroutine[Any, Any, T]) -> T:
 
 
 class _Inline(ThreadPoolExecutor):
-    """Runs what is submitted at once, in the caller's thread: nothing depends on a scheduler."""
+    """An executor that runs each call at once in the caller's thread, so no scheduler matters."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -1,4 +1,4 @@
-"""Backends of each kind for tests of sessions. What they opened is noted, and who closed it."""
+"""Backends of each kind for tests of sessions. They record every opening and closing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from offload.store.memory import MemoryStore
 from offload.store.prefix import PrefixStore
 
 OBJECTS: dict[str, dict[str, bytes]] = {}
-"""The objects of each bucket, in whichever process they are."""
+"""The objects of each bucket in this process."""
 
 MADE: list[Bucket] = []
 CLOSED: list[str] = []
@@ -33,7 +33,7 @@ CONTEXTS: list[OpeningContext | None] = []
 
 
 class Bucket(MemoryStore):
-    """Counts how many puts are under way, over all clients of a host, and fails if it is told to."""
+    """A bucket that counts the puts in progress, over all clients of a host, and fails on request."""
 
     running = 0
     most = 0
@@ -71,7 +71,7 @@ class Bucket(MemoryStore):
 
 
 class Own(ObjectStoreOffloader):
-    """An offloader that a backend makes by itself."""
+    """An offloader that a backend makes itself."""
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -102,7 +102,7 @@ def open_plain(url: str, *, options: Mapping[str, Any]) -> Catalogue:
 
 
 class NotedSource:
-    """What a session needs to know of a source: that it can be closed."""
+    """A source that only records its closing, which is all that a session needs."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -134,7 +134,7 @@ SOURCE = SourceType(name="noted", target=f"{HERE}:NotedSource", schemes=("noted"
 
 
 def plugins() -> Plugins:
-    """These backends, and a memory without what earlier tests did."""
+    """Return these backends, and forget the records of earlier tests."""
     for noted in (OBJECTS, MADE, CLOSED, CONTEXTS):
         noted.clear()
     Bucket.running = Bucket.most = 0

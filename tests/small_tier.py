@@ -1,10 +1,10 @@
-"""A small tier in memory with one object of every kind, so that each of its bytes can be damaged in turn.
+"""A small tier in memory with one object of every kind. Tests damage each of its bytes in turn.
 
-Two streams: `tiny`, as RabbitMQ wrote it, and `marked`, whose chunks have bloom filters and tracking
-trailers, with tracking chunks between them. `marked` was synced twice, so there are superseded roots and
-two ledgers; and two writers crashed on it, each with a fragment uploaded: the attempt of the first was
-dropped by the second, whose own still runs. Groups take two entries here, so the first two of its three
-fragments are in one.
+It has two streams: `tiny`, as RabbitMQ wrote it, and `marked`, whose chunks have bloom filters and tracking
+trailers, with tracking chunks between them. `marked` was synced twice, so it has superseded roots and two
+ledgers. Two writers crashed on it, each after the upload of a fragment. The second dropped the attempt of
+the first, and its own is still running. Groups take two entries here, so the first two of the three
+fragments of `marked` are in a group.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from offload.streams.handles import CutHandle
 
 Objects = dict[str, bytes]
 Delivered = list[tuple[int, int, bytes]]
-"""Offset, timestamp and body of each message."""
+"""The offset, timestamp and body of each message."""
 
 MARKED_MESSAGES = 5 * 4
 
 
 def marked_chunks(count: int, *, first_number: int = 0) -> list[bytes]:
-    """Pairs of a user chunk of 4 messages, with filter and trailer, and a tracking chunk behind it."""
+    """Return pairs of a user chunk of 4 messages, with filter and trailer, and a tracking chunk behind it."""
     chunks = []
     for number in range(first_number, first_number + count):
         offset, timestamp_ms = number * 5, 1000 * number
@@ -63,14 +63,14 @@ def marked_chunks(count: int, *, first_number: int = 0) -> list[bytes]:
 
 
 def make(folder: Path) -> Objects:
-    """The tier's objects. `folder` takes the source while it is built."""
+    """Return the objects of the tier. `folder` holds the source while the tier is built."""
     return asyncio.run(_make(folder))
 
 
 def read(
     objects: Mapping[str, bytes], stream: str, first_offset: int = 0
 ) -> tuple[Delivered, OffloadError | None]:
-    """What a reader is given from this offset on, and the error that ends it, if one does."""
+    """Return the messages that a reader gets from this offset on, and the error that ends it, if any."""
     return asyncio.run(_read(dict(objects), stream, first_offset))
 
 
@@ -97,7 +97,7 @@ async def _sync(source: Path, offloader: ObjectStoreOffloader) -> None:
 
 
 async def _upload_and_crash(source: Path, offloader: ObjectStoreOffloader) -> None:
-    """A writer that claims the stream, adopts nothing, uploads what is new, and is gone."""
+    """Run a writer that claims the stream, adopts nothing, uploads the new data, and crashes."""
 
     async def never(leftover: Leftover) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""A tier in memory whose data store cannot create only if absent, beside a commit store that can."""
+"""A tier in memory whose data store overwrites on create, with a commit store that does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOTS = "memory://roots"
 
 
 class Overwriting(MemoryStore):
-    """Says "done" to a create of what exists, and overwrites; whoever asks for its capabilities learns it."""
+    """A store that overwrites on create and reports success. Its capabilities declare this."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -28,7 +28,7 @@ class Overwriting(MemoryStore):
 def split_tier(
     data: dict[str, bytes], roots: dict[str, bytes], *, plan: TierPlan | None = None
 ) -> ObjectStoreOffloader:
-    """Opens `memory://roots` and nothing else as a commit store."""
+    """Return a tier on these objects that can open only `memory://roots` as a commit store."""
 
     def open_store(url: str) -> ObjectStore:
         if url != ROOTS:

@@ -1,4 +1,4 @@
-"""A yard for sweeps: one stream in memory, its writer, and sweeps that stall before any of their requests.
+"""A test yard for sweeps: one stream in memory, its writer, and sweeps that stall before any request.
 
     yard = Yard(factor=2)
     attempt = yard.prepare()
@@ -8,11 +8,11 @@
     sweep.step()                       # one request of its store
     report = sweep.finish()
 
-Fragments hold nothing: a sweep never looks into them. Nothing needs an event loop, because a store in memory
-gives way once for each request and waits for nothing else; so a coroutine is driven by hand.
+Fragments are empty, because a sweep never reads them. Nothing needs an event loop: a store in memory yields
+once for each request and waits for nothing else, so the tests drive coroutines by hand.
 
-`Objects` looks at each change at the moment it happens, by its own reading of roots and groups, and raises
-where something went that is named, or where a root names what is not there.
+`Objects` checks each change at the moment it happens, with its own decoder of roots and groups. It raises if
+a named object is deleted, or if a root names an absent object.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Objects(dict[str, bytes]):
-    """A bucket that watches over what is named."""
+    """A bucket that protects named objects."""
 
     def __setitem__(self, key: str, data: bytes) -> None:
         super().__setitem__(key, data)
@@ -62,7 +62,7 @@ class Objects(dict[str, bytes]):
             assert not missing, f"root {self.newest()} names what is not there: {missing}"
 
     def pop(self, key: str, default: Any = None) -> Any:
-        """Remove, if that may be."""
+        """Remove an object, or raise if it is named."""
         assert key not in STRANGERS, f"{key} is not ours"
         assert not key.endswith("anchor"), f"{key} was deleted"
         assert key != KEYS.root(self.newest()), "the newest root was deleted"
@@ -70,17 +70,19 @@ class Objects(dict[str, bytes]):
         return super().pop(key, default)
 
     def newest(self) -> int:
-        """The number of the newest root; 0 where there is none."""
+        """Return the number of the newest root; 0 if there is none."""
         found = (re.fullmatch(r"orders/metadata/root\.([0-9]{20})\.manifest", key) for key in self)
         return max((int(match[1]) for match in found if match), default=0)
 
     def root(self) -> Manifest | None:
-        """The newest root."""
+        """Return the newest root."""
         key = KEYS.root(self.newest())
         return decode_root(self[key], where=key) if key in self else None
 
     def named(self, *, dead: bool = False) -> set[str]:
-        """The keys of all live fragments, and of all groups that lead to one; or of `dead` ones too."""
+        """Return the keys of all live fragments and of the groups above them; with `dead`, of dead
+        ones too.
+        """
         root = self.root()
         return set() if root is None else self._below(root.entries, 0 if dead else root.first_offset)
 
@@ -97,7 +99,7 @@ class Objects(dict[str, bytes]):
             if kind == 0:
                 named.add(f"orders/data/{first:020d}.{uid}.fragment")
                 continue
-            version = int(entry["ledger_id"])
+            version = int(entry["root_version"])
             key = f"orders/groups/{first:020d}.{version:020d}.{uid}.{SUFFIXES[kind]}"
             named.add(key)
             if key in self:
@@ -106,20 +108,20 @@ class Objects(dict[str, bytes]):
 
 
 class Crash(BaseException):
-    """The process is gone. No program catches this."""
+    """The error that ends a process. No program catches it."""
 
 
 class Stalled(Generic[T]):
-    """A coroutine between two of its requests."""
+    """A coroutine that stalls between two of its requests."""
 
     def __init__(self, job: Coroutine[Any, Any, T]) -> None:
         self.job = job
         self.over = False
         self.results: list[T] = []
-        """One, once the job has returned."""
+        """A list with the result, as soon as the job has returned."""
 
     def step(self) -> bool:
-        """Let the next request happen; False once the job has ended."""
+        """Let the next request happen. Return False if the job has ended."""
         if not self.over:
             try:
                 self.job.send(None)
@@ -129,13 +131,13 @@ class Stalled(Generic[T]):
         return not self.over
 
     def finish(self) -> T:
-        """Go on to the end."""
+        """Continue to the end, and return the result."""
         while self.step():
             pass
         return self.results[0]
 
     def crash(self) -> None:
-        """End it where it stands. Nothing here asks the store on its way out."""
+        """End the coroutine at this point. It sends no more requests."""
         if not self.over:
             self.over = True
             with suppress(Crash, StopIteration):
@@ -148,7 +150,7 @@ def run(job: Coroutine[Any, Any, T]) -> T:
 
 
 class Yard:
-    """See the module's head."""
+    """A yard, as the module's docstring describes it."""
 
     def __init__(self, *, factor: int = 3, seed: int = 0) -> None:
         self.random = Random(seed)
@@ -175,26 +177,26 @@ class Yard:
 
     @property
     def log(self) -> RootLog:
-        """The roots as a process sees them that has just begun."""
+        """Return the roots as a new process sees them."""
         return RootLog(store=self.store, stream=STREAM, env=self.env, factor=self.factor)
 
     @property
     def base(self) -> Manifest:
-        """The manifest that the writer holds."""
+        """Return the manifest that the writer holds."""
         assert self.manifest is not None
         return self.manifest
 
     def committing(self, change: Change) -> Coroutine[Any, Any, Manifest]:
-        """A commit, to be stalled."""
+        """Return a commit that a test can stall."""
         return self.log.commit(change, base=self.manifest, committer=self.writer)
 
     def commit(self, change: Change) -> Manifest:
-        """A commit."""
+        """Commit a change."""
         self.manifest = run(self.committing(change))
         return self.manifest
 
     def claim(self) -> None:
-        """Take the stream; where it was deleted, it is born again."""
+        """Claim the stream. A deleted stream begins again."""
         self.writer = self.env.uuid()
         self.commit(Claim(stream=STREAM, writer=self.writer, first_offset=0))
 
@@ -206,7 +208,7 @@ class Yard:
         return attempt
 
     def upload(self, attempt: UUID, *, records: int = 1) -> str:
-        """Put the attempt's next fragment; its key."""
+        """Put the attempt's next fragment, and return its key."""
         before = self.uploaded[attempt]
         first = before[-1].next_offset if before else self.base.next_offset
         entry = Entry(
@@ -228,16 +230,16 @@ class Yard:
         return key
 
     def appending(self, attempt: UUID) -> Append:
-        """The change that names what the attempt uploaded, and ends it."""
+        """Return the change that names the uploads of the attempt, and ends it."""
         return Append(writer=self.writer, entries=self.uploaded.pop(attempt), finished=frozenset({attempt}))
 
     def fits(self, attempt: UUID) -> bool:
-        """Whether what the attempt uploaded can be named now."""
+        """Return True if the uploads of the attempt can be named now."""
         entries = self.uploaded[attempt]
         return bool(entries) and entries[0].first_offset == self.base.next_offset
 
     def append(self, attempt: UUID) -> None:
-        """Name what the attempt uploaded."""
+        """Commit the uploads of the attempt."""
         self.commit(self.appending(attempt))
 
     def abort(self, attempt: UUID) -> None:
@@ -246,7 +248,7 @@ class Yard:
         self.commit(Abort(attempts=frozenset({attempt})))
 
     def fragments(self, count: int, *, records: int = 1) -> list[str]:
-        """Append so many fragments, each by a commit of its own; their keys."""
+        """Append so many fragments, each in its own commit, and return their keys."""
         keys = []
         for _ in range(count):
             attempt = self.prepare()
@@ -255,11 +257,11 @@ class Yard:
         return keys
 
     def boundaries(self) -> list[int]:
-        """The offsets to which the stream can be trimmed."""
+        """Return the offsets to which the stream can be trimmed."""
         return [entry.next_offset for entry in self._live()]
 
     def trim(self, first_offset: int) -> None:
-        """Drop what ends at or below this offset."""
+        """Trim the fragments that end at or below this offset."""
         live = self._live()
         gone = [entry for entry in live if entry.next_offset <= first_offset]
         begins = [True, *(one.ledger_id != two.ledger_id for one, two in pairwise(live))]
@@ -282,21 +284,21 @@ class Yard:
         )
 
     def delete(self) -> None:
-        """Put up a tombstone."""
+        """Delete the stream, which leaves a tombstone."""
         self.uploaded.clear()
         self.commit(Delete(incarnation=self.base.incarnation))
 
     @property
     def is_deleted(self) -> bool:
-        """Whether a tombstone stands."""
+        """Return True if the newest root is a tombstone."""
         return self.base.state is StreamState.DELETED
 
     def sweeper(self, *, grace_seconds: float = 3600, page_keys_max: int = 5) -> Sweeper:
-        """A sweeper that remembers."""
+        """Return a sweeper that remembers earlier sweeps."""
         return Sweeper(self.store, grace_seconds=grace_seconds, env=self.env, page_keys_max=page_keys_max)
 
     def garbage(self) -> set[str]:
-        """All that stands and has no reason to."""
+        """Return all objects that a sweep should have deleted."""
         root = self.objects.root()
         assert root is not None
         groups = {key for key in self.objects.named(dead=True) if not key.endswith(".fragment")}

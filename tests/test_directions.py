@@ -1,4 +1,4 @@
-"""The folders are the architecture: who may import whom, read from the code itself."""
+"""Tests of the directions of imports between packages and rooms, read from the code itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +16,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BACKENDS = sorted(folder.name for folder in (ROOT / "backends").iterdir() if folder.name[0] not in "._")
 FOUND_BY_SPARK = "pyspark_offload"
-"""What Spark finds by its name: no plugin of ours, and nothing but a way to one."""
+"""The package that Spark finds by its name. It is not a plugin of ours, and only leads to one."""
 SHARED = "offload_cloud"
-"""What the backends of distant stores share: no backend and no plugin itself."""
+"""The package that cloud backends share. It is neither a backend nor a plugin."""
 PLUGINS = sorted(folder.name for folder in (ROOT / "plugins").iterdir() if folder.name[0] not in "._")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DECLARING = {module.partition(".")[0] for module in PROJECT["entry-points"]["offload"].values()}
-"""The packages that discovery asks for declarations."""
+"""The packages whose declarations discovery imports."""
 HOMES = {
     "offload": ROOT,
     "offload_conformance": ROOT / "conformance",
@@ -39,18 +40,19 @@ ROOMS = {
     "streams": "ground, model, formats, contracts, commit",
     "upkeep": "ground, model, formats, contracts, store, commit, native, streams",
     "session": "ground, model, formats, contracts, store, commit, native, streams, upkeep",
-    "cli": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session",
+    "service": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session",
+    "cli": "ground, model, formats, contracts, store, commit, native, streams, upkeep, session, service",
 }
-"""The rooms of the core, each with those that it may import."""
+"""The rooms of the core, each with the rooms that it may import."""
 ROOM_OF_FILE = {
-    **dict.fromkeys(("errors", "env", "tasks", "urls", "late", "extras"), "ground"),
+    **dict.fromkeys(("errors", "env", "tasks", "urls", "late", "extras", "tracing"), "ground"),
     **dict.fromkeys(("__init__", "plugins", "session", "opening", "blocking"), "session"),
 }
-"""Modules of the core that lie in no folder. `__init__` gives out the public names of all rooms."""
+"""Modules of the core outside folders. `__init__` exports the public names of all rooms."""
 
 
 class Import(NamedTuple):
-    """One import: which file does it, on which line, of which module."""
+    """One import, with its file, its line and the imported module."""
 
     file: str
     line: int
@@ -58,21 +60,29 @@ class Import(NamedTuple):
 
     @property
     def top(self) -> str:
-        """The distribution's own name for it, or the library's."""
+        """Return the top-level package of the module."""
         return self.module.partition(".")[0]
 
 
 def imports_of(package: str, below: str = "") -> Iterator[Import]:
-    """Every import in a package: inside functions and for type checkers too."""
+    """Yield every import in a package, also inside functions and for type checkers."""
     for path in sorted((HOMES[package] / package / below).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}: imports are absolute"
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (Import(str(path.relative_to(ROOT)), node.lineno, name) for name in names)
+        yield from imports_in(path)
+
+
+@cache
+def imports_in(path: Path) -> list[Import]:
+    """Return every import in a file. Most tests here read the same files."""
+    found = list[Import]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found += (Import(str(path.relative_to(ROOT)), node.lineno, name) for name in names)
+    return found
 
 
 def ours(found: Import) -> bool:
@@ -80,12 +90,12 @@ def ours(found: Import) -> bool:
 
 
 def room_of(module: str) -> str:
-    """The room of a module of the core, or of a name in it. A bare name of `offload` is a public one."""
+    """Return the room of a module of the core, or of a name in it. A bare name of `offload` is public."""
     name = module.split(".")[1] if "." in module else "__init__"
     return name if name in ROOMS else ROOM_OF_FILE.get(name, "session")
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_the_search_finds_imports() -> None:
     assert {"offload_posix", "offload_rabbitmq"} <= {*BACKENDS, *PLUGINS}
     for package in HOMES:
         assert any(ours(found) for found in imports_of(package)), package
@@ -116,15 +126,15 @@ def test_a_room_imports_only_the_rooms_of_its_row(room: str) -> None:
     assert [found for found in imports if room_of(found.module) not in allowed] == []
 
 
-def test_the_rows_are_those_of_the_decision() -> None:
+def test_the_rows_agree_with_the_decision() -> None:
     (page,) = (ROOT / "docs" / "adr").glob("*-rooms-of-the-core.md")
     rows = re.findall(r"^\| (\w+) \| (nothing|(?:\w+, )*\w+) \|$", page.read_text(), re.MULTILINE)
 
     assert {room: "" if others == "nothing" else others for room, others in rows} == ROOMS
 
 
-def test_imports_between_rooms_go_in_no_circle() -> None:
-    """Each room imports only rooms that stand above it in the table."""
+def test_imports_between_rooms_have_no_cycle() -> None:
+    """Each room imports only rooms above it in the table."""
     order = list(ROOMS)
 
     for room, others in ROOMS.items():
@@ -132,7 +142,7 @@ def test_imports_between_rooms_go_in_no_circle() -> None:
 
 
 @pytest.mark.parametrize("package", [*BACKENDS, *PLUGINS])
-def test_backends_and_plugins_know_the_core_what_they_share_and_themselves(package: str) -> None:
+def test_backends_and_plugins_import_only_the_core_shared_code_and_themselves(package: str) -> None:
     allowed = {"offload", package} | ({SHARED} if package in BACKENDS else set())
     if package == FOUND_BY_SPARK:
         allowed = {"offload_spark"}
@@ -141,23 +151,23 @@ def test_backends_and_plugins_know_the_core_what_they_share_and_themselves(packa
     assert [each for each in found if each.top not in allowed] == []
 
 
-def test_conformance_knows_contracts_and_never_a_backend() -> None:
+def test_conformance_imports_contracts_and_never_a_backend() -> None:
     allowed = {"offload", "offload_conformance", "pytest", "hypothesis", "typer", *sys.stdlib_module_names}
 
     assert [found for found in imports_of("offload_conformance") if found.top not in allowed] == []
 
 
 @pytest.mark.parametrize("room", ["model", "formats"])
-def test_values_and_formats_do_no_input_and_output(room: str) -> None:
-    """Bytes in, bytes out: they know no files, no event loop and no clock."""
+def test_the_model_and_formats_do_no_input_or_output(room: str) -> None:
+    """They convert bytes and know no files, no event loop and no clock."""
     worlds = ("os", "io", "pathlib", "asyncio", "socket", "threading", "tempfile", "shutil", "time")
 
     assert [each for each in imports_of("offload", room) if each.top in worlds] == []
 
 
 @pytest.mark.parametrize("package", sorted({*BACKENDS, *PLUGINS} & DECLARING))
-def test_entry_points_import_declarations_and_nothing_else(package: str) -> None:
-    """What discovery imports is the module `plugin`, and that may name code but not import it."""
+def test_entry_points_import_only_declarations(package: str) -> None:
+    """Discovery imports the module `plugin`, which may name code but not import it."""
     allowed = {"__future__", "collections", "typing", "offload"}
 
     found = [each for each in imports_of(package) if each.file.endswith("/plugin.py")]

@@ -1,4 +1,4 @@
-"""Errors cross processes: Spark workers and pools pickle what they raise."""
+"""Tests that errors can cross processes, because Spark workers and pools pickle them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def classes(above: type[OffloadError] = OffloadError) -> Iterator[type[OffloadEr
 
 
 def examples() -> list[OffloadError]:
-    """One of every class."""
+    """Return one error of every class."""
     made = {type(error): error for error in WITH_ATTRIBUTES}
     return [made.get(kind) or kind("a text", 2) for kind in classes()]
 

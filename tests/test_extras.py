@@ -1,4 +1,4 @@
-"""The command that installs a missing extra is the one for how the project was installed."""
+"""Tests of the command that installs a missing extra: it fits the way in which the project was installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIP = f"{shlex.quote(sys.executable)} -m pip install"
 
 @pytest.fixture
 def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment into which nobody has installed anything."""
+    """Return an environment without any installed distribution."""
     place = tmp_path / "an env"
     (place / "lib").mkdir(parents=True)
     monkeypatch.setattr(sys, "prefix", str(place))
@@ -61,13 +61,13 @@ def installed(prefix: Path, *, by: str = "pip", origin: Any = None) -> None:
         ("[]", "'some-tier[s3]'"),
     ],
 )
-def test_pip_installs_from_where_the_distribution_came(prefix: Path, origin: Any, words: str) -> None:
+def test_pip_installs_from_the_origin_of_the_distribution(prefix: Path, origin: Any, words: str) -> None:
     installed(prefix, origin=origin)
 
     assert install_command(REQUIREMENT) == f"{PIP} {words}"
 
 
-def test_a_folder_that_nobody_installed_needs_the_index() -> None:
+def test_a_folder_without_installation_needs_the_index() -> None:
     assert install_command("never-heard-of[x]") == f"{PIP} 'never-heard-of[x]'"
 
 
@@ -89,7 +89,7 @@ def test_the_program_that_installed_the_distribution_installs_its_extra(
     assert install_command(REQUIREMENT) == command
 
 
-def test_an_environment_without_pip_takes_uv(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_without_pip_uses_uv(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(prefix)
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
 

@@ -1,4 +1,4 @@
-"""What is public is what a package's `__all__` names: complete, in order, and explained."""
+"""Tests of public names: the `__all__` of a package is complete, sorted and documented."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ PACKAGES = (
     "offload_conformance",
     "offload_azure",
     "offload_gcs",
+    "offload_keys",
     "offload_posix",
     "offload_rabbitmq",
     "offload_s3",
@@ -31,7 +32,7 @@ def module_and_tree(package: str) -> tuple[ModuleType, ast.Module]:
 
 
 def reexported(tree: ast.Module) -> dict[str, str]:
-    """The public names that a module imports at its head, for type checkers too, with their homes."""
+    """Return the public names that a module imports at its head, for type checkers too, with their homes."""
 
     def heads(body: list[ast.stmt]) -> Iterator[ast.ImportFrom]:
         for statement in body:
@@ -49,8 +50,8 @@ def reexported(tree: ast.Module) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_all_is_what_is_reexported(package: str) -> None:
-    """Written where type checkers read it, and there when it is asked for."""
+def test_all_lists_exactly_the_reexported_names(package: str) -> None:
+    """Type checkers see every name, and it exists at run time."""
     module, tree = module_and_tree(package)
 
     assert set(module.__all__) == set(reexported(tree))
@@ -59,7 +60,7 @@ def test_all_is_what_is_reexported(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_names_are_sorted_and_said_once(package: str) -> None:
+def test_names_are_sorted_and_unique(package: str) -> None:
     module, _ = module_and_tree(package)
 
     assert list(module.__all__) == sorted(set(module.__all__))
@@ -73,8 +74,8 @@ def test_names_are_public(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_name_is_explained(package: str) -> None:
-    """Classes and functions by their own docstrings, not by a base's and not by a generated one."""
+def test_every_public_name_has_a_docstring(package: str) -> None:
+    """Classes and functions have their own docstrings, not a base's and not a generated one."""
     module, _ = module_and_tree(package)
     public = {name: getattr(module, name) for name in module.__all__}
     explained = {name: each for name, each in public.items() if inspect.isclass(each) or callable(each)}
@@ -90,7 +91,7 @@ def test_every_public_name_is_explained(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_public_methods_are_explained(package: str) -> None:
+def test_every_public_method_has_a_docstring(package: str) -> None:
     """Every public method and property that a public class defines says what it promises."""
     module, _ = module_and_tree(package)
     classes = [each for name in module.__all__ if inspect.isclass(each := getattr(module, name))]
@@ -108,15 +109,15 @@ def test_public_methods_are_explained(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", [package for package in PACKAGES if package != "offload_conformance"])
-def test_names_that_come_late_come_from_where_type_checkers_see_them(package: str) -> None:
-    """A package that imports its names on first use says twice where they live: the same, both times."""
+def test_late_names_come_from_the_modules_that_type_checkers_see(package: str) -> None:
+    """A package that imports names on first use names their homes twice, and both must agree."""
     module, tree = module_and_tree(package)
 
     assert reexported(tree) == module._HOMES
     assert set(module.__all__) <= set(dir(module))
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="NoSuchName"):
         _ = importlib.import_module("offload").NoSuchName
 
@@ -127,17 +128,17 @@ CODE = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "tests" not in path.parts
 ]
-"""What ships, and the examples: everything but tests and benchmarks."""
+"""The distributed code and the examples: everything but tests and benchmarks."""
 
 
 def package_of(path: Path) -> str:
-    """The top-level package that a file is in, or for a program its own name."""
+    """Return the top-level package of a file, or the program's own name."""
     parts = path.relative_to(ROOT).parts
     return next((part for part in parts[:-1] if part.startswith(("offload_", "pyspark_"))), parts[0])
 
 
 def names_in(path: Path) -> Iterator[str]:
-    """The public names that a module defines at its head. A name of one letter is a type variable."""
+    """Yield the public names that a module defines at its head. A name of one letter is a type variable."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names = [node.name]
@@ -151,7 +152,7 @@ def names_in(path: Path) -> Iterator[str]:
 
 
 def defined_twice(paths: list[Path], pattern: str) -> dict[str, list[str]]:
-    """The names of this pattern that more than one module defines, with their files."""
+    """Return the names of this pattern that more than one module defines, with their files."""
     homes: dict[str, list[str]] = {}
     for path in paths:
         for name in names_in(path):
@@ -163,12 +164,12 @@ def defined_twice(paths: list[Path], pattern: str) -> dict[str, list[str]]:
 
 
 def test_no_two_public_classes_share_a_name() -> None:
-    """Nor do aliases of types, which are written as classes are."""
+    """This includes aliases of types, which are written like classes."""
     assert defined_twice(CODE, "[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*") == {}
 
 
 def test_no_public_name_of_the_core_is_defined_twice() -> None:
-    """Commands are left out: each bears the name of what it calls."""
+    """Commands are an exception: each has the name of the function that it calls."""
     core = [path for path in CODE if package_of(path) == "offload" and "cli" not in path.parts]
 
     assert defined_twice(core, ".*") == {}
@@ -178,11 +179,11 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts[path.relative_to(ROOT).parts[0] != "offload" :])
     for path in CODE
 }
-"""The modules of ours, by their dotted names."""
+"""Our modules, by their dotted names."""
 
 
 def crossings() -> Iterator[tuple[str, str, str]]:
-    """Every import of one of our packages by another: by which file, of which module, which name."""
+    """Yield every import of one of our packages by another: the file, the module and the name."""
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
@@ -202,7 +203,7 @@ def test_names_that_cross_packages_are_public() -> None:
     private = []
     for file, module, name in crossings():
         if (Path(file).parts[0] == "examples") and not module.startswith("offload."):
-            continue  # an example's own package, which lies in no folder of ours
+            continue  # an example's own package, outside our folders
         said = getattr(importlib.import_module(module), "__all__", ())
         if name not in said and f"{module}.{name}" in MODULES:
             said = (name,) if hasattr(importlib.import_module(f"{module}.{name}"), "__all__") else ()
@@ -212,7 +213,7 @@ def test_names_that_cross_packages_are_public() -> None:
     assert private == []
 
 
-def test_the_api_page_lists_what_every_module_of_the_core_gives_out() -> None:
+def test_the_api_page_lists_the_public_names_of_every_module_of_the_core() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (offload(?:\.\w+)+) \| (.*) \|$", page, re.MULTILINE)
     crossed = {module for _, module, _ in crossings() if module.startswith("offload.")}

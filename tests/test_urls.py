@@ -1,4 +1,4 @@
-"""A URL's scheme is matched without case, wherever it comes in."""
+"""Tests of URLs: a scheme is matched without case everywhere."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from offload.urls import scheme_of, with_lower_scheme
         ("FILE:///Srv/Tier", "file:///Srv/Tier"),
     ],
 )
-def test_a_backend_takes_its_scheme_in_any_case(url: str, opened: str) -> None:
+def test_a_backend_accepts_its_scheme_in_any_case(url: str, opened: str) -> None:
     plugins = Plugins.find()
     options = {"account_name": "account", "account_key": "a2V5"} if opened.startswith("az") else {}
 
     assert open_store(url, plugins=plugins, storage_options=options).url == opened
 
 
-def test_a_source_takes_its_scheme_in_any_case() -> None:
+def test_a_source_accepts_its_scheme_in_any_case() -> None:
     assert open_source("RabbitMQ:///Streams").url == "rabbitmq:///Streams"
 
 
-def test_a_backend_of_anybody_gets_its_scheme_in_lower_case() -> None:
+def test_a_third_party_backend_gets_its_scheme_in_lower_case() -> None:
     assert with_lower_scheme("Attic+X://Place/S3://y") == "attic+x://Place/S3://y"
 
 
@@ -47,7 +47,7 @@ def test_a_word_and_a_colon_without_two_slashes_is_refused(url: str) -> None:
         scheme_of(url)
 
 
-def test_a_mistyped_url_shows_no_login() -> None:
+def test_the_error_for_a_mistyped_url_shows_no_login() -> None:
     with pytest.raises(Misuse) as refused:
         scheme_of("s3:/key:secret@bucket")
 

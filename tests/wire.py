@@ -1,4 +1,4 @@
-"""A server that writes down every request as it came over the wire, and answers as a test says."""
+"""A server that records every request as it came over the wire, and answers as a test says."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 ANSWER_SECONDS_MAX: Final = 60.0
-"""After so long even a silent server hangs up, so that a client without patience ends too."""
+"""The time after which even a silent server hangs up, so that a client without a timeout ends too."""
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A request as it arrived. `connection` counts connections, so that one used again is known."""
+    """A request as it arrived. `connection` counts connections, so that reuse is visible."""
 
     method: str
     target: str
@@ -50,7 +50,7 @@ class Answer:
 
 
 class Wire:
-    """What was heard so far, and the function that answers."""
+    """The requests so far, and the function that answers."""
 
     def __init__(self, answer: Callable[[Heard], Answer]) -> None:
         self.answer = answer
@@ -95,7 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body[: answer.cut])
-        if answer.cut is not None:
+        # A HEAD has no body to cut. Hanging up would race with the next request on this connection.
+        if answer.cut is not None and self.command != "HEAD":
             self._hang_up()
 
     def _hang_up(self) -> None:
@@ -107,14 +108,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64  # 5 by default: a busy machine drops connections of twenty clients
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is what some tests want; it is no news."""
+        """Ignore the error: some tests expect a client that hangs up."""
 
 
 @contextmanager
 def silent() -> Iterator[Wire]:
-    """A server that hears every request and answers none: who gets on was not waiting for an answer."""
+    """Run a server that reads every request and answers none, so a call that returns waits for no answer."""
     over = threading.Event()
 
     def held(heard: Heard) -> Answer:
@@ -130,7 +132,7 @@ def silent() -> Iterator[Wire]:
 
 @contextmanager
 def wire(answer: Callable[[Heard], Answer], *, tls: ssl.SSLContext | None = None) -> Iterator[Wire]:
-    """A server on loopback that answers as told, over TLS where a context is given."""
+    """Run a server on loopback with this function for answers, over TLS if a context is given."""
     heard = Wire(answer)
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"wire": heard}))
     if tls is not None:

@@ -1,8 +1,8 @@
-"""Which account it is, and what shows who we are: found as adlfs finds it.
+"""The account and its credentials, found as adlfs finds them.
 
-Options go before the environment, and an account that one of them names is never exchanged for another:
-adlfs would let AZURE_STORAGE_CONNECTION_STRING decide over an account that was named to it. Of adlfs'
-own instance nothing stays: it would close itself at exit on an event loop that is gone.
+Options override the environment, and an account that an option names is never replaced by another one:
+adlfs would let AZURE_STORAGE_CONNECTION_STRING override an account that was named to it. The instance of
+adlfs is not kept: at exit it would close itself on an event loop that no longer exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from offload_azure.options import AzureOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Where the service is and the credential for it, or a connection string that says both."""
+    """The service's URL and the credential for it, or a connection string that has both."""
 
     url: str = ""
     credential: Any = None
@@ -33,7 +33,7 @@ class Account:
 
 
 def account_of(options: AzureOptions) -> Account:
-    """The account that options and environment name. Raises `Misuse` where there is none, or they disagree.
+    """Return the account that options and environment name. Raises `Misuse` if none is, or if they disagree.
 
     Runs on the event loop that the credential is for.
     """
@@ -41,7 +41,7 @@ def account_of(options: AzureOptions) -> Account:
     connection_string = shown(options.connection_string) or (None if options.way else found.connection_string)
     if options.client_id and options.way is None and found.credential is None:
         raise Misuse(
-            "azure: 'client_id' is given, and the environment holds another credential: unset "
+            "azure: 'client_id' is given, but the environment holds another credential: unset "
             "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_SAS_TOKEN"
         )
     if connection_string:
@@ -59,12 +59,12 @@ def _found_by_adlfs(options: AzureOptions) -> adlfs.AzureBlobFileSystem:
     try:
         found = adlfs.AzureBlobFileSystem(
             asynchronous=True,
-            loop=asyncio.get_running_loop(),  # otherwise it starts a thread with a loop of its own
+            loop=asyncio.get_running_loop(),  # otherwise it starts a thread with its own event loop
             skip_instance_cache=True,
             use_listings_cache=False,
             account_name=options.account_name,
             connection_string=shown(options.connection_string),
-            anon=True if options.way else None,  # then it need not look for a credential
+            anon=True if options.way else None,  # True: it does not look for a credential
             **identity,
         )
     except ValueError as exc:
@@ -77,6 +77,7 @@ def _found_by_adlfs(options: AzureOptions) -> adlfs.AzureBlobFileSystem:
             "azure: the connection string, or what AZURE_STORAGE_CLIENT_ID, AZURE_STORAGE_CLIENT_SECRET and "
             "AZURE_STORAGE_TENANT_ID say, is incomplete or malformed"
         ) from None
+    # Its finalizer would run at exit, on an event loop that is closed by then.
     for reference in weakref.getweakrefs(found):
         if isinstance(reference.__callback__, weakref.finalize):
             reference.__callback__.detach()
@@ -125,7 +126,7 @@ def _url(options: AzureOptions, name: str) -> str:
 
 
 def _make_sure_of_account(options: AzureOptions, connection_string: str) -> None:
-    """Raise where the account, or the place, was named and the connection string is of another."""
+    """Raise `Misuse` if an option names another account, or another host, than the connection string."""
     try:
         parts = parse_connection_string(connection_string, case_sensitive_keys=False)
     except ValueError:
@@ -138,7 +139,7 @@ def _make_sure_of_account(options: AzureOptions, connection_string: str) -> None
         )
     if options.account_host or options.endpoint_url:
         raise Misuse(
-            "azure: AZURE_STORAGE_CONNECTION_STRING names a place, as 'account_host' or 'endpoint_url' does; "
+            "azure: AZURE_STORAGE_CONNECTION_STRING names a host, as 'account_host' or 'endpoint_url' does; "
             "unset it, or give credentials as options"
         )
 

@@ -1,8 +1,8 @@
-"""The client behind a container: opened on the account that was found, with our limits and without retries.
+"""The client of a container, on the account that `account` found, with our limits and without retries.
 
 Invariants: one call is one request (`transport`; the client's own retries, its switch to a secondary
-host and its redirects are off); an object up to `PUT_SIZE_BYTES_MAX` is one Put Blob; a read of
-whatever length is one GET.
+host and its redirects are off); an object up to `PUT_SIZE_BYTES_MAX` is one Put Blob; a read of any length
+is one GET.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from offload_azure.options import AzureOptions
 from offload_azure.transport import OneRequestTransport
 
 PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
-"""Up to here an object goes up as one Put Blob, which is atomic. The client itself would cut at 64 MiB."""
+"""The largest object that goes up as one Put Blob, which is atomic. The client's own limit is 64 MiB."""
 
 GET_SIZE_BYTES_MAX: Final = 2**62
-"""Beyond any object: the client would cut a read at 32 MiB, and ask for the rest by itself."""
+"""More than any object has. By default the client splits a read at 32 MiB and asks for the rest itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class AzureClient:
-    """A client of one container, and what must be closed after it."""
+    """A client of one container, with the service and the account that are closed after it."""
 
     container: ContainerClient
     service: BlobServiceClient
     account: Account
 
     async def aclose(self) -> None:
-        """Close the connections, those of the credential too."""
+        """Close the connections, also those of the credential."""
         await self.service.close()
         await _close(self.account.credential)
 
 
 async def open_client(options: AzureOptions, container: str) -> AzureClient:
-    """A client on the running event loop; nothing is shared or cached. Raises `Misuse` for wrong settings."""
+    """Return a client on the running event loop, without caches. Raises `Misuse` for wrong settings."""
     account = account_of(options)
     transport = OneRequestTransport(
         verify=options.verify,
@@ -67,7 +67,7 @@ def _service(account: Account, settings: dict[str, Any]) -> BlobServiceClient:
 def _settings(options: AzureOptions) -> dict[str, Any]:
     proxy = shown(options.proxy)
     return {
-        "retry_total": 0,  # ours stand before the store, in one place
+        "retry_total": 0,  # `RetryingStore` retries, for all clients in one place
         "retry_to_secondary": False,
         "permit_redirects": False,
         "max_single_put_size": PUT_SIZE_BYTES_MAX,

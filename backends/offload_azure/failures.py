@@ -1,10 +1,15 @@
-"""What Azure and its client say went wrong, as the errors of the port. One place, by code and not by type.
+"""Errors of Azure and its client, translated to the errors of the port. One place, by code and not by type.
 
 The code in the reply decides, then the HTTP status, then the kind of failure. A text says what is wrong
-and which option, role or permission mends it. It holds no secret, no query and no login.
+and which option, role or permission fixes it. It holds no secret, no query and no login.
 
-What was never sent is `TryAgain` also for a mutation: a refused connection, a name that does not
-resolve. That is sound because the client sends each request once (`transport`).
+The error says what is known of the request:
+
+    refused by a reply           nothing was applied: `AlreadyExists`, `Denied`, `Throttled`, `TryAgain` ...
+    never sent                   `TryAgain`, for a mutation too: no connection, a name does not resolve
+    sent; no reply, or HTTP 5xx  `OutcomeUnknown` for a mutation, `TryAgain` for a read
+
+The second row is sound because the client sends each request once (`transport`).
 """
 
 from __future__ import annotations
@@ -34,13 +39,16 @@ from offload.errors import (
 from offload_azure.transport import NEVER_SENT, ProxyRefused
 
 FAILURES: Final = (AzureError, aiohttp.ClientError, TimeoutError, OSError, ValueError)
-"""Whatever the client raises: error replies, its own errors, and those of the libraries beneath it."""
+"""Every type that the client raises: error replies, its own errors, and those of its libraries."""
 
 PERMISSIONS: Final = {"read": "r", "list": "l", "store": "c and w", "create": "c", "delete": "d"}
-"""What a shared access signature needs for each thing that we do."""
+"""The letters that a shared access signature needs, by the first word of what was tried."""
 
 EXISTS: Final = {"BlobAlreadyExists", "UnauthorizedBlobOverwrite", "ConditionNotMet", "TargetConditionNotMet"}
-"""A create lost. The second is the answer to credentials that may create and not overwrite."""
+"""The replies to a create that lost. The second goes to credentials that may create and not overwrite.
+
+To the read of a suffix, the last two mean that its version was replaced in between.
+"""
 
 LACKING: Final = {
     "AuthorizationPermissionMismatch",
@@ -51,63 +59,71 @@ LACKING: Final = {
     "403",
 }
 ENCRYPTED: Final = "it was written with another encryption key; give that one as `cpk_key`"
-VAULT: Final = "the key vault does not give its key out; ask the owner of the encryption scope"
+VAULT: Final = "the key vault does not release its key; ask the owner of the encryption scope"
 STORE_DENIED: Final = {
     "AuthorizationProtocolMismatch": "the SAS token is for https:// only; change `endpoint_url`",
     "AuthorizationSourceIPMismatch": "the SAS token is for other addresses than this machine's",
     "InvalidAuthenticationInfo": "the credentials are malformed, or the sign-in is for another tenant",
     "NoAuthenticationInformation": "the container is not public; give credentials",
     "PublicAccessNotPermitted": "the account allows no public access; give credentials",
-    "KeyBasedAuthenticationNotPermitted": "the account takes no keys; sign in, or use a user delegation SAS",
+    "KeyBasedAuthenticationNotPermitted": "the account allows no keys; sign in, or use a user delegation SAS",
     "AccountIsDisabled": "the account is disabled; ask its owner",
     "ContainerNotFound": "the container does not exist; create it, or check its name and the account",
     "ContainerDisabled": "the container is disabled; ask its owner",
-    "ContainerBeingDeleted": "the container is being deleted; wait, and create it anew",
+    "ContainerBeingDeleted": "the container is being deleted; wait, and create it again",
     "407": "the proxy wants a login; put it into the option `proxy`",
 }
 """Codes of errors that hit every request: credentials, account, container."""
 
 DENIED: Final = {
-    "AuthorizationFailure": "it is not allowed: the account's network rules keep this machine out, or the "
+    "AuthorizationFailure": "it is not allowed: the account's network rules exclude this machine, or the "
     "credentials are wrong or lack the permission",
     "InvalidResourceName": "the container's name, or the key, breaks the rules of names",
     "BlobArchived": "the blob is archived; set its tier to Hot or Cool, and wait until that is done",
-    "BlobBeingRehydrated": "the blob is on its way out of the archive; that takes hours, wait for it",
+    "BlobBeingRehydrated": "the blob is being restored from the archive, which takes hours; wait for it",
     "BlobImmutableDueToPolicy": "an immutability policy keeps the blob as it is; wait until it ends",
     "LeaseIdMissing": "another program holds a lease on the blob; end that first",
     "BlobUsesCustomerSpecifiedEncryption": ENCRYPTED,
     "BlobCustomerSpecifiedEncryptionMismatch": ENCRYPTED,
-    "BlobDoesNotUseCustomerSpecifiedEncryption": "it was written without a key; leave `cpk_key` out",
+    "BlobDoesNotUseCustomerSpecifiedEncryption": "it was written without a key; remove `cpk_key`",
     "KeyVaultEncryptionKeyNotFound": VAULT,
     "KeyVaultAccessTokenCannotBeAcquired": VAULT,
     "KeyVaultVaultNotFound": VAULT,
-    "BlobAccessTierNotSupportedForAccountType": "the account has no tiers; leave `access_tier` out",
+    "BlobAccessTierNotSupportedForAccountType": "the account has no tiers; remove `access_tier`",
     "InvalidBlobTier": "the account has no such tier; check `access_tier`",
     "InvalidBlobType": "another program's blob of another type has this name; delete it",
 }
 """Codes of errors that hit one blob, or one kind of request."""
+
 UNAVAILABLE: Final = 503
+"""With `Retry-After` this status is throttling, whatever the code says."""
+
 THROTTLED: Final = {"ServerBusy", "TooManyRequests", "429", "503"}
 DAMAGED: Final = {"Md5Mismatch", "Crc64Mismatch", "InvalidMd5"}
-"""The bytes that arrived were not the bytes that were sent: nothing was stored, sending again helps."""
+"""The bytes that arrived differ from those that were sent. Nothing was stored; the next try may succeed."""
 
 SUPERSEDED: Final = {"InvalidBlockList"}
-"""Parts of this upload are gone: something else was stored under its key meanwhile, and dropped them."""
+"""Parts of this upload are gone: another write under its key was completed meanwhile, and dropped them."""
 
 TRANSIENT: Final = {"InternalError", "OperationTimedOut", "408", "AccountBeingCreated"}
+"""The service gave up in the middle of a request, and may have applied it: unknown, for a mutation."""
+
 FULL: Final = {"507", "InsufficientStorage"}
 PLAIN_HTTP: Final = 400
-"""The answer of an HTTPS server to a request without TLS."""
+"""The status that an HTTPS server answers to a request without TLS."""
+
 WRONG: Final = {"RequestBodyTooLarge", "OutOfRangeInput", "InvalidUri", "BlockListTooLong", "InvalidInput"}
 
 
 def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutation: bool) -> OffloadError:
-    """The port's error for `exc`, to be raised from it. The first word of `what` says what we tried.
+    """Return the port's error for `exc`. The caller raises it from `exc`.
 
-    Of a mutation whose reply never came, nobody knows whether it was applied: `OutcomeUnknown`.
+    The first word of `what` names the operation. A mutation without a reply may or may not have been
+    applied: `OutcomeUnknown`.
     """
     said = f"{where}: cannot {what}"
     lost: Callable[[str], OffloadError] = OutcomeUnknown if mutation else TryAgain
+    # A reply that cannot be decoded proves nothing about the request, so it counts as none.
     if isinstance(exc, HttpResponseError) and exc.response is not None and not isinstance(exc, DecodeError):
         return _of_reply(exc, said, what, key, lost)
     if isinstance(exc, ClientAuthenticationError):
@@ -118,7 +134,7 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
 
 
 def code_of(exc: BaseException | None) -> str:
-    """The code of an error reply; the HTTP status where it has none; nothing where `exc` is no reply."""
+    """Return the code of an error reply; its HTTP status if it has none; "" if `exc` is no reply."""
     if not isinstance(exc, HttpResponseError) or exc.response is None:
         return ""
     code = getattr(exc, "error_code", None) or _headers(exc).get("x-ms-error-code")
@@ -126,9 +142,10 @@ def code_of(exc: BaseException | None) -> str:
 
 
 def one_line(exc: BaseException | str) -> str:
-    """An error's text, on one line and of bounded length; URLs without login and query, and no secrets."""
+    """Return an error's text on one line of bounded length, without secrets, logins and queries of URLs."""
     text = " ".join(str(exc).split())
     text = re.sub(r"(https?://)[^\s/@\"']*@", r"\1", text)
+    # A SAS token is in the query of each URL.
     text = re.sub(r"(https?://[^\s?\"']+)\?[^\s\"']*", r"\1", text)
     text = re.sub(r"(?i)\b(sig|AccountKey|SharedAccessSignature)=[^\s;&\"']+", r"\1=***", text)
     return text[:400] or type(exc).__name__
@@ -139,8 +156,10 @@ def _of_reply(
 ) -> OffloadError:
     code, status = code_of(exc), exc.status_code or 0
     text = f"{said}: {one_line(_message(exc))} ({code})"
+    # First of all: some of these codes mean another thing for other requests.
     if what.startswith("create") and code in EXISTS:
         return AlreadyExists(key)
+    # "ResourceNotFound" counts as an absent blob for a read, and as an absent container for other requests.
     if code == "BlobNotFound" or (code == "ResourceNotFound" and what.startswith("read")):
         return NotFound(key, store=said.partition(": cannot ")[0])
     if code in STORE_DENIED:
@@ -157,40 +176,48 @@ def _of_reply(
             f"{said}: the credentials lack the permission: a role like Storage Blob Data Contributor, or "
             f"{letter!r} in a SAS token ({code})"
         )
+    # Before the check for 5xx: a full account (507) refused the request, and would count as unknown there.
     if code in FULL:
         return NoSpace(f"{said}: the account is full ({code})")
     pause_seconds = pause_of(_headers(exc).get("Retry-After", ""))
+    # The service refused to begin, so a mutation may be repeated too: `Throttled` is a `TryAgain`.
     if code in THROTTLED or (status == UNAVAILABLE and pause_seconds is not None):
         return Throttled(text, pause_seconds=pause_seconds)
     if code in DAMAGED:
         return TryAgain(text)
+    # This upload stored nothing, so the whole put may be repeated.
     if code in SUPERSEDED:
         return TryAgain(f"{said}: another write under this key dropped the parts ({code})")
-    if code in EXISTS:
+    if code in EXISTS:  # a read on the condition that the version is the same
         return TryAgain(f"{said}: the object was replaced meanwhile ({code})")
+    # The service began, and failed somewhere. It may have applied a mutation: `lost` says so.
     if code in TRANSIENT or status >= 500:
         return lost(text)
     if _names_the_version(exc):
         return StoreDenied(f"{said}: the server does not know this version; set `api_version` ({code})")
     if code in WRONG:
         return Misuse(text)
+    # A status without a code and without a header of Azure's is the reply of another server.
     if not _speaks_azure(exc):
-        if status == 401:
-            return StoreDenied(f"{said}: {_of_sign_in(exc)}")
-        if status == PLAIN_HTTP:
-            return StoreDenied(
-                f"{said}: the server wants https:// in `endpoint_url`, or is no blob service (HTTP 400); "
-                "check also `proxy`"
-            )
-        return StoreDenied(
-            f"{said}: what answers there is no blob service (HTTP {status}); check `endpoint_url`, "
-            "`account_host` and `proxy`"
-        )
+        return StoreDenied(f"{said}: {_of_another_server(exc, status)}")
+    # An unknown code, and no 5xx. Nothing says that a repeat would help: a plain `OffloadError` is never
+    # retried.
     return OffloadError(text)
 
 
+def _of_another_server(exc: HttpResponseError, status: int) -> str:
+    """Return why a server that is no blob service may have answered, and what to check."""
+    if status == 401:
+        return _of_sign_in(exc)
+    if status == PLAIN_HTTP:
+        wants = "the server wants https:// in `endpoint_url`, or is no blob service (HTTP 400)"
+        return f"{wants}; check also `proxy`"
+    other = f"the reply is not from a blob service (HTTP {status})"
+    return f"{other}; check `endpoint_url`, `account_host` and `proxy`"
+
+
 def _message(exc: HttpResponseError) -> str:
-    """What the service says, without the lines that repeat it as numbers and codes."""
+    """Return the service's message, without the lines that repeat it as numbers and codes."""
     return exc.message.partition("\nRequestId:")[0].partition("\nErrorCode:")[0]
 
 
@@ -201,12 +228,12 @@ def _of_authentication(exc: HttpResponseError) -> str:
     if "time frame" in detail:
         return "the SAS token has expired, or is not valid yet; get a new one"
     if "signature" in detail and ("sas" in detail or "did not match" in detail):
-        return "the SAS token does not fit this account and container; get a new one"
+        return "the SAS token is not for this account and container; get a new one"
     return "the account key, the SAS token or the sign-in is not valid for this account"
 
 
 def _of_sign_in(exc: BaseException) -> str:
-    """What to do about credentials that could not be had."""
+    """Return what to do if no credentials were found, or if the sign-in was refused."""
     text = str(exc)
     if "shared key" in text:
         return "the account key is not valid base64; check `account_key`"
@@ -220,7 +247,7 @@ def _of_sign_in(exc: BaseException) -> str:
 
 
 def _names_the_version(exc: HttpResponseError) -> bool:
-    """Whether the server refuses the version of the protocol that the client speaks."""
+    """Return True if the server refuses the version of the protocol that the client speaks."""
     return exc.status_code == 400 and "x-ms-version" in str(exc)
 
 
@@ -229,19 +256,22 @@ def _speaks_azure(exc: HttpResponseError) -> bool:
 
 
 def _headers(exc: HttpResponseError) -> Mapping[str, str]:
-    """Those of the reply, by names whose case does not matter."""
+    """Return the headers of the reply. The case of their names does not matter."""
     response: Any = exc.response
     headers: Mapping[str, str] = response.headers
     return headers
 
 
 def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadError]) -> OffloadError:
-    beneath = getattr(exc, "inner_exception", None) or exc
-    match beneath:
+    beneath = getattr(exc, "inner_exception", None) or exc  # the SDK wraps the HTTP library's error
+    # Subclasses come first. An error of TLS is an error of connecting by type, and a timeout of connecting
+    # is a `TimeoutError`. A server that hangs up in the handshake may only be stopping: it is left to
+    # `ClientConnectorError`, and tried again.
+    match beneath:  # in this order: nothing was sent, for all but the last case
         case ProxyRefused(status=403 | 407):
             return StoreDenied(f"{said}: the proxy refuses ({beneath}); check `proxy` and the login in it")
         case ProxyRefused() | aiohttp.ClientProxyConnectionError():
-            return TryAgain(f"{said}: the proxy does not answer, or does not reach the server; check `proxy`")
+            return TryAgain(f"{said}: the proxy does not answer, or cannot reach the server; check `proxy`")
         case aiohttp.ClientSSLError() if not hung_up(beneath):
             return StoreDenied(f"{said}: {_of_tls(beneath)}")
         case aiohttp.ClientConnectorDNSError():
@@ -250,7 +280,7 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
                 "`endpoint_url`"
             )
         case aiohttp.ConnectionTimeoutError():
-            return TryAgain(f"{said}: the server takes no connection within `connect_timeout_seconds`")
+            return TryAgain(f"{said}: the server accepts no connection within `connect_timeout_seconds`")
         case aiohttp.ClientConnectorError():
             return TryAgain(
                 f"{said}: nothing answers at {beneath.host}:{beneath.port}; check `account_host` and "
@@ -258,6 +288,9 @@ def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadE
             )
         case TimeoutError():
             return lost(f"{said}: the server did not answer: no byte moved within `read_timeout_seconds`")
+    # From here on the request was sent, at least in part.
+    # An error of connecting that no case above matches would be reported as unknown, although nothing was
+    # sent.
     assert not isinstance(beneath, NEVER_SENT)
     return lost(f"{said}: the connection broke: {type(beneath).__name__}: {one_line(beneath)}")
 

@@ -1,7 +1,7 @@
-"""A container's immutable objects by obstore: the place, account and credentials of the client behind.
+"""A container's immutable objects by obstore, with the address, account and credentials of the SDK's client.
 
-Over TLS and over plain HTTP alike nothing is sent that the service could hold the bytes against: obstore
-sends no MD5. `why_not_fast` speaks without obstore being installed; the rest imports it.
+Obstore sends no MD5, so the service cannot check the bytes of a put, over TLS or plain HTTP. Each fragment
+has checksums of its own. `why_not_fast` works without obstore. The other functions import it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from offload_azure.store import AzureStore
 
 OF_OBSTORE_ALONE: Final = ("AZURE_CREDENTIAL_TYPE", "AZURE_ENCRYPTION_KEY")
-"""What obstore reads from the environment, cannot be told to leave, and no other client of Azure obeys."""
+"""Variables that obstore alone obeys, and always. No other client of Azure reads them."""
 
 SCOPE: Final = "https://storage.azure.com/.default"
 _FIELD: Final = re.compile(r"<(Code|Message)>([^<]*)</")
 
 
 def why_not_fast(options: AzureOptions) -> str | None:
-    """What of these options, and of the environment, obstore could not do exactly so; None: it can do all."""
+    """Return the first option or variable that obstore cannot honour exactly; None if it can honour all."""
     if isinstance(options.verify, str) and not is_the_systems(options.verify):
         return f"the option `verify` names authorities{TRUSTS_MORE}"
     if options.hierarchical_namespace:
-        return "with `hierarchical_namespace` a folder must be told from an object, which takes more requests"
+        return "with `hierarchical_namespace` it takes more requests to distinguish folders from objects"
     if options.encryption_scope is not None:
         return "obstore cannot send the option `encryption_scope`"
     if options.api_version is not None:
-        return "obstore speaks a version of its own, whatever the option `api_version` says"
+        return "obstore always speaks its own version and ignores the option `api_version`"
     for name in OF_OBSTORE_ALONE:
         if name in os.environ:
             return f"{name} is set, which obstore alone would obey; use options instead"
@@ -56,7 +56,7 @@ def why_not_fast(options: AzureOptions) -> str | None:
 
 
 def fast_store(store: AzureStore) -> FastStore:
-    """`store` with its immutable objects by obstore."""
+    """Return `store` with its immutable objects moved by obstore."""
     from offload_cloud.fast import FastStore
 
     from offload_azure.store import check
@@ -65,8 +65,9 @@ def fast_store(store: AzureStore) -> FastStore:
 
     def explain(status: int, body: str, *, what: str, key: str, mutation: bool) -> OffloadError | None:
         cause = _reply(status, body)
+        # This reply refuses the request, so nothing was applied and it may be made again.
         if code_of(cause) == str(PLAIN_HTTP):
-            return None  # no answer of a blob service: the client behind, which sees its headers, says why
+            return None  # not from a blob service: the SDK's client sees the headers, and says what is wrong
         return explained(cause, what=what, where=store.url, key=key, mutation=mutation)
 
     return FastStore(
@@ -86,7 +87,7 @@ async def _opened(store: AzureStore) -> Fast | None:
     options, client = store.options, await store.client()
     url = urlsplit(client.container.url)
     if url.scheme == "http" and options.cpk_key is not None:
-        return None  # the client behind refuses to send the key where everybody can read it
+        return None  # the SDK's client refuses to send the key unencrypted
     provider = _credentials(client.account)
     config: AzureConfig = {
         "account_name": client.service.account_name or "account",
@@ -103,7 +104,9 @@ async def _opened(store: AzureStore) -> Fast | None:
         "allow_http": url.scheme == "http",
         "allow_invalid_certificates": options.verify is False,
         "connect_timeout": timedelta(seconds=options.connect_timeout_seconds),
-        "timeout": timedelta(days=1),
+        "timeout": timedelta(
+            days=1
+        ),  # its default would end a large transfer; stalls have limits of their own
     }
     if isinstance(options.verify, str):
         limits["root_certificate"] = await asyncio.to_thread(Path(options.verify).read_bytes)
@@ -115,6 +118,7 @@ async def _opened(store: AzureStore) -> Fast | None:
             store.container,
             config=config,
             client_options=limits,
+            # A repeat by obstore could hide that the first request was applied. `RetryingStore` repeats.
             retry_config={"max_retries": 0},
             credential_provider=provider,
         )
@@ -125,12 +129,13 @@ async def _opened(store: AzureStore) -> Fast | None:
         writes=objects(limits),
         attributes=attributes | options.metadata,
         tags=options.tags,
+        # Folders are recognized even if no option declares the account's hierarchical namespace.
         no_objects={FOLDER: "true"},
     )
 
 
 def _credentials(account: Account) -> Callable[[], Coroutine[Any, Any, AzureCredential]] | None:
-    """Asks as often as obstore wants credentials; None: requests are anonymous."""
+    """Return the function that obstore calls for credentials; None if requests are anonymous."""
     key: str | None = None
     sas: str | None = None
     sign_in: Any = None
@@ -149,26 +154,29 @@ def _credentials(account: Account) -> Callable[[], Coroutine[Any, Any, AzureCred
 
     async def credentials() -> AzureCredential:
         if key is not None:
+            # None means that obstore never asks again: keys and tokens from the options are not renewed.
             return {"access_key": key, "expires_at": None}
         if sas is not None:
+            # A connection string may have the token with the `?` that begins a query.
             return {"sas_token": sas.lstrip("?"), "expires_at": None}
         token = await sign_in.get_token(SCOPE)
+        # With its expiry, so that obstore asks again, and the sign-in gives it a new token.
         return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, UTC)}
 
     return credentials
 
 
 class _Reply:
-    """An error reply as the client behind has it, so that one table tells what it means."""
+    """An error reply in the form of the SDK's client, so that one table translates both."""
 
     def __init__(self, status: int, body: str) -> None:
         said = dict(_FIELD.findall(body))
         self.status_code, self.reason = status, said.get("Message", "").partition("\n")[0]
-        # obstore keeps no headers; nothing may be concluded from that.
+        # obstore keeps no headers. Their absence must not look like a server that is no blob service.
         self.headers = {"x-ms-request-id": ""} | ({"x-ms-error-code": said["Code"]} if "Code" in said else {})
 
     def text(self, encoding: str | None = None) -> str:
-        """No body: what it said is in the headers and the reason."""
+        """Return no body: its content is in the headers and the reason."""
         return ""
 
 

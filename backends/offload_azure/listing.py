@@ -1,17 +1,16 @@
-"""A listing, in order of the keys' bytes whatever order the account lists in.
+"""A listing in the order of the keys' bytes, whatever order the account lists in.
 
 The service has two orders. A flat namespace lists by UTF-16, which differs from UTF-8 only among
-characters beyond U+D7FF. A hierarchical one lists folder by folder (`a/x` before `a-b`), and
-lists the folders too. So every row is held against the one before it, and a listing in another order,
-or one with folders, is refused rather than believed; the option `hierarchical_namespace` gathers
-listings whole and sorts them here.
+characters beyond U+D7FF. A hierarchical namespace lists folder by folder (`a/x` before `a-b`), and lists
+the folders too. So every row is compared with the one before it. A listing in another order, or one with
+folders, is refused. With the option `hierarchical_namespace`, a listing is gathered whole and sorted here.
 
 `after`: newer versions of the service take a name to start from. Others ignore it, and no account was
-at hand to try it on; so a listing from there counts only where its first row is that very name, which
-proves that nothing beyond it was skipped. Else it is begun anew, and filtered here.
+available to try it on. So a listing from a name counts only if its first row is that name, which proves that
+nothing behind it was skipped. Otherwise the listing is made again from the beginning, and filtered here.
 
-The rows are read out of the reply's XML. The client's own model of a row takes 14 times as long to
-make, and the event loop would stand still for two seconds with each page.
+The rows are read from the reply's XML. The client's own model of a row takes 14 times as long to make, and
+would block the event loop for two seconds with each page.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from offload.errors import Denied
 
 OK: Final = 200
 FOLDER: Final = "hdi_isfolder"
-"""The metadata that marks a blob as a folder; the service sets it, and so do Hadoop's tools."""
+"""The metadata that marks a blob as a folder. The service and Hadoop's tools set it."""
 
 
 class Listing:
@@ -42,7 +41,7 @@ class Listing:
         self._container, self._ask, self._where, self._sort = container, ask, where, sort
 
     async def rows(self, prefix: str, after: str) -> AsyncGenerator[Listed, None]:
-        """Every object whose key begins with `prefix` and is greater than `after`, in order."""
+        """Yield every object whose key begins with `prefix` and is greater than `after`, in order."""
         if self._sort:
             rows = [row async for row in self._listed(prefix) if row is not None and row.key > after]
             for row in sorted(rows, key=lambda row: row.key):
@@ -54,7 +53,7 @@ class Listing:
                     yield row
 
     async def level(self, prefix: str) -> AsyncGenerator[str, None]:
-        """The keys and folders directly below `prefix`: gathered, for the service may have another order."""
+        """Yield the keys and folders directly below `prefix`, gathered and sorted here."""
         found, marker = set(), None
         while True:
             page = await self._page(prefix, None, marker, delimiter="/")
@@ -72,22 +71,25 @@ class Listing:
         async with aclosing(self._listed(prefix, start)) as listed:
             async for row in listed:
                 if row is None:
+                    # A flat namespace has no folders, so the account lists in the other order.
                     raise self._out_of_order("lists folders")
                 if start is not None and not last and row.key > start:
-                    break  # it did not begin where it was told to, or there is nothing: nobody can tell
+                    break  # `start` is gone, or rows behind it were skipped: both look the same
+                # A row out of order means that others may be missing, also the newest root.
                 if row.key <= last:
                     raise self._out_of_order(f"lists {last!r} before {row.key!r}")
                 last = row.key
                 yield row
             else:
+                # No row at all behind a start proves nothing either.
                 if last or start is None:
                     return
-        async with aclosing(self._ascending(prefix, "")) as anew:
-            async for row in anew:
+        async with aclosing(self._ascending(prefix, "")) as again:
+            async for row in again:
                 yield row
 
     async def _listed(self, prefix: str, start: str | None = None) -> AsyncGenerator[Listed | None, None]:
-        """What the service lists, as it lists it: None stands for a folder."""
+        """Yield the rows in the service's own order; None for a folder."""
         marker: str | None = None
         while True:
             page = await self._page(prefix, start, marker)
@@ -100,7 +102,7 @@ class Listing:
     async def _page(
         self, prefix: str, start: str | None, marker: str | None, *, delimiter: str | None = None
     ) -> Element:
-        """One request. The client's own way to the next page would ask for a prefix that the reply names."""
+        """Send one request. The client's own paging would take the prefix of the next page from the reply."""
         replies: list[Any] = []
 
         def keep(reply: Any) -> None:
@@ -125,26 +127,26 @@ class Listing:
 
     def _no_listing(self) -> Denied:
         return Denied(
-            f"{self._where}: what answers there is no blob service; check `endpoint_url`, `account_host` "
+            f"{self._where}: the reply is not from a blob service; check `endpoint_url`, `account_host` "
             "and `proxy`"
         )
 
     def _out_of_order(self, what: str) -> Denied:
         return Denied(
             f"{self._where}: the account {what}, as one with a hierarchical namespace does; set the option "
-            "hierarchical_namespace=true, and its listings are sorted here"
+            "hierarchical_namespace=true, which sorts its listings"
         )
 
 
 def rows_of(page: Element) -> Iterator[Listed | None]:
-    """The rows of a page of List Blobs; None for a folder."""
+    """Yield the rows of a page of List Blobs; None for a folder."""
     for blob in page.iterfind("Blobs/Blob"):
         size_bytes = int(blob.findtext("Properties/Content-Length", "0"))
         yield None if _is_folder(blob) else Listed(_text_of(blob), size_bytes)
 
 
 def _text_of(row: Element) -> str:
-    """The name of a blob or of a folder."""
+    """Return the name of a blob or of a folder."""
     name = row.find("Name")
     assert name is not None
     text = name.text or ""
@@ -159,5 +161,5 @@ def _is_folder(blob: Element) -> bool:
 
 
 def _is_safe_start(prefix: str, after: str) -> bool:
-    """Whether every order that the service may have agrees on what comes after this name."""
+    """Return True if the same names follow this one in every order that the service may have."""
     return after.isascii() and after.startswith(prefix) and "/" not in after[len(prefix) :]

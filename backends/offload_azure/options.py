@@ -1,6 +1,6 @@
 """The options of the Azure backend, with the names that adlfs and Azure's own tools give them.
 
-What is not given is found as adlfs finds it (`account`). A value that is wrong, and two values that
+Options that are not given are found as adlfs finds them (`account`). A wrong value, and two values that
 contradict each other, raise `Misuse` with the option's name.
 """
 
@@ -20,7 +20,7 @@ METADATA_SIZE_BYTES_MAX: Final = 8 * 2**10
 PART_SIZE_BYTES_MAX: Final = 4000 * 2**20
 CPK_SIZE_BYTES: Final = 32
 WAYS: Final = ("connection_string", "account_key", "sas_token", "client_secret", "anonymous")
-"""The ways to show who one is. At most one of them is given; what is given goes before the environment."""
+"""The ways to authenticate. At most one of them may be given, and it overrides the environment."""
 
 _TAG: Final = re.compile(r"[A-Za-z0-9 +\-./:=_]*")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -64,14 +64,14 @@ def _tags(tags: dict[str, str]) -> dict[str, str]:
         if not (1 <= len(name) <= 128 and len(value) <= 256):
             raise ValueError("a tag's name has 1 to 128 characters, and its value at most 256")
         if not (_TAG.fullmatch(name) and _TAG.fullmatch(value)):
-            raise ValueError("tags are of letters, digits, spaces and + - . / : = _")
+            raise ValueError("a tag holds only letters, digits, spaces and + - . / : = _")
     return tags
 
 
 def _metadata(metadata: dict[str, str]) -> dict[str, str]:
     for name, value in metadata.items():
         if not _NAME.fullmatch(name):
-            raise ValueError("a name is of letters, digits and underscores, and begins with no digit")
+            raise ValueError("a name holds only letters, digits and underscores, and begins with no digit")
         if not (value.isascii() and value.isprintable() and value == value.strip()):
             raise ValueError("a value is printable ASCII, with no space around it")
     size_bytes = sum(len(name) + len(value) for name, value in metadata.items())
@@ -81,12 +81,12 @@ def _metadata(metadata: dict[str, str]) -> dict[str, str]:
 
 
 class AzureOptions(StoreOptions):
-    """Every option, as text from the command line or as a value from Python."""
+    """The options of the Azure backend, as text from the command line or as values from Python."""
 
     backend: ClassVar = "azure"
 
     client: Client = "auto"
-    """Which client moves fragments: obstore, or that of fsspec. `auto`: obstore where it can."""
+    """The client that moves fragments: obstore, or that of fsspec. `auto`: obstore if it can be used."""
 
     account_name: str | None = Field(default=None, pattern=r"^[a-z0-9]{3,24}$")
     account_key: Annotated[SecretStr, AfterValidator(_base64)] | None = None
@@ -94,51 +94,51 @@ class AzureOptions(StoreOptions):
     connection_string: SecretStr | None = None
     tenant_id: str | None = None
     client_id: str | None = None
-    """Of a service principal, with `client_secret`; alone, of a managed identity of the user's own."""
+    """The id of a service principal, with `client_secret`; alone, of a user-assigned managed identity."""
 
     client_secret: SecretStr | None = None
     anonymous: bool = False
     """Send no credentials: for reading public containers."""
 
     account_host: Annotated[str, AfterValidator(_host)] | None = None
-    """Another host than `<account_name>.blob.core.windows.net`: another cloud, a private name."""
+    """A host other than `<account_name>.blob.core.windows.net`: another cloud, a private name."""
 
     endpoint_url: Endpoint | None = None
-    """A server's whole URL: an emulator."""
+    """The whole URL of another server, such as an emulator."""
 
     api_version: str | None = Field(default=None, pattern=r"^\d{4}-\d\d-\d\d$")
     """The version of the protocol to speak, for a server that is older than the client."""
 
     hierarchical_namespace: bool = False
-    """The account has one: it lists in another order, so listings are gathered and sorted here."""
+    """True: the account has one. It lists in another order, so listings are gathered and sorted here."""
 
     verify: Verify = True
     proxy: Proxy | None = None
     connect_timeout_seconds: float = Field(default=10.0, gt=0)
     read_timeout_seconds: float = Field(default=10.0, gt=0)
-    """How long no byte may move, in either direction, before an attempt is given up."""
+    """How long no byte may move, in either direction, before an attempt is cancelled."""
 
     connections_max: int = Field(default=32, ge=1, le=1024)
     encryption_scope: str | None = Field(default=None, min_length=3, max_length=63)
-    """Of every object: a customer-managed key, by the name that the account gives it."""
+    """The account's name of a customer-managed key, which encrypts every object."""
 
     cpk_key: Annotated[SecretStr, AfterValidator(_cpk)] | None = None
-    """A key of the caller's own, 32 bytes in base64, needed again for every read."""
+    """The caller's own key, 32 bytes in base64. Every read needs it again."""
 
     access_tier: Literal["Hot", "Cool", "Cold"] | None = None
-    """Of fragments. Never Archive: what is there cannot be read."""
+    """The access tier of fragments. Archive is not allowed: archived objects cannot be read."""
 
     tags: Annotated[Pairs, AfterValidator(_tags)] = {}
-    """Of fragments, for lifecycle rules and searches."""
+    """Tags of fragments, for lifecycle rules and searches."""
 
     metadata: Annotated[Pairs, AfterValidator(_metadata)] = {}
-    """Of fragments, for people who inspect the container."""
+    """Metadata of fragments, for people who inspect the container."""
 
     part_size_bytes: int = Field(default=16 * 2**20, ge=2**20, le=PART_SIZE_BYTES_MAX)
 
     @property
     def way(self) -> str | None:
-        """The way to show who one is that these options name; None leaves it to the environment."""
+        """The way to authenticate that these options name; None leaves it to the environment."""
         return next((way for way in WAYS if getattr(self, way)), None)
 
     @model_validator(mode="after")
@@ -155,7 +155,7 @@ class AzureOptions(StoreOptions):
         if self.account_host is not None and self.endpoint_url is not None:
             raise ValueError("options 'account_host' and 'endpoint_url' exclude each other: give one of them")
         if self.connection_string is not None and (self.account_host or self.endpoint_url):
-            raise ValueError("option 'connection_string' says where the account is: leave the endpoint out")
+            raise ValueError("option 'connection_string' has the account's address: remove the endpoint")
         if self.cpk_key is not None and self.encryption_scope is not None:
             raise ValueError("options 'cpk_key' and 'encryption_scope' are two encryptions: give one of them")
         return self

@@ -1,4 +1,4 @@
-"""What the Azure backend declares. Imports nothing of the store itself, and no SDK."""
+"""The declarations of the Azure backend. Imports nothing of the store itself, and no SDK."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS: Final = (
     "metadata",
     "part_size_bytes",
 )
-"""The fields of `AzureOptions`, whose module imports pydantic; a test holds one against the other."""
+"""The fields of `AzureOptions`, whose module imports pydantic. A test compares the two."""
 
 SCHEMES: Final = ("az", "abfs", "abfss")
 
@@ -43,13 +43,13 @@ ADVICE: Final = (
         "Set no lifecycle policy that deletes blobs below this prefix, or moves roots and anchors to the "
         "archive tier: only `offload` knows which are needed."
     ),
-    "Soft delete and versioning keep what is deleted, and it is billed until their days are over.",
+    "Soft delete and versioning keep deleted blobs, which are billed until their retention ends.",
 )
 
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """Containers, by `az://container/prefix` and its synonyms."""
+    """Declare containers as tiers, by `az://container/prefix` and its synonyms."""
     return [
         Backend(
             name="azure",

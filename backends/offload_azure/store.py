@@ -1,13 +1,18 @@
 """A container of Azure Blob Storage as an object store.
 
-Requests go out through the clients of Azure's SDK, one request for one call (`client`, `transport`): what
-would cache, retry or cut is off, because the decorators of `offload.store` do that in one place.
-Invariants: a create is always one single request with `If-None-Match: *`; an object becomes visible
-whole, by a Put Blob or a Put Block List; every object is encrypted as the options ask, commits too; what
-is read is the span that was asked for, of one version of the object; what a reply means is decided by
-its code, in `failures`.
+Requests go out through the clients of Azure's SDK, one request for each call (`client`, `transport`). Their
+caches, retries and splitting are off: the decorators of `offload.store` do that in one place. Invariants:
 
-Sources: the REST reference of Azure Blob Storage. What emulators do differently is noted where it matters.
+- A create is decided by one request with `If-None-Match: *`.
+- An object becomes visible whole, by a Put Blob or a Put Block List.
+- Every object is encrypted as the options ask, commits too.
+- A read returns the span that was asked for, of one version of the object.
+- The code of a reply decides what it means, in `failures`.
+
+If the reply to a create is lost, this store raises `OutcomeUnknown` and asks nothing: the object may still
+appear. The commit protocol lists, and reads the object if there is one (`offload.commit.log`).
+
+Sources: the REST reference of Azure Blob Storage. Differences of emulators are noted in comments.
 """
 
 from __future__ import annotations
@@ -43,10 +48,11 @@ T = TypeVar("T")
 PARTS_MAX: Final = 50_000
 PARTS_AT_ONCE: Final = 4
 DELETES_AT_ONCE: Final = 16
-"""Each is a request. Blob Batch would take 256 in one, costs the same, and no emulator takes the client's."""
+"""Each deletion is a request. Blob Batch takes 256 in one request for the same price, and no emulator accepts
+the batches of the SDK's client."""
 
 KEYS_REFUSED: Final = r"\\|\.(?:/|\Z)|[\ue000-\uffff]"
-"""What no key may have in it: see `check`."""
+"""A pattern that no key may contain: see `check`."""
 
 BEYOND_THE_END: Final = {"InvalidRange", "416"}
 ABSENT: Final = {"BlobNotFound", "ResourceNotFound"}
@@ -55,7 +61,7 @@ ABSENT: Final = {"BlobNotFound", "ResourceNotFound"}
 class AzureStore(ObjectStore):
     """The container `container`. The client is made at the first request, on the event loop that asks.
 
-    `place` is the container as a URL named it, perhaps with its account: where this store can be found again.
+    `place` is the container as a URL named it, perhaps with its account, for the `url` of this store.
     """
 
     def __init__(self, *, container: str, options: AzureOptions | None = None, place: str = "") -> None:
@@ -69,7 +75,7 @@ class AzureStore(ObjectStore):
         return f"AzureStore({self.url!r})"
 
     def __reduce__(self) -> NoReturn:
-        """A store is one event loop's own, and its pickle would hold credentials."""
+        """Raise `TypeError`: a store belongs to one event loop, and its pickle would hold credentials."""
         raise TypeError("a store cannot be pickled: send its URL and options, and open it there")
 
     @property
@@ -79,12 +85,13 @@ class AzureStore(ObjectStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of Azure. Whether an emulator keeps create-if-absent, a probe must find out."""
+        """The capabilities of Azure. A probe must find out if an emulator honours `If-None-Match`."""
         return Capabilities(
             atomic_create=True,
             create_is_probed=True,
             strong_listing=True,
             multipart=True,
+            unsized_put=True,
             part_size_bytes_max=PART_SIZE_BYTES_MAX,
             parts_max=PARTS_MAX,
             put_size_bytes_max=5000 * 2**20,
@@ -95,32 +102,37 @@ class AzureStore(ObjectStore):
         )
 
     async def put(self, key: str, body: Body) -> None:
-        """One Put Blob, or blocks where the object is large. Memory: the object, or a few parts of it."""
+        """Send one Put Blob, or blocks if the object is large. Holds it, or a few parts, in memory."""
         check(key)
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
+            # `overwrite=True` sends no condition, so that a repeated put replaces the first one.
             await self._put(key, await whole(body), what="store", overwrite=True, **self.kept)
         else:
+            # Azure takes 50,000 blocks at most, so the blocks of a very large object are larger.
             size_bytes = max(self.options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
             await put_in_parts(self, key, body, part_size_bytes=size_bytes, at_once=PARTS_AT_ONCE)
 
     async def create(self, key: str, data: bytes) -> None:
-        """One Put Blob with `If-None-Match: *`.
+        """Send one Put Blob with `If-None-Match: *`.
 
-        Azurite refuses it for an object that is not there, if blocks of an unfinished upload are. So what
-        exists is looked at; and where it does not, a list of one block is put, on the same condition.
+        Azurite refuses that for an absent object if an unfinished upload left blocks under its key. So after
+        a refusal the store asks for the object. If it is absent, a list of one block is put on the same
+        condition, so it can still lose against another create.
         """
         check_create(key, data, self.capabilities)
         try:
+            # `overwrite=False` sends `If-None-Match: *`.
             await self._put(check(key), data, what="create", overwrite=False)
         except AlreadyExists as exc:
+            # With another code, or an object that exists or cannot be asked for, the create has lost.
             if code_of(exc.__cause__) != "BlobAlreadyExists" or not await self._is_absent(key):
                 raise
             await create_of_a_block(self, key, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """One GET; for a suffix a HEAD before it, as Azure knows no range from the end.
+        """Send one GET; for a suffix a HEAD before it, because Azure has no ranges from the end.
 
-        What the service answers to a range that it does not have (416) reads as empty.
+        A range beyond the object's end (416) reads as empty.
         """
         blob = await self.blob(check(key))
         wanted = asked_for(span)
@@ -131,15 +143,16 @@ class AzureStore(ObjectStore):
                 data = await self._read_end(blob, key, wanted)
             case _:
                 data = await self._read(blob, key, 0, None)
+        # An empty span was requested as one byte, which proves that the object exists (`asked_for`).
         return data if span is None or span.length else b""
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """None: the service keeps an MD5 of some objects, and a CRC-32C of none."""
+        """Return None: the service keeps an MD5 of some objects, and a CRC-32C of none."""
         check(key)
         return None
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """List Blobs, page by page. Where `after` is no object, the pages before it are read as well."""
+        """Send List Blobs, page by page. If `after` is no object, the pages before it are read as well."""
         if not _begins_a_key(prefix):
             return
         listing = await self._listing(prefix)
@@ -148,7 +161,7 @@ class AzureStore(ObjectStore):
                 yield row
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """List Blobs with a delimiter, page by page."""
+        """Send List Blobs with a delimiter, page by page."""
         if not _begins_a_key(prefix):
             return
         listing = await self._listing(prefix)
@@ -165,7 +178,8 @@ class AzureStore(ObjectStore):
         return Listing(client.container, ask, where=self.url, sort=self.options.hierarchical_namespace)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete Blob for each key, some at a time. Snapshots of an object go with it."""
+        """Send Delete Blob for each key, several at a time. It deletes the snapshots of an object too."""
+        # All keys are checked before the first request. The workers share the iterator.
         names = iter([check(key) for key in keys])
 
         async def work() -> None:
@@ -173,51 +187,56 @@ class AzureStore(ObjectStore):
                 await self._delete(name)
 
         try:
+            # The first failure cancels the other workers. The caller may repeat the whole call: keys that
+            # are gone by then are absent, which is no error.
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(DELETES_AT_ONCE, len(keys))):
                     group.create_task(work())
         except BaseExceptionGroup as errors:
+            # The port raises one error, not a group.
             raise errors.exceptions[0] from None
 
     async def start_upload(self, key: str) -> Upload:
-        """No request: an upload begins with its first block."""
+        """Begin an upload, without a request: the service knows it from its first block on."""
         return AzureUpload(self, check(key))
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
+        # Forgotten before the first await, so that a second call at the same time closes nothing twice.
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
 
     async def client(self) -> AzureClient:
-        """The client, made on first use."""
+        """Return the client, made on first use."""
         async with self._opening:
+            # One at a time: requests that arrive meanwhile wait for the same client.
             if self._client is None:
                 self._client = await open_client(self.options, self.container)
             return self._client
 
     async def blob(self, key: str) -> BlobClient:
-        """The client of one blob."""
+        """Return the client of one blob."""
         return (await self.client()).container.get_blob_client(key)
 
     async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
-        """Await one request, and turn what the client raises into the port's errors."""
+        """Await one request, and raise the port's errors for those of the client."""
         try:
             return await call
         except OffloadError:
-            raise
+            raise  # already the port's; `Misuse` is a ValueError too, which `FAILURES` contains
         except FAILURES as exc:
             raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
 
     @cached_property
     def encrypted(self) -> dict[str, Any]:
-        """How every object is encrypted at rest."""
+        """The settings that encrypt every object at rest."""
         scope = self.options.encryption_scope
         return self._keyed | ({"encryption_scope": scope} if scope else {})
 
     @cached_property
     def kept(self) -> dict[str, Any]:
-        """How fragments are kept, and what is written on them."""
+        """The access tier, tags and metadata of fragments, as settings of a request."""
         options = self.options
         wanted = {
             "standard_blob_tier": StandardBlobTier(options.access_tier) if options.access_tier else None,
@@ -228,7 +247,7 @@ class AzureStore(ObjectStore):
 
     @cached_property
     def _keyed(self) -> dict[str, Any]:
-        """What every request about an object's bytes carries where the key is the caller's own."""
+        """The settings of every request about an object's bytes if the key is the caller's own."""
         if self.options.cpk_key is None:
             return {}
         key = self.options.cpk_key.get_secret_value()
@@ -236,6 +255,8 @@ class AzureStore(ObjectStore):
         return {"cpk": CustomerProvidedEncryptionKey(key, base64.b64encode(digest).decode())}
 
     async def _put(self, key: str, data: bytes, *, what: str, **settings: Any) -> None:
+        # The service refuses bytes that do not match the MD5, and keeps it: a read of the whole object is
+        # compared with it.
         md5 = await md5_of(data)
         blob = await self.blob(key)
         call = blob.upload_blob(
@@ -246,6 +267,7 @@ class AzureStore(ObjectStore):
     async def _read(
         self, blob: BlobClient, key: str, start: int, length: int | None, **conditions: Any
     ) -> bytes:
+        # The client returns bytes alone. The hook keeps the reply, whose headers say which part it is.
         replies: list[Any] = []
         where = f"{self.url}: {key!r}"
 
@@ -254,12 +276,15 @@ class AzureStore(ObjectStore):
                 offset=start, length=length, raw_response_hook=replies.append, **conditions, **self._keyed
             )
             try:
+                # The body is read within `ask`, so an error in the middle of it is one of the port too.
                 data: bytes = await (await call).readall()
-            except ValueError as exc:
+            except ValueError as exc:  # the client cannot read a reply without `Content-Range`
+                # Without a reply the client refused to send, such as the caller's key over plain HTTP. That
+                # stays `Misuse`.
                 if not replies:
                     raise
                 raise TryAgain(
-                    f"{where}: the reply does not say which part it is; is that a blob service?"
+                    f"{where}: the reply does not say which part it is; is this a blob service?"
                 ) from exc
             return data
 
@@ -272,40 +297,45 @@ class AzureStore(ObjectStore):
                 await self._properties(blob, key)  # it may be a folder, which reads as empty too
             return b""
         reply = replies[-1].http_response
+        # The service stores a folder as a blob without bytes, which would read as an empty object.
         if reply.headers.get(f"x-ms-meta-{FOLDER}") == "true":
             raise NotFound(key, store=self.url)
+        # No object is as long: this span means everything from `start` on.
         asked = Span(start, 2**62 if length is None else length)
         content_range = reply.headers.get("Content-Range")
         data = exactly(asked, data, status=reply.status_code, content_range=content_range, where=where)
+        # The MD5 is that of the whole object, so it says nothing about a part.
         if length is None:
             await make_sure_of_sum(data, reply.headers.get("x-ms-blob-content-md5"), where)
         return data
 
     async def _properties(self, blob: BlobClient, key: str) -> BlobProperties:
-        """One HEAD. Raises `NotFound` for a folder as well."""
+        """Send one HEAD. Raises `NotFound` for a folder as well."""
         seen = await self.ask(blob.get_blob_properties(**self._keyed), f"read {key!r}", key=key)
         if (seen.metadata or {}).get(FOLDER) == "true":
             raise NotFound(key, store=self.url)
         return seen
 
     async def _is_absent(self, key: str) -> bool:
-        """Whether the service says so, where it can be asked."""
+        """Return True if the service says that the object is absent; False otherwise, also on any error."""
         try:
             await self._properties(await self.blob(key), key)
         except NotFound:
             return True
+        # Any doubt counts as an object that exists. Then the create has lost, and its caller reads back.
         except OffloadError:
             return False
         return False
 
     async def _read_end(self, blob: BlobClient, key: str, wanted: Suffix) -> bytes:
-        """The end of the very version whose size was asked for; if it is replaced in between, `TryAgain`."""
+        """Return the end of the version whose size was read. Raises `TryAgain` if another replaces it."""
         seen = await self._properties(blob, key)
         if not seen.etag:
-            raise TryAgain(f"{self.url}: {key!r}: the reply names no version; is that a blob service?")
+            raise TryAgain(f"{self.url}: {key!r}: the reply names no version; is this a blob service?")
         start, end = clip(wanted, seen.size)
         if start == end:
             return b""
+        # Without the condition, a new version of another size would return bytes that are not its end.
         same = {"etag": seen.etag, "match_condition": MatchConditions.IfNotModified}
         return await self._read(blob, key, start, end - start, **same)
 
@@ -315,15 +345,16 @@ class AzureStore(ObjectStore):
             call = blob.delete_blob(delete_snapshots="include")
             await self.ask(call, f"delete {key!r}", key=key, mutation=True)
         except OffloadError as exc:
+            # Absent is what the caller wants; perhaps an earlier try deleted it, and its reply was lost.
             if code_of(exc.__cause__) not in ABSENT:
                 raise
 
 
 def check(key: str) -> str:
-    """Return `key`, or raise `Misuse` where it is none, or where Azure would take it for another.
+    """Return `key`. Raises `Misuse` if it is no key, or if Azure would take it for another one.
 
     The service reads a backslash as a slash, and drops dots at the end of a part. It sorts by UTF-16, which
-    puts U+E000 to U+FFFF behind all that lies beyond; without those its order is that of the bytes.
+    puts U+E000 to U+FFFF behind all characters beyond them. Without those, its order is that of the bytes.
     """
     check_key(key)
     if re.search(KEYS_REFUSED, key):
@@ -335,7 +366,7 @@ def check(key: str) -> str:
 
 
 def _begins_a_key(prefix: str) -> bool:
-    """Whether any key begins with `prefix`. The service answers 500 to some that do not."""
+    """Return True if a key can begin with `prefix`. The service answers 500 to some other prefixes."""
     try:
         check(prefix + "x")
     except Misuse:
@@ -344,9 +375,9 @@ def _begins_a_key(prefix: str) -> bool:
 
 
 async def make_sure_of_sum(data: bytes, stored: str | None, where: str) -> None:
-    """Raise `TryAgain` where the MD5 that the service keeps of the object is not that of what arrived.
+    """Raise `TryAgain` if the service keeps another MD5 of the object than the bytes that arrived have.
 
-    Of an object in blocks it keeps none.
+    The service keeps none of an object that was stored in blocks.
     """
     if stored and (found := await md5_of(data)) != stored:
-        raise TryAgain(f"{where} was damaged on the way: its MD5 is {stored}, what came has {found}")
+        raise TryAgain(f"{where} was damaged on the way: its MD5 is {stored}, the reply has {found}")

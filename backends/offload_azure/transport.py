@@ -1,11 +1,11 @@
-"""How requests go out: each of them once, and a reply is whole before anybody sees it.
+"""The transport of requests: it sends each of them once, and reads each reply to its end.
 
-The HTTP library repeats a GET, PUT or DELETE whose connection drops, and Azure's client repeats a
-read whose body breaks off. Both would hide from the caller that a request was sent twice, so both are
-kept from it here: by telling the library of another error, and by reading a body where the request is
-sent, before the loop in the client that would ask again.
+The HTTP library repeats a GET, PUT or DELETE whose connection drops. Azure's client repeats a read whose
+body breaks off. Both would hide from the caller that a request was sent twice. Both are prevented here: the
+library meets an error after which it repeats nothing, and the body is read where the request is sent, before
+the client's own loop could ask again.
 
-Invariant: no error that leaves this module has a query in its text; that is where a token stands.
+Invariant: no error that leaves this module has a URL's query in its text, because a token is in the query.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from azure.core.pipeline.transport import AioHttpTransport
 from offload_cloud.bodies import watched
 
 NEVER_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-"""The connection was not made, so the server heard nothing."""
+"""Errors of connecting: the server received nothing."""
 
 
 class ProxyRefused(aiohttp.ClientError):
-    """The proxy answered in the server's place."""
+    """The proxy answered instead of the server."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
@@ -31,7 +31,7 @@ class ProxyRefused(aiohttp.ClientError):
 
 
 async def once(request: aiohttp.ClientRequest, handler: ClientHandlerType) -> aiohttp.ClientResponse:
-    """Send a request. Errors that the library would answer by sending it again become others."""
+    """Send a request. Turn errors after which the library would send it again into others."""
     try:
         return await handler(request)
     except aiohttp.ConnectionTimeoutError:
@@ -41,13 +41,13 @@ async def once(request: aiohttp.ClientRequest, handler: ClientHandlerType) -> ai
     except aiohttp.ClientResponseError as exc:
         raise aiohttp.ClientConnectionError(f"the reply is not HTTP: {exc.message}") from None
     except aiohttp.ClientConnectorError:
-        raise
+        raise  # kept apart: nothing was sent
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
         raise aiohttp.ClientConnectionError(f"{type(exc).__name__}: {exc}") from None
 
 
 class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its package names it late, without types
-    """Loads every body at once. Made on the running event loop, which it belongs to."""
+    """A transport that reads every body at once. It belongs to the event loop on which it is made."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its packag
         read_timeout_seconds: float,
     ) -> None:
         session = aiohttp.ClientSession(
-            # Not by `connection_verify`: that makes a context, and so a connection, for every request.
+            # Not by `connection_verify`, which makes a TLS context, and so a connection, for every request.
             connector=aiohttp.TCPConnector(limit=connections_max, ssl=_tls(verify)),
             middlewares=(once,),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -74,7 +74,7 @@ class OneRequestTransport(AioHttpTransport):  # type: ignore[misc]  # its packag
         self._stall_seconds = read_timeout_seconds
 
     async def send(self, request: Any, *, stream: bool = False, **config: Any) -> Any:
-        """Send a request and read its reply to the end, also where the caller would read it in a stream."""
+        """Send a request and read its reply to the end, even if the caller asks for a stream."""
         request.data = watched(request.data, self._stall_seconds)
         return await super().send(request, stream=False, **config)
 

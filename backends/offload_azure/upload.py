@@ -1,9 +1,9 @@
-"""An upload to Azure in blocks. Nothing is seen of it before its list of blocks is put.
+"""An upload to Azure in blocks. Nothing of it is visible before its list of blocks is put.
 
-All uploads of one key share the blocks that are not yet in a list. So a block's name begins with what
-only this upload has, and no upload can take in another's; all names have one length, as the service
-wants it. The first list that is put drops every other block of the key: the list of an upload that ran
-beside it is then refused (InvalidBlockList), and nothing of it is stored.
+All uploads of one key share the blocks that are in no list yet. So the name of a block begins with a UUID of
+its upload, and no upload can include another's blocks. All names have one length, as the service demands.
+The first list that is put drops every other block of the key. The list of a second upload of the key is then
+refused (InvalidBlockList), and nothing of it is stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AzureUpload(Upload):
-    """Made by `AzureStore.start_upload`."""
+    """An upload that `AzureStore.start_upload` made."""
 
     def __init__(self, store: AzureStore, key: str) -> None:
         self._store, self._key = store, key
@@ -31,29 +31,30 @@ class AzureUpload(Upload):
         self._numbers: set[int] = set()
 
     async def put_part(self, number: int, data: bytes) -> None:
-        """Put Block."""
+        """Send Put Block."""
         what = f"store part {number} of {self._key!r}"
         await _put_block(self._store, self._key, self._name(number), data, what=what)
         self._numbers.add(number)
 
     async def complete(self) -> None:
-        """Put Block List. An upload without parts becomes an empty object."""
+        """Send Put Block List. An upload without parts becomes an empty object."""
         blob = await self._store.blob(self._key)
+        # The list has the blocks in the order of their numbers, whatever order they arrived in.
         names = [BlobBlock(self._name(number)) for number in part_numbers(self._numbers, self._key)]
         call = blob.commit_block_list(names, **self._store.encrypted, **self._store.kept)
         await self._store.ask(call, f"store {self._key!r} of its parts", mutation=True)
 
     async def abort(self) -> None:
-        """Nothing to do: the service drops blocks that no list names, after a week at the latest."""
+        """Do nothing: the service drops blocks that are in no list, after a week at the latest."""
 
     def _name(self, number: int) -> str:
         return f"{self._uid}{number:08}"
 
 
 async def create_of_a_block(store: AzureStore, key: str, data: bytes) -> None:
-    """Put Block, and Put Block List with `If-None-Match: *`. Unfinished uploads of the key lose theirs."""
+    """Send Put Block, and Put Block List with `If-None-Match: *`. Drops blocks of unfinished uploads."""
     what = f"create {key!r}"
-    name = uuid4().hex + "0" * 8  # as long as the names of uploads
+    name = uuid4().hex + "0" * 8  # all names of a key's blocks must have one length
     await _put_block(store, key, name, data, what=what)
     blob = await store.blob(key)
     call = blob.commit_block_list(

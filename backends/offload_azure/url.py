@@ -1,7 +1,7 @@
 """From `az://container/prefix` and options to a store.
 
-`abfs` and `abfss` mean the same. As adlfs and Spark know it, the account may stand in the URL:
-`abfs://container@account.dfs.core.windows.net/prefix`; it is reached by its Blob endpoint all the same.
+`abfs` and `abfss` mean the same. The URL may name the account, in the form of adlfs and Spark:
+`abfs://container@account.dfs.core.windows.net/prefix`. Requests go to its Blob endpoint all the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOST: Final = re.compile(r"([a-z0-9]{3,24})\.(?:blob|dfs)\.([a-z0-9.-]+)")
 
 
 def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
-    """The store that a URL names. Raises `Misuse` where it names none, or an option is wrong."""
+    """Return the store that a URL names. Raises `Misuse` if it names none, or if an option is wrong."""
     place, _, prefix = url.partition("://")[2].partition("/")
     container, at, host = place.partition("@")
     if ":" in place or "?" in url:
@@ -40,17 +40,17 @@ def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
 
 
 def open_container(container: str, options: AzureOptions, *, place: str = "") -> ObjectStore:
-    """The store of a container, with its fragments by the client that the options choose."""
+    """Return the store of a container. The options choose the client for its fragments."""
     store = AzureStore(container=container, options=options, place=place)
     why_not = why_not_fast(options)
     return fast_store(store) if takes_obstore(options.client, why_not, backend="azure") else store
 
 
 def _account(host: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """What the host in a URL says of the account, as options."""
+    """Return the account that the host in a URL names, as options."""
     match = _HOST.fullmatch(host)
     if match is None:
-        raise Misuse(f"{host!r} is no account's host: {FORM}")
+        raise Misuse(f"{host!r} is not the host of an account: {FORM}")
     name, blob_host = match[1], f"{match[1]}.blob.{match[2]}"
     if options.get("account_name", name) != name:
         raise Misuse(f"the URL names the account {name!r}, and the option 'account_name' another: {FORM}")

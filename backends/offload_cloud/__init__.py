@@ -1,1 +1,1 @@
-"""What the backends of distant stores share. No backend itself, and no SDK of any one store."""
+"""Shared code of the backends for object stores. It is no backend itself, and imports no SDK of one store."""

@@ -1,4 +1,4 @@
-"""Which client moves the immutable objects: obstore where it is there and can do what the options ask."""
+"""The choice of the client for immutable objects: obstore, if it is installed and can do what options ask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TRUSTS_MORE", "Client", "is_the_systems", "takes_obstore"]
 Client = Literal["auto", "fsspec", "obstore"]
 EXTRA: Final = "ledger-offload[fast]"
 OLDEST: Final = (0, 12)
-"""The first release that takes a timeout for reading."""
+"""The first release with a timeout for reading."""
 
 TRUSTS_MORE: Final = ", and obstore would trust those of the system as well"
 SYSTEMS: Final = (
@@ -25,11 +25,11 @@ SYSTEMS: Final = (
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-"""Where distributions keep the authorities that everybody trusts."""
+"""The files in which Linux distributions keep the certificate authorities of the system."""
 
 
 def takes_obstore(client: Client, why_not: str | None, *, backend: str) -> bool:
-    """Whether obstore is used. Raises `Misuse` where it is asked for by name and cannot be."""
+    """Return True if obstore should be used. Raises `Misuse` if `client` demands it and it cannot be used."""
     if client == "fsspec":
         return False
     why_not = _why_not_there() or why_not
@@ -39,7 +39,7 @@ def takes_obstore(client: Client, why_not: str | None, *, backend: str) -> bool:
 
 
 def is_the_systems(path: str) -> bool:
-    """Whether a file of authorities is the one that everything on this machine trusts."""
+    """Return True if a file of certificate authorities is the system's own."""
     here = Path(path).resolve()
     return any(here == Path(known).resolve() for known in SYSTEMS if Path(known).exists())
 

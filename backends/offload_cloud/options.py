@@ -1,7 +1,7 @@
-"""The base of a backend's options: checked by pydantic, frozen, and silent about secrets.
+"""The base of a backend's options: pydantic checks them, and they are frozen.
 
-Invariant: what is wrong raises `Misuse` that names the option; no text, `repr` or pickle of a message
-holds the value of a secret.
+Invariants: a wrong option raises `Misuse` with its name; no message, `repr` or pickled error holds the value
+of a secret.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Endpoint", "Pairs", "Proxy", "StoreOptions", "Verify", "shown"]
 
 
 class StoreOptions(BaseModel):
-    """Every option of a backend, as text from the command line or as a value from Python."""
+    """The options of a backend, as text from the command line or as values from Python."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,16 +27,17 @@ class StoreOptions(BaseModel):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Check options. Raises `Misuse` that names each wrong one; secrets are never repeated."""
+        """Check options. Raises `Misuse` that names each wrong one, and never repeats a secret."""
         try:
             return cls.model_validate(dict(options))
         except ValidationError as exc:
+            # Without the input, and without the cause: pydantic's error holds every value, secrets too.
             wrong = "; ".join(_said(error) for error in exc.errors(include_input=False))
             raise Misuse(f"{cls.backend}: {wrong}") from None
 
 
 def shown(secret: SecretStr | None) -> str | None:
-    """The value of a secret, for the client that needs it and nobody else."""
+    """Return the value of a secret. Only for the client that sends it."""
     return None if secret is None else secret.get_secret_value()
 
 
@@ -74,21 +75,21 @@ def _without_login(value: str) -> str:
     if scheme not in {"http", "https"} or not slashes or not rest.strip("/"):
         raise ValueError("use http://HOST:PORT or https://HOST:PORT")
     if "@" in rest.partition("/")[0]:
-        raise ValueError("an endpoint holds no credentials; give them by themselves")
+        raise ValueError("an endpoint holds no credentials; give them as options of their own")
     return value
 
 
 Pairs = Annotated[dict[str, str], BeforeValidator(_pairs)]
-"""Names and values: a mapping, or `a=b,c=d`. A value that holds a comma needs the mapping."""
+"""Names and values: a mapping, or `a=b,c=d`. A value that contains a comma needs the mapping."""
 
 Verify = Annotated[bool | str, BeforeValidator(_truth), AfterValidator(_file)]
-"""Whether to check TLS certificates, or the file of authorities to check them with."""
+"""True to check TLS certificates, False to accept any, or a file of certificate authorities."""
 
 Proxy = Annotated[SecretStr, AfterValidator(_address)]
-"""A proxy's URL. A secret, for it may hold a login."""
+"""A proxy's URL. It is a secret because it may hold a login."""
 
 Endpoint = Annotated[str, AfterValidator(_without_login)]
-"""A server's URL, which appears in messages and so may hold no login."""
+"""A server's URL. It appears in messages, so it may hold no login."""
 
 
 def _said(error: Any) -> str:

@@ -1,4 +1,4 @@
-"""How long a server asks to be left alone: its header `Retry-After`, in seconds or as a date."""
+"""The pause that a server asks for: the header `Retry-After`, in seconds or as a date."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["pause_of"]
 
 
 def pause_of(retry_after: str, *, now: Callable[[], float] = time.time) -> float | None:
-    """The pause that the header's value asks for; None if nothing was said, or nothing that can be read.
+    """Return the pause in seconds that the header asks for; None if it is empty or cannot be read.
 
     `now` is the time since 1970, in seconds. A date that has passed asks for no pause.
     """

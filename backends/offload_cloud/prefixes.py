@@ -1,4 +1,4 @@
-"""Prefixes that no key begins with. Servers answer them with errors of many kinds, so none is asked."""
+"""Prefixes that no key begins with. Servers answer them with various errors, so they are never sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["begins_a_key"]
 
 
 def begins_a_key(prefix: str) -> bool:
-    """Whether a key that the port allows can begin with `prefix`."""
+    """Return True if a key that the port allows can begin with `prefix`."""
     *folders, last = prefix.split("/")
     if "\0" in prefix or last.startswith("."):
         return False

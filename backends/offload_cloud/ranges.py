@@ -1,7 +1,8 @@
-"""A span as a request's header, and whether what came back is that span and nothing else.
+"""A span as a request's header, and the check that the reply is that span.
 
-Invariant: what `exactly` returns is the span, clipped at the object's end. A server that ignores the
-header answers with the whole object, which is cut here; one that answers another range is not believed.
+Invariant: `exactly` returns the span, clipped at the object's end, or raises. A server that ignores the
+header answers with the whole object, from which the span is cut here. A reply about another range raises
+`TryAgain`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ __all__ = ["asked_for", "exactly", "range_of"]
 
 WHOLE, PART = 200, 206
 _ANSWERED: Final = re.compile(r"bytes (\d+)-(\d+|-1)/(\d+|\*)")
-"""MinIO calls the end of an empty object `0--1/0`."""
+"""The header `Content-Range` of a reply. MinIO writes `0--1/0` for the end of an empty object."""
 
 
 def range_of(span: Span | Suffix | None) -> str | None:
-    """A span as the header has it. One of length zero asks for a byte: the object must be there."""
+    """Return a span as the header has it. An empty span asks for one byte: the object must exist."""
     match asked_for(span):
         case Span(start, length):
             return f"bytes={start}-{start + length - 1}"
@@ -33,9 +34,9 @@ def range_of(span: Span | Suffix | None) -> str | None:
 
 
 def asked_for(span: Span | Suffix | None) -> Span | Suffix | None:
-    """The span that a request is made for: never an empty one, which no header can express.
+    """Return the span to request. It is never empty, because no header can express an empty range.
 
-    Raises `Misuse` for a negative one, before anything is asked.
+    Raises `Misuse` for a negative span, before anything is sent.
     """
     clip(span, 0)
     match span:
@@ -50,17 +51,17 @@ def asked_for(span: Span | Suffix | None) -> Span | Suffix | None:
 def exactly(
     span: Span | Suffix | None, data: bytes, *, status: int, content_range: str | None, where: str
 ) -> bytes:
-    """What of `data`, a reply's body, is `span`. Raises `TryAgain` where the reply is about another one."""
+    """Return the bytes of `span` from `data`, a reply's body. Raises `TryAgain` for another span's reply."""
     if span is None:
         return data
-    if status == WHOLE:
+    if status == WHOLE:  # a server may ignore ranges, and then sends the whole object
         start, end = clip(span, len(data))
         return data[start:end]
     found = _ANSWERED.fullmatch(content_range or "")
     if found is None:
-        raise TryAgain(f"{where}: a part was asked for, and the reply does not say which it is")
+        raise TryAgain(f"{where}: asked for a part, and the reply does not say which part it is")
     start, end = int(found[1]), int(found[2]) + 1
-    if found[3] == "*":
+    if found[3] == "*":  # the object's size is unknown, so its end cannot be compared
         fits = isinstance(span, Span) and start == span.start and end - start <= max(span.length, 1)
     else:
         fits = (start, end) == clip(asked_for(span), int(found[3]))

@@ -1,4 +1,4 @@
-"""Conclude from a failed TLS handshake what is wrong with the server or the URL."""
+"""The diagnosis of a failed TLS handshake: a server that is stopping, or a wrong server or URL."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["hung_up"]
 
 
 def hung_up(exc: object) -> bool:
-    """Whether the server closed the connection during the handshake, as one does that is being stopped.
+    """Return True if the server closed the connection during the handshake, as a stopping server does.
 
-    The next attempt may succeed, unlike after a handshake that the server or we refused.
+    The next attempt may succeed. After a handshake that either side refused, it cannot.
     """
     return isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError | ssl.SSLZeroReturnError)

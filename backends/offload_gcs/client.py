@@ -1,13 +1,16 @@
-"""The requests of one store: gcsfs finds credentials, renews them and opens the session; we send.
+"""The requests of one store: gcsfs finds and renews credentials and opens the session; this module sends.
 
-Invariant: one call of `send` is one request on the wire, or none. gcsfs would repeat a request six times, a
-conditional one too, so its calls are passed by; the HTTP library would repeat a GET, PUT or DELETE whose
-connection drops, so the session has a middleware that ends this; redirects are not followed. Credentials
-are sent to the endpoint and to nobody else.
+Invariants: one call of `send` is one request on the wire, or none; credentials go to the endpoint and to no
+other server. Three repetitions are switched off for the first one:
 
-gcsfs is imported here and nowhere earlier. While its support for zonal buckets is on, it asks at the first
-use of a bucket which kind it is, over gRPC, where an emulator or a plain proxy never answers (60 s). We need
-none of it, so it is off unless the environment says otherwise; and the class of `gcsfs.core` never asks.
+    gcsfs repeats a request six times, a conditional one too     its calls are not used
+    the HTTP library repeats a GET, PUT or DELETE that drops     the session has the middleware `_once`
+    the HTTP library follows redirects                           `allow_redirects` is False
+
+gcsfs is imported here and nowhere earlier. If its support for zonal buckets is on, it asks over gRPC which
+kind a bucket is, at the first use. An emulator or a plain proxy never answers that (60 s). This backend needs
+no zonal buckets, so the support is off unless the environment turns it on. The class of `gcsfs.core` never
+asks.
 """
 
 from __future__ import annotations
@@ -34,32 +37,32 @@ from offload.errors import Misuse
 from offload_gcs.failures import Refused, Unusable
 from offload_gcs.options import MODES, GcsOptions
 
-# Read when gcsfs is imported, so it stands before.
+# Before the import, because gcsfs reads the variable when it is imported.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 from gcsfs.core import GCSFileSystem
 from gcsfs.retry import HttpError, NonRetryableError
 
 RESUME: Final = 308
-"""What a resumable upload answers while it waits for more."""
+"""The status of a resumable upload that waits for more bytes."""
 
 
 class DroppedByGcs(aiohttp.ClientConnectionError):
-    """The connection ended without a reply. Whether the request was applied, nobody knows."""
+    """The connection ended without a reply. The request may or may not have been applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply that was read to its end."""
+    """A complete reply."""
 
     status: int
     headers: Mapping[str, str]
-    """By name in lower case; what came more than once is joined by commas."""
+    """The headers, by lower-case name. Values of a repeated header are joined by commas."""
 
     data: bytes
 
 
 class GcsClient:
-    """Made with the store; opens its session at the first request, on the event loop that asks."""
+    """The client of one store. It opens its session at the first request, on the running event loop."""
 
     def __init__(self, options: GcsOptions) -> None:
         self.endpoint: Final = options.endpoint
@@ -77,10 +80,10 @@ class GcsClient:
         data: bytes | SlicedBody | None = None,
         may_resume: bool = False,
     ) -> Reply:
-        """Send one request, and read its reply. `url` is taken as it is: what it holds is quoted already.
+        """Send one request, and read its reply. `url` must be quoted already.
 
-        `may_resume`: `RESUME` is an answer too, and elsewhere it is a redirect, which we do not follow.
-        Raises `Refused` for a reply that is no success, and what `failures.FAILURES` names.
+        `may_resume`: `RESUME` counts as success. For other requests it is a redirect, which is not followed.
+        Raises `Refused` for an error reply, and the errors of `failures.FAILURES`.
         """
         files = await self._opened()
         sent = {"User-Agent": "ledger-offload", "Accept-Encoding": "identity", **(headers or {})}
@@ -102,7 +105,7 @@ class GcsClient:
         raise Refused(reply.status, body, retry_after=reply.headers.get("Retry-After", ""))
 
     async def aclose(self) -> None:
-        """Close the connections. Idempotent; a later request opens them anew."""
+        """Close the connections. Idempotent; a later request opens new ones."""
         async with self._opening:
             files, self._files = self._files, None
             if files is not None:
@@ -116,7 +119,7 @@ class GcsClient:
             return self._files
 
     async def _open(self) -> GCSFileSystem:
-        """A file system of this store's own: nothing is cached or shared. Finding credentials may block."""
+        """Return a file system for this store alone, without caches. Finding credentials may block."""
         options = self._options
         connector = aiohttp.TCPConnector(limit=options.connections_max, ssl=_trusted(options.verify))
         session = {
@@ -127,7 +130,7 @@ class GcsClient:
                 sock_read=options.read_timeout_seconds,
             ),
             "cookie_jar": aiohttp.DummyCookieJar(),
-            "auto_decompress": False,  # bytes are handed on as they were stored
+            "auto_decompress": False,  # a read returns the bytes as they were stored
             "middlewares": (_once,),
         }
         try:
@@ -142,7 +145,7 @@ class GcsClient:
 def _file_system(options: GcsOptions, session: dict[str, Any]) -> GCSFileSystem:
     try:
         return GCSFileSystem(
-            project="",  # where it differs from that of the credentials, gcsfs would do without any
+            project="",  # gcsfs ignores credentials of another project; `_make_sure_of_project` compares
             access="read_write",
             token=_token_of(options),
             endpoint_url=options.endpoint,
@@ -154,13 +157,13 @@ def _file_system(options: GcsOptions, session: dict[str, Any]) -> GCSFileSystem:
     except GoogleAuthError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as exc:
-        raise Unusable(f"they are of no kind that is known here ({type(exc).__name__})") from exc
+        raise Unusable(f"their kind is not known here ({type(exc).__name__})") from exc
 
 
 def _token_of(options: GcsOptions) -> Any:
-    """The credentials as gcsfs takes them.
+    """Return the credentials in a form that gcsfs accepts.
 
-    A bare access token is made into them here: gcsfs would first send it, in a URL, to another server.
+    A bare access token becomes credentials here: gcsfs would first send it to another server, in a URL.
     """
     if options.is_anonymous:
         return "anon"
@@ -182,7 +185,7 @@ def _make_sure_of_project(files: GCSFileSystem, options: GcsOptions) -> None:
 
 
 def _authorize(files: GCSFileSystem, sent: dict[str, str]) -> None:
-    """Add the header of the credentials. gcsfs wraps what renewing them raises; the cause says more."""
+    """Add the credentials' header. gcsfs wraps the errors of a renewal; their cause says what is wrong."""
     try:
         files.credentials.apply(sent)
     except (HttpError, NonRetryableError) as exc:
@@ -192,17 +195,17 @@ def _authorize(files: GCSFileSystem, sent: dict[str, str]) -> None:
 
 
 def _trusted(verify: bool | str) -> ssl.SSLContext | bool:
-    """Whom to trust: the system's authorities, those of a file, or (False) everybody."""
+    """Return the authorities to trust: the system's (True), those of a file, or any certificate (False)."""
     try:
         return ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
     except OSError as exc:
-        raise Misuse(f"gcs: option 'verify': {verify!r} holds no certificates that can be read") from exc
+        raise Misuse(f"gcs: option 'verify': {verify!r} holds no readable certificates") from exc
 
 
 def _proxy_of(options: GcsOptions) -> str | None:
-    """The proxy of the options, else that of the environment.
+    """Return the proxy of the options, else that of the environment.
 
-    Asked here, because with the environment's proxies the HTTP library would take logins from ~/.netrc.
+    The HTTP library could read the environment too, but would then also take logins from ~/.netrc.
     """
     address = urlsplit(options.endpoint)
     if options.proxy is not None or proxy_bypass(address.netloc):
@@ -211,10 +214,13 @@ def _proxy_of(options: GcsOptions) -> str | None:
 
 
 async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Give the HTTP library's own repetition nothing that it would repeat."""
+    """Turn the errors after which the HTTP library would send a request again into one that it raises.
+
+    The server may have applied the first request, and a repeated create would meet its own object.
+    """
     try:
         return await send(request)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-        raise
+        raise  # kept apart: nothing was sent
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
         raise DroppedByGcs(str(exc) or type(exc).__name__) from exc

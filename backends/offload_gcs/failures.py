@@ -1,13 +1,17 @@
-"""What GCS, and the clients beneath us, say went wrong, as the errors of the port. One place.
+"""Errors of GCS and its clients, translated to the errors of the port. The only place that translates.
 
-An error reply is told apart by its HTTP status and then by the `reason` in its body; emulators and proxies
-send bodies of other kinds, so a body that is no JSON is only read by people. A text says what is wrong and
-which option or permission mends it. Invariant: no text holds a token, a login or the name of an upload's
-session, which is as good as a key.
+The `reason` in the body of an error reply decides, if it is known, then the HTTP status. Emulators and
+proxies send other bodies; a body that is neither JSON nor XML is only quoted. A text says what is wrong and
+which option or permission fixes it. Invariant: no text holds a token, a login or the name of an upload's
+session, which would let its reader write the object.
 
-What was never sent is `TryAgain` also for a mutation: a refused connection, a name that does not
-resolve, credentials that could not be renewed. That is sound because the client sends each request
-once (`client`).
+The error says what is known of the request:
+
+    refused by a reply              nothing was applied: `AlreadyExists`, `Denied`, `Throttled`, `TryAgain` ..
+    never sent                      `TryAgain`, for a mutation too: no connection, no renewed credentials
+    sent; no reply, or one of LOST  `OutcomeUnknown` for a mutation, `TryAgain` for a read
+
+The second row is sound because the client sends each request once (`client`).
 """
 
 from __future__ import annotations
@@ -39,8 +43,8 @@ from offload.errors import (
 SAID_CHARACTERS_MAX: Final = 300
 _SECRET: Final = re.compile(r"(?i)\bbearer\s+\S+|\bya29\.\S+|upload_id=[^&\s'\"]+|//[^/@\s]+@")
 _NO_BUCKET: Final = re.compile(r"(?i)(the specified |no such |the )?bucket\b")
-"""How a 404 begins that speaks of the bucket; one that speaks of an object names both, in this order: `No
-such object: bucket/key`."""
+"""The beginning of a 404's message about the bucket. One about an object names both: `No such object:
+bucket/key`."""
 
 _XML: Final = re.compile(r"<Code>(?P<reason>.*?)</Code>.*?<Message>(?P<message>.*?)</Message>", re.DOTALL)
 _PERMISSION: Final = re.compile(
@@ -53,17 +57,17 @@ LOGIN: Final = (
 )
 
 STORE_DENIED: Final = {
-    "accountDisabled": "the account of the bucket's project is disabled; its owner must look after billing",
+    "accountDisabled": "the account of the bucket's project is disabled; its owner must check billing",
     "billingNotEnabled": "billing is not enabled for the project; its owner must enable it",
-    "userProjectAccountProblem": "the project that pays has no good billing account; check `user_project`",
-    "userProjectInvalid": "there is no such project to pay; check the option `user_project`",
-    "userProjectMissing": "the bucket lets the requester pay; set the option `user_project`",
-    "countryBlocked": "the service is not offered from here",
+    "userProjectAccountProblem": "the paying project has no valid billing account; check `user_project`",
+    "userProjectInvalid": "the paying project does not exist; check the option `user_project`",
+    "userProjectMissing": "the requester pays for this bucket; set the option `user_project`",
+    "countryBlocked": "the service is not available from this country",
     "sslRequired": "the service wants https:// in the option `endpoint_url`",
     "SERVICE_DISABLED": "the storage API is disabled in the project; its owner must enable it",
     "accessNotConfigured": "the storage API is disabled in the project; its owner must enable it",
 }
-"""Reasons that stand against every request, and what a person does about each."""
+"""Reasons that refuse every request, and what a person does about each."""
 
 DENIED: Final = {
     "insufficientPermissions": "the credentials' scope does not cover storage; use other credentials",
@@ -72,7 +76,7 @@ DENIED: Final = {
     "objectUnderActiveHold": "a hold protects this object; ask the bucket's owner to release it",
     "orgPolicyConstraintFailed": "a policy of the organisation forbids this; ask its administrator",
 }
-"""Reasons that stand against one object, or one kind of request."""
+"""Reasons that refuse a request for one object, or one kind of request."""
 
 _MENDS: Final = {
     reason.lower(): (kind, mends)  # XML's codes differ in case
@@ -83,58 +87,62 @@ _MENDS: Final = {
 FULL: Final = {"quotaExceeded", "storageQuotaExceeded", "insufficientStorage", "dailyLimitExceeded"}
 THROTTLED: Final = {"rateLimitExceeded", "userRateLimitExceeded"}
 LOST: Final = {408, 500, 502, 503, 504}
-"""The service gave up in the middle: of a mutation nobody knows whether it was applied."""
+"""Statuses of a service that gave up in the middle. A mutation may or may not have been applied."""
 
 
 class Unusable(Exception):
-    """Credentials that are not there, or cannot be used; the text says why. Never seen but as a cause."""
+    """Credentials are missing or cannot be used; the text says why. Raised to callers only as a cause."""
 
 
 class Refused(Exception):
-    """A reply that is no success: its status, and what its body says. Never seen but as a cause."""
+    """An error reply: its status, reason and message. Raised to callers only as a cause."""
 
     def __init__(self, status: int, body: bytes, *, retry_after: str = "") -> None:
         self.status = status
         self.reason, self.message = _understood(body)
         self.pause_seconds = pause_of(retry_after)
-        """The pause in seconds that the header `Retry-After` asks for."""
+        """The pause in seconds that the header `Retry-After` asks for; None if it asks for none."""
 
         super().__init__(" ".join(filter(None, (str(status), self.reason, self.message))))
 
 
 FAILURES: Final = (Refused, Unusable, GoogleAuthError, aiohttp.ClientError, TimeoutError, OSError)
-"""Whatever the client raises: error replies, trouble with credentials, and the HTTP library's errors."""
+"""Every type that the client raises: error replies, errors of credentials and of the HTTP library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was asked of the service, as far as an error's meaning depends on it."""
+    """A request, as far as the meaning of an error depends on it."""
 
     what: str
-    """For messages, behind "cannot"."""
+    """The words behind "cannot" in a message."""
 
     permission: str
     key: str = ""
     mutation: bool = False
     creates: bool = False
-    """A lost precondition means that the object exists."""
+    """True: a failed precondition (412) means that the object exists."""
 
     of_object: bool = False
-    """A 404 speaks of the object, unless it says that it speaks of the bucket."""
+    """True: a 404 means that the object is absent, unless its message is about the bucket."""
 
 
 def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
-    """The port's error for `exc`, to be raised from it.
+    """Return the port's error for `exc`. The caller raises it from `exc`.
 
-    Of a mutation whose reply never came, nobody knows whether it was applied: `OutcomeUnknown`.
+    A mutation without a reply may or may not have been applied: `OutcomeUnknown`.
     """
     said = f"{where}: cannot {asked.what}"
     lost: Callable[[str], OffloadError] = OutcomeUnknown if asked.mutation else TryAgain
     match exc:
         case Refused():
             return _of_reply(exc, asked, said, lost, where)
+        # Credentials are fetched before the request is sent, so nothing is in doubt, not even for a
+        # mutation.
         case GoogleAuthError() | Unusable():
             return _of_credentials(exc, said)
+        # The errors of TLS are errors of connecting by type, so they come before that case. A server that
+        # hangs up in the handshake may only be stopping: it is left to that case, and tried again.
         case aiohttp.ClientConnectorCertificateError():
             reason = without_secrets(exc.certificate_error)
             return StoreDenied(
@@ -150,6 +158,8 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
             return StoreDenied(f"{said}: the proxy wants a login; put it into the option `proxy`")
         case aiohttp.ClientHttpProxyError():
             return TryAgain(f"{said}: the proxy answers {exc.status}; check the option `proxy`")
+        # The last of the errors of connecting. The request was not sent, so nothing is in doubt.
+        # `ConnectionTimeoutError` is a `TimeoutError` too: the next case would call its outcome unknown.
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
             return TryAgain(f"{said}: cannot connect: {without_secrets(exc)}")
         case TimeoutError():
@@ -158,7 +168,7 @@ def explained(exc: BaseException, asked: Asked, *, where: str) -> OffloadError:
 
 
 def without_secrets(said: object) -> str:
-    """A stranger's words on one line and not too many, fit for a message."""
+    """Return a text of another program for a message: one line of bounded length, without secrets."""
     return _SECRET.sub("…", " ".join(str(said).split())[:SAID_CHARACTERS_MAX])
 
 
@@ -166,18 +176,23 @@ def _of_reply(
     exc: Refused, asked: Asked, said: str, lost: Callable[[str], OffloadError], where: str
 ) -> OffloadError:
     reason = f"{said}: {exc}"
+    # By reason first: several of them share a status, and they say more.
     if known := _MENDS.get(exc.reason.lower()):
         kind, mends = known
         return kind(f"{said}: {mends} ({exc})")
     if exc.reason in FULL or exc.status == 507:
         return NoSpace(f"{said}: the store is full or over its quota ({exc})")
+    # The service refused to begin, so a mutation may be repeated too: `Throttled` is a `TryAgain`.
     if exc.status == 429 or exc.reason in THROTTLED or (exc.status == 503 and exc.pause_seconds is not None):
         return Throttled(reason, pause_seconds=exc.pause_seconds)
+    # The service began, and failed somewhere. It may have applied a mutation: `lost` says so.
     if exc.status in LOST:
         return lost(reason)
     match exc.status:
         case 412 if asked.creates:
+            # Perhaps our own object, if the reply to an earlier try was lost. The caller reads back.
             return AlreadyExists(asked.key)
+        # A missing bucket must not look like an absent object: a stream would seem to have no roots.
         case 404 if asked.of_object and not _NO_BUCKET.match(exc.message):
             return NotFound(asked.key, store=where)
         case 404:
@@ -190,18 +205,22 @@ def _of_reply(
             return _forbidden(exc, asked, said)
         case 407:
             return StoreDenied(f"{said}: the proxy wants a login; put it into the option `proxy`")
-        case 409:
+        case 409:  # a conflicting request was under way: this one was not applied
             return TryAgain(reason)
         case 413:
             return Misuse(f"{said}: the object is too large for the service ({exc})")
         case 301 | 302 | 303 | 307 | 308:
-            return StoreDenied(f"{said}: the server sends us elsewhere ({exc.status}); check `endpoint_url`")
+            return StoreDenied(
+                f"{said}: the server answers with a redirect ({exc.status}); check `endpoint_url`"
+            )
+    # An unknown status. Nothing says that a repeat would help: a plain `OffloadError` is never retried.
     return OffloadError(reason)
 
 
 def _of_bad_request(exc: Refused, said: str) -> OffloadError:
     message = exc.message.lower()
-    if not exc.reason and "https" in message:  # as servers of HTTPS answer to plain HTTP
+    # The service has no reasons for these, only messages.
+    if not exc.reason and "https" in message:  # HTTPS servers answer this to plain HTTP
         return StoreDenied(f"{said}: the server wants https:// in the option `endpoint_url` ({exc})")
     if "crc32c" in message and "match" in message:
         return TryAgain(f"{said}: the bytes were damaged on the way, and not stored ({exc})")
@@ -216,6 +235,7 @@ def _of_bad_request(exc: Refused, said: str) -> OffloadError:
 
 def _forbidden(exc: Refused, asked: Asked, said: str) -> OffloadError:
     named = _PERMISSION.search(exc.message)
+    # The missing permission may be another than the request's: replacing an object needs `delete` as well.
     permission = named[0] if named else asked.permission
     return Denied(f"{said}: the credentials lack the permission {permission} ({exc})")
 
@@ -223,11 +243,12 @@ def _forbidden(exc: Refused, asked: Asked, said: str) -> OffloadError:
 def _of_credentials(exc: BaseException, said: str) -> OffloadError:
     reason = without_secrets(exc.args[0] if exc.args else type(exc).__name__)
     if isinstance(exc, DefaultCredentialsError):
-        reason = reason.partition(" To set up Application Default")[0]  # we say it in our own words
+        reason = reason.partition(" To set up Application Default")[0]  # `LOGIN` says what to do instead
         return StoreDenied(f"{said}: no credentials found ({reason}); {LOGIN}")
+    # google.auth marks the refusals that another try may cure, such as that of a busy token server.
     if isinstance(exc, TransportError) or getattr(exc, "retryable", False):
         return TryAgain(
-            f"{said}: the server of tokens cannot be reached ({reason}); check the network and proxies, or "
+            f"{said}: the token server cannot be reached ({reason}); check the network and proxies, or "
             "set anonymous=true for a public bucket"
         )
     if isinstance(exc, RefreshError):
@@ -236,7 +257,7 @@ def _of_credentials(exc: BaseException, said: str) -> OffloadError:
 
 
 def _understood(body: bytes) -> tuple[str, str]:
-    """The reason and the message of an error's body, which is JSON, XML, or a word."""
+    """Return the reason and the message of an error's body, which is JSON, XML or plain text."""
     text = body.decode("utf-8", errors="replace")
     try:
         error: Any = json.loads(text)["error"]
@@ -244,6 +265,7 @@ def _understood(body: bytes) -> tuple[str, str]:
         reason = next((each["reason"] for each in error.get("details", ()) if "reason" in each), "")
         return details[0].get("reason") or reason, without_secrets(error.get("message", ""))
     except (ValueError, LookupError, TypeError, AttributeError):
+        # JSON of another shape gets here too, such as a list or `null`.
         found = _XML.search(text)
         reason, message = (found["reason"], found["message"]) if found else ("", text)
         return reason, without_secrets(message)

@@ -1,4 +1,4 @@
-"""What the GCS backend declares. Imports nothing of the store itself, and no SDK."""
+"""The declarations of the GCS backend. Imports nothing of the store itself, and no SDK."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ OPTIONS: Final = (
     "read_timeout_seconds",
     "connections_max",
 )
-"""The fields of `GcsOptions`, whose module imports pydantic; a test holds one against the other."""
+"""The fields of `GcsOptions`, whose module imports pydantic. A test compares the two."""
 
 ADVICE: Final = (
-    "Soft delete is on in new buckets: what is deleted is kept and billed for seven days, unless it is off.",
+    "New buckets have soft delete on: deleted objects are kept and billed for seven days, unless it is off.",
     "Set no lifecycle rule that deletes objects below this prefix: only `offload` knows which are needed.",
     "Set no retention policy or hold: an upload whose reply was lost is repeated, and replaces its object.",
 )
@@ -33,7 +33,7 @@ ADVICE: Final = (
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """Buckets, by `gs://bucket/prefix`."""
+    """Declare buckets as tiers, by `gs://bucket/prefix`."""
     return [
         Backend(
             name="gcs",

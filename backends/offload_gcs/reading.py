@@ -1,8 +1,8 @@
-"""What the reply to a GET says: the bytes that were asked for, whole and as they were stored.
+"""The reply to a GET, checked: the bytes that were asked for, whole and as they were stored.
 
-The service keeps a CRC-32C of every object, of composed ones too, and sends it with each reply. It speaks
-of the whole object as stored, so it is compared where the whole was asked for and was not decoded on the
-way.
+The service keeps a CRC-32C of every object, of composed ones too, and sends it with each reply. It covers
+the whole object as stored. So it is compared only if the whole object was asked for, and was not decoded on
+the way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AS_STORED: Final = {"", "identity"}
 
 
 def bytes_of(reply: Reply, span: Span | Suffix | None, *, where: str) -> bytes:
-    """What of a reply is `span`. Raises `TryAgain` where it is cut short, damaged, or about another one."""
+    """Return the bytes of `span` from a reply. Raises `TryAgain` if it is short, damaged or another's."""
     if span is None:
         _make_sure_it_is_whole(reply, where)
     content_range = reply.headers.get("content-range")
@@ -29,17 +29,17 @@ def bytes_of(reply: Reply, span: Span | Suffix | None, *, where: str) -> bytes:
 
 
 def written(checksum: int) -> str:
-    """A CRC-32C as the service writes it: base64 of four bytes, big-endian."""
+    """Return a CRC-32C as the service writes it: base64 of four bytes, big-endian."""
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
 def read_checksum(text: str) -> int:
-    """A CRC-32C that the service wrote."""
+    """Return the CRC-32C in a text of the service."""
     return int.from_bytes(base64.b64decode(text), "big")
 
 
 def stored_checksum(reply: Reply) -> str | None:
-    """The CRC-32C that the service keeps of the object, where the reply names it."""
+    """Return the CRC-32C that the service keeps of the object; None if the reply has none."""
     hashes = reply.headers.get("x-goog-hash", "")
     named = dict(each.strip().partition("=")[::2] for each in hashes.split(","))
     return named.get("crc32c")
@@ -51,4 +51,4 @@ def _make_sure_it_is_whole(reply: Reply, where: str) -> None:
     stored = stored_checksum(reply)
     found = written(crc32c(reply.data))
     if stored is not None and stored != found:
-        raise TryAgain(f"{where} was damaged on the way: its CRC-32C is {stored}, what came has {found}")
+        raise TryAgain(f"{where} was damaged on the way: its CRC-32C is {stored}, the reply has {found}")

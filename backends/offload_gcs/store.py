@@ -1,12 +1,19 @@
 """A bucket of Google Cloud Storage, or of a server that speaks its JSON API, as an object store.
 
-One request for one call, over the session that gcsfs opens (`client`). Invariants: a create is always one
-single upload with `ifGenerationMatch=0`; every upload names its CRC-32C, and the service refuses bytes that
-do not fit; an object becomes visible whole, with its last byte; every object is encrypted as the options
-ask, commits too; what is read is the span that was asked for, whole and as it was stored.
+One request for each call, over the session that gcsfs opens (`client`). Invariants:
 
-Objects are deleted by single requests, some at once. The service takes a hundred deletions in one batch, and
-then does them one by one itself; emulators take none, and each deletion in a batch fails by itself anyway.
+- A create is always one upload with `ifGenerationMatch=0`.
+- Every upload names its CRC-32C, and the service refuses bytes that do not match it.
+- An object becomes visible whole, with its last byte.
+- Every object is encrypted as the options ask, commits too.
+- A read returns the span that was asked for, whole and as it was stored.
+
+If the reply to a create is lost, this store raises `OutcomeUnknown` and asks nothing: the object may still
+appear. The commit protocol lists, and reads the object if there is one (`offload.commit.log`).
+
+Objects are deleted by single requests, several at a time. The service takes up to a hundred deletions in one
+batch request and carries them out one by one. Emulators take no batches, and each deletion of a batch can
+fail on its own anyway.
 
 Sources: the reference of the JSON API of Google Cloud Storage.
 """
@@ -39,13 +46,13 @@ from offload_gcs.reading import bytes_of, read_checksum, written
 from offload_gcs.upload import put_resumable
 
 PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
-"""Up to here an object goes up in one request. The service takes 5 TiB in either way."""
+"""The largest object that goes up in one request. The service takes 5 TiB in one request or in several."""
 
 DELETES_AT_ONCE: Final = 16
 PAGE_ROWS: Final = 1000
 BEYOND_THE_END: Final = 416
 NO_KEY: Final = ("\r", "\n")
-"""Characters that the service takes in no name."""
+"""Characters that the service allows in no name."""
 
 
 class GcsStore(ObjectStore):
@@ -60,7 +67,7 @@ class GcsStore(ObjectStore):
         return f"GcsStore({self.url!r})"
 
     def __reduce__(self) -> NoReturn:
-        """A store is one event loop's own, and its pickle would hold credentials."""
+        """Raise `TypeError`: a store belongs to one event loop, and its pickle would hold credentials."""
         raise TypeError("a store cannot be pickled: send its URL and options, and open it there")
 
     @property
@@ -70,7 +77,7 @@ class GcsStore(ObjectStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the service. Whether another server keeps create-if-absent, a probe must find out."""
+        """The capabilities of the service. A probe must find out if another server honours conditions."""
         return Capabilities(
             atomic_create=True,
             create_is_probed=not self._options.is_google,
@@ -84,17 +91,19 @@ class GcsStore(ObjectStore):
         )
 
     async def put(self, key: str, body: Body) -> None:
-        """One request, or a resumable upload where the object is large. Memory: the object, or two chunks."""
+        """Send one request, or a resumable upload if the object is large. In memory: it, or two chunks."""
         asked = Asked(
             what=f"store {key!r}", permission="storage.objects.create", key=checked(key), mutation=True
         )
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
+            # One request sends the checksum before the first byte, so the whole body must be in memory. It
+            # has no condition, so that a repeated put replaces the first one.
             await self._upload(asked, await whole(body), extra=self._fragment)
         else:
             await put_resumable(self, asked, body)
 
     async def create(self, key: str, data: bytes) -> None:
-        """One request with `ifGenerationMatch=0`: the object's generation must be that of none."""
+        """Send one request with `ifGenerationMatch=0`, which means that no object may exist."""
         check_create(key, data, self.capabilities)
         asked = Asked(
             what=f"create {key!r}",
@@ -103,15 +112,17 @@ class GcsStore(ObjectStore):
             mutation=True,
             creates=True,
         )
+        # Without the options of fragments: a root or an anchor stays in the bucket's own storage class.
         await self._upload(asked, data, ifGenerationMatch="0")
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """One GET. What the store answers to a range that it does not have (416) reads as empty."""
+        """Send one GET. A range beyond the object's end (416) reads as empty."""
         asked = Asked(
             what=f"read {key!r}", permission="storage.objects.get", key=checked(key), of_object=True
         )
-        clip(span, 0)  # refuses a negative one
+        clip(span, 0)  # raises `Misuse` for a negative span
         wanted = range_of(span)
+        # A whole object is asked for without a range, because only then its checksum can be compared.
         headers = {} if wanted is None else {"Range": wanted}
         try:
             reply = await self.ask(asked, "GET", self._object(key, alt="media"), headers=headers)
@@ -122,7 +133,7 @@ class GcsStore(ObjectStore):
         return bytes_of(reply, span, where=f"{self.url}: {key!r}")
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """One request for the object's metadata: the service keeps a CRC-32C of every object."""
+        """Send one request for the object's metadata. The service keeps a CRC-32C of every object."""
         asked = Asked(
             what=f"ask for the checksum of {key!r}",
             permission="storage.objects.get",
@@ -135,8 +146,9 @@ class GcsStore(ObjectStore):
         return read_checksum(stored) if stored else None
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """objects.list, page by page. Its `startOffset` is inclusive, and emulators may not know it."""
+        """Send objects.list, page by page."""
         wanted = {"fields": "items(name,size),nextPageToken"} | ({"startOffset": after} if after else {})
+        # `startOffset` is inclusive, and an emulator may ignore it, so the rows are compared here too.
         beyond = after.encode()
         async for page in self._pages(prefix, wanted):
             for row in page.get("items", ()):
@@ -144,13 +156,15 @@ class GcsStore(ObjectStore):
                     yield Listed(row["name"], int(row["size"]))
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """objects.list with a delimiter; a folder is a row like a key."""
+        """Send objects.list with a delimiter. Folders come between the keys, in one order."""
         wanted = {"fields": "items(name),prefixes,nextPageToken", "delimiter": "/"}
         async for page in self._pages(prefix, wanted):
+            # A page has its keys and its folders in two lists.
             for name in sorted([row["name"] for row in page.get("items", ())] + page.get("prefixes", [])):
                 yield name
 
     async def _pages(self, prefix: str, wanted: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+        # No key has such a prefix, and servers answer it with various errors.
         if not begins_a_key(prefix) or any(character in prefix for character in NO_KEY):
             return
         asked = Asked(what=f"list {prefix!r}", permission="storage.objects.list")
@@ -164,7 +178,8 @@ class GcsStore(ObjectStore):
             wanted["pageToken"] = page["nextPageToken"]
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """One DELETE each, some at once; one that finds nothing has done its work."""
+        """Send one DELETE for each key, several at a time. An absent object counts as deleted."""
+        # All keys are checked before the first request. The workers share the iterator.
         names = iter([checked(key) for key in keys])
 
         async def work() -> None:
@@ -172,15 +187,17 @@ class GcsStore(ObjectStore):
                 await self._delete(key)
 
         try:
+            # The first failure cancels the other workers. The caller may repeat the whole call: keys that
+            # are gone by then are absent, which is no error.
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(DELETES_AT_ONCE, len(keys))):
                     group.create_task(work())
-        except BaseExceptionGroup as errors:
+        except BaseExceptionGroup as errors:  # the port raises one error, not a group
             first = errors.exceptions[0]
             raise first from first.__cause__
 
     async def start_upload(self, key: str) -> Upload:
-        """Refused: parts in any order are not what this service's uploads are."""
+        """Raise `Misuse`: an upload of this service takes no parts in any order."""
         checked(key)
         raise Misuse(f"{self.url} takes no uploads in parts: `put` stores an object of any size")
 
@@ -198,27 +215,30 @@ class GcsStore(ObjectStore):
         data: bytes | SlicedBody | None = None,
         may_resume: bool = False,
     ) -> Reply:
-        """Send one request, and turn what the client raises into the port's errors."""
+        """Send one request, and raise the port's errors for those of the client."""
         try:
             return await self._client.send(method, url, headers=headers, data=data, may_resume=may_resume)
         except FAILURES as exc:
             raise explained(exc, asked, where=self.url) from exc
 
     async def begin(self, asked: Asked, *, size_bytes: int, checksum: int) -> str:
-        """Begin a resumable upload of a fragment: the URL of its session, which is as good as a key."""
+        """Begin a resumable upload of a fragment. Return the URL of its session, which is a secret."""
         resource = described(asked.key, checksum, self._fragment)
         url = self._url("upload/storage/v1", uploadType="resumable", **self._encryption)
         headers = {"Content-Type": "application/json", "X-Upload-Content-Length": str(size_bytes)}
         reply = await self.ask(asked, "POST", url, headers=headers, data=resource)
         session = reply.headers.get("location", "")
+        # The URL alone lets its holder write the object, so it must not cross a network unencrypted.
         if not session.startswith(("https://", f"{self._client.endpoint}/")):
-            raise OffloadError(f"{self.url}: cannot {asked.what}: the server names no session to send it to")
+            raise OffloadError(f"{self.url}: cannot {asked.what}: the reply names no upload session")
         return session
 
     async def _upload(
         self, asked: Asked, data: bytes, *, extra: Mapping[str, Any] | None = None, **conditions: str
     ) -> None:
-        """One request that holds the object's description and its bytes. Lines end in CR LF."""
+        """Send one request with the object's description and its bytes. Its lines end in CR LF."""
+        # The description comes first. It has the CRC-32C, so the service knows it before the bytes.
+        # A random boundary, because the bytes of the object must not contain it.
         boundary = uuid4().hex.encode()
         resource = described(asked.key, crc32c(data), extra or {})
         head = b"--%b\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%b\r\n" % (boundary, resource)
@@ -236,6 +256,7 @@ class GcsStore(ObjectStore):
             mutation=True,
             of_object=True,
         )
+        # Absent is what the caller wants; perhaps an earlier try deleted it, and its reply was lost.
         with suppress(NotFound):
             await self.ask(asked, "DELETE", self._object(key))
 
@@ -243,13 +264,14 @@ class GcsStore(ObjectStore):
         try:
             return json.loads(reply.data)
         except ValueError as exc:
-            raise TryAgain(f"{self.url}: cannot {asked.what}: the reply is cut short or no JSON") from exc
+            raise TryAgain(f"{self.url}: cannot {asked.what}: the reply is cut short or not JSON") from exc
 
     def _object(self, key: str, **query: str) -> str:
+        # A slash of the key is quoted too. Otherwise it would begin another part of the path.
         return self._url("storage/v1", f"/{quote(key, safe='')}", **query)
 
     def _url(self, service: str, below: str = "", **query: str) -> str:
-        """The address of the bucket's objects, or of one of them; nothing in it needs quoting any more."""
+        """Return the URL of the bucket's objects, or of one of them, completely quoted."""
         asked = urlencode(query | self._payer, quote_via=quote, safe="")
         path = f"{self._client.endpoint}/{service}/b/{quote(self._bucket, safe='')}/o{below}"
         return f"{path}?{asked}" if asked else path
@@ -260,19 +282,19 @@ class GcsStore(ObjectStore):
 
     @cached_property
     def _encryption(self) -> dict[str, str]:
-        """How every object is encrypted at rest; a bucket's policy may refuse the ones that are not."""
+        """The parameters that encrypt every object at rest. A bucket's policy may refuse other objects."""
         return given(kmsKeyName=self._options.kms_key_name)
 
     @cached_property
     def _fragment(self) -> dict[str, Any]:
-        """How fragments are kept, and what is written on them."""
+        """The storage class and the metadata of fragments."""
         return given(storageClass=self._options.storage_class, metadata=self._options.metadata or None)
 
 
 def described(key: str, checksum: int, extra: Mapping[str, Any]) -> bytes:
-    """An object's description, as an upload begins with it.
+    """Return the object's description, with which an upload begins.
 
-    Without its own word on caches, the service would keep public objects in them for an hour.
+    Without `cacheControl`, caches may keep public objects for an hour.
     """
     return json.dumps(
         {"name": key, "crc32c": written(checksum), "cacheControl": "no-store", **extra}
@@ -280,13 +302,13 @@ def described(key: str, checksum: int, extra: Mapping[str, Any]) -> bytes:
 
 
 def given(**wanted: Any) -> dict[str, Any]:
-    """Those fields of a request that have a value."""
+    """Return the fields of a request that have a value."""
     return {name: value for name, value in wanted.items() if value}
 
 
 def checked(key: str) -> str:
-    """The rule of keys, and the service's own: no line ends within a name."""
+    """Return `key`. Raises `Misuse` if it breaks the rules of keys or holds a line end, which GCS refuses."""
     check_key(key)
     if any(character in key for character in NO_KEY):
-        raise Misuse(f"{key!r} is not an object key here: GCS takes no line ends in names")
+        raise Misuse(f"{key!r} is not an object key here: GCS allows no line ends in names")
     return key

@@ -1,11 +1,11 @@
-"""A large object on its way into a bucket: a resumable upload, chunk after chunk over one session.
+"""The resumable upload of a large object: chunk after chunk in one session.
 
-Invariants: nothing is visible before the last chunk; the service is told size and CRC-32C before the first,
-and refuses bytes that do not fit; a session that does not end in an object is cancelled, whatever
-ended it; memory holds two chunks at most. Why not in parts side by side: docs/adr/0011-gcs-uploads.md.
+Invariants: nothing is visible before the last chunk; size and CRC-32C are sent before the first one, and the
+service refuses bytes that do not match; a session that does not end in an object is cancelled, after any
+error; memory holds two chunks at most. Why not in parallel parts: docs/adr/0011-gcs-uploads.md.
 
-The service may keep less of a chunk than it was sent, and says how much. The rest is sent again, which is
-the protocol's way of going on and no repetition of ours.
+The service may keep less of a chunk than was sent, and says how much. The rest is sent in the next request,
+as the protocol demands. This is no retry: no request is sent twice.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from offload_gcs.store import GcsStore
 
 CHUNK_SIZE_BYTES: Final = 16 * 2**20
-"""The service wants a multiple of 256 KiB; more of it in one request is faster, and costs memory."""
+"""The service wants a multiple of 256 KiB. Larger chunks are faster, and take more memory."""
 
 _HELD: Final = re.compile(r"bytes=0-(\d+)")
 
 
 async def put_resumable(store: GcsStore, asked: Asked, body: Body) -> None:
-    """Store a body as one resumable upload. Its windows are read twice: the checksum comes first."""
+    """Store a body as one resumable upload. Reads its windows twice: the checksum must be sent first."""
     session = await store.begin(asked, size_bytes=body.size_bytes, checksum=await _checksum_of(body))
     try:
         await _send(store, asked, session, body)
     except BaseException:
+        # Also for a cancelled task: a session that is left open lasts a week.
         await _cancel(store, asked, session)
         raise
 
@@ -46,8 +47,8 @@ async def _checksum_of(body: Body) -> int:
     checksum = size = 0
     async for window in body.windows():
         checksum, size = crc32c(window, checksum), size + len(window)
-    if size != body.size_bytes:
-        raise Misuse(f"a body of {body.size_bytes} bytes yielded {size}")
+    # Found in this first reading, before a session is begun.
+    body.check_size(size)
     return checksum
 
 
@@ -57,13 +58,17 @@ async def _send(store: GcsStore, asked: Asked, session: str, body: Body) -> None
         async for chunk in chunks:
             data = chunk
             while data:
+                # The second reading may differ from the first. The service finds other bytes by the checksum.
                 if held + len(data) > total:
                     raise Misuse(f"a body of {total} bytes yielded more when it was read again")
                 reply = await _put(store, asked, session, data, start=held, total=total)
+                # 308 says how much the service has; any success means that it has all.
                 kept = (held_by(reply) if reply.status == RESUME else total) - held
+                # A server that keeps nothing would be sent the same bytes for ever.
                 if not 0 < kept <= len(data):
                     raise OutcomeUnknown(f"{store.url}: cannot {asked.what}: the upload makes no progress")
                 held, data = held + kept, data[kept:]
+    # All bytes are sent and the service still waits. It may complete the object later.
     if reply is None or reply.status == RESUME:
         raise OutcomeUnknown(f"{store.url}: cannot {asked.what}: the upload did not end with its last byte")
 
@@ -74,12 +79,12 @@ async def _put(store: GcsStore, asked: Asked, session: str, data: bytes, *, star
 
 
 def held_by(reply: Reply) -> int:
-    """How many bytes of the object the service has so far."""
+    """Return the number of the object's bytes that the service has so far."""
     found = _HELD.fullmatch(reply.headers.get("range", ""))
     return int(found[1]) + 1 if found else 0
 
 
 async def _cancel(store: GcsStore, asked: Asked, session: str) -> None:
-    """The error that led here counts, not one of cancelling: an upload left alone ends after a week."""
+    """Cancel the upload. Ignores errors: the first one counts, and the session ends after a week anyway."""
     with suppress(OffloadError):
         await store.ask(asked, "DELETE", session, headers={"Content-Length": "0"})

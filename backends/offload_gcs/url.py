@@ -16,7 +16,7 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
-    """The store that a URL names. Raises `Misuse` where it names none, or an option is wrong."""
+    """Return the store that a URL names. Raises `Misuse` if it names none, or if an option is wrong."""
     bucket, _, prefix = url.partition("://")[2].partition("/")
     if "@" in bucket:
         raise Misuse("a gs:// URL holds no credentials; give them by environment or the option `token`")

@@ -1,8 +1,8 @@
-"""From `errno` to the framework's errors: the one place where this backend translates.
+"""From `errno` to the framework's errors: the only place where this backend translates.
 
-Arranged, as the errors are, by what the caller does next. `EIO` has two meanings: bytes that
-cannot be read will hardly be readable a moment later, so that is said plainly; bytes that could not
-be written are written elsewhere by the next try, from the first one on, so that may be tried again.
+The table is arranged as the errors are: by what the caller does next. `EIO` has two meanings. Bytes that
+cannot be read now will hardly be readable a moment later, so a read raises a final error. Bytes that could
+not be written go elsewhere on the device with the next try, which writes all of them again: `TryAgain`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from typing import Final
 from offload.errors import Denied, Misuse, NoSpace, NotFound, OffloadError, TryAgain
 
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR})
-"""For a read, no regular file stands under the key: nothing, a folder, a link, or below a file."""
+"""For a read: there is no regular file under the key. There is nothing, a folder, a link, or the key leads
+through a file."""
 
 _NEXT: Final[dict[int, tuple[type[OffloadError], str]]] = {
+    # A person must change something.
     errno.ENOSPC: (NoSpace, "the file system is full: make room"),
     errno.EDQUOT: (NoSpace, "the quota is used up: make room or raise it"),
     errno.EACCES: (Denied, "grant access to it"),
     errno.EPERM: (Denied, "grant access to it"),
     errno.EROFS: (Denied, "the file system is mounted read-only: remount it for writing"),
+    # Rename and link work within one file system only, and the staging folder is on the root's.
     errno.EXDEV: (Denied, "another file system is mounted inside the store: take it out"),
+    # The name or the object can never be stored here.
     errno.ENAMETOOLONG: (Misuse, "a part of the name is too long for this file system"),
     errno.EINVAL: (Misuse, "this file system takes no such name or operation"),
     errno.EILSEQ: (Misuse, "this file system takes no such name"),
@@ -32,6 +36,7 @@ _NEXT: Final[dict[int, tuple[type[OffloadError], str]]] = {
     errno.ELOOP: (Misuse, "a part of the name is a symbolic link, which is never followed"),
     errno.EISDIR: (Misuse, "a folder has this name"),
     errno.ENOTEMPTY: (Misuse, "a folder has this name"),
+    # It may pass, and the same call may succeed then.
     errno.EMFILE: (TryAgain, "this process has too many open files"),
     errno.ENFILE: (TryAgain, "this machine has too many open files"),
     errno.ENOMEM: (TryAgain, "the machine is short of memory"),
@@ -39,15 +44,16 @@ _NEXT: Final[dict[int, tuple[type[OffloadError], str]]] = {
     errno.EBUSY: (TryAgain, "it is busy"),
     errno.ETIMEDOUT: (TryAgain, "the file server does not answer"),
     errno.ESTALE: (TryAgain, "the file server replaced it meanwhile"),
-    errno.ENOENT: (TryAgain, "somebody removed it, or a folder above it, meanwhile"),
-    errno.EIO: (TryAgain, "the device failed: look into the kernel's log"),
+    # The staged file, or a folder that this store made, is gone. The next try makes both again.
+    errno.ENOENT: (TryAgain, "another process removed it, or a folder above it, meanwhile"),
+    errno.EIO: (TryAgain, "the device failed: check the kernel's log"),
 }
 
 
 def failure(error: OSError, doing: str, place: str, *, absent: NotFound | None = None) -> OffloadError:
-    """What to raise, `from error`, when `doing` something at `place` failed.
+    """Return the error to raise, `from error`, after `doing` something at `place` failed.
 
-    `absent` is given by reads: it is the answer where there is no object, and it makes `EIO` final.
+    Reads give `absent`: the error to return if there is no object. It also makes `EIO` final.
     """
     number = error.errno or 0
     if absent is not None and number in ABSENT:
@@ -60,7 +66,7 @@ def failure(error: OSError, doing: str, place: str, *, absent: NotFound | None =
 
 @contextmanager
 def explained(doing: str, place: str, *, absent: NotFound | None = None) -> Iterator[None]:
-    """Turn any `OSError` of the block into what `failure` makes of it."""
+    """Raise the error that `failure` returns for any `OSError` of the block."""
     try:
         yield
     except OSError as error:

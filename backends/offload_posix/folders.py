@@ -1,17 +1,19 @@
-"""The folders that keys run through: opened without following links, made so that they last.
+"""The folders in a key's path: opened without following links, and made durable.
 
-Below the root no symbolic link is followed, each part is opened from the folder before it; so
-nothing here can leave the root, whatever stands in it. The root itself may be a link. A folder
-survives a power cut once its parent was synced; whoever made it may not have come so far, so the
-first use of a folder for writing syncs its parent in any case.
+Below the root no symbolic link is followed: each part is opened relative to the folder before it. So no
+link in a tier can lead this store out of the root. The root itself may be a link.
+
+A folder survives a power cut once its parent was synced. The process that made the folder may have died
+before that. So a store syncs the parent when it first writes into a folder, even if the folder existed.
 
 The same holds for files. A process may die after it gave a file its name and before it synced the folder.
-The file is whole and visible then, and a power cut may still take it. Whoever finds it cannot know, and may
-commit what rests on it, or let the source's copy go. So a folder is synced before a name in it is listed.
-If nothing changed in it since then, it is not synced again: a clean folder costs a flush of the device.
+The file is whole and visible then, and a power cut may still remove it. A reader cannot tell, and may
+commit a manifest that rests on it, or let the source delete its copy. So a folder is synced before a
+name in it is listed. It is not synced again while nothing changes in it: a sync costs a flush of the
+device even if there is nothing to write.
 
-Folders are never removed. One that looks empty may be about to receive a file from another
-process, and that writer would have to start over.
+Folders are never removed. An empty folder may be about to receive a file from another process, and that
+writer would have to start over.
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ from typing import Final
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY
 
 SETTLED_NS: Final = 3_000_000_000
-"""How old a folder's last change must be to tell it from the next one. Linux keeps the time by ticks of up to
-10 ms, other file systems by seconds, FAT by two."""
+"""The age at which a folder's last change has another time than the next change will have. Linux keeps times
+in ticks of up to 10 ms, other file systems in seconds, and FAT in steps of two seconds."""
 
 _NO_SYNCS: Final = frozenset(
     {errno.EROFS, errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 )
-"""The mount or the file system takes no sync of a folder from this process. It may read all the same."""
+"""The mount or the file system lets this process sync no folder. It may still be read."""
 
 
 def open_folder(root: str, parts: Sequence[str]) -> int:
-    """A descriptor of the folder `parts` below `root`, for the caller to close."""
+    """Return a descriptor of the folder `parts` below `root`. The caller closes it."""
     folder = os.open(root, _FLAGS)
     for part in parts:
         try:
@@ -48,16 +50,16 @@ def open_folder(root: str, parts: Sequence[str]) -> int:
 
 
 def changed_ns(folder: int) -> tuple[int, int]:
-    """The times of an open folder that change if a name in it is made, replaced or removed.
+    """Return the two times of an open folder that change if a name in it is made, replaced or removed.
 
-    Two, because copying tools set the first of them back.
+    The first alone is not enough: copying tools set it back.
     """
     status = os.fstat(folder)
     return status.st_mtime_ns, status.st_ctime_ns
 
 
 class Folders:
-    """Makes folders below one root, and remembers which of them will survive a power cut."""
+    """The folders below one root: makes them, and remembers which of them survive a power cut."""
 
     __slots__ = ("_durable", "_root", "_synced")
 
@@ -65,12 +67,13 @@ class Folders:
         self._root = root
         self._durable: set[tuple[str, ...]] = set()
         self._synced: dict[tuple[str, ...], tuple[int, int]] = {}
-        """The last change of each folder whose names were made to last, if no later one can look the same."""
+        """The last change of each folder that was synced, if no later change can have the same times."""
 
     def make_last(self, folder: int, parts: Sequence[str]) -> None:
-        """Sync the open folder `parts`, unless it is as it was at the last sync. For names that others made.
+        """Sync the open folder `parts`, unless nothing changed since its last sync. For names of any process.
 
-        Does nothing on a mount that takes no sync from us. Any other `OSError` means that names may be lost.
+        Ignores the error of a mount that lets us sync nothing. Any other `OSError` means that names may be
+        lost.
         """
         changed = changed_ns(folder)
         if self._synced.get(tuple(parts)) == changed:
@@ -82,11 +85,13 @@ class Folders:
             if error.errno not in _NO_SYNCS:
                 raise
         else:
+            # A change right after the sync could have the same time as the last one before it, and would
+            # then never be synced. So only an old change is remembered, by times read before the sync.
             if max(changed) < began - SETTLED_NS:
                 self._synced[tuple(parts)] = changed
 
     def open_for_writing(self, parts: Sequence[str]) -> int:
-        """As `open_folder`, but every folder that is missing, the root too, is made and made to last."""
+        """Open a folder as `open_folder` does. Make missing folders, the root too, and make them durable."""
         folder = self._open_root()
         for depth in range(len(parts)):
             try:
@@ -102,7 +107,7 @@ class Folders:
             self._durable.add(())
         try:
             return os.open(self._root, _FLAGS)
-        except FileNotFoundError:  # removed since: the next write makes it anew
+        except FileNotFoundError:  # somebody removed it: the next write makes it again
             self._durable.clear()
             raise
 
@@ -112,7 +117,7 @@ class Folders:
             folder = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=parent)
         except FileNotFoundError:
             self._durable.discard(path)
-            with suppress(FileExistsError):
+            with suppress(FileExistsError):  # another process made it at the same time
                 os.mkdir(name, dir_fd=parent)
             folder = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=parent)
         if path not in self._durable:
@@ -121,12 +126,12 @@ class Folders:
             except OSError:
                 os.close(folder)
                 raise
-            self._durable.add(path)
+            self._durable.add(path)  # after the sync: if that fails, the next write tries it again
         return folder
 
 
 def _make_root(root: str) -> None:
-    """Make `root` and what is missing above it, syncing from the top down."""
+    """Make `root` and the folders that are missing above it, and sync each parent from the top down."""
     missing = []
     path = root
     while not os.path.isdir(path):

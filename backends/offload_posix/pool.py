@@ -1,4 +1,4 @@
-"""Threads for blocking calls: made when first needed, and anew in a process that was forked."""
+"""Threads for blocking calls: started when first needed, and started again in a forked process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
 from offload.errors import Misuse
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 class Pool:
-    """At most `threads` blocking calls at once."""
+    """A pool that runs at most `threads` blocking calls at once."""
 
     __slots__ = ("_closed", "_executor", "_process", "_threads")
 
@@ -27,12 +28,12 @@ class Pool:
         self._closed = False
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Begin `work`. Cancelling the future abandons the work, which goes on to its end unheard."""
+        """Begin `work`. If the future is cancelled, the work still runs to its end; its result is lost."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._ready(), lambda: work(*args, **kwargs))
 
     async def finish(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await `work`, and even when cancelled not return before it ended: it holds something of ours."""
+        """Await `work`. Even when cancelled, return only after it ended: it uses the caller's descriptors."""
         future = self.submit(work, *args, **kwargs)
         try:
             return await asyncio.shield(future)
@@ -40,7 +41,7 @@ class Pool:
             await settle(future)
 
     def close(self) -> None:
-        """Let the threads go once they are idle. No further work is taken."""
+        """Release the threads when they are idle. Later work is refused."""
         self._closed = True
         if self._executor is not None and self._process == os.getpid():
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -56,25 +57,27 @@ class Pool:
         return self._executor
 
 
+@cache
 def _let_malloc_keep_buffers() -> None:
-    """Spare the page faults of a fresh mapping for every buffer that a thread reads into.
+    """Avoid the page faults of a fresh mapping for every buffer that a thread reads into.
 
-    glibc maps a large block and unmaps it when freed, until it has seen a block of that size freed:
-    from then on it keeps up to twice as much per arena. Showing it one of just under 32 MiB, the largest
-    it learns from, more than doubles the rate of reads in several threads. The block is never touched,
-    so it costs two system calls; other allocators take no notice.
+    glibc maps a large block, and unmaps it when it is freed. Once it has seen a block of that size freed,
+    it keeps up to twice as much in each arena instead. A block of just under 32 MiB is the largest that it
+    learns from, and it more than doubles the rate of reads in several threads. The block is never touched,
+    so it costs two system calls. It has no effect on other allocators. Once per process is
+    enough, and a fork keeps it.
     """
     bytes(31 << 20)
 
 
 async def settle(future: asyncio.Future[Any]) -> None:
-    """Wait until `future` is done, however often the waiting task is cancelled, and take no notice how.
+    """Wait until `future` is done, however often the waiting task is cancelled. Ignore its result and error.
 
-    Only for use while the task is unwinding anyway: a cancellation that arrives here is swallowed,
-    the one that led here goes on.
+    Only for use while the task is ending anyway: a cancellation that arrives here is swallowed, and the one
+    that led here continues.
     """
     while not future.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([future])
     if not future.cancelled():
-        future.exception()
+        future.exception()  # asyncio warns of an error that nobody fetched

@@ -1,7 +1,7 @@
-"""Reading a part of one file: opened, read and closed in one go.
+"""Reading a part of one file: it is opened, read and closed in one call.
 
-Descriptors are not kept for the next read. Opening costs about 6 % of reading a mebibyte from memory,
-and a kept one would go on showing an object that was replaced or deleted.
+No descriptor is kept for the next read. Opening costs about 6 % of reading a mebibyte from memory, and a
+kept descriptor would still show an object after it was replaced or deleted.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from offload.errors import Corrupt, NotFound
 from offload.store.spans import clip
 from offload_posix.folders import open_folder
 
-# Never a link, and never waiting for somebody at the other end of a pipe.
+# Opens no link, and does not wait for a process at the other end of a pipe.
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def read(root: str, parts: Sequence[str], span: Span | Suffix | None, *, absent: NotFound) -> bytes:
-    """What `span` names of the file `parts` below `root`; raises `absent` where that is no regular file.
+    """Return the bytes of `span` of the file `parts` below `root`. Raises `absent` if it is no regular file.
 
-    Allocates what there is to read, however long the span.
+    Allocates only as many bytes as the file has, however long the span is.
     """
     folder = open_folder(root, parts[:-1])
     try:
@@ -41,7 +41,7 @@ def read(root: str, parts: Sequence[str], span: Span | Suffix | None, *, absent:
 
 
 def _read_all(fd: int, start: int, stop: int, *, where: str) -> bytes:
-    """The bytes from `start` to `stop`, which the file has; one call may come back with fewer."""
+    """Return the bytes from `start` to `stop`, which the file has. One system call may return fewer."""
     data = os.pread(fd, stop - start, start)
     if len(data) == stop - start:
         return data
@@ -49,7 +49,7 @@ def _read_all(fd: int, start: int, stop: int, *, where: str) -> bytes:
     at = start + len(data)
     while at < stop:
         piece = os.pread(fd, stop - at, at)
-        if not piece:
+        if not piece:  # objects never shrink: another program cut the file
             raise Corrupt("size of the file while it is read", where, expected=stop, found=at, position=at)
         pieces.append(piece)
         at += len(piece)

@@ -1,20 +1,25 @@
 """Objects as files below one folder: a key is a relative path, the bytes of the file are the object's.
 
-    <root>/<key>              an object, whole and durable from the moment its name is there
-    <root>/.staging/<name>    a file under way; no key begins with a dot, and no listing shows it
+    <root>/<key>              an object, whole from the moment its name exists
+    <root>/.staging/<name>    a file that is being written; no key begins with a dot, and no listing shows it
 
-A put writes a staged file, syncs it, renames it, and syncs the folder; a create links it instead,
-because link(2) is the one call that both publishes a whole file and refuses to replace another,
-atomically and on network file systems too. Blocking calls run in the store's own threads.
+A put writes a staged file, syncs it, renames it, and syncs the folder. A create links the file instead
+of renaming it: link(2) is the one call that both publishes a whole file and refuses to replace another.
+It is atomic, on network file systems too. Blocking calls run in the store's own threads.
 
-A failed sync is lost data, and repeating it would report success without being one. Before the file has
-its name nothing was committed: `TryAgain`, and the next try writes every byte anew. After that it is
-visible and may not last: `OutcomeUnknown`.
+A failed sync means lost data, and is never retried: the second one would report success for bytes that are
+gone. The error depends on which sync fails:
 
-One thing a file system cannot do: `a` and `a/b` cannot both be objects. Whichever comes second
-raises `Misuse`.
+    of the staged file         TryAgain          nothing is visible; the next try writes every byte again
+    of the folder of a put     OutcomeUnknown    the object is visible, and a power cut may take it
+    of the folder of a create  OffloadError      the same; but a commit must not rest on it (`_sync_created`)
 
-What a listing shows lasts, whoever wrote it: its folder was synced before (`folders`).
+A file system has one limit that object stores do not have: `a` and `a/b` cannot both be objects. The
+second of the two raises `Misuse`.
+
+Invariants: an object has its name only after its bytes were synced; `put`, `create` and `complete` return
+only after its folder was synced; a listing syncs a folder before it shows a name in it, whoever wrote
+the object (`folders`).
 """
 
 from __future__ import annotations
@@ -41,15 +46,18 @@ from offload_posix.staging import FOLDER, Staged, sweep
 from offload_posix.upload import PosixUpload
 from offload_posix.walk import level, walk
 
-PART_SIZE_BYTES_MAX: Final = 255  # of one part of a key: a file name, on every file system we met
+PART_SIZE_BYTES_MAX: Final = 255
+"""The longest part of a key, which is a file name. Every file system that we met takes 255 bytes."""
+
 PAGE_ROWS: Final = 256
+"""The rows that one call in a thread lists. A caller that stops early has read few more than it wanted."""
 
 
 class PosixStore(ObjectStore):
-    """The store below `root`, which comes into being with the first write.
+    """The store below `root`. The first write makes the root if it does not exist.
 
-    `names` gives names for staged files and must never repeat one; `threads` bounds the blocking
-    calls under way. Any number of stores, in any number of processes, may use one root.
+    `names` returns names for staged files and must never repeat one. `threads` is the greatest number of
+    blocking calls at a time. Any number of stores, in any number of processes, may use one root.
     """
 
     def __init__(
@@ -68,49 +76,55 @@ class PosixStore(ObjectStore):
 
     @property
     def url(self) -> str:
-        """`file://` and the absolute path of the root, `%XX` for what would not be read back as itself."""
+        """`file://` and the absolute path of the root, with `%25` for each `%`, which a URL would decode."""
         return "file://" + str(self._root).replace("%", "%25")
 
     @property
     def capabilities(self) -> Capabilities:
-        """All of it, within the limits of the file system."""
-        return Capabilities(atomic_create=True, strong_listing=True, multipart=True, durable=True)
+        """Every capability, within the limits of the file system."""
+        return Capabilities(
+            atomic_create=True, strong_listing=True, multipart=True, unsized_put=True, durable=True
+        )
 
     async def put(self, key: str, body: Body) -> None:
-        """Write, sync, rename. While a window is being written the next one is fetched."""
+        """Write, sync, rename. While one window is written, the next one is fetched."""
         parts = _parts(key)
         staged = Staged()
         try:
+            # `finish` also waits when the task is cancelled: a thread that still writes holds the descriptor,
+            # which `discard` closes, and whose number another file could have by then.
             await self._pool.finish(self._open, staged)
             await self._write(staged, body, key)
             await self._pool.finish(self._replace, staged, parts)
         except BaseException:
+            # Also if the task was cancelled: no sweep removes a staged file as long as this process has its
+            # lock.
             await self._pool.finish(staged.discard)
             raise
 
     async def create(self, key: str, data: bytes) -> None:
-        """Write, sync, link: in one go, as the object is small."""
+        """Write, sync, link: in one call in a thread, because the object is small."""
         parts = _parts(key)
         await self._pool.finish(self._create, parts, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Open, read, close. Cancelling leaves the read to end by itself."""
+        """Open, read, close. If the caller is cancelled, the thread still reads to the end."""
         return await self._pool.submit(self._read, _parts(key), span)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Walk the folders, a page at a time."""
+        """Walk the folders, one page at a time."""
         rows = walk(self._root, prefix, after, self._make_last)
         while page := await self._pool.finish(self._page, rows, prefix):
             for row in page:
                 yield row
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """One folder is read, and into each folder in it is looked for an object."""
+        """Read one folder, and look for an object in each folder in it."""
         for name in await self._pool.finish(self._level, prefix):
             yield name
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Unlink, folder by folder, and sync each folder once. Folders stay: see `folders`."""
+        """Unlink files folder by folder, and sync each folder once. Folders stay: see `folders`."""
         for folder, group in groupby(sorted(map(_parts, keys)), key=lambda parts: parts[:-1]):
             await self._pool.finish(self._unlink, folder, [parts[-1] for parts in group])
 
@@ -127,33 +141,35 @@ class PosixStore(ObjectStore):
         return PosixUpload(key, self._path(parts), staged, self._pool, publish)
 
     async def aclose(self) -> None:
-        """Let the threads go. Calls made afterwards raise `Misuse`."""
+        """Release the threads. Later calls raise `Misuse`."""
         self._pool.close()
 
     async def _write(self, staged: Staged, body: Body, key: str) -> None:
-        """Hand window after window to the pool, at most one being written and one fetched."""
+        """Write the windows in the pool; at most one is written and one fetched at a time."""
         at = 0
         writing: asyncio.Future[None] | None = None
         windows = body.windows()
         try:
             async for window in windows:
                 if writing is not None:
+                    # Shielded: a cancelled future would look done although its thread still writes.
                     await asyncio.shield(writing)
+                # Not awaited here: the next turn of the loop fetches a window while this one is written.
                 writing = self._pool.submit(self._write_window, staged, window, at, key)
                 at += len(window)
                 if at > body.size_bytes:
-                    break  # rather than fill the disk with it
+                    break  # a body without end would fill the disk
             if writing is not None:
                 await asyncio.shield(writing)
         finally:
             if writing is not None:
-                await settle(writing)  # the thread holds the descriptor
+                await settle(writing)  # the thread uses the descriptor, which the caller closes next
             if isinstance(windows, AsyncGenerator):
                 await windows.aclose()
-        if at != body.size_bytes:
-            raise Misuse(f"the body of {key!r} announced {body.size_bytes} bytes and yielded {at}")
+        # Checked before the caller renames the file, so a body that is cut short never becomes visible.
+        body.check_size(at)
 
-    # What follows blocks, and runs in the pool.
+    # The methods below block. They run in the pool.
 
     def _write_window(self, staged: Staged, window: bytes, at: int, key: str) -> None:
         with explained("writing", f"{self._root}/{key}"):
@@ -162,6 +178,7 @@ class PosixStore(ObjectStore):
     def _open(self, staged: Staged) -> None:
         with explained("staging a file in", f"{self._root}/{FOLDER}"):
             folder = self._folders.open_for_writing([FOLDER])
+            # Once for each store, before its first write: leftovers of dead processes take up space.
             with self._sweeping:
                 if not self._swept:
                     sweep(folder)
@@ -170,9 +187,11 @@ class PosixStore(ObjectStore):
 
     def _replace(self, staged: Staged, parts: Sequence[str]) -> None:
         with explained("writing", self._path(parts)):
+            # Folders first, bytes second, the name third, the folder's sync last. After a power cut at any
+            # moment there is either no object, or a whole one in folders that exist.
             folder = self._folders.open_for_writing(parts[:-1])
             try:
-                staged.rename(folder, parts[-1])
+                staged.rename(folder, parts[-1])  # syncs the bytes before it gives them the name
                 self._sync(folder, parts)
             finally:
                 os.close(folder)
@@ -186,7 +205,7 @@ class PosixStore(ObjectStore):
                 staged.write(data, 0)
                 folder = self._folders.open_for_writing(parts[:-1])
                 try:
-                    self._link(staged, folder, parts)
+                    self._link(staged, folder, parts)  # syncs the bytes before it gives them the name
                     staged.discard()
                     self._sync_created(folder, parts)
                 finally:
@@ -198,12 +217,14 @@ class PosixStore(ObjectStore):
         try:
             staged.link(folder, parts[-1])
         except FileExistsError as error:
+            # link(2) refuses a name that a folder or a symbolic link has, too. `AlreadyExists` promises an
+            # object that can be read, so such a name is `Misuse`.
             if not stat.S_ISREG(os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_mode):
-                raise Misuse(f"creating {self._path(parts)}: what has this name is no object") from error
+                raise Misuse(f"creating {self._path(parts)}: a folder or a link has this name") from error
             raise AlreadyExists("/".join(parts)) from error
 
     def _sync(self, folder: int, parts: Sequence[str]) -> None:
-        """Make names in an open folder last. They are visible already: hence `OutcomeUnknown`."""
+        """Make the names in an open folder durable. They are visible already: hence `OutcomeUnknown`."""
         try:
             os.fsync(folder)
         except OSError as error:
@@ -213,20 +234,28 @@ class PosixStore(ObjectStore):
             ) from error
 
     def _sync_created(self, folder: int, parts: Sequence[str]) -> None:
-        """As `_sync`, but no listing may make a success of it: a power cut would take a commit."""
+        """Sync as `_sync` does, but raise an error that the commit protocol does not resolve by listing.
+
+        After `OutcomeUnknown` a writer lists, finds its root, and calls that a commit. The name may not
+        survive a power cut here, so the commit would be lost with it.
+        """
         try:
             self._sync(folder, parts)
         except OutcomeUnknown as error:
             raise OffloadError(str(error)) from error
 
     def _make_last(self, folder: int, parts: Sequence[str]) -> None:
-        """Let a listing show only names that last; no retry may make a success of a sync that failed."""
+        """Make the names durable that a listing is about to show.
+
+        A failure is a plain `OffloadError`, which is never retried: the next sync of the folder may report
+        success although the names were lost.
+        """
         try:
             self._folders.make_last(folder, parts)
         except OSError as error:
             raise OffloadError(
                 f"syncing {self._path(parts)}: {error.strerror}; "
-                f"the files in it may not survive a power cut: look into the kernel's log"
+                f"the files in it may not survive a power cut: check the kernel's log"
             ) from error
 
     def _read(self, parts: Sequence[str], span: Span | Suffix | None) -> bytes:
@@ -238,13 +267,14 @@ class PosixStore(ObjectStore):
         try:
             folder = open_folder(self._root, folder_parts)
         except (FileNotFoundError, NotADirectoryError):
-            return
+            return  # without the folder there is no object: deleting what is absent succeeds
         except OSError as error:
             raise failure(error, "deleting below", self._path(folder_parts)) from error
         try:
             for name in names:
                 with explained("deleting", self._path([*folder_parts, name])):
                     _unlink_object(folder, name)
+            # One sync covers all names of the folder.
             self._sync(folder, [*folder_parts, names[0]])
         finally:
             os.close(folder)
@@ -262,7 +292,7 @@ class PosixStore(ObjectStore):
 
 
 def _parts(key: str) -> tuple[str, ...]:
-    """The folders and the file name of a key, or `Misuse` where it cannot be a path."""
+    """Return the folders and the file name of a key. Raises `Misuse` if it cannot be a path."""
     parts = tuple(check_key(key).split("/"))
     try:
         sizes = [len(part.encode()) for part in parts]
@@ -274,6 +304,6 @@ def _parts(key: str) -> tuple[str, ...]:
 
 
 def _unlink_object(folder: int, name: str) -> None:
-    """Remove a file, or nothing where there is none; a folder is no object, and stays."""
+    """Remove a file if there is one. A folder is no object, and is left alone."""
     with suppress(FileNotFoundError, IsADirectoryError):
         os.unlink(name, dir_fd=folder)

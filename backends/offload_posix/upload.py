@@ -1,10 +1,10 @@
-"""A multipart upload into one staged file, each part written where it will stay.
+"""A multipart upload into one staged file. Each part is written at its final position.
 
-Part n begins at (n - 1) times the common size. That size is known as soon as part 1 or any two parts
-were seen, since the lower one of two is not the last. Until then a single part may be held in memory.
-So nothing is copied at the end, as it would be with one file per part.
+Part n begins at (n - 1) times the common size. That size is the size of part 1, or of the lower one of any
+two parts, which is not the last. Until then at most one part is held in memory. One file for each part would
+have to be copied at the end; this file is only renamed.
 
-Invariant: what lies in the file at the end is exactly the parts, or `complete` raises.
+Invariant: the file that is published holds exactly the parts, or `complete` raises.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from offload_posix.staging import Staged
 
 
 class PosixUpload(Upload):
-    """Parts on their way into `staged`; `publish` gives the file its name."""
+    """An upload whose parts go into `staged`; `publish` gives the file its name."""
 
     __slots__ = ("_held", "_key", "_over", "_place", "_pool", "_publish", "_sizes", "_staged", "_written")
 
@@ -37,17 +37,17 @@ class PosixUpload(Upload):
         self._over = False
 
     async def put_part(self, number: int, data: bytes) -> None:
-        """Write the part, or hold it until its place is known."""
+        """Write the part, or hold it until its position is known."""
         self._check_running()
         if number < 1 or not data:
             raise Misuse(f"part {number} of {self._key!r}: numbers begin at 1, and no part is empty")
         self._note(number, len(data))
-        if number > 1 and len(self._sizes) == 1:
+        if number > 1 and len(self._sizes) == 1:  # it may be the last part, which is smaller
             self._held = number, data
             return
         await self._write(number, data)
         if self._held is not None:
-            await self._write(*self._held)  # twice at worst, where parts arrive together
+            await self._write(*self._held)  # at worst twice, if parts arrive at the same time
             self._held = None
 
     async def complete(self) -> None:
@@ -59,7 +59,7 @@ class PosixUpload(Upload):
         if any(self._sizes[number] != self._sizes[1] for number in numbers[:-1]):
             raise Misuse(f"the parts of {self._key!r} differ in size, and not only the last")
         await self._publish()
-        self._over = True
+        self._over = True  # only now: if publishing failed, `abort` or another `complete` may follow
 
     async def abort(self) -> None:
         """Remove the staged file."""
@@ -68,11 +68,11 @@ class PosixUpload(Upload):
         await self._pool.finish(self._staged.discard)
 
     def _note(self, number: int, size: int) -> None:
-        """Take down the size of a part, unless it cannot have its place."""
+        """Record the size of a part. Raises `Misuse` if the part cannot have that size."""
         known = self._sizes.setdefault(number, size)
         common = self._sizes[min(self._sizes)]
         if known != size or max(self._sizes.values()) > common:
-            if known == size:
+            if known == size:  # a refused part must not count, or it would be missing for ever
                 del self._sizes[number]
             raise Misuse(
                 f"part {number} of {self._key!r} has {size} bytes: "

@@ -1,7 +1,7 @@
 """From a `file://` URL, or a plain path, to a store.
 
 `file:///srv/tier` is absolute; `file://./tier`, `./tier` and `tier` are relative to the working
-folder. In a URL `%XX` is decoded; a plain path is taken as it is.
+folder. `%XX` is decoded in a URL, and not in a plain path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from offload_posix.store import PosixStore
 
 
 def open_url(url: str) -> PosixStore:
-    """The store that a URL or path names. Raises `Misuse` where it names none."""
+    """Return the store that a URL or path names. Raises `Misuse` if it names none."""
     path = url
     if url.lower().startswith("file://"):
         path = unquote(url[len("file://") :])

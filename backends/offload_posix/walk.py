@@ -1,22 +1,22 @@
-"""Listing a tree of folders as if it were one flat, ordered set of keys.
+"""Listing a tree of folders as one flat, ordered set of keys.
 
-The order is that of whole keys by their UTF-8 bytes, in which `/` is a byte like any other: `a.b`,
-`a/b`, `a0`. So within a folder a folder is sorted as its name with the slash, and all keys below it
-follow there. (Strings compare by code points, and these sort as their UTF-8 bytes do.)
+Whole keys are ordered by their UTF-8 bytes, and `/` is a byte like any other: `a.b`, `a/b`, `a0`. So a
+folder is sorted by its name with the slash, and all keys below it follow at that point. (Python compares
+strings by code points, which gives the same order as their UTF-8 bytes.)
 
-Only folders that can hold a wanted key are opened, and only files that are listed are asked for
-their size. Links, pipes, hidden names and names that are not UTF-8 are no objects.
+The walk opens only folders that can hold a wanted key, and asks for the size only of files that it lists.
+Links, pipes, hidden names and names that are not UTF-8 are no objects.
 
-The names of one folder are those of one moment. A folder is read in several calls, and files are
-asked for their size later still. Meanwhile other processes may create a file and then remove one: the
-first is not in what was read, the second is gone, and a listing that shows neither lies about the
-end of a stream's roots (docs/commit-protocol.md, "What listings show"). So a folder is read again
+The names of one folder must be those of one moment. But a folder is read in several calls, and the sizes
+of its files later still. Meanwhile another process may create one file and then remove another. The walk
+did not read the first, and the second is gone. A listing that shows neither is wrong about the end of a
+stream's roots (docs/commit-protocol.md, "What listings show"). So a folder is read again:
 
-    if it changed while it was read    until it stays as it is, or the next reading has every name of the
-                                       one before: new files alone hide nothing
+    if it changed while it was read    until a reading meets no change, or has every name of the reading
+                                       before it: new files alone hide nothing
     if a file that was read is gone    from the last key that was listed
 
-Invariant: `trust` is called with each folder before a name in it is listed.
+Invariant: `trust` is called with each folder before a file in it is listed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from offload.errors import TryAgain
 from offload_posix.folders import changed_ns, open_folder
 
 READS_MAX: Final = 64
-"""How often in a row a folder is read in vain."""
+"""The number of readings in a row without progress after which a listing fails."""
 
 Trust = Callable[[int, Sequence[str]], None]
 """Called with an open folder and its parts, after its names were read."""
 
 
 def walk(root: str, prefix: str, after: str, trust: Trust) -> Iterator[Listed]:
-    """The objects below `root` whose key begins with `prefix` and is beyond `after`, in order.
+    """Yield the objects below `root` whose key begins with `prefix` and is greater than `after`, in order.
 
     Raises `TryAgain` if files vanish faster than a folder can be read.
     """
@@ -47,19 +47,20 @@ def walk(root: str, prefix: str, after: str, trust: Trust) -> Iterator[Listed]:
 
 
 def level(root: str, prefix: str) -> Iterator[str]:
-    """The keys directly below `prefix`, and the folders (they end in `/`) that hold an object, in order."""
+    """Yield the keys directly below `prefix`, and the folders that hold an object (with a `/`), in order."""
     parts = _folder_of(prefix)
     for key, is_folder in [] if parts is None else _entries(root, parts, prefix, "", _nobody):
+        # Folders are never removed, so an empty one may be left of objects that were deleted.
         if not is_folder or next(_below(root, key.split("/")[:-1], key, "", _nobody), None) is not None:
             yield key
 
 
 def _nobody(_folder: int, _parts: Sequence[str]) -> None:
-    """Trusts nothing: names of a level decide nothing."""
+    """Sync nothing: no decision rests on the names of a level."""
 
 
 def _folder_of(prefix: str) -> list[str] | None:
-    """The parts of the folder in which keys with this prefix are; None where no key begins so."""
+    """Return the parts of the folder that holds keys with this prefix; None if no key can have it."""
     folder, _, _ = prefix.rpartition("/")
     parts = folder.split("/") if folder else []
     if any(not part or part.startswith(".") for part in parts) or "\0" in prefix:
@@ -68,7 +69,7 @@ def _folder_of(prefix: str) -> list[str] | None:
 
 
 def _below(root: str, parts: list[str], prefix: str, after: str, trust: Trust) -> Iterator[Listed]:
-    done = ""  # the last entry that was dealt with
+    done = ""  # the last entry that was listed or walked
     reads = 0
     while reads < READS_MAX:
         reads += 1
@@ -80,7 +81,7 @@ def _below(root: str, parts: list[str], prefix: str, after: str, trust: Trust) -
             else:
                 size_bytes = _size_bytes(f"{root}/{key}")
                 if size_bytes is None:
-                    break
+                    break  # gone: the file that took its place may have a name that was not read
                 yield Listed(key, size_bytes)
             done, reads = key, 0
         else:
@@ -89,7 +90,7 @@ def _below(root: str, parts: list[str], prefix: str, after: str, trust: Trust) -
 
 
 def _size_bytes(path: str) -> int | None:
-    """The size of a file, or None if it is gone."""
+    """Return the size of a file, or None if it is gone."""
     try:
         return os.stat(path, follow_symlinks=False).st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -97,7 +98,7 @@ def _size_bytes(path: str) -> int | None:
 
 
 def _entries(root: str, parts: list[str], prefix: str, after: str, trust: Trust) -> list[tuple[str, bool]]:
-    """The wanted keys and folders (their keys end in `/`) directly in one folder, in order."""
+    """Return the wanted keys and folders (their keys end in `/`) directly in one folder, in order."""
     before = None
     for _ in range(READS_MAX):
         try:
@@ -108,6 +109,7 @@ def _entries(root: str, parts: list[str], prefix: str, after: str, trust: Trust)
             changed = changed_ns(folder)
             found = _read(folder, "".join(f"{part}/" for part in parts), prefix, after)
             if changed_ns(folder) == changed or (before is not None and before.issubset(found)):
+                # Synced only now: a sync before the reading would not cover names that came in between.
                 if not all(is_folder for _, is_folder in found):
                     trust(folder, parts)
                 return sorted(found)
@@ -125,6 +127,7 @@ def _read(folder: int, base: str, prefix: str, after: str) -> list[tuple[str, bo
             if entry.name.startswith(".") or not key.startswith(prefix) or not _is_text(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
+                # `after` may be inside this folder: keys below it can be greater, although its name is not.
                 if key + "/" > after or after.startswith(key + "/"):
                     found.append((key + "/", True))
             elif key > after and entry.is_file(follow_symlinks=False):
@@ -134,9 +137,9 @@ def _read(folder: int, base: str, prefix: str, after: str) -> list[tuple[str, bo
 
 def _unsteady(root: str, parts: list[str]) -> TryAgain:
     place = "/".join((root, *parts))
-    return TryAgain(f"listing {place}: its files vanish faster than it can be read; run again")
+    return TryAgain(f"listing {place}: its files are removed faster than it can be read; run again")
 
 
 def _is_text(name: str) -> bool:
-    """Whether the bytes of a file name were UTF-8; Python smuggles others in as lone surrogates."""
+    """Return True if the bytes of a file name were UTF-8. Python turns other bytes into lone surrogates."""
     return name.isascii() or name.encode("utf-8", "replace").decode() == name

@@ -1,14 +1,16 @@
-"""The client behind a bucket: s3fs finds credentials and opens it, with our limits and none of its caches.
+"""The client of a bucket: s3fs finds the credentials and opens it, with our limits and without its caches.
 
-Invariant: one call is one request on the wire. The HTTP library would send a PUT or a GET again by
-itself where a connection drops, and follow redirects; that is switched off, so that a create goes out
-once, and so that an error of connecting means that nothing was sent. One exception is the client's own:
-a request that is refused by a reply which names another region goes once more, there.
+Invariant: one call is one request on the wire. By itself the HTTP library would send a PUT or a GET again
+after a dropped connection, and follow redirects. Both are switched off. So a create is sent once, and an
+error while connecting means that nothing was sent. There is one exception: if a reply refuses a request and
+names another region, the client sends the request there once.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import os
+from functools import cache, lru_cache
+from ssl import SSLContext
 from typing import Any
 
 import aiohttp
@@ -16,6 +18,7 @@ import s3fs
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from botocore.exceptions import ClientError
+from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 from offload_cloud.bodies import watched
 from offload_cloud.options import shown
@@ -24,18 +27,34 @@ from offload_s3.options import S3Options
 
 
 class DroppedByS3(aiohttp.ClientPayloadError):
-    """The connection ended without a reply. Whether the request was applied, nobody knows."""
+    """The connection ended without a reply. The request may or may not have been applied."""
 
 
 class OneRequestSession(AIOHTTPSession):  # type: ignore[misc]  # its package ships no types
-    """Sends each request once and follows no redirect, which could lead secrets to a stranger."""
+    """A session that sends each request once. It follows no redirect, which could send secrets elsewhere."""
 
     async def _get_session(self, proxy_url: str | None) -> Any:
         return _Once(await super()._get_session(proxy_url))
 
+    def _build_ssl_contexts(self, proxy_url: str | None) -> Any:
+        # A context that loads a certificate of its own is not shared: loading changes it.
+        if not self._verify or self._cert_file or proxy_url:
+            return super()._build_ssl_contexts(proxy_url)
+        return _trusting(self._verify, os.stat(get_cert_path(self._verify)).st_mtime_ns), None
+
+
+@lru_cache(maxsize=8)
+def _trusting(verify: bool | str, modified_ns: int) -> SSLContext:
+    """Return the context of all clients that trust these authorities, unless their file has changed.
+
+    Parsing the file took a fifth of the CPU time in which a store opens, answers a few requests, and closes.
+    """
+    context: SSLContext = AIOHTTPSession(verify)._build_verify_context()
+    return context
+
 
 class _Once:
-    """A session whose requests are not repeated by the library itself."""
+    """A session whose requests the HTTP library does not repeat."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -46,17 +65,21 @@ class _Once:
 
 
 async def _once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Give the HTTP library's own repetition nothing that it would repeat."""
+    """Turn the errors after which the HTTP library would send a request again into one that it raises.
+
+    aiohttp repeats an idempotent request, PUT included, if a kept-alive connection drops. The server may
+    have applied the first one, and the second would then meet its own object.
+    """
     try:
         return await send(request)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerTimeoutError):
-        raise
+        raise  # kept apart: the first two mean that nothing was sent
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
         raise DroppedByS3(str(exc) or type(exc).__name__) from exc
 
 
 def file_system(options: S3Options) -> s3fs.S3FileSystem:
-    """A file system of this store's own, bound to the running event loop; nothing is cached or shared."""
+    """Return a file system for this store alone, bound to the running event loop, without any cache."""
     return s3fs.S3FileSystem(
         asynchronous=True,
         session=_session(options.profile),
@@ -76,7 +99,7 @@ def file_system(options: S3Options) -> s3fs.S3FileSystem:
 
 
 def _session(profile: str | None) -> AioSession:
-    """A session of this store's own; the SDK's description of S3 is read and parsed once for all of them.
+    """Return a session for this store alone. All of them share the SDK's description of S3, parsed once.
 
     Parsing it for each client took three quarters of the time in which a client opens.
     """
@@ -91,7 +114,7 @@ def _loader(data_path: str | None) -> Loader:
 
 
 async def opened(files: s3fs.S3FileSystem) -> Any:
-    """The client of a file system of ours, made on first use."""
+    """Return the client of a file system of ours, made on first use."""
     client = await files.set_session()
     client.meta.events.register_first("before-call.s3.HeadBucket", _look_no_further, unique_id="offload")
     client.meta.events.register_last("before-call.s3", _do_not_ask_to_go_on, unique_id="offload-expect")
@@ -99,12 +122,15 @@ async def opened(files: s3fs.S3FileSystem) -> Any:
 
 
 def _do_not_ask_to_go_on(params: dict[str, Any], **event: Any) -> None:
-    """No `Expect: 100-continue` on bodies that read like files: a server that knows it not is waited for."""
+    """Send no `Expect: 100-continue`: the client would wait for a server that does not know the header.
+
+    The client adds it to every body that reads like a file.
+    """
     params["headers"].pop("Expect", None)
 
 
 def _look_no_further(**event: Any) -> None:
-    """Stop the client where it would ask for a bucket's region: each answer may make it ask again."""
+    """Stop the client's own request for a bucket's region: each answer may make it ask again."""
     raise ClientError({"ResponseMetadata": {"HTTPHeaders": {}}}, "HeadBucket")
 
 
@@ -112,13 +138,13 @@ def _configuration(options: S3Options) -> dict[str, Any]:
     proxy = shown(options.proxy)
     return {
         "http_session_cls": OneRequestSession,
-        "retries": {"total_max_attempts": 1},  # ours stand before the store, in one place
+        "retries": {"total_max_attempts": 1},  # `RetryingStore` retries, for all clients in one place
         "connect_timeout": options.connect_timeout_seconds,
         "read_timeout": options.read_timeout_seconds,
         "max_pool_connections": options.connections_max,
         "s3": {"addressing_style": options.addressing},
         "proxies": {"http": proxy, "https": proxy} if proxy else None,
-        # We send CRC-32C ourselves, and check our own on the way back: servers differ in both.
+        # The store sends CRC-32C itself, and checks it after a read: servers differ in both.
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
     }

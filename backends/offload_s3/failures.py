@@ -1,11 +1,17 @@
-"""What S3 and its client say went wrong, as the errors of the port. One place, by code and not by type.
+"""Errors of S3 and its client, translated to the errors of the port. One place, by code and not by type.
 
-S3's compatible servers answer with the same codes under other types, and the client library wraps
-them; so the code in the reply's body decides, then the HTTP status, then the kind of failure. A text
-says what is wrong and which option or permission mends it. It holds no secret, no query and no login.
+Compatible servers send the codes of S3, but the client library raises them as various types. So the code
+in the reply's body decides, then the HTTP status, then the kind of failure. A text says what is wrong and
+which option or permission fixes it. It holds no secret, no query and no login.
 
-What was never sent is `TryAgain` also for a mutation: a refused connection, a name that does not
-resolve. That is sound because the client sends each request once (`client`).
+The error says what is known of the request:
+
+    refused by a reply           nothing was applied: `AlreadyExists`, `Denied`, `Throttled`, `TryAgain` ...
+    never sent                   `TryAgain`, for a mutation too: no connection, a name does not resolve
+    sent; no reply, or HTTP 5xx  `OutcomeUnknown` for a mutation, `TryAgain` for a read
+
+The second row is sound because the client sends each request once (`client`): an error of connecting cannot
+belong to a second try of a request whose first try arrived.
 """
 
 from __future__ import annotations
@@ -45,10 +51,17 @@ FAILURES: Final = (
     OSError,
     ValueError,
 )
-"""Whatever the client raises: error replies, its own errors, and those of the HTTP library beneath it."""
+"""Every type that the client raises: error replies, its own errors, and those of the HTTP library."""
 
 LOST_CREATE: Final = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
+"""The replies to a create that lost: the object exists (412), or a conflicting request was under way (409).
+
+After 409 the object may not exist. It counts as `AlreadyExists` all the same, because that decides nothing by
+itself: every caller of a create reads back, and may create again.
+"""
+
 ABSENT: Final = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
+"""Servers answer a HEAD without a body, and then the status is the code."""
 
 ACTIONS: Final = {
     "PutObject": "s3:PutObject",
@@ -78,12 +91,12 @@ ELSEWHERE: Final = {
     "307",
     "308",
 }
-"""The bucket lives in another region, which the reply may name."""
+"""The bucket is in another region, which the reply may name. The client follows no redirect to it."""
 
 STORE_DENIED: Final = {
     "InvalidAccessKeyId": KEYS,
     "InvalidClientTokenId": KEYS,
-    "SignatureDoesNotMatch": "the secret key does not fit the access key, or a proxy changed the request",
+    "SignatureDoesNotMatch": "the secret key does not match the access key, or a proxy changed the request",
     "ExpiredToken": LAPSED,
     "ExpiredTokenException": LAPSED,
     "TokenRefreshRequired": LAPSED,
@@ -102,17 +115,18 @@ STORE_DENIED: Final = {
 DENIED: Final = {
     "InvalidObjectState": "the object is archived; restore it first, and wait until that is done",
     "MethodNotAllowed": "the server does not allow this; is `endpoint_url` that of an S3 server?",
-    "NotImplemented": "the server does not implement this; an option may ask more than it can do",
+    "NotImplemented": "the server does not implement this; an option may need what it cannot do",
     "InvalidStorageClass": "the server has no such storage class; check the option `storage_class`",
-    "InvalidTag": "the server does not take these tags; check the option `tags`",
+    "InvalidTag": "the server refuses these tags; check the option `tags`",
     "KMS.NotFoundException": "the KMS key does not exist; check the option `sse_kms_key_id`",
     "KMS.DisabledException": "the KMS key is disabled; enable it, or name another by `sse_kms_key_id`",
-    "KMS.InvalidStateException": "the KMS key is in no state to be used; ask its owner",
-    "KMS.KMSInvalidStateException": "the KMS key is in no state to be used; ask its owner",
-    "KMS.InvalidKeyUsageException": "the KMS key does not encrypt; name another by `sse_kms_key_id`",
+    "KMS.InvalidStateException": "the KMS key cannot be used in its present state; ask its owner",
+    "KMS.KMSInvalidStateException": "the KMS key cannot be used in its present state; ask its owner",
+    "KMS.InvalidKeyUsageException": "the KMS key is not for encryption; name another by `sse_kms_key_id`",
     "KMS.AccessDeniedException": "the credentials lack kms:GenerateDataKey or kms:Decrypt on the KMS key",
 }
 """Codes of errors that hit one object, or one kind of request."""
+
 FULL: Final = {
     "QuotaExceeded",
     "InsufficientStorage",
@@ -121,6 +135,8 @@ FULL: Final = {
     "XMinioAdminBucketQuotaExceeded",
 }
 UNAVAILABLE: Final = 503
+"""With `Retry-After` this status is throttling, whatever the code says."""
+
 THROTTLED: Final = {
     "SlowDown",
     "SlowDownRead",
@@ -134,9 +150,14 @@ THROTTLED: Final = {
     "KMS.ThrottlingException",
 }
 DAMAGED: Final = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
-"""The bytes that arrived were not the bytes that were sent: nothing was stored, sending again helps."""
+"""The bytes that arrived differ from those that were sent. Nothing was stored; the next try may succeed."""
+
 WITHOUT_CHECKSUM: Final = {"InvalidRequest", "MissingUploadObjectWithObjectLockHeaders"}
+# `ServiceUnavailable` comes with 503, as `SlowDown` does. But it does not say that the server refused to
+# begin, unless the reply also names a pause (`UNAVAILABLE`).
 TRANSIENT: Final = {"InternalError", "ServiceUnavailable", "RequestTimeout", "408", "OperationAborted"}
+"""The server gave up in the middle of a request, and may have applied it: unknown, for a mutation."""
+
 WRONG: Final = {"EntityTooSmall", "EntityTooLarge", "InvalidPart", "InvalidPartOrder", "KeyTooLongError"}
 
 SIGN_IN: Final = (
@@ -166,9 +187,9 @@ SETTINGS: Final = (
 
 
 def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutation: bool) -> OffloadError:
-    """The port's error for `exc`, to be raised from it.
+    """Return the port's error for `exc`. The caller raises it from `exc`.
 
-    Of a mutation whose reply never came, nobody knows whether it was applied: `OutcomeUnknown`.
+    A mutation without a reply may or may not have been applied: `OutcomeUnknown`.
     """
     said = f"{where}: cannot {what}"
     lost: Callable[[str], OffloadError] = OutcomeUnknown if mutation else TryAgain
@@ -177,8 +198,7 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
             return _of_code(exc, said, key, lost)
         case ResponseParserError():
             return StoreDenied(
-                f"{said}: what answers there is no S3 server, or speaks through a page of a proxy; "
-                "check `endpoint_url`"
+                f"{said}: the reply is not from an S3 server, perhaps a page of a proxy; check `endpoint_url`"
             )
         case sdk.NoCredentialsError():
             return StoreDenied(
@@ -187,8 +207,9 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
         case sdk.PartialCredentialsError():
             return StoreDenied(f"{said}: only a part of the credentials was found: {one_line(exc)}")
         case _ if isinstance(exc, SIGN_IN):
-            return StoreDenied(f"{said}: the sign-in has lapsed: {one_line(exc)}")
-        case _ if isinstance(exc, MACHINE):
+            # No repeat cures this: a person must sign in again.
+            return StoreDenied(f"{said}: the sign-in has expired: {one_line(exc)}")
+        case _ if isinstance(exc, MACHINE):  # a service provides them, and may answer the next time
             return TryAgain(f"{said}: the credentials could not be fetched: {one_line(exc)}")
         case sdk.FlexibleChecksumError():
             return TryAgain(f"{said}: the bytes were damaged on the way: {one_line(exc)}")
@@ -198,46 +219,50 @@ def explained(exc: BaseException, *, what: str, where: str, key: str = "", mutat
 
 
 def code_of(exc: ClientError) -> str:
-    """The code of an error reply; the HTTP status where the body had none (HEAD has no body)."""
+    """Return the code of an error reply; the HTTP status if it has no body (a HEAD never has one)."""
     response: Any = exc.response
     return str(response.get("Error", {}).get("Code") or status_of(exc))
 
 
 def wants_a_checksum(exc: ClientError) -> bool:
-    """Whether a put was refused because it had no checksum, as buckets with an object lock refuse it.
+    """Return True if a put was refused because it had no checksum, as buckets with an object lock do.
 
-    S3 answers `InvalidRequest` to much else too, so its text decides; moto has a code for this.
+    S3 answers `InvalidRequest` to many other requests too, so the text decides. moto has a code for this.
     """
     message = str(exc.response.get("Error", {}).get("Message", ""))
     return "Content-MD5" in message and code_of(exc) in WITHOUT_CHECKSUM
 
 
 def status_of(exc: ClientError) -> int:
-    """The HTTP status of an error reply, or 0 where the code came inside a reply that succeeded."""
+    """Return the HTTP status of an error reply; 0 if the error was part of a reply that succeeded."""
     response: Any = exc.response
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
 
 
 def one_line(exc: BaseException) -> str:
-    """An error's text, on one line and of bounded length; URLs without login and query."""
+    """Return an error's text on one line of bounded length, its URLs without login and query."""
     text = " ".join(str(exc).split())
     text = re.sub(r"(https?://)[^\s/@\"']*@", r"\1", text)
     return re.sub(r"(https?://[^\s?\"']+)\?[^\s\"']*", r"\1", text)[:400] or type(exc).__name__
 
 
 def _is_plain_value_error(exc: BaseException) -> bool:
-    """A setting that the client cannot use; connection errors of some libraries are ValueErrors as well."""
+    """Return True for a setting that the client cannot use. Some connection errors are ValueErrors too."""
     return isinstance(exc, ValueError) and not isinstance(exc, BotoCoreError | aiohttp.ClientError | OSError)
 
 
 def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], OffloadError]) -> OffloadError:
     code, status = code_of(exc), status_of(exc)
     message = " ".join(str(exc.response.get("Error", {}).get("Message", "")).split())[:400]
+    # The order matters, because one status can have several meanings: exact codes first, bare statuses later.
     if code in LOST_CREATE:
         return AlreadyExists(key)
     pause_seconds = pause_of(_headers_of(exc).get("retry-after", ""))
+    # The server refused to begin, so a mutation may be repeated too: `Throttled` is a `TryAgain`.
     if code in THROTTLED or (status == UNAVAILABLE and pause_seconds is not None):
         return Throttled(f"{said}: {code}: {message}", pause_seconds=pause_seconds)
+    # Refusals by code come before the check for 5xx: a full store (507) and `NotImplemented` (501) applied
+    # nothing, and would count as unknown there.
     if code in FULL:
         return NoSpace(f"{said}: the store is full or over its quota ({code})")
     if code in STORE_DENIED:
@@ -246,14 +271,17 @@ def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], Offloa
         return Denied(f"{said}: {DENIED[code]} ({code})")
     if code in ELSEWHERE:
         return StoreDenied(f"{said}: the bucket is in another region; {_right_region(exc)} ({code})")
-    if code == "400" and not _speaks_s3(exc):  # as every server of HTTPS answers to plain HTTP
+    # A status without a code proves little: a web server or a proxy answers 404 to every request, and every
+    # object would look absent. So such a reply counts only with a header of S3's own.
+    if code == "400" and not _speaks_s3(exc):  # HTTPS servers answer this to plain HTTP
         return StoreDenied(
-            f"{said}: the server wants https:// in `endpoint_url`, or is no S3 server (HTTP 400); "
+            f"{said}: the server wants https:// in `endpoint_url`, or is not an S3 server (HTTP 400); "
             "check also `proxy`"
         )
+    # 408 is left for below: whoever sent it, the request may have been applied.
     if code.isdigit() and 400 <= status < 500 and code not in TRANSIENT and not _speaks_s3(exc):
         return StoreDenied(
-            f"{said}: what answers there is no S3 server (HTTP {code}); check `endpoint_url` and `proxy`"
+            f"{said}: the reply is not from an S3 server (HTTP {code}); check `endpoint_url` and `proxy`"
         )
     if code in ABSENT:
         return NotFound(key, store=said.partition(": ")[0])
@@ -261,19 +289,24 @@ def _of_code(exc: ClientError, said: str, key: str, lost: Callable[[str], Offloa
         return Denied(f"{said}: {_missing_permission(exc, message)} ({code})")
     if code in DAMAGED:
         return TryAgain(f"{said}: {code}: {message}")
+    # The server began, and failed somewhere. It may have applied a mutation: `lost` says so.
     if code in TRANSIENT or status >= 500 or (code.isdigit() and int(code) >= 500):
+        # A 502 from a proxy is unknown too: the server behind it may have applied the request.
         strange = code.isdigit() and not _speaks_s3(exc)
-        hint = "; this is no answer of an S3 server: check `endpoint_url` and `proxy`" if strange else ""
+        hint = "; the reply is not from an S3 server: check `endpoint_url` and `proxy`" if strange else ""
         return lost(f"{said}: {code}: {message}{hint}")
     if code in WRONG:
         return Misuse(f"{said}: {code}: {message}")
+    # The codes of KMS that a pause or a known remedy cures were matched above.
     if code.startswith("KMS."):
         return Denied(f"{said}: KMS refuses the key: {message} ({code})")
+    # An unknown code, and no 5xx. Nothing says that a repeat would help: a plain `OffloadError` is never
+    # retried.
     return OffloadError(f"{said}: {code}: {message}")
 
 
 def _headers_of(exc: ClientError) -> dict[str, str]:
-    """The headers of an error reply, their names in small letters."""
+    """Return the headers of an error reply, with lower-case names."""
     response: Any = exc.response
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return {name.lower(): str(value) for name, value in headers.items()}
@@ -293,38 +326,44 @@ def _missing_permission(exc: ClientError, message: str) -> str:
     if kms := re.search(r"kms:\w+", message):
         return f"the credentials may not use the KMS key; grant {kms[0]}"
     action = ACTIONS.get(exc.operation_name, exc.operation_name)
+    # Without s3:ListBucket, S3 answers 403 instead of 404, so as not to reveal which objects exist.
     unsaid = " or s3:ListBucket, without which an absent object looks forbidden" if "Get" in action else ""
-    more = f": {message}" if "authorized" in message else ""  # AWS says who, what and by which policy
+    more = f": {message}" if "authorized" in message else ""  # AWS names the identity, action and policy
     return f"the credentials lack {action}{unsaid}{more}"
 
 
 def _of_connection(exc: BaseException, said: str, lost: Callable[[str], OffloadError]) -> OffloadError:
-    beneath = getattr(exc, "kwargs", {}).get("error")
+    beneath = getattr(exc, "kwargs", {}).get("error")  # botocore wraps the HTTP library's error
+    # First the errors of connecting, to a proxy, by TLS, to the server: after them nothing was sent.
     if isinstance(exc, sdk.ProxyConnectionError | aiohttp.ClientHttpProxyError):
         status = getattr(beneath or exc, "status", None)
         if status in {403, 407}:
             return StoreDenied(
                 f"{said}: the proxy refuses (HTTP {status}); check `proxy` and the login in it"
             )
-        return TryAgain(f"{said}: the proxy does not answer, or does not reach the server; check `proxy`")
+        return TryAgain(f"{said}: the proxy does not answer, or cannot reach the server; check `proxy`")
     place = _place_of(exc)
+    # A server that hangs up in the handshake may only be stopping. That is tried again, as any error of
+    # connecting. After a handshake that either side refused, a repeat cannot succeed.
     is_tls = isinstance(exc, sdk.SSLError) or isinstance(beneath, aiohttp.ClientSSLError)
     if is_tls and not hung_up(beneath):
         return StoreDenied(f"{said}: {_of_tls(beneath, place)}")
     if isinstance(beneath, aiohttp.ClientConnectorDNSError):
         return TryAgain(f"{said}: the name of {place} does not resolve; check `endpoint_url` and `region`")
     if isinstance(exc, sdk.ConnectTimeoutError):
-        return TryAgain(f"{said}: {place} takes no connection within `connect_timeout_seconds`")
+        return TryAgain(f"{said}: {place} accepts no connection within `connect_timeout_seconds`")
     if isinstance(beneath, aiohttp.ClientConnectorError):
         return TryAgain(f"{said}: nothing answers at {place}; check `endpoint_url`, and that the server runs")
     for failure in (beneath, exc):
         if isinstance(failure, FileNotFoundError | PermissionError | NotADirectoryError):
             return Misuse(f"{said}: a file that the settings name cannot be used: {one_line(failure)}")
+    # From here on the request was sent, at least in part.
     if isinstance(exc, TimeoutError | sdk.ReadTimeoutError):
         return lost(f"{said}: {place} did not answer: no byte moved within `read_timeout_seconds`")
     if isinstance(exc, sdk.ConnectionClosedError | aiohttp.ServerDisconnectedError):
         tls = "; does the server want https:// in `endpoint_url`?" if place.startswith("http:") else ""
         return lost(f"{said}: {place} closed the connection without an answer{tls}")
+    # An `EndpointConnectionError` without a cause ends here too: it does not prove that nothing was sent.
     return lost(f"{said}: the connection to {place} broke: {type(exc).__name__}: {one_line(exc)}")
 
 
@@ -347,7 +386,7 @@ def _of_tls(beneath: BaseException | None, place: str) -> str:
 
 
 def _place_of(exc: BaseException) -> str:
-    """The server, from the error's URL: scheme, host and port, and nothing that may be secret."""
+    """Return the server in the error's URL: scheme, host and port, and nothing that may be secret."""
     url = urlsplit(str(getattr(exc, "kwargs", {}).get("endpoint_url", "")))
     host = url.netloc.rpartition("@")[2]
     return f"{url.scheme}://{host}" if host else "the server"

@@ -1,11 +1,11 @@
-"""A bucket's immutable objects by obstore: the same place, credentials and headers as by the client behind.
+"""A bucket's immutable objects by obstore, with the address, credentials and headers of the fsspec client.
 
-Where requests go is asked of that client, so that addressing, partitions and settings mean the same; its
-session finds and renews the credentials. Over TLS the payload is not signed, because TLS protects it; over
-plain HTTP it is. The CRC-32C of S3 is not sent: obstore has none. A bucket with an object lock refuses puts
-without one, and the client behind then sends them.
+The fsspec client says where requests go, so that addressing, partitions and settings mean the same. Its
+session finds and renews the credentials. Over TLS the payload is not signed, because TLS protects it. Over
+plain HTTP it is signed. Obstore sends no CRC-32C. A bucket with an object lock refuses puts without one,
+and the fsspec client makes them then.
 
-`why_not_fast` speaks without obstore being installed; the rest imports it.
+`why_not_fast` works without obstore. The other functions import it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ OF_OBSTORE_ALONE: Final = (
     "AWS_SSE_CUSTOMER_KEY_BASE64",
     "AWS_SSE_KMS_KEY_ID",
 )
-"""What obstore reads from the environment, cannot be told to leave, and no other client of AWS obeys."""
+"""Variables that obstore alone obeys, and always. No other client of AWS reads them."""
 
 VALID_FOR: Final = timedelta(minutes=10)
-"""The session renews credentials that have less than this left, so that any it hands out has it."""
+"""The session renews credentials with less time left, so those that it returns are valid for this long."""
 
 _log: Final = logging.getLogger(__name__)
 _FIELD: Final = re.compile(r"<(Code|Message|Region)>([^<]*)</")
 
 
 def why_not_fast(options: S3Options) -> str | None:
-    """What of these options, and of the environment, obstore could not do exactly so; None: it can do all."""
+    """Return the first option or variable that obstore cannot honour exactly; None if it can honour all."""
     if isinstance(options.verify, str) and not is_the_systems(options.verify):
         return f"the option `verify` names authorities{TRUSTS_MORE}"
     for name in OF_OBSTORE_ALONE:
@@ -62,19 +62,20 @@ def why_not_fast(options: S3Options) -> str | None:
 
 
 def fast_store(store: S3Store) -> FastStore:
-    """`store` with its immutable objects by obstore."""
+    """Return `store` with its immutable objects moved by obstore."""
     from offload_cloud.fast import FastStore
 
     options = store.options
 
     def explain(status: int, body: str, *, what: str, key: str, mutation: bool) -> OffloadError | None:
         cause = _reply(status, body, operation="PutObject" if mutation else "GetObject")
+        # Each of these replies refuses the request, so nothing was applied and it may be made again.
         if code_of(cause) == "400":
-            return None  # no answer of an S3 server: the client behind, which sees its headers, says why
+            return None  # not from an S3 server: the fsspec client sees the headers, and says what is wrong
         if code_of(cause) in ELSEWHERE:
-            return None  # the client behind goes to the region that the reply names
+            return None  # the fsspec client goes to the region that the reply names
         if wants_a_checksum(cause):
-            return None  # the client behind sends one
+            return None  # the fsspec client sends one
         return explained(cause, what=what, where=store.url, key=key, mutation=mutation)
 
     return FastStore(
@@ -86,20 +87,31 @@ def fast_store(store: S3Store) -> FastStore:
     )
 
 
+def _why_not(place: tuple[str, bool] | None, bucket: str, authorities: str | None) -> str | None:
+    """Return why obstore cannot serve this bucket; None if it can.
+
+    `why_not_fast` sees the options alone. This sees the address, the bucket and the profile.
+    """
+    if place is None:
+        return "obstore does not know this kind of bucket address"
+    if bucket.endswith("--x-s3"):
+        return "directory buckets need sessions of their own"
+    if authorities and place[0].startswith("https://") and not is_the_systems(authorities):
+        return f"the environment or the profile names authorities{TRUSTS_MORE}"
+    return None
+
+
 async def _opened(store: S3Store) -> Fast | None:
     from obstore.store import S3Store as Objects
     from offload_cloud.fast import Fast
 
     options, client, session = store.options, await store.client(), await store.session()
+    # Even a request that is stopped is signed first. If there are no credentials, that error is translated
+    # here.
     place = await store.ask(_place_of(client, store.bucket), "open a client")
+    # The client asks the environment and the profile only if the option `verify` says nothing else.
     authorities = session.get_config_variable("ca_bundle") if options.verify is True else None
-    why_not = None
-    if place is None:
-        why_not = "the bucket's address is of a kind that it has not"
-    elif store.bucket.endswith("--x-s3"):
-        why_not = "directory buckets have sessions of their own"
-    elif authorities and place[0].startswith("https://") and not is_the_systems(authorities):
-        why_not = f"the environment or the profile names authorities{TRUSTS_MORE}"
+    why_not = _why_not(place, store.bucket, authorities)
     if place is None or why_not is not None:
         if options.client == "obstore":
             raise Misuse(f"{store.url}: client=obstore is not available: {why_not}")
@@ -109,7 +121,7 @@ async def _opened(store: S3Store) -> Fast | None:
     is_tls = endpoint.startswith("https://")
     region = client.meta.region_name
     config: S3Config = {
-        "aws_endpoint_url_s3": endpoint,  # `endpoint` would yield to AWS_ENDPOINT_URL_S3: another server
+        "aws_endpoint_url_s3": endpoint,  # AWS_ENDPOINT_URL_S3 would override `endpoint`: another server
         "virtual_hosted_style_request": is_virtual,
         "region": "us-east-1" if region in {None, "aws-global"} else region,
         "skip_signature": options.anonymous,
@@ -123,8 +135,11 @@ async def _opened(store: S3Store) -> Fast | None:
         "allow_http": not is_tls,
         "allow_invalid_certificates": options.verify is False,
         "connect_timeout": timedelta(seconds=options.connect_timeout_seconds),
-        "timeout": timedelta(days=1),
+        "timeout": timedelta(
+            days=1
+        ),  # its default would end a large transfer; stalls have limits of their own
     }
+    # Over TLS only the system's own file gets here: with any other, obstore was refused above or before.
     if bundle := options.verify if isinstance(options.verify, str) else authorities:
         limits["root_certificate"] = await asyncio.to_thread(Path(bundle).read_bytes)
     if options.proxy is not None:
@@ -136,6 +151,7 @@ async def _opened(store: S3Store) -> Fast | None:
             store.bucket,
             config=config,
             client_options=limits,
+            # A repeat by obstore could hide that the first request was applied. `RetryingStore` repeats.
             retry_config={"max_retries": 0},
             credential_provider=provider,
         )
@@ -150,20 +166,23 @@ async def _opened(store: S3Store) -> Fast | None:
 
 
 class _Seen(BotoCoreError):  # type: ignore[misc]  # its package ships no types
-    """A request of the client's, stopped before it was sent, to see where it would have gone."""
+    """A request that was stopped before it was sent. Its text is the URL to which it would have gone."""
 
     fmt = "{url}"
 
 
 async def _place_of(client: Any, bucket: str) -> tuple[str, bool] | None:
-    """Where the client sends requests about the bucket, and whether its name is part of the host.
+    """Return the endpoint of the client's requests, and True if the bucket's name is part of the host.
 
-    Found by a request of a kind that is never made otherwise: those of this kind are stopped from then on.
+    Found by a request of a kind that this backend never makes: this client stops all requests of that kind.
+    None if the address has another form.
     """
 
     def stop(request: Any, **event: Any) -> None:
         raise _Seen(url=request.url)
 
+    # This event is the last one before the network. By then the client has applied all that decides the
+    # address: options, environment, profile and region.
     client.meta.events.register_first("before-send.s3.GetObjectAcl", stop, unique_id="offload-place")
     try:
         await client.get_object_acl(Bucket=bucket, Key="key")
@@ -193,7 +212,7 @@ def _encryption(options: S3Options) -> S3Config:
 
 
 def _credentials(options: S3Options, session: Any) -> Callable[[], Coroutine[Any, Any, S3Credential]]:
-    """Asks the session as often as obstore wants credentials; what is renewed there is renewed here."""
+    """Return the function that obstore calls for credentials. It asks the session, which renews them."""
 
     async def credentials() -> S3Credential:
         key, secret = shown(options.key), shown(options.secret)
@@ -202,7 +221,11 @@ def _credentials(options: S3Options, session: Any) -> Callable[[], Coroutine[Any
         found = await session.get_credentials()
         if found is None:
             raise NoCredentialsError
+        # Frozen: a renewal between reads of single fields could mix the key of one set with the secret of
+        # another.
         frozen = await found.get_frozen_credentials()
+        # Without an expiry, obstore would never ask again, and would use renewed credentials beyond their
+        # end.
         is_renewed = isinstance(found, RefreshableCredentials)
         until = datetime.now(UTC) + VALID_FOR if is_renewed else None
         return _credential(frozen.access_key, frozen.secret_key, frozen.token, until)
@@ -215,8 +238,9 @@ def _credential(key: str, secret: str, token: str | None, until: datetime | None
 
 
 def _reply(status: int, body: str, *, operation: str) -> ClientError:
-    """An error reply as the client behind has it, so that one table tells what it means."""
+    """Return an error reply in the form of the fsspec client, so that one table translates both."""
     said = dict(_FIELD.findall(body))
-    headers = {"x-amz-request-id": ""}  # obstore keeps no headers; nothing may be concluded from that
+    # obstore keeps no headers. Their absence must not look like a server that does not speak S3.
+    headers = {"x-amz-request-id": ""}
     metadata = {"HTTPStatusCode": status, "HTTPHeaders": headers}
     return ClientError({"Error": said, "ResponseMetadata": metadata}, operation)

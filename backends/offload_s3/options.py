@@ -1,7 +1,7 @@
 """The options of the S3 backend, with the names that S3's own tools give them.
 
-What is not given is found as AWS' tools find it: environment, shared configuration, profile, the
-role of the machine. A value that is wrong raises `Misuse` with the option's name.
+Options that are not given are found as AWS' tools find them: environment, shared configuration, profile,
+the role of the machine. A wrong value raises `Misuse` with the option's name.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def _tags(tags: dict[str, str]) -> dict[str, str]:
                 "a tag's name has 1 to 128 characters, not aws: first, and its value at most 256"
             )
         if not (_TAG.fullmatch(name) and _TAG.fullmatch(value)):
-            raise ValueError("tags are of letters, digits, spaces and + - = . _ : / @")
+            raise ValueError("a tag holds only letters, digits, spaces and + - = . _ : / @")
     return tags
 
 
 def _metadata(metadata: dict[str, str]) -> dict[str, str]:
     for name, value in metadata.items():
         if not _NAME.fullmatch(name):
-            raise ValueError("a name is of small letters, digits, dots, dashes and underscores")
+            raise ValueError("a name holds only lower-case letters, digits, dots, dashes and underscores")
         if not (value.isascii() and value.isprintable() and value == value.strip()):
             raise ValueError("a value is printable ASCII, with no space around it")
     size_bytes = sum(len(name) + len(value) for name, value in metadata.items())
@@ -57,15 +57,15 @@ def _customer_key(key: SecretStr) -> SecretStr:
 
 
 class S3Options(StoreOptions):
-    """Every option, as text from the command line or as a value from Python."""
+    """The options of the S3 backend, as text from the command line or as values from Python."""
 
     backend: ClassVar = "s3"
 
     client: Client = "auto"
-    """Which client moves fragments: obstore, or that of fsspec. `auto`: obstore where it can."""
+    """The client that moves fragments: obstore, or that of fsspec. `auto`: obstore if it can be used."""
 
     endpoint_url: Endpoint | None = None
-    """Another server than AWS': MinIO, Ceph, and so on."""
+    """The URL of a server other than AWS: MinIO, Ceph, and so on."""
 
     region: str | None = None
     profile: str | None = None
@@ -81,27 +81,27 @@ class S3Options(StoreOptions):
     proxy: Proxy | None = None
     connect_timeout_seconds: float = Field(default=10.0, gt=0)
     read_timeout_seconds: float = Field(default=10.0, gt=0)
-    """How long no byte may move, in either direction, before an attempt is given up."""
+    """How long no byte may move, in either direction, before an attempt is cancelled."""
 
     connections_max: int = Field(default=32, ge=1, le=1024)
     sse: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
-    """Of every object: a bucket may refuse what comes unencrypted, a commit too."""
+    """The encryption of every object, commits too: a bucket may refuse unencrypted ones."""
 
     sse_kms_key_id: str | None = None
     sse_bucket_key: bool | None = None
-    """One key of the bucket's own between KMS and the objects, so that KMS is asked seldom."""
+    """True: the bucket has a key of its own between KMS and the objects, which saves requests to KMS."""
 
     sse_c_key: Annotated[SecretStr, AfterValidator(_customer_key)] | None = None
-    """A key of the caller's own, 32 bytes in base64, needed again for every read."""
+    """The caller's own key, 32 bytes in base64. Every read needs it again."""
 
     storage_class: str | None = Field(default=None, pattern=r"^[A-Z_]+$")
-    """Of fragments. Manifests and anchors stay in the bucket's standard class."""
+    """The storage class of fragments. Manifests and anchors stay in the bucket's standard class."""
 
     tags: Annotated[Pairs, AfterValidator(_tags)] = {}
-    """Of fragments, for lifecycle rules and bills."""
+    """Tags of fragments, for lifecycle rules and bills."""
 
     metadata: Annotated[Pairs, AfterValidator(_metadata)] = {}
-    """Of fragments, for people who inspect the bucket."""
+    """Metadata of fragments, for people who inspect the bucket."""
 
     part_size_bytes: int = Field(default=16 * 2**20, ge=5 * 2**20, le=5 * 2**30)
 
@@ -112,9 +112,9 @@ class S3Options(StoreOptions):
         if self.token is not None and self.key is None:
             raise ValueError("option 'token' needs 'key' and 'secret'")
         if self.anonymous and self.key is not None:
-            raise ValueError("option 'anonymous' sends no credentials: leave 'key' and 'secret' out")
+            raise ValueError("option 'anonymous' sends no credentials: remove 'key' and 'secret'")
         if self.sse_c_key is not None and (self.sse or self.sse_kms_key_id):
-            raise ValueError("option 'sse_c_key' is an encryption of its own: leave 'sse' out")
+            raise ValueError("option 'sse_c_key' is an encryption by itself: remove 'sse'")
         by_kms = self.sse in {"aws:kms", "aws:kms:dsse"}
         if (self.sse_kms_key_id or self.sse_bucket_key is not None) and not by_kms:
             raise ValueError("options 'sse_kms_key_id' and 'sse_bucket_key' need sse=aws:kms")

@@ -1,4 +1,4 @@
-"""What the S3 backend declares. Imports nothing of the store itself, and no SDK."""
+"""The declarations of the S3 backend. Imports nothing of the store itself, and no SDK."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ OPTIONS: Final = (
     "metadata",
     "part_size_bytes",
 )
-"""The fields of `S3Options`, whose module imports pydantic; a test holds one against the other."""
+"""The fields of `S3Options`, whose module imports pydantic. A test compares the two."""
 
 ADVICE: Final = (
     (
         "Give the bucket a lifecycle rule that aborts unfinished multipart uploads after seven days: a "
-        "process that was killed leaves parts behind, which no listing shows and which are billed."
+        "killed process leaves parts behind, which no listing shows and which are billed."
     ),
     (
         "Set no lifecycle rule that expires objects below this prefix, or moves roots and anchors to an "
         "archive: only `offload` knows which are needed."
     ),
-    "Where the bucket keeps versions, let noncurrent ones expire: what is deleted stays billed until then.",
+    "If the bucket keeps versions, let noncurrent ones expire: deleted objects are billed until then.",
 )
 
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """Buckets, by `s3://bucket/prefix`."""
+    """Declare buckets as tiers, by `s3://bucket/prefix`."""
     return [
         Backend(
             name="s3",
@@ -57,7 +57,7 @@ def offload_backends() -> Sequence[Backend]:
             needs="ledger-offload[s3]",
             schemes=("s3",),
             options=OPTIONS,
-            states={"server_checksum": "unknown"},  # servers that are not AWS's keep one, or do not
+            states={"server_checksum": "unknown"},  # some servers other than AWS keep none
             advice=ADVICE,
         )
     ]

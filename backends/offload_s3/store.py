@@ -1,14 +1,20 @@
 """A bucket of S3, or of a server that speaks its protocol, as an object store.
 
-Requests go out through the client that s3fs sets up (aiobotocore), one request for one call: s3fs'
-own caches and retries are passed by, and the client's retries are off, because the decorators of
-`offload.store` do that in one place. Invariants: a create is always one single PUT with
-`If-None-Match: *`; an object becomes visible whole (by a PUT, or by completing a multipart upload, which
-is aborted where it fails); every object is encrypted as the options ask, commits too; what is read is
-the span that was asked for, whole and as it was stored; what a reply means is decided by its code, in
-`failures`.
+Requests go out through the client that s3fs sets up (aiobotocore), one request for each call. The caches and
+retries of s3fs are not used, and the client's retries are off: the decorators of `offload.store` cache and
+retry in one place. Invariants:
 
-Sources: the API reference of Amazon S3. What other servers do differently is noted where it matters.
+- A create is always one PUT with `If-None-Match: *`.
+- An object becomes visible whole: by a PUT, or by the completion of a multipart upload. A failed upload is
+  aborted.
+- Every object is encrypted as the options ask, commits too.
+- A read returns the span that was asked for, whole and as it was stored.
+- The code of a reply decides what it means, in `failures`.
+
+If the reply to a create is lost, this store raises `OutcomeUnknown` and asks nothing: the object may still
+appear. The commit protocol lists, and reads the object if there is one (`offload.commit.log`).
+
+Sources: the API reference of Amazon S3. Differences of other servers are noted in comments.
 """
 
 from __future__ import annotations
@@ -40,13 +46,13 @@ from offload_s3.upload import S3Upload
 T = TypeVar("T")
 
 PUT_SIZE_BYTES_MAX: Final = 128 * 2**20
-"""Up to here an object goes up as one PUT: atomic, and at 64 MiB faster than parts. S3 itself takes 5 GiB."""
+"""The largest object that goes up as one PUT: atomic, and at 64 MiB faster than parts. S3 takes 5 GiB."""
 
 DELETE_BATCH_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
 PARTS_AT_ONCE: Final = 4
-NO_S3: Final = "the answer has no ETag, so it is no S3 server's; check `endpoint_url` and `proxy`"
-"""A web page answers 200 as well, to a PUT too."""
+NO_S3: Final = "the reply has no ETag, so it is not from an S3 server; check `endpoint_url` and `proxy`"
+"""A web server may answer 200 to any request, a PUT too."""
 
 BEYOND_THE_END: Final = {"InvalidRange", "416"}
 NOT_FOUND: Final = 404
@@ -65,7 +71,7 @@ class S3Store(ObjectStore):
         return f"S3Store({self.url!r})"
 
     def __reduce__(self) -> NoReturn:
-        """A store is one event loop's own, and its pickle would hold credentials."""
+        """Raise `TypeError`: a store belongs to one event loop, and its pickle would hold credentials."""
         raise TypeError("a store cannot be pickled: send its URL and options, and open it there")
 
     @property
@@ -75,12 +81,13 @@ class S3Store(ObjectStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of S3 itself. Whether a compatible server keeps create-if-absent, a probe must find out."""
+        """The capabilities of S3. A probe must find out if a compatible server honours `If-None-Match`."""
         return Capabilities(
             atomic_create=True,
             create_is_probed=True,
             strong_listing=True,
             multipart=True,
+            unsized_put=True,
             part_size_bytes_min=5 * 2**20,
             part_size_bytes_max=5 * 2**30,
             parts_max=PARTS_MAX,
@@ -91,23 +98,27 @@ class S3Store(ObjectStore):
         )
 
     async def put(self, key: str, body: Body) -> None:
-        """One PUT, or parts where the object is large. Memory: the object, or a few parts of it."""
+        """Send one PUT, or parts if the object is large. Holds the object or a few parts of it in memory."""
         check_key(key)
         if body.size_bytes <= PUT_SIZE_BYTES_MAX:
+            # Without a condition: `RetryingStore` repeats a put whose outcome is unknown. A condition would
+            # refuse the repeat if the first put had arrived.
             await self._put(key, await windows_in_memory(body), what="store")
         else:
+            # S3 takes 10,000 parts at most, so the parts of a very large object are larger.
             size_bytes = max(self.options.part_size_bytes, -(-body.size_bytes // PARTS_MAX))
             await put_in_parts(self, key, body, part_size_bytes=size_bytes, at_once=PARTS_AT_ONCE)
 
     async def create(self, key: str, data: bytes) -> None:
-        """One PUT with `If-None-Match: *`."""
+        """Send one PUT with `If-None-Match: *`."""
         check_create(key, data, self.capabilities)
+        # Never in parts: the object must appear by one request, which either finds the key free or fails.
         await self._put(check_key(key), [data], what="create", IfNoneMatch="*")
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """One GET. What the store answers to a range that it does not have (416) reads as empty."""
+        """Send one GET. A range beyond the object's end (416) reads as empty."""
         wanted = range_of(span)
-        # A checksum is kept of whole objects, so only with them does the store send it.
+        # The store keeps the checksum of the whole object, and sends none with a part of it.
         ranged = {"ChecksumMode": "ENABLED"} if wanted is None else {"Range": wanted}
         call = self._read(Bucket=self.bucket, Key=check_key(key), **ranged, **self._keyed, **self._payer)
         try:
@@ -117,6 +128,7 @@ class S3Store(ObjectStore):
                 return b""
             raise
         if not reply.get("ETag"):
+            # The page may come from a proxy for a moment, so the read may be tried again.
             raise TryAgain(f"{self.url}: cannot read {key!r}: {NO_S3}")
         where = f"{self.url}: {key!r}"
         if span is None:
@@ -125,21 +137,23 @@ class S3Store(ObjectStore):
         return exactly(span, data, status=status, content_range=reply.get("ContentRange"), where=where)
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """HeadObject. Of an object in parts the store may know only a checksum of checksums: then None."""
+        """Send HeadObject. Return None if the store has only a checksum of the parts' checksums."""
         client = await self.client()
         call = client.head_object(
             Bucket=self.bucket, Key=check_key(key), ChecksumMode="ENABLED", **self._keyed, **self._payer
         )
         try:
             stored = checksum_in(await self.ask(call, f"ask for the checksum of {key!r}", key=key))
-        except Denied as exc:  # a HEAD's 404 has no body, and of some servers nothing that is S3's own
+        except Denied as exc:
+            # The reply to a HEAD has no body, and some servers send no S3 header with a 404. `failures` takes
+            # such a reply for that of a web server, because nothing in it shows the difference.
             if isinstance(exc.__cause__, ClientError) and status_of(exc.__cause__) == NOT_FOUND:
                 raise NotFound(key, store=self.url) from exc.__cause__
             raise
         return None if stored is None else int.from_bytes(base64.b64decode(stored), "big")
 
     async def retained(self, key: str) -> str | None:
-        """HeadObject names the version, if the bucket keeps versions, and the lock that is on it."""
+        """Send HeadObject. It names the version, if the bucket keeps versions, and the lock on it."""
         client = await self.client()
         call = client.head_object(Bucket=self.bucket, Key=check_key(key), **self._keyed, **self._payer)
         reply = await self.ask(call, f"ask for the version of {key!r}", key=key)
@@ -150,15 +164,16 @@ class S3Store(ObjectStore):
         return f"the bucket keeps deleted objects as versions{locked}"
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """ListObjectsV2, page by page; keys come in order of their bytes."""
+        """Send ListObjectsV2, page by page. Keys come in the order of their bytes."""
         start = {"StartAfter": after} if after else {}
         async for page in self._pages(prefix, **start):
             for row in page.get("Contents", ()):
                 yield Listed(row["Key"], row["Size"])
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """ListObjectsV2 with a delimiter; a folder is a row like a key."""
+        """Send ListObjectsV2 with a delimiter. Folders come between the keys, in one order."""
         async for page in self._pages(prefix, Delimiter="/"):
+            # A page has its keys and its folders in two lists, and each list is in order.
             names = [row["Key"] for row in page.get("Contents", ())]
             for name in sorted(names + [row["Prefix"] for row in page.get("CommonPrefixes", ())]):
                 yield name
@@ -171,6 +186,7 @@ class S3Store(ObjectStore):
             client = await self.client()
             asked = wanted | following
             if following:
+                # The token says where the next page begins.
                 asked.pop("StartAfter", None)
             call = client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **asked, **self._payer)
             page = await self.ask(call, f"list {prefix!r}")
@@ -180,7 +196,8 @@ class S3Store(ObjectStore):
             following = {"ContinuationToken": page["NextContinuationToken"]}
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """DeleteObjects, a thousand at a time, and no key twice: Ceph's gateway 16.2 may die of that."""
+        """Send DeleteObjects, a thousand keys at a time."""
+        # No key twice in one request: Ceph's gateway 16.2 may crash then.
         names = list(dict.fromkeys(check_key(key) for key in keys))
         for start in range(0, len(names), DELETE_BATCH_MAX):
             batch = names[start : start + DELETE_BATCH_MAX]
@@ -188,12 +205,15 @@ class S3Store(ObjectStore):
             objects = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
             call = client.delete_objects(Bucket=self.bucket, Delete=objects, **self._payer)
             reply = await self.ask(call, f"delete {len(batch)} objects", mutation=True)
+            # The reply is 200 even if keys were refused. Absent keys are no errors in it.
             for error in reply.get("Errors", ()):
+                # One refused key fails the whole call. The caller may repeat the call as it is: keys that
+                # are gone by then are no errors.
                 refused = ClientError({"Error": error}, "DeleteObjects")
                 raise explained(refused, what=f"delete {error.get('Key')!r}", where=self.url, mutation=True)
 
     async def start_upload(self, key: str) -> Upload:
-        """CreateMultipartUpload."""
+        """Send CreateMultipartUpload."""
         client = await self.client()
         call = client.create_multipart_upload(
             Bucket=self.bucket,
@@ -204,12 +224,14 @@ class S3Store(ObjectStore):
             **self._keyed,
             **self._payer,
         )
+        # Not marked as a mutation, so a lost reply is `TryAgain`: an upload that began without our knowledge
+        # makes no object visible, and another one may begin beside it.
         reply = await self.ask(call, f"begin to store {key!r}")
         where = {"Bucket": self.bucket, "Key": key, "UploadId": reply["UploadId"], **self._payer}
         return S3Upload(self, key, where, keyed=self._keyed)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """ListMultipartUploads, page by page."""
+        """Send ListMultipartUploads, page by page."""
         found: list[Unfinished] = []
         following: dict[str, str] = {}
         while begins_a_key(prefix):
@@ -225,41 +247,45 @@ class S3Store(ObjectStore):
             if not page.get("IsTruncated"):
                 break
             following = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+        # If a server matched the prefix loosely, a sweep of one stream would abort the uploads of another.
         return [upload for upload in found if upload.key.startswith(prefix)]
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """AbortMultipartUpload."""
+        """Send AbortMultipartUpload."""
         where = {"Bucket": self.bucket, "Key": upload.key, "UploadId": upload.upload_id, **self._payer}
         await S3Upload(self, upload.key, where, keyed=self._keyed).abort()
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
+        # Forgotten before the first await, so that a second call at the same time closes nothing twice.
         files, self._files = self._files, None
         if files is not None:
             await (await files.set_session()).close()
 
     async def client(self) -> Any:
-        """The client, made on first use."""
+        """Return the client, made on first use."""
         async with self._opening:
             try:
+                # One at a time: requests that arrive meanwhile wait for the same client.
                 files = self._files or file_system(self.options)
                 client = await opened(files)
             except FAILURES as exc:
                 raise explained(exc, what="open a client", where=self.url, mutation=False) from exc
+            # Kept only now. If opening failed, the next request opens another client.
             self._files = files
             return client
 
     async def session(self) -> Any:
-        """The session that finds and renews the credentials."""
+        """Return the session that finds the credentials and renews them. None if the store was closed."""
         await self.client()
         return None if self._files is None else self._files.session
 
     async def ask(self, call: Awaitable[T], what: str, *, key: str = "", mutation: bool = False) -> T:
-        """Await one request, and turn what the client raises into the port's errors."""
+        """Await one request, and raise the port's errors for those of the client."""
         try:
             return await call
         except OffloadError:
-            raise
+            raise  # already the port's; `Misuse` is a ValueError too, which `FAILURES` contains
         except FAILURES as exc:
             raise explained(exc, what=what, where=self.url, key=key, mutation=mutation) from exc
 
@@ -273,17 +299,20 @@ class S3Store(ObjectStore):
             ChecksumCRC32C=checksum_of(*windows),
             **conditions,
             **self._encrypted,
-            **(self._kept if not conditions else {}),
+            **(self._kept if not conditions else {}),  # a create is a root or an anchor, and no fragment
             **self._keyed,
             **self._payer,
         )
         reply = await self.ask(call, f"{what} {key!r}", key=key, mutation=True)
-        if not reply.get("ETag"):
+        if not reply.get("ETag"):  # a 200 from a web server must not count as a commit
+            # Unknown, and not refused: such a reply does not prove that nothing was stored.
             raise OutcomeUnknown(f"{self.url}: cannot {what} {key!r}: {NO_S3}")
 
     async def _read(self, **request: Any) -> tuple[bytes, Any]:
         client = await self.client()
         reply = await client.get_object(**request)
+        # `ask` awaits this method, the body included. So a connection that breaks in the middle of the body
+        # raises an error of the port too.
         async with reply["Body"] as stream:
             return await stream.read(), reply
 
@@ -293,7 +322,7 @@ class S3Store(ObjectStore):
 
     @cached_property
     def _keyed(self) -> dict[str, Any]:
-        """What every request about an object's bytes carries where the key is the caller's own (SSE-C)."""
+        """The parameters of every request about an object's bytes if the key is the caller's own (SSE-C)."""
         key = self.options.sse_c_key
         if key is None:
             return {}
@@ -301,7 +330,7 @@ class S3Store(ObjectStore):
 
     @cached_property
     def _encrypted(self) -> dict[str, Any]:
-        """How every object is encrypted at rest; a bucket's policy may refuse the ones that are not."""
+        """The parameters that encrypt every object at rest. A bucket's policy may refuse other objects."""
         options = self.options
         return given(
             ServerSideEncryption=options.sse,
@@ -311,7 +340,7 @@ class S3Store(ObjectStore):
 
     @cached_property
     def _kept(self) -> dict[str, Any]:
-        """How fragments are kept, and what is written on them."""
+        """The storage class, tags and metadata of fragments, as parameters of a request."""
         options = self.options
         return given(
             StorageClass=options.storage_class,
@@ -321,12 +350,12 @@ class S3Store(ObjectStore):
 
 
 def given(**wanted: Any) -> dict[str, Any]:
-    """Those parameters of a request that have a value."""
+    """Return the parameters of a request that have a value."""
     return {name: value for name, value in wanted.items() if value is not None}
 
 
 def checksum_of(*windows: bytes) -> str:
-    """CRC-32C as S3 writes it: base64 of four bytes. Servers that keep it refuse bytes that do not fit."""
+    """Return the CRC-32C as S3 writes it: base64 of four bytes. Servers that know it refuse other bytes."""
     checksum = 0
     for window in windows:
         checksum = crc32c(window, checksum)
@@ -334,9 +363,10 @@ def checksum_of(*windows: bytes) -> str:
 
 
 def checksum_in(reply: Any) -> str | None:
-    """The store's CRC-32C of the whole object, as S3 writes it, where the reply names one.
+    """Return the store's CRC-32C of the whole object, as S3 writes it; None if the reply has none.
 
-    Of an object in parts, whose ETag tells, some servers name the checksum of checksums and do not say so.
+    For an object in parts, some servers send the checksum of the parts' checksums without saying so. The
+    ETag of such an object contains a dash.
     """
     stored: str = reply.get("ChecksumCRC32C") or ""
     kind = reply.get("ChecksumType") or ("COMPOSITE" if "-" in reply.get("ETag", "") else "FULL_OBJECT")
@@ -344,11 +374,11 @@ def checksum_in(reply: Any) -> str | None:
 
 
 def make_sure_of_checksum(data: bytes, reply: Any, where: str) -> None:
-    """Raise `TryAgain` where the store's CRC-32C of the whole object is not that of what arrived.
+    """Raise `TryAgain` if the store's CRC-32C of the whole object is not that of the bytes that arrived.
 
-    Of an object in parts the store may know only a checksum of checksums (`-N`): that is not compared.
+    For an object in parts the store may have only a checksum of checksums (`-N`), which is not compared.
     """
     stored = checksum_in(reply)
     found = None if stored is None else checksum_of(data)
     if found != stored:
-        raise TryAgain(f"{where} was damaged on the way: its CRC-32C is {stored}, what came has {found}")
+        raise TryAgain(f"{where} was damaged on the way: its CRC-32C is {stored}, the reply has {found}")

@@ -1,4 +1,4 @@
-"""A multipart upload to S3. Its parts carry their own checksums; nothing is seen before it completes."""
+"""A multipart upload to S3. Each part has a checksum of its own. Nothing is visible before it completes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class S3Upload(Upload):
-    """Made by `S3Store.start_upload`. `where` is what every request of the upload carries."""
+    """An upload that `S3Store.start_upload` made. `where` has the parameters of all its requests."""
 
     def __init__(self, store: S3Store, key: str, where: dict[str, Any], *, keyed: dict[str, Any]) -> None:
         self._store, self._key, self._where, self._keyed = store, key, where, keyed
         self._parts: dict[int, dict[str, Any]] = {}
 
     async def put_part(self, number: int, data: bytes) -> None:
-        """UploadPart."""
-        if number < 1:  # servers do not agree on what to answer
+        """Send UploadPart."""
+        if number < 1:  # servers answer this in different ways
             raise Misuse(f"part {number} of {self._key!r}: numbers begin at 1")
         checksum = base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
         client = await self._store.client()
@@ -37,10 +37,10 @@ class S3Upload(Upload):
         self._parts[number] = {"PartNumber": number, "ETag": reply["ETag"], "ChecksumCRC32C": checksum}
 
     async def complete(self) -> None:
-        """CompleteMultipartUpload. An upload without parts becomes an empty object."""
+        """Send CompleteMultipartUpload. An upload without parts becomes an empty object."""
         client = await self._store.client()
         if not self._parts:
-            await self.put_part(1, b"")
+            await self.put_part(1, b"")  # an upload without a part cannot be completed
         parts = [self._parts[number] for number in part_numbers(self._parts, self._key)]
         call = client.complete_multipart_upload(
             MultipartUpload={"Parts": parts}, **self._where, **self._keyed
@@ -48,10 +48,10 @@ class S3Upload(Upload):
         await self._store.ask(call, f"complete {self._key!r}", key=self._key, mutation=True)
 
     async def abort(self) -> None:
-        """AbortMultipartUpload; one that is gone already counts as aborted."""
+        """Send AbortMultipartUpload. An upload that is gone already counts as aborted."""
         client = await self._store.client()
         try:
             call = client.abort_multipart_upload(**self._where)
             await self._store.ask(call, f"abort {self._key!r}", key=self._key, mutation=True)
         except NotFound:
-            pass
+            pass  # an earlier try ended it, and its reply was lost

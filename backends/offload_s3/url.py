@@ -16,7 +16,7 @@ from offload_s3.store import S3Store
 
 
 def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
-    """The store that a URL names. Raises `Misuse` where it names none, or an option is wrong."""
+    """Return the store that a URL names. Raises `Misuse` if it names none, or if an option is wrong."""
     bucket, _, prefix = url.partition("://")[2].partition("/")
     if "@" in bucket:
         raise Misuse("an s3:// URL holds no credentials; give them by environment, profile or options")
@@ -28,6 +28,6 @@ def open_url(url: str, *, options: Mapping[str, Any]) -> ObjectStore:
 
 
 def open_bucket(bucket: str, options: S3Options) -> ObjectStore:
-    """The store of a bucket, with its fragments by the client that the options choose."""
+    """Return the store of a bucket. The options choose the client for its fragments."""
     store = S3Store(bucket=bucket, options=options)
     return fast_store(store) if takes_obstore(options.client, why_not_fast(options), backend="s3") else store

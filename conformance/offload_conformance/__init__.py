@@ -1,9 +1,9 @@
-"""The contracts of a store and of an offloader, executable by strangers.
+"""The contracts of a store and of an offloader, as tests that anyone can run.
 
-A backend proves itself by one class in its own tests, and pytest finds the claims in it:
+A backend is tested by one class in its own tests. Pytest finds the clauses in it:
 
     class TestMyStore(StoreBackend):
-        def open_backend(self):                # a fresh client, at every call, of one place per test
+        def open_backend(self):                # a fresh client at every call, of one place for each test
             return MyStore(self.folder)        # `self.folder` and `self.name` are new for each test
 
         def keys_in_store(self):               # by other means than the store: os.walk, an SDK
@@ -11,14 +11,14 @@ A backend proves itself by one class in its own tests, and pytest finds the clai
 
         capabilities = Capabilities(...)       # optional: what the store must declare; or, in five states:
         capabilities = Declared(multipart=State.NOT_YET, server_checksum=since("2.3"), server_version="2.1")
-        limits = Limits(...)                   # optional: what it cannot be asked beyond
+        limits = Limits(...)                   # optional: how far the tests may go
 
-`OffloaderBackend` is the same for an offloader that has no object store beneath it. What a store
-declares in its `capabilities` is asserted both ways; nothing is skipped. `StoreConformance`,
-`OffloaderConformance` and `ProtocolConformance` are the layers by themselves, for tests that set their
-places up in their own way. `ledger_of` and `MemoryLedger` make ledgers for tests of one's own.
+`OffloaderBackend` is the class for an offloader without an object store. Declared `capabilities` are
+tested both ways: present ones must work, and absent ones must fail as documented. `StoreConformance`,
+`OffloaderConformance` and `ProtocolConformance` are the layers by themselves, for tests that set up their
+places in their own way. `ledger_of` and `MemoryLedger` make ledgers for an author's own tests.
 
-The names are imported when they are first used: the package's plugin runs where no pytest is installed.
+Names are imported when they are first used, because the package's plugin also runs without pytest.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Coroutines in plain pytest functions, by a fixture `run`, and a deadline for every test that uses it.
+"""Coroutines in plain pytest functions, with a fixture `run`, and a deadline for every test that uses it.
 
-A backend may wait for ever in three ways: a coroutine that nobody resumes, a call that blocks the event loop,
-a thread that does not end. Pytest's thread must survive each of them. So the event loop runs on a thread of
-its own, and pytest's thread waits for it no longer than the deadline.
+A backend may hang in three ways: a coroutine that nobody resumes, a call that blocks the event loop, a thread
+that does not end. Pytest's thread must survive all of them. So the event loop has a thread of its own, and
+pytest's thread waits for it until the deadline at most.
 
-    the deadline passes     the test fails, and says where the backend waits
-    the test ends           its tasks are cancelled; if they or the loop do not end within a grace, both are
-                            left behind, and so are the threads that the test started: Python would join
-                            them before it exits
+        the deadline passes     the test fails, and its message says where the backend waits
+        the test ends           its tasks are cancelled. If they or the loop do not end within a grace period,
+                                both are left behind, and so are the threads that the test started, because
+                                Python would join them before it exits
 
 Invariants: `run` returns or raises in time, whatever the coroutine does. Clients are opened on the loop's
-thread, since some belong to the thread that made them.
+thread, because some belong to the thread that created them.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ import pytest
 T = TypeVar("T")
 
 CLAUSE_SECONDS_MAX: Final = 120.0
-"""The deadline of one case of a clause, setup included. The slowest one makes about 10,000 small requests."""
+"""The deadline of one case of a clause, with its setup.
+
+The slowest case makes about 10,000 small requests.
+"""
 
 GRACE_SECONDS: Final = 5.0
-"""How long what was cancelled may take to end."""
+"""How long cancelled tasks may take to end."""
 
 WAITS_SHOWN_MAX: Final = 3
 OWN: Final = (asyncio.__path__[0], threading.__file__, pools.__file__, str(Path(__file__).parent))
-"""Files whose code waits on behalf of others: a message names the caller instead."""
+"""Files whose code waits on behalf of its caller. A message names the caller instead."""
 
 
 class Run(Protocol):
-    """Runs a coroutine to its end, on the one event loop of this test."""
+    """A function that runs a coroutine to its end, on the one event loop of this test."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T:
         """Return what the coroutine returns. Fails the test if the deadline passes first."""
@@ -56,21 +59,21 @@ class Overdue(pytest.fail.Exception):  # type: ignore[name-defined, misc]  # pyt
 
 
 class Asynchronous:
-    """Mixed into a test class, gives its tests the fixture `run`."""
+    """A mixin that gives the tests of a class the fixture `run`."""
 
     clause_seconds_max: float = CLAUSE_SECONDS_MAX
-    """More for a store that is far away; less where a hang should be found sooner."""
+    """Set it higher for a distant store, and lower to find hangs sooner."""
 
     @pytest.fixture
     def run(self) -> Iterator[Run]:
-        """The test's event loop, which ends with the test or is left behind."""
+        """Yield `run` of the test's event loop. The loop ends with the test, or is left behind."""
         loop = Loop(self.clause_seconds_max)
         yield loop.run
         loop.close()
 
 
 class Loop:
-    """An event loop on a thread of its own, and how long it may be waited for."""
+    """An event loop on a thread of its own, with a deadline."""
 
     def __init__(self, seconds_max: float) -> None:
         self._seconds_max = seconds_max
@@ -84,13 +87,16 @@ class Loop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T], /) -> T:
-        """See `Run`. The first call after the deadline fails the test; its teardown has the grace."""
-        assert threading.current_thread() is not self._thread, "`run` within a coroutine: await it instead"
+        """Run a coroutine, as `Run` says.
+
+        The first call after the deadline fails the test; teardown has a grace.
+        """
+        assert threading.current_thread() is not self._thread, "`run` called in a coroutine: await it instead"
         left = self._grace if self._late else max(self._until - time.monotonic(), 0)
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             done, _ = wait_for([future], timeout=left)
-        except BaseException:  # Ctrl-C: the coroutine is not to go on behind the test's back
+        except BaseException:  # Ctrl-C: the coroutine must not continue after its test has ended
             future.cancel()
             raise
         if not done:
@@ -99,7 +105,7 @@ class Loop:
         return future.result()
 
     def close(self) -> None:
-        """Cancel what still runs, and end the loop: within the grace, or not at all."""
+        """Cancel what still runs and end the loop within the grace, or leave both behind."""
         ended = asyncio.run_coroutine_threadsafe(self._cancelled(), self._loop)
         done, _ = wait_for([ended], timeout=self._grace)
         if done:
@@ -115,7 +121,7 @@ class Loop:
         self._loop.run_forever()
 
     async def _cancelled(self) -> None:
-        """Everything but this very task has ended, and the pool of `to_thread` too."""
+        """End every task except this one, and the pool of `to_thread` too."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -127,13 +133,13 @@ class Loop:
         waits = self._waits()
         future.cancel()
         raise Overdue(
-            f"expected: an answer within {self._seconds_max:g} s; found: the backend still waits"
+            f"expected an answer within {self._seconds_max:g} s; found the backend still waiting"
             + "".join(f", {each}" for each in waits),
             pytrace=False,
         )
 
     def _waits(self) -> list[str]:
-        """Describe where the loop's thread is blocked, or else where its tasks wait."""
+        """Return where the loop's thread is blocked, or if it is not, where its tasks wait."""
         asked = threading.Event()
         self._loop.call_soon_threadsafe(asked.set)
         if not asked.wait(1.0):
@@ -145,30 +151,33 @@ class Loop:
         return [*dict.fromkeys(_place(frames) for frames in theirs or waits)][:WAITS_SHOWN_MAX]
 
     def _leave_behind(self) -> None:
-        """Let Python exit without the pools' threads that the test started: it joins all on this list."""
+        """Let Python exit without the pool threads that the test started.
+
+        It joins all threads on this list.
+        """
         for thread in set(pools._threads_queues) - self._pooled:
             pools._threads_queues.pop(thread, None)  # type: ignore[attr-defined]  # typed as read-only
 
 
 def _log_later(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error that no one took, on the loop's own thread; once the loop has ended, not at all.
+    """Log an unhandled error on the loop's own thread, or not at all after the loop has ended.
 
-    Asyncio asks for this in the middle of garbage collection. A log record formats its traceback, for which
-    Python parses source; and if Python 3.11 was parsing already, the outer parse fails with a `SystemError`.
+    Asyncio calls this in the middle of garbage collection. To format its traceback, a log record parses
+    Python source. If Python 3.11 was parsing at that moment, the outer parse then fails with a `SystemError`.
     """
     if not loop.is_closed():
         loop.call_soon_threadsafe(loop.default_exception_handler, context)
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame of a thread, and those that called it."""
+    """Yield a frame of a thread and its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def _awaiting(task: asyncio.Task[Any]) -> list[FrameType]:
-    """The frames of a task that waits, the innermost first: along the chain of awaits."""
+    """Return the frames of a waiting task along its chain of awaits, the innermost first."""
     frames: list[FrameType] = []
     waits: Any = task.get_coro()
     while waits is not None:
@@ -184,17 +193,17 @@ def _awaiting(task: asyncio.Task[Any]) -> list[FrameType]:
 
 
 def _stepped(step: object) -> Any:
-    """The async generator behind a step of `async for`. Only the garbage collector can name it."""
+    """Return the async generator behind a step of `async for`. Only the garbage collector can name it."""
     generators = (each for each in gc.get_referents(step) if inspect.isasyncgen(each))
     return next((each for each in generators if each.ag_frame is not None), None)
 
 
 def _is_theirs(frame: FrameType) -> bool:
-    """Whether the code of a frame is neither Python's own nor the suite's."""
+    """Return True if the code of a frame is neither Python's own nor the suite's."""
     return not frame.f_code.co_filename.startswith(OWN)
 
 
 def _place(frames: Sequence[FrameType]) -> str:
-    """The innermost of these frames that is neither Python's own nor the suite's, if there is one."""
+    """Return the place of the innermost frame that is neither Python's nor the suite's, if there is one."""
     at = next(filter(_is_theirs, frames), next(iter(frames), None))
     return "somewhere" if at is None else f"in `{at.f_code.co_name}` at {at.f_code.co_filename}:{at.f_lineno}"

@@ -1,8 +1,9 @@
-"""One class per backend: its author says how to open it, and every layer of the contract is collected.
+"""One class per backend: its author says how to open it, and pytest collects every layer of the contract.
 
-Each layer is a class of tests of its own, because two layers may use one name for different claims. A
-subclass of `StoreBackend` or `OffloaderBackend` is given these classes as its members, each of them also a
-subclass of it: so what the author wrote, fixtures too, is at hand in every layer. Pytest finds them there.
+Each layer is a test class of its own, because two layers may use one name for different claims. The class of
+the author extends `StoreBackend` or `OffloaderBackend`, and gets one nested class for each layer. The nested
+classes extend the author's class. So every layer has the author's methods and fixtures, and pytest finds all
+layers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from offload.contracts.capabilities import KEY_SIZE_BYTES_MAX, Capabilities
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import ObjectStore
 from offload.env import Env
+from offload.model.compression import Compression
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload_conformance.asynchronous import CLAUSE_SECONDS_MAX, Asynchronous
 from offload_conformance.declared import Declared
@@ -33,56 +35,59 @@ from offload_conformance.store import StoreConformance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a backend cannot be asked beyond."""
+    """Limits of the tests for a backend."""
 
     key_size_bytes_max: int = KEY_SIZE_BYTES_MAX
-    """Of the keys that are used. A store that takes no longer ones declares that in its `Capabilities`."""
+    """The longest key that the tests use. A store with a lower limit declares that in its `Capabilities`."""
 
     huge_chunk_size_bytes: int = 3 * KIB * KIB
-    """Less for an offloader that cannot take so large a chunk."""
+    """The size of a huge chunk. Lower it for an offloader that cannot take so large a chunk."""
 
     tiny_chunks: int = 3000
-    """Less for an offloader on which this takes too long."""
+    """The length of a stream of tiny chunks. Lower it for an offloader that is too slow for so many."""
 
     walk_examples: int = 10
-    """How many walks of changes are drawn; more find more, and take longer."""
+    """The number of random walks of changes. More walks find more bugs and take longer."""
 
     walk_steps: int = 20
-    """How many changes and reads a walk has at most."""
+    """The largest number of changes and reads in a walk."""
 
     upload_size_bytes: int = 0
-    """Of the upload in many parts: 5 GiB makes it as large as that; 0, as small as its parts may be."""
+    """The size of the upload in many parts, up to 5 GiB. 0 means as small as the store's parts may be."""
 
     listing_keys: int = 0
-    """How many keys the longest listing has. 0: 10,050, or 1,100 if so many creates would take long."""
+    """The length of the longest listing. 0 means 10,050, or 1,100 if so many creates take long."""
 
     model_examples: int = 30
-    """How many sequences of calls are drawn and held against a dictionary."""
+    """The number of random sequences of calls that are compared with a dictionary."""
 
     clause_seconds_max: float = CLAUSE_SECONDS_MAX
-    """The deadline of each case of a clause: one that is not through by then fails. More for a slow store."""
+    """The deadline of each case of a clause, after which it fails. Raise it for a slow store."""
 
 
 class _Backend(ABC):
-    """What both kinds share. A fresh `folder` and `name` for every test are there to be used."""
+    """The base of both kinds. Every test gets a fresh `folder` and `name` to use."""
 
     limits: ClassVar[Limits] = Limits()
-    """Optional."""
+    """Optional: limits of the tests."""
 
     folder: Path
-    """A folder that is not there yet, in a temporary one of the test's own."""
+    """A folder that does not exist yet, in a temporary folder of the test's own."""
 
     name: str
-    """A name that nothing else has: for a bucket, a prefix, a table."""
+    """A unique name: for a bucket, a prefix, a table."""
 
     layers: ClassVar[tuple[type[Asynchronous], ...]] = ()
 
     @abstractmethod
     def keys_in_store(self) -> set[str]:
-        """What is really there, each object under its own name, found by other means than the backend."""
+        """Return the keys that are really stored, found by other means than the backend."""
 
     def note_retry(self) -> None:
-        """Hear that a call is repeated, because the backend refused it for now. The command counts these."""
+        """Count a call that is repeated because the backend refused it for now.
+
+        The command overrides this.
+        """
 
     @pytest.fixture(autouse=True)
     def _fresh_place(self, tmp_path: Path) -> None:
@@ -90,7 +95,7 @@ class _Backend(ABC):
         self.name = f"conformance-{uuid4()}"
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Make the classes that pytest collects, unless this is one of them."""
+        """Create the classes that pytest collects, unless this class is one of them."""
         super().__init_subclass__(**arguments)
         if not issubclass(cls, Asynchronous):
             for layer in cls.layers:
@@ -110,8 +115,14 @@ class _AsTier(OffloaderConformance):
     open_backend: Any
     note_retry: Any
 
+    codings = ("lz4", "zstd")
+
     def open_offloader(self) -> LedgerOffloader:
         return ObjectStoreOffloader(PatientStore(self.open_backend(), self.note_retry))
+
+    def open_coded(self, coding: str) -> LedgerOffloader:
+        store = PatientStore(self.open_backend(), self.note_retry)
+        return ObjectStoreOffloader(store, options=TierOptions(compression=Compression.parse(coding)))
 
 
 class _AsProtocol(ProtocolConformance):
@@ -126,7 +137,7 @@ class _AsOffloader(OffloaderConformance):
     open_backend: Any
     note_retry: Any
     many_streams = 1100
-    """More than a page of any listing has. Of a store, its own layer asks for long listings."""
+    """More streams than a page of any listing has. For stores, the layer `store` tests long listings."""
 
     def open_offloader(self) -> LedgerOffloader:
         return PatientOffloader(self.open_backend(), self.note_retry)
@@ -141,17 +152,17 @@ class _AsWalked(WalkConformance):
 
 
 class _AsTierUnderFaults(ProtocolConformance):
-    """For an offloader that is made of a store: the whole protocol, with faults before that store."""
+    """The whole protocol for an offloader on a store, with faults before that store."""
 
     open_backend: Any
     note_retry: Any
 
     def open_store(self) -> ObjectStore:
-        """Return what is beneath the offloader."""
+        """Return the store beneath the offloader."""
         return PatientStore(self.open_backend().data, self.note_retry)
 
     def open_tier(self, store: ObjectStore, *, env: Env, options: TierOptions) -> LedgerOffloader:
-        """Make one more of the offloader's class, with retries: its own, or else the suite's."""
+        """Return another offloader of the same class, with retries: its own, or else the suite's."""
         opened = self.open_backend()
         made = tier_like(opened, store, env=env, options=options)
         if has_retries(made.data, before=store):
@@ -169,11 +180,11 @@ _NAMES: Final = {
 }
 
 SUITES: Final = (_AsStore, _AsTier, _AsProtocol)
-"""Every clause is in one of them."""
+"""Classes that contain every clause together."""
 
 
 def _collected(author: type[_Backend], layer: type[Asynchronous]) -> type:
-    """One layer's tests, on the author's place. Nothing of the author's is collected here once more."""
+    """Return the class with one layer's tests on the author's place, without the author's own tests."""
     hidden = {name: None for name in dir(author) if name.lower().startswith("test")}
     names = {
         "__doc__": layer.__doc__,
@@ -193,36 +204,33 @@ def _collected(author: type[_Backend], layer: type[Asynchronous]) -> type:
 
 
 class StoreBackend(_Backend):
-    """An object store, held against the contract of the port, and as a tier against that of an offloader.
-
-    As the store of a tier it is also asked for what the commit protocol rests on.
-    """
+    """The tests of an object store: as a store, as a tier, and as the base of the commit protocol."""
 
     layers = (_AsStore, _AsTier, _AsProtocol)
 
     capabilities: ClassVar[Capabilities | Declared | None] = None
-    """Optional: what the store must declare, exactly; or what is meant of each capability, in five states."""
+    """Optional: the exact capabilities that the store must declare, or a state for each of them."""
 
     @abstractmethod
     def open_backend(self) -> ObjectStore:
-        """A fresh client of the same place, at every call; the place is empty when a test begins."""
+        """Return a fresh client of the same place at every call. The place is empty when a test begins."""
 
 
 class OffloaderBackend(_Backend):
-    """An offloader of the author's own, held against the offloader's contract."""
+    """The tests of an offloader of the author's own."""
 
     layers: ClassVar[tuple[type[Asynchronous], ...]] = (_AsOffloader, _AsWalked)
 
     on_a_store: ClassVar[bool] = False
-    """Optional: `open_backend` returns an `ObjectStoreOffloader` whose class takes any store, and the options
-    `env` and `options`. It is then asked the whole protocol, with faults before its store."""
+    """Optional: True if `open_backend` returns an `ObjectStoreOffloader` whose class takes any store, and the
+    options `env` and `options`. Then the whole protocol is tested, with faults before its store."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Choose the layers."""
+        """Choose the layers of the tests."""
         if cls.on_a_store and not issubclass(cls, Asynchronous):
             cls.layers = (_AsOffloader, _AsTierUnderFaults)
         super().__init_subclass__(**arguments)
 
     @abstractmethod
     def open_backend(self) -> LedgerOffloader:
-        """A fresh offloader on the same place, at every call; the place is empty when a test begins."""
+        """Return a fresh offloader on the same place at every call. The place is empty when a test begins."""

@@ -1,7 +1,7 @@
-"""The badge as a picture: an SVG that names no font to fetch, no script and no address.
+"""The badge as a picture: an SVG without external fonts, scripts or addresses.
 
-Invariants: every word comes from the badge of the report; the width follows from the words, and
-`textLength` holds each of them to its place, whatever font is there.
+Invariants: every word comes from the badge of the report. The width follows from the words, and `textLength`
+keeps each text in its place, whatever font the reader has.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from xml.etree import ElementTree as ET
 from offload_conformance.report import Document, badge
 
 COLORS: Final = {"brightgreen": "#3c8f1f", "yellow": "#8a6d00", "red": "#b8371d"}
-"""Dark enough for white letters."""
+"""Colours dark enough for white letters."""
 
 HEIGHT: Final = 20
 LETTER: Final = 6.5
-"""The width of one, on average."""
+"""The average width of a letter."""
 MARGIN: Final = 8
 
 
 def svg(report: Document) -> bytes:
-    """The badge of a report as a file of its own."""
+    """Return the badge of a report as an SVG file."""
     words = badge(report)
     label, message = words["label"], words["message"]
     left, right = (round(len(text) * LETTER + 2 * MARGIN) for text in (label, message))

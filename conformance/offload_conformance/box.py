@@ -1,7 +1,7 @@
-"""One run of the suite as a black box: pytest in this process, and a plugin that listens.
+"""One run of the suite as a black box: pytest in this process, and a plugin that records the results.
 
-Invariants: what the run wrote is removed however it ends; nothing of this process' own pytest, if it has one,
-is changed; a clause that was not asked to its end is `not_run`, with the reason.
+Invariants: everything that the run wrote is removed, however it ends. If this process runs under pytest
+itself, nothing of that run is changed. A clause that did not run to its end is `not_run`, with the reason.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from offload_conformance.draws import by_seed_alone
 from offload_conformance.findings import FINDINGS, NOTE
 
 _USE_V: Final = re.compile(r"\s*Use -v+ to get more diff$", re.MULTILINE)
-"""Advice of pytest's that means another command."""
+"""Advice of pytest that does not apply to this command."""
 
 _NOT_RAISED: Final = re.compile(r"\AFailed: DID NOT RAISE (?:any of )?(.+)\Z")
 _RAISED: Final = re.compile(r"\A(?:offload\.errors\.)?(?!AssertionError|Failed)((?:\w+\.)*[A-Z]\w*): ")
-"""How pytest tells that an error did not come, or that one came."""
+"""The texts by which pytest reports that an error was missing, or that one was raised."""
 
 Outcome = Literal["passed", "failed", "not_run"]
 
 SUITE: Final = Path(__file__).with_name("suite.py")
 
 HUNG_MAX: Final = 5
-"""After so many clauses that hung, no other is asked: each would cost its whole deadline and say the same."""
+"""After so many clauses hung, no other clause runs: each would take its deadline to give the same result."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What became of one clause."""
+    """The result of one clause."""
 
     clause: Clause
     outcome: Outcome = "not_run"
     message: str = ""
     cases: int = 0
-    """How many of its cases were asked."""
+    """The number of its cases that ran."""
 
     duration_seconds: float = 0.0
     tests: list[str] = field(default_factory=list)
@@ -59,10 +59,10 @@ class Result:
     unfinished: int = 0
     skipped: str = ""
     note: str = ""
-    """What it was asked with, where an option makes that more or less."""
+    """Something that limited the clause and that an option can change."""
 
     def settle(self) -> None:
-        """Passed is only what was asked to its end, in every case."""
+        """Set the final outcome: a clause passed only if every case ran to its end."""
         if self.outcome == "failed":
             return
         if self.skipped or self.unfinished or not self.cases:
@@ -73,16 +73,16 @@ class Result:
 
 
 class Listener:
-    """The plugin: chooses tests, seeds them, and takes down how each ends."""
+    """The pytest plugin that chooses tests, seeds them, and records how each ends."""
 
     def __init__(self, *, select: Sequence[str], seed: int, tell: Callable[[str], None]) -> None:
         self.results: dict[str, Result] = {}
         self.capabilities: dict[str, dict[str, object]] = {}
-        """What was found of each capability that was probed, by name."""
+        """The finding for each tested capability, by name."""
 
         self.unmatched: list[str] = []
         self.trouble = ""
-        """Why nothing could be collected."""
+        """The reason why nothing could be collected."""
 
         self._select, self._seed, self._tell = select, seed, tell
         self._of_test: dict[str, Result] = {}
@@ -91,15 +91,15 @@ class Listener:
         """The ids of the clauses that exceeded their deadline."""
 
         self._now: tuple[Result, float] | None = None
-        """The clause that is being asked, and since when."""
+        """The running clause, and the time at which it began."""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """The suite itself may fail to be imported."""
+        """Keep the error if the suite itself cannot be imported."""
         if report.failed:
             self.trouble = report.longreprtext
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Keep what is selected; the others are in the report all the same."""
+        """Keep the selected tests. The others are in the report too, as not run."""
         for item in items:
             assert isinstance(item, pytest.Function)
             clause = clause_of(item.parent.obj, item.originalname)  # type: ignore[union-attr]
@@ -107,9 +107,11 @@ class Listener:
             result.tests.append(item.nodeid)
             self._of_test[item.nodeid] = result
         clauses = [result.clause for result in self.results.values()]
+        # A pattern without a match is a typing error: running the others would look like success.
         self.unmatched = [each for each in self._select if not any(c.matches(each) for c in clauses)]
         chosen = [item for item in items if self._is_selected(self._of_test[item.nodeid])]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        # Pytest runs what is left in this very list.
         items[:] = [] if self.unmatched else chosen
         self._chosen = len(items)
         for item in items:
@@ -122,36 +124,37 @@ class Listener:
         return selected
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Whatever a test draws, it draws again with the same seed, alone as well."""
+        """Seed the draws by the test's name, so that a test draws the same alone as in a whole run."""
         clause = self._of_test[item.nodeid].clause.id
         if clause in self._hung:
-            pytest.skip("another case of it exceeded its deadline")
+            pytest.skip("another case of this clause exceeded its deadline")
         if len(self._hung) >= HUNG_MAX:
             pytest.skip(f"{HUNG_MAX} other clauses had exceeded their deadlines")
+        # By the name and not by position: `--select` must not change what a test draws.
         random.seed(f"{self._seed} {item.name}")
         self._now = self._of_test[item.nodeid], time.monotonic()
         self._tell(f"{self._done} of {self._chosen}: {clause}")
 
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-        """Note the clause of a hang."""
+        """Note that a clause hung."""
         if call.excinfo is not None and call.excinfo.errisinstance(Overdue):
             self._hung.add(self._of_test[item.nodeid].clause.id)
 
     def pytest_keyboard_interrupt(self) -> None:
-        """Say in which clause Ctrl-C ended the run, and how long that had taken by then."""
+        """Record the clause in which Ctrl-C ended the run, and how long it had run by then."""
         if self._now is not None:
             result, began = self._now
             result.skipped = f"Ctrl-C ended the run {time.monotonic() - began:.1f} s after this clause began"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take down one phase of one case."""
+        """Record one phase of one case."""
         result = self._of_test[report.nodeid]
         result.duration_seconds += report.duration
         if report.failed and result.outcome != "failed":
             result.outcome, result.message = "failed", _message(report)
         elif report.skipped:
             result.skipped = result.skipped or _reason(report)
-        elif report.when == "call":
+        elif report.when == "call":  # a case counts once, by its call; setup and teardown may only fail it
             result.cases += 1
         if report.failed and report.when == "call":
             result.cases += 1
@@ -160,21 +163,25 @@ class Listener:
             self._done += 1
 
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        """Take down what it found of capabilities, and what it was asked with."""
+        """Record what a test found about capabilities, and what limited it."""
         self._of_test[item.nodeid].note = item.stash.get(NOTE, "")
         found = item.stash.get(FINDINGS, None)
         self.capabilities |= found or {}
 
 
 def run(listener: Listener, *, seed: int) -> bool:
-    """Run pytest once, on the place that is current. False if Ctrl-C stopped it."""
-    arguments = [str(SUITE), "--import-mode=importlib", "--capture=no", "-q", "--tb=short", "--no-header"]
+    """Run pytest once, on the current place. Return False if Ctrl-C stopped it."""
+    arguments = [str(SUITE), "--import-mode=importlib", "--capture=no", "-q", "--no-header"]
+    # Only the message of a failure is shown. The other styles parse each source file of a traceback.
+    arguments += ["--tb=native"]
+    # Otherwise pytest lists every folder above the suite, and runs a `conftest.py` that it finds there.
+    arguments += ["--confcutdir", str(SUITE.parent)]
     arguments += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminalreporter"]
+    # This plugin of pytest collects garbage five times, for warnings that nobody would read here.
+    arguments += ["-p", "no:unraisableexception"]
     arguments += ["-p", "offload_conformance.pytest_plugin"]
-    arguments += [
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-    ]  # a second run finds the clauses imported
+    # In a second run of one process the clauses are imported already, and pytest would warn of that.
+    arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     arguments += ["-p", "_hypothesis_pytestplugin", f"--hypothesis-seed={seed}"]
     with tempfile.TemporaryDirectory(prefix="conformance-") as scratch, _alone():
         arguments += ["--rootdir", scratch, "--basetemp", os.path.join(scratch, "tests")]
@@ -184,11 +191,12 @@ def run(listener: Listener, *, seed: int) -> bool:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """No other plugins, options or output than the run's own; afterwards everything is as it was."""
+    """Keep other plugins, options and output out of the run, and restore everything afterwards."""
     before = {name: os.environ.get(name) for name in ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
     forced = hypothesis.core.global_force_seed
     drawn = random.getstate()
     os.environ.pop("PYTEST_ADDOPTS", None)
+    # A plugin of the environment could reorder, retry or parallelize the clauses.
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
         with redirect_stdout(io.StringIO()), by_seed_alone():
@@ -202,22 +210,23 @@ def _alone() -> Iterator[None]:
                 os.environ[name] = value
         for name, module in [*sys.modules.items()]:
             if getattr(module, "__file__", None) == str(SUITE):
-                del sys.modules[name]  # the next run collects it anew
+                del sys.modules[name]  # the next run must import it again, for its own place
 
 
 def _message(report: pytest.TestReport) -> str:
-    """What was expected and found, and in which case."""
+    """Return what a failed test expected and found, and in which case."""
     crash: Any = getattr(report.longrepr, "reprcrash", None)
     text = _USE_V.sub("", crash.message if crash is not None else report.longreprtext)
     text = text.removeprefix(f"{Overdue.__module__}.{Overdue.__name__}: ")
     text = _NOT_RAISED.sub(r"expected \1; found no error", text)
     text = _RAISED.sub(r"expected no error; found \1: ", text)
+    # The id of a case may contain brackets, so only the first one begins it.
     _, bracket, case = report.nodeid.partition("[")
     where = {"setup": "before the test: ", "teardown": "after the test: "}.get(report.when, "")
     return f"{where}{text}" + (f" (case {case.rstrip(']')})" if bracket else "")
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Why a test skipped itself."""
+    """Return the reason for which a test skipped itself."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
     return reason.removeprefix("Skipped: ")

@@ -1,4 +1,4 @@
-"""The class that the black box makes for whatever serves a URL, and where its tests find the run."""
+"""The test class that the black box makes for a URL, bound to the current place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offload_conformance.recording import FolderAccount
 
 
 def backend_class() -> type:
-    """The class for the place that is current."""
+    """Return the test class for the current place."""
     place = CURRENT.get()
     if isinstance(place, StorePlace):
         return _store(place)

@@ -1,10 +1,10 @@
-"""The clauses of the contract, read off the tests themselves (docs/conformance.md).
+"""The clauses of the contract, taken from the tests themselves (docs/conformance.md).
 
-A clause is a test. Its id is its layer and its method's name, `store/puts_are_whole`; its text is the
-first sentence of the method's docstring. So no second list can differ from what is asked. The layer is that
-of the class which defines the method. Parameters are cases of one clause.
+A clause is a test. Its id is its layer and the name of its method, such as `store/puts_are_whole`. Its text
+is the first sentence of the method's docstring. So no second list can differ from the tests. The layer is
+that of the class that defines the method. Parameters are cases of one clause.
 
-Knows neither pytest nor the tests: it is given classes.
+This module is given classes. It knows neither pytest nor the tests.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Final, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 LAYERS: Final = ("store", "contract", "protocol", "end_to_end")
-"""In the order in which they build on each other."""
+"""The layers, in the order in which they build on each other."""
 
 FIRST: Final = "0.2"
-"""The version of the suite to which every clause belongs that says nothing else."""
+"""The version of the suite that a clause belongs to if it states no other."""
 
 _TEST: Final = "test_"
 _SENTENCE_ENDS: Final = re.compile(r"(?<=\.)\s")
@@ -36,15 +36,15 @@ class Clause:
     text: str
     since: str = FIRST
     advisory: bool = False
-    """Newer than the backends it meets: where it fails it is reported, and the verdict stays as it is."""
+    """True for a clause newer than most backends: a failure is reported and does not change the verdict."""
 
     @property
     def layer(self) -> str:
-        """What stands before the name."""
+        """Return the layer, the part of the id before the name."""
         return self.id.partition("/")[0]
 
     def matches(self, pattern: str) -> bool:
-        """Whether `--select PATTERN` means this clause: by its layer, its id, or a pattern of its id."""
+        """Return True if `--select PATTERN` selects this clause by its layer, its id, or a pattern of ids."""
         return pattern == self.layer or fnmatchcase(self.id, pattern)
 
 
@@ -59,7 +59,7 @@ def since(version: str, *, advisory: bool = False) -> Callable[[F], F]:
 
 
 def clause_of(suite: type, name: str) -> Clause:
-    """The clause that the method `name` of a class of tests is."""
+    """Return the clause of the method `name` of a test class."""
     home = next(base for base in suite.__mro__ if name in vars(base))
     test: Any = vars(home)[name]
     layer: str = home.layer  # type: ignore[attr-defined]  # a class with clauses has a layer
@@ -73,7 +73,7 @@ def clause_of(suite: type, name: str) -> Clause:
 
 
 def clauses_of(*suites: type) -> list[Clause]:
-    """Every clause of these classes, by layer, and within one in the order in which they are written."""
+    """Return every clause of these classes, by layer, and within a layer in the order of the source."""
     found = {
         clause.id: clause
         for suite in suites

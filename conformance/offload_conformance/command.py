@@ -1,6 +1,6 @@
-"""`offload conformance`: hold the backend that serves a URL against the contract, clause by clause.
+"""`offload conformance`: test the backend that serves a URL against the contract, clause by clause.
 
-Knows pytest only where a run begins, so that reports can be compared, and the help be read, without it.
+Imports pytest only when a run begins, so that the help and `--compare` work without it.
 """
 
 from __future__ import annotations
@@ -34,71 +34,90 @@ def conformance(
     url: Annotated[
         str | None,
         typer.Argument(
-            metavar="URL", help="A folder, or a URL that a backend knows. It may hold other things."
+            metavar="URL", help="A folder, or the URL of a backend. Existing data is not touched."
         ),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The backend, where another serves the URL's scheme.")
+        str | None, typer.Option(metavar="NAME", help="Use this backend, not the one for the URL's scheme.")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the backend; repeatable."),
+        typer.Option(
+            "--option", "-o", metavar="NAME=VALUE", help="An option of the backend. May be repeated."
+        ),
     ] = None,
     select: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="A layer, a clause, or a pattern as store/list*; repeatable."),
+        typer.Option(
+            metavar="PATTERN", help="Run only this layer, clause or pattern (store/list*). May be repeated."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Random seed.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=2**32 - 1, help="Random seed. Default: a new one for each run."),
+    ] = None,
     server: Annotated[
         str | None,
-        typer.Option(metavar="SERVER", help="What the store is, for the report: MinIO 2026-02-12."),
+        typer.Option(metavar="SERVER", help="Name of the server, for the report: 'MinIO'."),
     ] = None,
     server_version: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Its version, for what is supported since one.")
+        str | None,
+        typer.Option(
+            metavar="VERSION", help="Version of the server, for capabilities declared as 'since 2.3'."
+        ),
     ] = None,
     upload_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of the upload in many parts: 5GiB; 0 is as small as can be.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Size of the upload in many parts, up to 5GiB. 0 means the smallest that the store allows.",
+        ),
     ] = "0",
     listing_keys: Annotated[
         int,
         typer.Option(
-            metavar="N", min=0, help="Keys of the longest listing; 0: 10,050, or 1,100 if creating is slow."
+            metavar="N", min=0, help="Keys in the longest listing. 0 means 10,050, or 1,100 on a slow store."
         ),
     ] = 0,
     deadline: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=1, help="Fail a clause whose case takes longer; more for a slow store."
+            metavar="SECONDS", min=1, help="Time limit of each case of a clause. Raise it for a slow store."
         ),
     ] = 120,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as JUnit's XML.")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as Markdown.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JUnit XML.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report as Markdown.")
+    ] = None,
     badge: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write a badge: FILE.svg a picture, else an endpoint of shields.io."
+            metavar="FILE", help="Write a badge: an image if FILE ends in .svg, else JSON for shields.io."
         ),
     ] = None,
     performance: Annotated[
-        bool, typer.Option("--performance", help="Measure the store afterwards; no part of the verdict.")
+        bool, typer.Option("--performance", help="Also measure the store. Figures do not affect the verdict.")
     ] = False,
     performance_only: Annotated[
-        bool, typer.Option("--performance-only", help="Measure the store, and ask no clause.")
+        bool, typer.Option("--performance-only", help="Measure the store and run no clauses.")
     ] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="OLD NEW", help="Instead: what changed since a report."),
+        typer.Option(metavar="OLD NEW", help="Run nothing. Compare two reports."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the report, or the comparison, as JSON.")
+    ] = False,
 ) -> int:
-    """Hold the backend that serves URL against the contract, clause by clause.
+    """Test the backend that serves URL against the contract, clause by clause.
 
-    Runs in a folder of its own below URL, and removes what it wrote. Ends with 0 where no required clause
-    failed, else with 1; after Ctrl-C with 130, and the report is written all the same.
+    The run works in a folder of its own below URL, and removes what it wrote. The exit code is 0 if some
+    clauses passed and no required one failed, 130 after Ctrl-C, and otherwise 1. The reports are written in
+    each case.
     """
     if (url is None) == (compare is None):
-        raise Usage("give either a URL or --compare OLD NEW")
+        raise Usage("give either URL or --compare OLD NEW")
     if compare is not None:
         return _compare(*compare, json=json)
     assert url is not None
@@ -107,7 +126,7 @@ def conformance(
     given = seed if seed is not None else secrets.randbelow(2**32)
     again = _again(url, backend, option, given)
     if performance_only and (select or junit or badge):
-        raise Usage("--performance-only asks no clause: it goes with none of --select, --junit and --badge")
+        raise Usage("--performance-only runs no clauses: leave out --select, --junit and --badge")
     about = {
         "server": server,
         "server_version": server_version,
@@ -125,7 +144,7 @@ def conformance(
         _show(document, again)
     if document["interrupted"]:
         _show_interruption(document)
-        raise KeyboardInterrupt("the clauses that ended are reported, and another run asks all of them again")
+        raise KeyboardInterrupt("the report has the results so far; another run starts from the beginning")
     return 0 if performance_only or reports.verdict(document) else 1
 
 
@@ -138,7 +157,7 @@ def _run(
     seed: int,
     about: dict[str, Any],
 ) -> dict[str, Any]:
-    """The document of one run."""
+    """Run the suite, and return its report."""
     for needed in ("pytest", "hypothesis"):
         if find_spec(needed) is None:
             raise Misuse(missing_text("'conformance'", needed, "ledger-offload[conformance]"))
@@ -146,7 +165,7 @@ def _run(
 
     given = state.options(options)
     if given.commits or given.limits != RequestLimits():
-        raise Usage("options of a commit store and limits are none of the backend's, and are not tested here")
+        raise Usage("options of a commit store, and limits, are not options of the backend: leave them out")
     backend, plugin = _backend(state, url, name)
     return running.run(
         backend=backend,
@@ -160,7 +179,7 @@ def _run(
 
 
 def _backend(state: CommandContext, url: str, name: str | None) -> Any:
-    """The backend that was named, or serves the scheme; and the plugin that declares it."""
+    """Return the backend that is named or serves the scheme, and the plugin that declares it."""
     try:
         found = state.plugins.by_name("backend", name) if name is not None else backend_of(url, state.plugins)
     except Misuse as exc:
@@ -171,10 +190,10 @@ def _backend(state: CommandContext, url: str, name: str | None) -> Any:
 
 
 def _check_folders(outputs: dict[str, Path | None]) -> None:
-    """Known before the run, rather than after it."""
+    """Raise `Usage` if a report's folder does not exist: before the run, not after it."""
     for name, path in outputs.items():
         if path is not None and not path.parent.is_dir():
-            raise Usage(f"--{name}: there is no folder {path.parent}")
+            raise Usage(f"--{name}: the folder {path.parent} does not exist")
 
 
 def _write(document: dict[str, Any], outputs: dict[str, Path | None]) -> None:
@@ -217,29 +236,29 @@ def _show(document: dict[str, Any], again: str) -> None:
     for key, reason in left[:LEFT_SHOWN_MAX]:
         print_note(f"left in the store: {key}: {reason}")
     if len(left) > LEFT_SHOWN_MAX:
-        print_note(f"left in the store: {len(left) - LEFT_SHOWN_MAX} more, which the report names")
+        print_note(f"left in the store: {len(left) - LEFT_SHOWN_MAX} more keys; the report lists all of them")
 
 
 def _show_reasons(document: dict[str, Any]) -> None:
-    """Print why clauses that were selected were not asked."""
+    """Print why selected clauses did not run to their end."""
     for reason, clauses in reports.reasons(document):
         if reason != "not selected" and not document["interrupted"]:
-            names = f"{clauses[0]} was" if len(clauses) == 1 else f"{len(clauses)} clauses were"
-            print_note(f"{names} not asked to the end: {one_line(reason)}")
+            names = clauses[0] if len(clauses) == 1 else f"{len(clauses)} clauses"
+            print_note(f"{names} did not run to the end: {one_line(reason)}")
 
 
 def _show_interruption(document: dict[str, Any]) -> None:
-    """Print in which clause Ctrl-C ended the run, and how many clauses were left."""
+    """Print in which clause Ctrl-C ended the run, and how many clauses did not run to their end."""
     unasked = [each for each in document["clauses"] if each["outcome"] == "not_run"]
     for clause in unasked:
         if clause["message"].startswith("Ctrl-C"):
             print_note(f"{clause['id']}: {clause['message']}")
     selected = sum(each["message"] != "not selected" for each in unasked)
-    print_note(f"{selected} of {len(document['clauses'])} clauses were not asked to their end")
+    print_note(f"{selected} of {len(document['clauses'])} clauses did not run to the end")
 
 
 def _advice(clause: dict[str, Any]) -> str:
-    return " (advisory: no part of the verdict)" if clause["advisory"] else ""
+    return " (advisory: does not affect the verdict)" if clause["advisory"] else ""
 
 
 def _short(message: str) -> str:
@@ -248,7 +267,7 @@ def _short(message: str) -> str:
 
 
 def _again(url: str, backend: str | None, options: list[str] | None, seed: int) -> str:
-    """The command that runs the same; values of options may be secret, and are left out."""
+    """Return the command that runs the same again. Values of options may be secret and are left out."""
     words = ["offload conformance", quote(url)]
     words += ["--backend", quote(backend)] if backend else []
     words += [f"-o {option.partition('=')[0]}=…" for option in options or []]

@@ -1,8 +1,8 @@
 """A process that races with others: `python -m offload_conformance.contender`, started by `race`.
 
-The first line of its input is JSON and says how to open the place. Each further line is a key, as JSON, which
-it creates; it answers `won` or `lost`. Its first answer is `ready`; where its input ends, it ends. Secrets
-are in that first line alone: neither in the arguments nor in the environment.
+The first line of its input is JSON and says how to open the place. Each further line is a key, as JSON. The
+process creates it, and answers `won` or `lost`. Its first answer is `ready`. It ends when its input ends.
+Invariant: secrets are in the first line only, never in the arguments or the environment.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from offload_conformance.patience import PatientStore
 from offload_conformance.recording import Folder
 
 ContenderTask = dict[str, Any]
-"""How to open the place, as JSON."""
+"""The description of how to open the place, as JSON."""
 
 
 def job_of(suite: object) -> ContenderTask:
-    """How another process opens the place of an author's test: by its class, and what is plain of it."""
+    """Return how another process opens the place of an author's test: its class, and its plain attributes."""
     cls = type(suite)
     module = sys.modules[cls.__module__]
     return {
@@ -42,7 +42,7 @@ def job_of(suite: object) -> ContenderTask:
 
 
 def job_of_backend(name: str, url: str, options: Mapping[str, Any], folder: str) -> ContenderTask:
-    """How another process opens a folder of what a backend opens at a URL."""
+    """Return how another process opens a folder of the place that a backend opens at a URL."""
     return {"backend": name, "url": url, "options": dict(options), "folder": folder}
 
 
@@ -55,7 +55,7 @@ def _is_plain(value: object) -> bool:
 
 
 def opener(job: ContenderTask) -> Callable[[], ObjectStore]:
-    """What opens a fresh client in this process."""
+    """Return a function that opens a fresh client in this process."""
     if "backend" in job:
         return lambda: _opened_by_backend(job)
     found: Any = _module(job["module"], job["file"])
@@ -75,7 +75,7 @@ def _opened_by_backend(job: ContenderTask) -> ObjectStore:
 
 
 def _module(name: str, file: str) -> ModuleType:
-    """The author's module: by its name where that leads to the same file, else from the file."""
+    """Return the author's module: by its name if that is the same file, otherwise from the file."""
     try:
         found = importlib.import_module(name)
         if found.__file__ == file:
@@ -91,7 +91,7 @@ def _module(name: str, file: str) -> ModuleType:
 
 
 async def contend(job: ContenderTask, answer: Callable[[str], None]) -> None:
-    """Create each key that is named, until no more are."""
+    """Create each key of the input, until the input ends."""
     store = opener(job)()
     answer("ready")
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -105,7 +105,7 @@ async def contend(job: ContenderTask, answer: Callable[[str], None]) -> None:
 
 
 def main() -> None:
-    """Read the job, and contend. Whatever a backend prints goes to standard error."""
+    """Read the job and create keys. Output of the backend goes to standard error, not among the answers."""
     answers, sys.stdout = sys.stdout, sys.stderr
     job = json.loads(sys.stdin.readline())
     asyncio.run(contend(job, lambda text: print(text, file=answers, flush=True)))

@@ -1,8 +1,8 @@
-"""Contenders in threads of their own, each with an event loop of its own, that begin together.
+"""Contenders that start together, each in its own thread with its own event loop.
 
-Invariants: one that fails lets the others go at once; its error, and not what followed from it, is what the
-caller gets. When `contend_in_threads` returns or raises, every thread has ended, or is left behind as a
-daemon because it did not end in time.
+Invariants: if one fails, the others stop waiting at once, and the caller gets its error, not their broken
+barriers. When `contend_in_threads` returns or raises, every thread has ended, or did not end in time and is
+left behind as a daemon.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from offload_conformance.asynchronous import GRACE_SECONDS
 
 Contend = Callable[[int, threading.Barrier], Coroutine[Any, Any, None]]
-"""One contender, by its number; it waits at the barrier as often as all begin anew."""
+"""A contender, called with its number and a barrier. It waits at the barrier before each new start."""
 
 
 def contend_in_threads(contenders: int, contend: Contend, *, seconds_max: float) -> None:
-    """Run all to their ends, in `seconds_max` at most.
+    """Run all contenders to their ends, in `seconds_max` at most.
 
     Raises the first error of a contender, and `AssertionError` if one has not ended in time.
     """
@@ -39,7 +39,7 @@ def contend_in_threads(contenders: int, contend: Contend, *, seconds_max: float)
         thread.start()
     until = (
         time.monotonic() + seconds_max + min(GRACE_SECONDS, seconds_max)
-    )  # in which those at a broken barrier end
+    )  # the grace lets those at a broken barrier end
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0))
     own = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
@@ -47,7 +47,7 @@ def contend_in_threads(contenders: int, contend: Contend, *, seconds_max: float)
         raise own[0]
     late = sum(thread.is_alive() for thread in threads)
     assert not late, (
-        f"expected: each thread ends within {seconds_max:g} s; found: {late} of {contenders} wait"
+        f"expected each thread to end within {seconds_max:g} s; found {late} of {contenders} still waiting"
     )
     if errors:
         raise errors[0]

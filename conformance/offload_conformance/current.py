@@ -1,4 +1,4 @@
-"""Where the tests of a run find the place that they are run at."""
+"""The place of the current run, for its tests."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from typing import Final
 from offload_conformance.place import BackendPlace
 
 CURRENT: Final = ContextVar[BackendPlace]("the place that the black box is run at")
-"""Set while pytest runs."""
+"""The place of the run, set while pytest runs."""

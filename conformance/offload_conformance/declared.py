@@ -1,13 +1,13 @@
-"""What an author means a store to do, in five states, and how that is held against what was found.
+"""Declarations of capabilities in five states, and their comparison with what a test finds.
 
 ```text
-says       what the store itself declares when it runs: yes or no
-declared   what its author or plugin means: one of five states
-found      what a probe saw
+says       the store's own answer when it runs: yes or no
+declared   the declaration of its author or plugin: one of five states
+found      the finding of a probe
 ```
 
-`COMPLAINTS` is the whole judgement: a state and a finding that it names do not fit. What works without being
-declared is a failure of the declaration. Knows no pytest.
+`COMPLAINTS` contains the whole judgement: it lists the pairs of a state and a finding that contradict each
+other. A capability that works although it is declared absent is a wrong declaration. Knows no pytest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES: Final = ("atomic_create", "strong_listing", "multipart", "server_checksum
 
 
 class State(Enum):
-    """What is meant of one capability. The fifth, `since`, becomes one of these when the version is known."""
+    """A declared state of one capability. The fifth, `since`, becomes one of these for a known version."""
 
     SUPPORTED = "supported"
     UNSUPPORTED = "unsupported"
@@ -51,25 +51,25 @@ class Since:
         _numbers(self.version)
 
     def on(self, server_version: str | None) -> State:
-        """What that is on a server of this version: unknown, where the version is."""
+        """Return the state on a server of this version, or `UNKNOWN` if the version is None."""
         if server_version is None:
             return UNKNOWN
         return SUPPORTED if _numbers(server_version) >= _numbers(self.version) else UNSUPPORTED
 
 
 def since(version: str) -> Since:
-    """Supported from this version of the server on."""
+    """Declare a capability as supported from this version of the server on."""
     return Since(version)
 
 
 class Finding(Enum):
-    """What a probe saw."""
+    """The finding of a probe."""
 
     WORKS = "works"
     ABSENT = "absent, as documented"
     BROKEN = "fails otherwise than documented"
     UNDECIDED = "no lack was seen"
-    """All that can be known where only the lack shows: a listing that was late once is late."""
+    """The best finding for a capability of which only a lack can be seen, such as a late listing."""
 
 
 COMPLAINTS: Final[Mapping[tuple[State, Finding], str]] = {
@@ -80,12 +80,12 @@ COMPLAINTS: Final[Mapping[tuple[State, Finding], str]] = {
     (NOT_YET, Finding.WORKS): "it works by now: declare it",
     (NOT_YET, Finding.BROKEN): "it fails otherwise than documented",
 }
-"""What is wrong, where a state and a finding do not fit. All other pairs do."""
+"""The complaint for each state and finding that contradict each other. All other pairs agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What is meant of each capability. Where nothing is given, what the store itself says is meant."""
+    """The declared state of each capability. If it is None, the store's own answer is the declaration."""
 
     atomic_create: State | Since | None = None
     strong_listing: State | Since | None = None
@@ -93,7 +93,7 @@ class Declared:
     server_checksum: State | Since | None = None
     durable: State | Since | None = None
     server_version: str | None = None
-    """Of the server that is tested. Where it is not known, neither is what `since` says."""
+    """The version of the tested server. If it is None, every `since` is `unknown`."""
 
     def __post_init__(self) -> None:
         if self.server_version is not None:
@@ -103,18 +103,18 @@ class Declared:
     def of(
         cls, states: Mapping[str, str], *, stated: Capabilities | None, server_version: str | None
     ) -> Declared:
-        """From the words of a plugin; what they leave out is as in `stated`. Raises `Misuse`."""
+        """Return the declaration of a plugin. States that it omits are as in `stated`. Raises `Misuse`."""
         meant: dict[str, State | Since] = {}
         if stated is not None:
             meant |= {name: plain(getattr(stated, name)) for name in NAMES}
         for name, words in states.items():
             if name not in NAMES:
-                raise Misuse(f"{name!r} is no capability with a state; those are {', '.join(NAMES)}")
+                raise Misuse(f"{name!r} is not a capability with a state: expected one of {', '.join(NAMES)}")
             meant[name] = parsed(words)
         return cls(**meant, server_version=server_version)
 
     def words(self, name: str) -> str:
-        """What is declared of a capability, as the plugin writes it; empty where nothing is."""
+        """Return the declaration of a capability as a plugin writes it, or "" if there is none."""
         match getattr(self, name):
             case Since(version):
                 return f"since {version}"
@@ -124,7 +124,7 @@ class Declared:
 
 
 def parsed(words: str) -> State | Since:
-    """A state from its words: `not yet`, `since 2.3`. Raises `Misuse`."""
+    """Return a state from its words, such as `not yet` or `since 2.3`. Raises `Misuse`."""
     kind, _, version = words.partition(" ")
     if kind == "since":
         return Since(version)
@@ -132,23 +132,23 @@ def parsed(words: str) -> State | Since:
         return State(words)
     except ValueError as exc:
         known = ", ".join(state.value for state in State)
-        raise Misuse(f"{words!r} is no state of a capability; those are {known} and `since VERSION`") from exc
+        raise Misuse(f"{words!r} is not a state: expected {known} or `since VERSION`") from exc
 
 
 def plain(declares: object) -> State:
-    """What a yes or no means, or the name of a checksum."""
+    """Return the state of a capability that is declared by yes or no, or by the name of a checksum."""
     return SUPPORTED if declares else UNSUPPORTED
 
 
 def words_of(meant: Capabilities | Declared | None, name: str, *, says: bool) -> str:
-    """What is declared of one capability, for messages and the report."""
+    """Return the declaration of one capability, for messages and the report."""
     if isinstance(meant, Declared) and (words := meant.words(name)):
         return words
     return state_of(meant, name, says=says).value
 
 
 def state_of(meant: Capabilities | Declared | None, name: str, *, says: bool) -> State:
-    """What is meant of one capability, here and now. `says` is the word of the store itself."""
+    """Return the declared state of one capability. `says` is the store's own answer."""
     match meant:
         case Capabilities():
             return plain(getattr(meant, name))
@@ -161,8 +161,8 @@ def state_of(meant: Capabilities | Declared | None, name: str, *, says: bool) ->
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version, in order. 2.3 and 2.3.0 are one. Raises `Misuse` where it has none."""
+    """Return the numbers of a version. 2.3 and 2.3.0 are equal. Raises `Misuse` if it has no number."""
     numbers = [int(number) for number in re.findall(r"[0-9]{1,18}", version)]
     if not numbers:
-        raise Misuse(f"{version!r} is no version: it has no number")
+        raise Misuse(f"{version!r} is not a version: it contains no number")
     return tuple(reversed([*dropwhile(lambda number: number == 0, reversed(numbers))]))

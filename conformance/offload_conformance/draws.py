@@ -1,8 +1,8 @@
-"""What Hypothesis draws depends on its seed alone.
+"""A block in which Hypothesis draws by its seed alone.
 
-By itself it also draws constants that it finds in whatever local modules are imported by now. So the same
-seed gave other draws after other tests, and in a checkout others than from a wheel. Hypothesis has no setting
-for that; older releases draw none. It remembers what it found, too.
+By default Hypothesis also draws constants that it finds in the local modules imported so far, and remembers
+them. So one seed gave different draws after other tests, and in a checkout other draws than from a wheel.
+Hypothesis has no setting for that. Older releases draw no such constants.
 """
 
 from __future__ import annotations

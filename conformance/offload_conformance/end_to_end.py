@@ -1,4 +1,4 @@
-"""The layer from end to end: what goes in as a stream comes out as the same stream, by offset and by time."""
+"""The layer `end_to_end`: a stream is read back as it was offloaded, by offset and by time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from offload_conformance.opened import OpenedOffloaders
 
 
 class EndToEndConformance(OpenedOffloaders):
-    """Streams of each shape, through any offloader."""
+    """The clauses on whole streams of many shapes, through any offloader."""
 
     layer = "end_to_end"
 
     @pytest.fixture(params=["simple", "sub_batches", "with_tracking", "clock_goes_back", "huge", "tiny"])
     def sample(self, request: pytest.FixtureRequest) -> Sample:
-        """A stream of each shape."""
+        """Return a stream of each shape."""
         if request.param == "huge":
             return ledgers.huge_chunk(self.huge_chunk_size_bytes)
         if request.param == "tiny":
@@ -35,7 +35,7 @@ class EndToEndConformance(OpenedOffloaders):
     def test_streams_come_out_as_they_went_in(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, sample: Sample
     ) -> None:
-        """Ledgers of any shape are read back by offset as they were, from wherever a reader may begin."""
+        """Ledgers of any shape are read back exactly, from any offset at which a reader may begin."""
         run(writer.offload(sample.ledgers(3)))
 
         async def scenario() -> None:
@@ -54,7 +54,7 @@ class EndToEndConformance(OpenedOffloaders):
     def test_streams_are_found_by_time(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, sample: Sample
     ) -> None:
-        """A time leads to the first chunk that has it or a later one, though clocks go back."""
+        """A time leads to the first chunk with that time or a later one, even if clocks went back."""
         run(writer.offload(sample.ledgers(3)))
         times = sorted({at for _, at in sample.times})
         some = times[:: max(1, len(times) // 12)] + times[-1:]
@@ -72,7 +72,7 @@ class EndToEndConformance(OpenedOffloaders):
 async def messages_from(
     reader: StreamReader, offset: int, *, at_most: int | None = None
 ) -> list[tuple[int, int, bytes]]:
-    """Offset, timestamp and body of what a reader is given from `offset` on."""
+    """Return offset, timestamp and body of every message that a reader gets from `offset` on."""
     found: list[tuple[int, int, bytes]] = []
     batches = reader.messages(offset)
     async for batch in batches:

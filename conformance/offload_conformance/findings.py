@@ -1,4 +1,4 @@
-"""Where a test leaves what it found of a capability, and how much it asked, for the black box's report."""
+"""The stash keys under which a test leaves its findings and its limits, for the black box's report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 FINDINGS: Final = pytest.StashKey[dict[str, dict[str, object]]]()
-"""In the stash of a test: by capability, what is said, declared, found and seen."""
+"""In the stash of a test, by capability: what is said, declared, found and seen."""
 
 NOTE: Final = pytest.StashKey[str]()
-"""In the stash of a test: how much was asked, if an option makes it more or less."""
+"""In the stash of a test: what limited it, if an option can change that."""

@@ -1,9 +1,9 @@
-"""`offload new-backend NAME`: the skeleton of a distribution that installs, is found, and lacks only code.
+"""`offload new-backend NAME`: write the skeleton of a backend's distribution, which installs and is found.
 
-The files are the templates in `skeleton/`, with the names filled in; what is left to write raises
-`NotImplementedError` and says what it is, so that each clause of the suite fails for just that.
+The files are the templates in `skeleton/` with the names filled in. Each missing method raises
+`NotImplementedError` with its name, so that clauses fail for exactly that reason.
 
-Invariant: the folder is made here or nothing is; what exists is never written to.
+Invariant: the command creates the folder or writes nothing. It never writes to an existing folder.
 """
 
 from __future__ import annotations
@@ -35,45 +35,45 @@ FILES: Final = {
     "$kind/code.py.template": "$module/$kind.py",
     "$kind/test_conformance.py.template": "tests/test_conformance.py",
 }
-"""Each template, and the file that is made of it."""
+"""Each template, and the file that is made from it."""
 
 
 class BackendKind(StrEnum):
-    """What the backend implements."""
+    """The contract that the backend implements."""
 
     STORE = "store"
     OFFLOADER = "offloader"
 
 
 def new_backend(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the backend, and its URL scheme.")],
-    kind: Annotated[BackendKind, typer.Option(help="What the backend implements.")] = BackendKind.STORE,
-    into: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the new folder is made.")] = Path(),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name and URL scheme of the backend.")],
+    kind: Annotated[BackendKind, typer.Option(help="The contract to implement.")] = BackendKind.STORE,
+    into: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder in which to create it.")] = Path(),
 ) -> None:
-    """Write the skeleton of the backend NAME, in a new folder `offload-NAME`."""
+    """Create a folder `offload-NAME` with the skeleton of a new backend."""
     check_name(name, Plugins.find())
     folder = into / f"offload-{name}"
     write_skeleton(folder, name, kind)
-    print(f"{folder} is made. Write what is missing in {module_of(name)}/{kind}.py, then:")
+    print(f"Created {folder}. Write the missing methods in {module_of(name)}/{kind}.py, then:")
     print(f"  pip install -e '{folder}[test]' && pytest {folder}")
 
 
 def check_name(name: str, found: Plugins) -> None:
-    """Raise where `name` makes no distribution, module and URL scheme, or is taken in this environment."""
+    """Raise `Usage` if `name` cannot name a distribution, module and scheme, and `Misuse` if it is taken."""
     if not NAME.fullmatch(name) or len(name) > NAME_LENGTH_MAX:
         raise Usage(
-            f"{name!r} is no name for a backend: a lowercase letter, then lowercase letters and digits, "
-            f"with single hyphens between them, {NAME_LENGTH_MAX} characters at most"
+            f"{name!r} is no name for a backend: use a lowercase letter, then lowercase letters and digits, "
+            f"with single hyphens between them, at most {NAME_LENGTH_MAX} characters"
         )
     taken = {plugin.name for plugin in found.plugins}
     for each in found.of_kind("backend"):
         taken |= {each.declaration.name, *each.declaration.schemes}
     if name in taken or find_spec(module_of(name)) is not None:
-        raise Misuse(f"the name {name!r} is taken by a plugin or package that is installed here")
+        raise Misuse(f"the name {name!r} is taken by an installed plugin or package: choose another")
 
 
 def write_skeleton(folder: Path, name: str, kind: BackendKind) -> None:
-    """Make `folder` with all its files. Raises `Misuse` where it exists, or has nowhere to be."""
+    """Create `folder` with all its files. Raises `Misuse` if it exists or its parent does not."""
     names = {
         "name": name,
         "module": module_of(name),
@@ -81,11 +81,11 @@ def write_skeleton(folder: Path, name: str, kind: BackendKind) -> None:
         "Class": "".join(map(str.capitalize, name.split("-"))) + kind.value.capitalize(),
     }
     try:
-        folder.mkdir()  # refuses whatever is there
+        folder.mkdir()  # raises if anything exists under this name
     except FileExistsError as exc:
-        raise Misuse(f"{folder} exists; nothing was written") from exc
+        raise Misuse(f"{folder} already exists; nothing was written") from exc
     except FileNotFoundError as exc:
-        raise Misuse(f"there is no folder {folder.parent}; nothing was written") from exc
+        raise Misuse(f"the folder {folder.parent} does not exist; nothing was written") from exc
     templates = files("offload_conformance") / "skeleton"
     for source, target in FILES.items():
         text = (templates / Template(source).substitute(names)).read_text(encoding="utf-8")
@@ -95,5 +95,5 @@ def write_skeleton(folder: Path, name: str, kind: BackendKind) -> None:
 
 
 def module_of(name: str) -> str:
-    """The Python package of the backend `name`."""
+    """Return the name of the Python package of the backend `name`."""
     return "offload_" + name.replace("-", "_")

@@ -1,14 +1,15 @@
-"""What clauses about offloaders stand on: how one is opened, and who writes the stream `orders`."""
+"""The base of clauses about offloaders: how to open one, and a writer of the stream `orders`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import pytest
 
 from offload.contracts.offloader import LedgerOffloader
+from offload.native.own import native_or_none
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Asynchronous, Run
 
@@ -17,31 +18,49 @@ KIB = 1024
 
 
 class OpenedOffloaders(Asynchronous, ABC):
-    """What the layers above the store share: the author's two methods, and fixtures made of them."""
+    """The base of the layers above the store: the author's two methods, and fixtures made of them."""
 
     layer: ClassVar[str]
-    """The layer of the clauses that a class defines itself."""
+    """The layer of the clauses that a class defines."""
 
     huge_chunk_size_bytes = 3 * KIB * KIB
-    """Less for an offloader that cannot take so large a chunk."""
+    """The size of a huge chunk. Lower it for an offloader that cannot take so large a chunk."""
 
     tiny_chunks = 3000
-    """Less for an offloader on which this takes too long."""
+    """The length of a stream of tiny chunks. Lower it for an offloader that is too slow for so many."""
 
     many_streams = 40
-    """How many streams are begun in one place. A tenth as many pairs of names are tried out."""
+    """The number of streams in one place. A tenth as many pairs of names are tested."""
+
+    codings: Sequence[str] = ()
+    """Optional: the codings in which `open_coded` can store new data, by names such as `zstd`.
+
+    Leave it empty for an offloader that neither compresses nor encrypts.
+    """
+
+    def open_coded(self, coding: str) -> LedgerOffloader:
+        """Return a fresh offloader on the same place, which stores new data in one of `codings`.
+
+        The offloaders of `open_offloader` and of all codings can read it.
+        """
+        raise NotImplementedError(f"open_coded: how to store in {coding!r}")
+
+    def fetched_size_bytes(self, offloader: LedgerOffloader) -> int | None:
+        """Return how many bytes this offloader has fetched so far. None if nobody counts them."""
+        ours = native_or_none(offloader)
+        return None if ours is None else ours.metrics.bytes_got
 
     @abstractmethod
     def open_offloader(self) -> LedgerOffloader:
-        """A fresh offloader on the same place, which is empty when a test begins."""
+        """Return a fresh offloader on the same place, which is empty when a test begins."""
 
     @abstractmethod
     def keys_in_store(self) -> set[str]:
-        """What is really stored, each thing under its own name, found by other means than the offloader."""
+        """Return the keys that are really stored, found by other means than the offloader."""
 
     @pytest.fixture
     def opened(self, run: Run) -> Iterator[Open]:
-        """Opens offloaders that are closed after the test."""
+        """Return a function that opens offloaders. They are closed after the test."""
         opened: list[LedgerOffloader] = []
 
         async def on_the_loop() -> LedgerOffloader:
@@ -57,15 +76,15 @@ class OpenedOffloaders(Asynchronous, ABC):
 
     @pytest.fixture
     def offloader(self, opened: Open) -> LedgerOffloader:
-        """The offloader under test."""
+        """Return the offloader under test."""
         return opened()
 
     @pytest.fixture
     def other(self, opened: Open) -> LedgerOffloader:
-        """A second one on the same place: another process, as far as anyone can tell."""
+        """Return a second offloader on the same place, like that of another process."""
         return opened()
 
     @pytest.fixture
     def writer(self, run: Run, offloader: LedgerOffloader) -> StreamWriter:
-        """Holds the stream `orders`."""
+        """Return a writer that claimed the stream `orders`."""
         return run(StreamWriter.claim(offloader, "orders"))

@@ -1,10 +1,10 @@
-"""Repeats calls that a backend refuses for now, so that a correct refusal is no failure of a clause.
+"""Wrappers that repeat calls which a backend refuses for now, so that a correct refusal fails no clause.
 
-A backend may answer `Throttled` to any call, and `TryAgain` to the loser of a race. In a tier such a call is
-repeated; here it is too, a bounded number of times, and each repeat is counted for the report. A backend that
-always refuses still fails: its last error comes through.
+A backend may answer `Throttled` to any call, and `TryAgain` to the loser of a race. A tier repeats such a
+call, and so do these wrappers. Invariants: the number of repeats is limited, and each is counted for the
+report. A backend that always refuses still fails, with its last error.
 
-Not repeated: `LedgerOffloader.offload`, because an attempt must not be used again after an error.
+One call is not repeated: `LedgerOffloader.offload`, because an attempt must not be used again after an error.
 """
 
 from __future__ import annotations
@@ -31,34 +31,41 @@ from offload.store.wrap import UploadDecorator
 
 T = TypeVar("T")
 Count = Callable[[], None]
-"""Called before each repeat, from any thread."""
+"""A function that is called before each repeat, from any thread."""
 
 POLICY: Final = RetryPolicy(
     patience_seconds=float("inf"), attempts_max=12, pause_seconds_first=0.005, pause_seconds_max=0.25
 )
-"""About a second of pauses in all; more if the backend asks for more, until the clause's deadline."""
+"""The limits: about a second of pauses in all, or longer if the backend asks for it, up to the deadline."""
 
 _chances: Final = random.Random()
-"""Parts of pauses, so that losers of one race do not meet again. Clauses draw from another, by their seed."""
+"""The source of random pauses, so that losers of a race do not collide again.
+
+Clauses have their own, seeded.
+"""
 
 
 class PatientStore(RetryingStore):
-    """Repeats what `RetryingStore` repeats, and `complete` too.
+    """A store that repeats the same calls as `RetryingStore`, and `complete` too.
 
-    A tier must not repeat that blindly. A clause may, because it reads back what it wrote.
+    A tier must not repeat `complete` blindly. A clause may, because it reads back what it wrote.
     """
 
     __slots__ = ()
 
     def __init__(self, inner: ObjectStore, count: Count) -> None:
         async def pause(seconds: float) -> None:
+            # Counted before the pause, so that a repeat that a deadline cuts off is in the report too.
             count()
             await asyncio.sleep(seconds)
 
         super().__init__(inner, policy=POLICY, sleep=pause, random=_chances.random)
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """List one level, whole before a name of it is given: one that comes twice is not hidden."""
+        """List one level.
+
+        It is read whole first, so that a repeat cannot hide a name that is listed twice.
+        """
 
         async def whole() -> list[str]:
             return [name async for name in self.inner.level(prefix)]
@@ -67,7 +74,7 @@ class PatientStore(RetryingStore):
             yield name
 
     async def start_upload(self, key: str) -> Upload:
-        """Begin an upload, each call of which is repeated."""
+        """Start an upload whose calls are repeated."""
         return _PatientUpload(await super().start_upload(key), self)
 
 
@@ -83,7 +90,10 @@ class _PatientUpload(UploadDecorator):
 
 
 class PatientOffloader(LedgerOffloader):
-    """Repeats every call of an offloader but `offload`. Other attributes are the offloader's own."""
+    """An offloader that repeats every call except `offload`.
+
+    Other attributes are those of the wrapped one.
+    """
 
     __slots__ = ("_count", "_inner")
 
@@ -91,20 +101,20 @@ class PatientOffloader(LedgerOffloader):
         self._inner, self._count = inner, count
 
     def __getattr__(self, name: str) -> Any:
-        """An author's `replace` may use what only their offloader has."""
+        """Return an attribute of the wrapped offloader, which an author's `replace` may need."""
         return getattr(self._inner, name)
 
     @property
     def url(self) -> str:
-        """The URL of the offloader."""
+        """Return the URL of the offloader."""
         return self._inner.url
 
     async def open(self, *, create: bool = False) -> None:
-        """Open, again if refused."""
+        """Open the tier. Repeat the call if it is refused."""
         await retried(lambda: self._inner.open(create=create), self._count)
 
     async def streams(self) -> list[str]:
-        """List the streams, again if refused."""
+        """List the streams. Repeat the call if it is refused."""
         return await retried(self._inner.streams, self._count)
 
     async def load_manifest(self, stream: str) -> Manifest:
@@ -116,17 +126,17 @@ class PatientOffloader(LedgerOffloader):
         return await retried(lambda: self._inner.load_group(committed, entry), self._count)
 
     def view_of(self, committed: CommittedStream) -> StreamView:
-        """Return the offloader's own view, whose calls are repeated, except for walks."""
+        """Return the offloader's own view. Its calls are repeated, except walks."""
         return _PatientView(self._inner.view_of(committed), self._count)
 
     def tree(self, manifest: Manifest) -> Tree:
-        """Return the offloader's own tree, whose loads are not repeated."""
+        """Return the offloader's own tree. Its loads are not repeated."""
         return self._inner.tree(manifest)
 
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
-        """Commit, again if refused: the same change may be committed twice."""
+        """Commit a change. Repeat the call if it is refused: the same change may be committed twice."""
         return await retried(
             lambda: self._inner.commit_manifest(stream, change, base=base, committer=committer), self._count
         )
@@ -134,24 +144,24 @@ class PatientOffloader(LedgerOffloader):
     async def offload(
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
     ) -> Receipt:
-        """Offload once."""
+        """Offload a ledger, once: after an error its attempt must not be used again."""
         return await self._inner.offload(handle, attempt, manifest=manifest, extra_metadata=extra_metadata)
 
     async def read_offloaded(
         self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
     ) -> ReadHandle:
-        """Open a handle, again if refused; so are its reads."""
+        """Open a handle. Repeat the call, and each read of the handle, if it is refused."""
         handle = await retried(
             lambda: self._inner.read_offloaded(attempt, manifest=manifest, only=only), self._count
         )
         return _PatientHandle(handle, self._count)
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
-        """List them, again if refused."""
+        """List the leftovers. Repeat the call if it is refused."""
         return await retried(lambda: self._inner.leftovers(manifest), self._count)
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
-        """Delete, again if refused: deletion is idempotent."""
+        """Delete an attempt. Repeat the call if it is refused: deletion is idempotent."""
         await retried(lambda: self._inner.delete_offloaded(attempt), self._count)
 
     async def aclose(self) -> None:
@@ -232,12 +242,13 @@ class _PatientHandle(ReadHandle):
 
 
 async def retried(call: Callable[[], Awaitable[T]], count: Count) -> T:
-    """Make a call until it is answered, or refused as often as `POLICY` allows."""
+    """Repeat a call until it is answered, or refused as often as `POLICY` allows."""
     for failures in range(1, POLICY.attempts_max):
         try:
             return await call()
         except TryAgain as error:
             count()
+            # The pause that the backend asks for comes on top: a shorter one would only be refused again.
             asked = error.pause_seconds if isinstance(error, Throttled) else None
         await asyncio.sleep((asked or 0.0) + POLICY.pause_seconds(failures, _chances.random()))
-    return await call()
+    return await call()  # the last try: its error is the caller's

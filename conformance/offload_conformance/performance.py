@@ -1,11 +1,11 @@
-"""What a store does in what time: measured, reported, and never judged.
+"""Measurements of a store: reported, and never part of the verdict.
 
-Two tables. Latencies: one caller, one call after the other, small objects. Throughputs: larger objects, by
-one caller and by several at once. Each row is in the document before the next one begins.
+There are two tables. Latencies: one caller, one call after the other, small objects. Throughputs: larger
+objects, by one caller and by several at once. Each row is in the report before the next one begins.
 
-Invariants: a row begins no call when its share of the time is over, and no call goes on when all of the time
-is; what is written and read is bounded as `MeasureBounds` says; a call that fails ends its row, which tells
-why; what ends the measurement before its time leaves the rows that were whole.
+Invariants: a row starts no call after its share of the time, and no call runs on after all of the time. The
+bytes written and read are limited by `MeasureBounds`. A call that fails ends its row, and the row has the
+error. If the measurement is interrupted, complete rows are kept.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ PARTS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureBounds:
-    """How much is asked of a store. No row is without a call, so a large object is moved at least once."""
+    """Limits of a measurement. Each row makes at least one call, so a large object is moved at least once."""
 
     seconds_max: float = 60
     calls_max: int = 200
-    """In a row of latencies."""
+    """The largest number of calls in a row of latencies."""
 
     small_size_bytes: int = 1000
     large_size_bytes: int = 4 * MIB
     row_size_bytes_max: int = 64 * MIB
-    """In a row of throughputs."""
+    """The largest number of bytes in a row of throughputs."""
 
 
 async def measure(
@@ -54,7 +54,7 @@ async def measure(
     seed: int = 0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Fill `into` with the field `performance` of a report. What it writes stays in the store."""
+    """Fill `into` with the field `performance` of a report. Objects that it writes stay in the store."""
     began = clock()
     into.update(seconds_max=bounds.seconds_max, duration_seconds=0.0, latency=[], throughput=[])
     measuring = _Measuring(store, into, clock, bounds, random.Random(seed))
@@ -67,7 +67,7 @@ async def measure(
 
 
 class _Measuring:
-    """The rows of one measurement, each a function of the time at which it begins no further call."""
+    """The rows of one measurement. Each is a function of the time after which it starts no call."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _Measuring:
         self._parts = min(most // self._part_size_bytes, able.parts_max or PARTS_MAX, PARTS_MAX)
 
     def rows(self) -> list[Row]:
-        """In an order in which each finds what it reads, and that which may take long comes last."""
+        """Return the rows in an order in which each finds the objects that it reads, the slowest last."""
         first, *others = AT_ONCE
         uploads = AT_ONCE if self._store.capabilities.multipart else ()
         return [
@@ -154,7 +154,10 @@ class _Measuring:
         return row
 
     def _upload(self, at_once: int) -> Row:
-        """One upload to its end, since half an object is of no use; so many of its parts at once."""
+        """Measure one upload with so many parts at once.
+
+        It is always completed: half an object is of no use.
+        """
 
         async def row(_: float) -> None:
             size, done = self._parts * self._part_size_bytes, _Count()
@@ -162,7 +165,7 @@ class _Measuring:
             began = self._clock()
             async with self._row("throughput", found):
                 if self._parts < 2:
-                    raise Misuse(f"a part has {self._part_size_bytes} bytes, which is more than is measured")
+                    raise Misuse(f"a part has {self._part_size_bytes} bytes, which is too large to measure")
                 await self._one_upload(at_once)
                 done.calls = 1
             found |= self._rate(done.calls, size, began)
@@ -184,7 +187,7 @@ class _Measuring:
 
     @asynccontextmanager
     async def _row(self, table: str, found: MeasureDocument) -> AsyncIterator[None]:
-        """Within the time; what goes wrong is the row's `error`, and the row is in the document."""
+        """Run a row within the time limit. Add it to the report, with the `error` that ended it if any."""
         found["error"] = ""
         try:
             async with asyncio.timeout(max(self._end - self._clock(), 0)) as scope:
@@ -192,7 +195,7 @@ class _Measuring:
         except Exception as error:  # noqa: BLE001 - a stranger's store may raise anything
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
-            found["error"] = "the time was up" if scope.expired() else f"{type(error).__name__}: {error}"
+            found["error"] = "time limit reached" if scope.expired() else f"{type(error).__name__}: {error}"
         self._into[table].append(found)
 
     async def _together(
@@ -223,7 +226,7 @@ class _Count:
 
 
 def spread(seconds: Sequence[float]) -> MeasureDocument:
-    """Median, 99th percentile and maximum, each a time that was measured (the nearest rank); or null."""
+    """Return the median, 99th percentile and maximum. Each is a measured time (the nearest rank), or None."""
     in_order = sorted(seconds)
 
     def rank(share: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Where the black box runs: a folder of the run's own below the URL, and in it one for each test.
+"""The place of a run of the black box: a folder of its own below the URL, with one folder for each test.
 
 Invariant: nothing outside the run's folder is written or deleted.
 """
@@ -30,11 +30,11 @@ from offload_conformance.contender import ContenderTask, job_of_backend
 from offload_conformance.declared import Declared
 from offload_conformance.recording import Folder, FolderAccount, Looker, RecordingStore, told
 
-UNSEEN: Final = "what an offloader without an object store has stored cannot be seen from outside"
+UNSEEN: Final = "the suite cannot see what this offloader stores, because it has no object store"
 
 
 class BackendPlace:
-    """What both kinds of backends have in common: the run's folder, and an account for each test."""
+    """The base of both kinds of places: the run's folder, and an account for each test."""
 
     def __init__(self, backend: Backend, url: str, options: Mapping[str, Any]) -> None:
         self.backend = backend
@@ -45,28 +45,29 @@ class BackendPlace:
         self._url, self._options = url, options
 
     def begin(self, test: str) -> FolderAccount:
-        """The account of a test that begins."""
+        """Return a new account for a test that begins."""
+        # Numbered: names of tests are long, and have characters that a place may refuse.
         account = self.accounts[test] = FolderAccount(f"{self.folder}/{len(self.accounts):04}")
         return account
 
     def finish(self) -> dict[str, str]:
-        """Clean up what is left, and say what still is, each with a reason."""
+        """Clean up. Return the keys that could not be removed, each with the reason."""
         return {}
 
     @property
     def shown_url(self) -> str:
-        """The URL as the backend tells it, without credentials."""
+        """Return the URL as the backend shows it, without credentials."""
         raise NotImplementedError
 
     def capabilities(self) -> dict[str, object] | None:
-        """What the backend declares, where it does."""
+        """Return the capabilities that the backend declares, or None if it declares none."""
         return None
 
     def try_out(self) -> None:
-        """Ask for something, so that a wrong endpoint or missing permission is one error, not a hundred."""
+        """Make one request, so that a wrong endpoint or missing permission is one error, not a hundred."""
 
     def close(self) -> None:
-        """Close what the place has opened."""
+        """Close the clients of the place itself."""
 
 
 class StorePlace(BackendPlace):
@@ -86,19 +87,20 @@ class StorePlace(BackendPlace):
         self.meant = meant_by(backend, server_version)
         self.looker = Looker(self._bare)
         self._closed = socket.socket()
-        self._closed.bind(("127.0.0.1", 0))  # bound and never listened on: whoever connects is refused
+        # Bound and never listened on: a client that connects is refused, and no other program gets the port.
+        self._closed.bind(("127.0.0.1", 0))
 
     @property
     def shown_url(self) -> str:
-        """As the store tells it."""
+        """Return the URL as the store shows it."""
         return self.looker.store.url
 
     def capabilities(self) -> dict[str, object]:
-        """As the store declares them."""
+        """Return the capabilities that the store declares."""
         return self.looker.store.capabilities.as_dict()
 
     def try_out(self) -> None:
-        """Ask for one key. What is no error of the framework's is a bug, which the clauses find and name."""
+        """Ask for one key. Errors outside the framework's classes are bugs, which clauses find and name."""
         try:
             self.looker.there([f"{self.folder}/nothing"])
         except OffloadError:
@@ -107,29 +109,31 @@ class StorePlace(BackendPlace):
             return
 
     def open(self, account: FolderAccount) -> ObjectStore:
-        """A fresh client of a test's folder."""
+        """Return a fresh client of a test's folder."""
         return Folder(RecordingStore(self._bare(), account), account.folder)
 
     def open_unreachable(self) -> ObjectStore | None:
-        """A client of the same place at a port where nobody listens; None if no server is named."""
+        """Return a client of a port on which nobody listens; None if neither URL nor options name one."""
         address = f"127.0.0.1:{self._closed.getsockname()[1]}"
         options = {
             name: moved(value, address) if isinstance(value, str) else value
             for name, value in self._options.items()
         }
         url = self._url if options != self._options else moved(self._url, address)
+        # Nothing named a port, so the client would reach the real server.
         if (url, options) == (self._url, self._options):
             return None
         store: ObjectStore = self.backend.open(url, options)
         return store
 
     def job(self, account: FolderAccount, keys: Sequence[str]) -> ContenderTask:
-        """How another process opens a test's folder. What it may write is noted before it does."""
+        """Return how another process opens a test's folder. Keys that it may write are noted before."""
         account.note(*(f"{account.folder}/{key}" for key in keys))
         return job_of_backend(self.backend.name, self._url, self._options, account.folder)
 
     def keys(self, account: FolderAccount) -> set[str]:
         """Return the keys in a test's folder: those written there, and others that a listing names."""
+        # Noted keys first: a listing is under test, and may hide a key that the store has.
         found = self.looker.there(account.keys) | self.looker.listed(f"{account.folder}/")
         return {key.removeprefix(f"{account.folder}/") for key in found}
 
@@ -138,19 +142,20 @@ class StorePlace(BackendPlace):
         return self.looker.top() - {f"{self.folder}/"}
 
     def clean(self, account: FolderAccount) -> None:
-        """Remove what a test has written. What cannot be removed now is tried again by `finish`."""
+        """Remove the objects of a test. `finish` tries again to remove those that cannot be removed now."""
+        # Only the keys that are still there stay on the account, for `finish`.
         left = self.looker.remove(account.keys)
         account.keys = dict.fromkeys(left)
 
     def finish(self) -> dict[str, str]:
-        """Remove what is left of any test, and unfinished uploads."""
+        """Remove the objects and unfinished uploads that are left of all tests."""
         left: dict[str, str] = {}
         try:
             for account in self.accounts.values():
                 left |= self.looker.remove(account.keys)
             self.looker.abort_uploads(f"{self.folder}/")
         except Exception as error:  # noqa: BLE001 - a stranger's store may raise anything
-            left[f"{self.folder}/"] = f"unfinished uploads, perhaps: {told(error)}"
+            left[f"{self.folder}/"] = f"perhaps unfinished uploads: {told(error)}"
         _remove_empty_folders(self.shown_url, self.folder)
         return left
 
@@ -165,15 +170,16 @@ class StorePlace(BackendPlace):
 
 
 class OffloaderPlace(BackendPlace):
-    """A place of an offloader: a URL below the one that was given.
+    """A place of an offloader: a URL below the given one.
 
-    If the offloader shows an object store beneath it as `store`, that is looked into, and cleaned up. Faults
-    are put before that store if the offloader's class takes any store, as `ObjectStoreOffloader` does.
+    If the offloader shows an object store beneath it as `store`, the suite looks into that store and cleans
+    it up. Faults are put before that store if the offloader's class takes any store, as
+    `ObjectStoreOffloader` does.
     """
 
     @property
     def shown_url(self) -> str:
-        """As the offloader tells it."""
+        """Return the URL as the offloader shows it."""
         return self._bare(self._url).url
 
     def __init__(self, backend: Backend, url: str, options: Mapping[str, Any]) -> None:
@@ -181,25 +187,25 @@ class OffloaderPlace(BackendPlace):
         self._left: dict[str, str] = {}
 
     def open(self, account: FolderAccount) -> LedgerOffloader:
-        """A fresh offloader at a test's own URL."""
+        """Return a fresh offloader at a test's own URL."""
         return self._bare(f"{self._url.rstrip('/')}/{account.folder}")
 
     def keys(self, account: FolderAccount) -> set[str] | None:
-        """What is stored in a test's own tier, or None if nothing shows that."""
+        """Return the keys stored in a test's own tier, or None if the offloader does not show them."""
         with self._looking(account) as looker:
             return None if looker is None else looker.listed("")
 
     def clean(self, account: FolderAccount) -> None:
-        """Remove what a test has stored, if that is seen. What is still there is `left`."""
+        """Remove the objects of a test, if the suite can see them. Keep the others in `left`."""
         with self._looking(account) as looker:
             if looker is None:
-                self._left = {f"{self.folder}/": "an offloader has no way to remove a tier"}
+                self._left = {f"{self.folder}/": "an offloader cannot remove a tier"}
             else:
                 left = looker.remove(looker.listed(""))
                 self._left |= {f"{account.folder}/{key}": why for key, why in left.items()}
 
     def makes_tiers_of_stores(self) -> bool:
-        """Whether the offloader is one that can be made of any store: then faults can be put before it."""
+        """Return True if such an offloader can be made on any store, so that faults can be put before it."""
         opened = self._bare(self._url)
         try:
             objects = native_or_none(opened)
@@ -208,12 +214,12 @@ class OffloaderPlace(BackendPlace):
             return False
 
     def finish(self) -> dict[str, str]:
-        """Say what no test could remove: the contract knows no way to remove a tier."""
+        """Return what no test could remove, because the contract has no call that removes a tier."""
         return self._left
 
     @contextmanager
     def _looking(self, account: FolderAccount) -> Iterator[Looker | None]:
-        """A look at the store beneath a test's own tier, or None if the offloader shows none."""
+        """Yield a client of the store beneath a test's own tier, or None if the offloader shows none."""
 
         def store_beneath() -> ObjectStore:
             return cast("ObjectStore", _beneath(self.open(account)))
@@ -239,12 +245,12 @@ def tier_like(
     env: Env | None = None,
     options: TierOptions | None = None,
 ) -> ObjectStoreOffloader:
-    """Make another offloader of the same class on this store."""
+    """Return another offloader of the same class on this store."""
     return type(offloader)(store, env=env or Env(), options=options or TierOptions())
 
 
 def has_retries(store: ObjectStore, *, before: ObjectStore) -> bool:
-    """Whether retries stand between `store` and the one that it is made of."""
+    """Return True if there are retries between `store` and the store `before`, on which it is built."""
     while store is not before and isinstance(store, StoreDecorator):
         if isinstance(store, RetryingStore):
             return True
@@ -253,7 +259,10 @@ def has_retries(store: ObjectStore, *, before: ObjectStore) -> bool:
 
 
 def moved(url: str, address: str) -> str:
-    """The URL with another host and port, if it names a port; a user stays. What is no URL stays as it is."""
+    """Return a URL with another host and port, and the same user.
+
+    Text without a port is returned unchanged.
+    """
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -266,28 +275,28 @@ def moved(url: str, address: str) -> str:
 
 
 def meant_by(backend: Backend, server_version: str | None) -> Capabilities | Declared | None:
-    """What a plugin means of its stores. Raises `Misuse` for words that are no state."""
+    """Return the capabilities that a plugin declares for its stores. Raises `Misuse` for an unknown state."""
     if not backend.states:
         return backend.capabilities
     return Declared.of(backend.states, stated=backend.capabilities, server_version=server_version)
 
 
 def _remove_empty_folders(url: str, folder: str) -> None:
-    """A store that is a folder may leave the run's folders behind when it deletes files. Files stay."""
+    """Remove the empty folders of a run, which a store in a folder may leave behind. Files stay."""
     parts = urlsplit(url)
     if parts.scheme == FILE_SCHEME:
         for path, _, _ in os.walk(os.path.join(url2pathname(parts.path), folder), topdown=False):
-            with suppress(OSError):  # not empty: the report says what is left in it
+            with suppress(OSError):  # not empty: the report lists the files in it
                 os.rmdir(path)
 
 
 def _beneath(offloader: LedgerOffloader) -> ObjectStore | None:
-    """The store that an offloader shows: ours as `data`, a stranger's as `store`."""
+    """Return the store that an offloader shows: one of this project as `data`, any other as `store`."""
     ours = native_or_none(offloader)
     if ours is not None:
         return ours.data
     try:
         shown = getattr(offloader, "store", None)
-    except Misuse:  # it passes on the attributes of ours, whose `store` is there once it is open
+    except Misuse:  # it wraps an offloader of this project, whose `store` exists only after `open`
         shown = getattr(offloader, "data", None)
     return shown if isinstance(shown, ObjectStore) else None

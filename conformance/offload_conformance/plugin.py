@@ -1,4 +1,4 @@
-"""What the suite declares: the command that runs it as a black box. Imports no pytest."""
+"""The plugin that declares the command `offload conformance`. Imports no pytest."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from offload.contracts.plugin import Command, hookimpl
 
 @hookimpl
 def offload_commands() -> Sequence[Command]:
-    """`offload conformance URL`."""
+    """Declare `offload conformance URL`."""
     return [
         Command(
             name="conformance",
             target="offload_conformance.command:conformance",
             needs="ledger-offload[conformance]",
-            help="Hold the backend that serves URL against the contract, clause by clause.",
+            help="Test the backend that serves URL against the contract, clause by clause.",
         )
     ]

@@ -1,7 +1,7 @@
-"""Trying one capability of a store, whatever it declares, and saying what was seen.
+"""Probes: each tries one capability of a store, whatever the store declares, and reports what it saw.
 
-Of strong listings and of durability only the lack can be seen; a probe that saw none leaves it undecided.
-Writes below `probe/` alone. Knows no pytest.
+Of strong listings and of durability only a lack can be seen. A probe that sees none leaves them undecided.
+Probes write only below `probe/`. Knows no pytest.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ LOOKS: Final = 3
 DATA: Final = b"0123456789"
 
 Seen = tuple[Finding, str]
-"""What was found, and what showed it."""
+"""A finding, and the observation that shows it."""
 
 Probe = Callable[[ObjectStore, ObjectStore], Awaitable[Seen]]
 
 
 async def found_by(probe: Probe, store: ObjectStore, other: ObjectStore) -> Seen:
-    """What a probe sees with two clients of one place. Any error that it does not expect is a finding too."""
+    """Run a probe with two clients of one place. An unexpected error is a finding too."""
     try:
         return await probe(store, other)
-    except Exception as error:  # noqa: BLE001 - what is not there yet may raise anything, and that is found
+    except Exception as error:  # noqa: BLE001 - a capability that is not there yet may raise anything
         return Finding.BROKEN, f"{type(error).__name__}: {error}"
 
 
 async def atomic_create(store: ObjectStore, other: ObjectStore) -> Seen:
-    """One client creates after the other, and then many at once."""
+    """Create a key by one client after the other, then a key by many at once."""
     try:
         alone = [await _creates(store, "probe/one", b"1"), await _creates(other, "probe/one", b"2")]
     except Misuse as error:
@@ -60,20 +60,20 @@ async def _creates(store: ObjectStore, key: str, data: bytes) -> bool:
 
 
 async def strong_listing(store: ObjectStore, other: ObjectStore) -> Seen:
-    """What one client writes or deletes, the other's next listing shows."""
+    """List by one client after the other client wrote or deleted a key."""
     for look in range(LOOKS):
         key = f"probe/{look}"
         await store.put(key, Body.of(DATA))
         if [row.key async for row in other.list("probe/")] != [key]:
-            return Finding.ABSENT, "a listing missed what was written before"
+            return Finding.ABSENT, "a listing lacked a key that was written before"
         await store.delete([key])
         if [row.key async for row in other.list("probe/")]:
-            return Finding.ABSENT, "a listing showed what was deleted before"
-    return Finding.UNDECIDED, f"{2 * LOOKS} listings were fresh"
+            return Finding.ABSENT, "a listing showed a key that was deleted before"
+    return Finding.UNDECIDED, f"{2 * LOOKS} listings were up to date"
 
 
 async def multipart(store: ObjectStore, other: ObjectStore) -> Seen:
-    """Two parts, the last one first."""
+    """Upload two parts, the last one first."""
     try:
         upload = await store.start_upload("probe/upload")
     except Misuse as error:
@@ -87,26 +87,26 @@ async def multipart(store: ObjectStore, other: ObjectStore) -> Seen:
 
 
 async def server_checksum(store: ObjectStore, other: ObjectStore) -> Seen:
-    """The checksum of an object that was put. The port shows CRC-32C, and no comparison on the way in."""
+    """Read the stored checksum of an object. The port shows only CRC-32C, and no comparison during a put."""
     await store.put("probe/sum", Body.of(DATA))
     kept, says = await other.stored_crc32c("probe/sum"), store.capabilities.server_checksum
     if kept is None:
         decided = says in (None, "crc32c")
-        return (Finding.ABSENT if decided else Finding.UNDECIDED), "the store tells no CRC-32C"
+        return (Finding.ABSENT if decided else Finding.UNDECIDED), "the store shows no CRC-32C"
     if kept != crc32c(DATA):
-        return Finding.BROKEN, "the stored checksum is another"
-    return (Finding.WORKS if says else Finding.UNDECIDED), "the store tells the object's CRC-32C"
+        return Finding.BROKEN, "the stored checksum is wrong"
+    return (Finding.WORKS if says else Finding.UNDECIDED), "the store shows the object's CRC-32C"
 
 
 async def durable(store: ObjectStore, other: ObjectStore) -> Seen:
-    """What was written outlives its client: all of durability that can be seen."""
+    """Read an object after its client was closed: a test can see no more of durability."""
     await store.put("probe/kept", Body.of(DATA))
     await store.aclose()
     try:
         await other.get("probe/kept")
     except NotFound:
-        return Finding.ABSENT, "what was written went with its client"
-    return Finding.UNDECIDED, "what was written outlived its client"
+        return Finding.ABSENT, "an object was gone after its client was closed"
+    return Finding.UNDECIDED, "an object was still there after its client was closed"
 
 
 PROBES: Final[Mapping[str, Probe]] = {

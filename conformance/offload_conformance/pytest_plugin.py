@@ -1,11 +1,11 @@
-"""A plugin of pytest for authors of backends: assertions of the clauses say what they expected and found.
+"""A pytest plugin for authors of backends: assertions of clauses show what they expected and found.
 
-Pytest rewrites assertions while a module is imported, so the clauses are registered before anything imports
-them. The entry point `pytest11` does that in an author's tests, `-p` in `offload conformance`. A wheel lists
-its files and would be rewritten without this module; an editable installation lists none.
+Pytest rewrites assertions while it imports a module, so clauses must be registered before anything imports
+them. The entry point `pytest11` does that in an author's tests, and `-p` in `offload conformance`. Without
+this module they would be rewritten if installed from a wheel, which lists its files, but not if editable.
 
-Pytest shows some thirty characters of each side of a comparison. In a clause this module shows more, and
-where the two differ; assertions of an author's own tests it leaves to pytest.
+Pytest shows some thirty characters of each side of a comparison. For clauses this module shows more, and
+where the two sides differ. It leaves assertions of an author's own tests to pytest.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ REWRITTEN: Final = ("contenders", "end_to_end", "offloader", "opened", "protocol
 """The modules and packages of this package whose assertions are about a backend."""
 
 SHOWN: Final = 140
-"""How many characters of a value are shown. Pytest cuts all that is said of an assertion at 640."""
+"""The number of characters shown of a value. Pytest cuts the text of an assertion at 640."""
 
 pytest.register_assert_rewrite(*(f"offload_conformance.{name}" for name in REWRITTEN))
 
 _asked: list[pytest.Item] = []
-"""The clause that is being asked, if the test is one."""
+"""The running test, if it is a clause."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Know whether the test is a clause."""
+    """Note the running test if it is a clause."""
     module = getattr(getattr(item, "function", None), "__module__", "")
     _asked[:] = [item] if module.startswith(f"{__package__}.") else []
     try:
@@ -40,7 +40,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """Say what a clause found, on the left, and expected, on the right."""
+    """Return the text of a failed comparison: the found value on the left, the expected one on the right."""
     if not _asked:
         return None
     lines = [f"{shown(left)} {op} {shown(right)}"]
@@ -55,7 +55,7 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 
 
 def first_difference(found: Sequence[object], expected: Sequence[object]) -> str:
-    """Where two sequences begin to differ, and what stands there."""
+    """Return the first position at which two sequences differ, and both values there."""
     pairs = enumerate(zip(found, expected, strict=False))
     first = next((n for n, (one, other) in pairs if one != other), min(len(found), len(expected)))
     there, wanted = shown(found[first : first + 1]), shown(expected[first : first + 1])
@@ -63,7 +63,7 @@ def first_difference(found: Sequence[object], expected: Sequence[object]) -> str
 
 
 def shown(value: object) -> str:
-    """A value, of which a long one is cut."""
+    """Return a value as text. A long one is cut."""
     is_long = isinstance(value, bytes | str | list | tuple) and len(value) > SHOWN
     text = repr(value[:SHOWN] if is_long else value)  # type: ignore[index]  # a long one is a sequence
     return text if len(text) <= SHOWN and not is_long else f"{text[: SHOWN - 3]}..."

@@ -1,6 +1,6 @@
-"""Processes that race for keys, each with a client of its own: started, sent off together, and ended.
+"""Processes that race for keys, each with a client of its own.
 
-They are spawned, never forked: a client holds threads and sockets, which do not survive a fork.
+Invariant: they are spawned, never forked, because the threads and sockets of a client do not survive a fork.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from offload_conformance.contender import ContenderTask
 
 COMMAND: Final = (sys.executable, "-m", "offload_conformance.contender")
 PATIENCE_SECONDS: Final = 120
-"""Only so that a store which never answers ends the test."""
+"""A limit, so that a store that never answers ends the test."""
 
 
 class Contender:
-    """One process. Ended, and its client closed, where the `async with` ends."""
+    """One process. Its client is closed and it is ended at the end of the `async with`."""
 
     def __init__(self, job: ContenderTask) -> None:
         self._job = job
@@ -54,11 +54,11 @@ class Contender:
             self._errors.close()
 
     async def is_ready(self) -> None:
-        """Wait until it has opened the place."""
+        """Wait until the process has opened the place."""
         await self._answer("ready")
 
     async def creates(self, key: str) -> bool:
-        """Have it create a key, and say whether it did."""
+        """Let the process create a key. Return True if it won."""
         self._tell(key)
         return await self._answer("won", "lost") == "won"
 
@@ -70,18 +70,18 @@ class Contender:
         assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE_SECONDS):
             answer = (await self._process.stdout.readline()).decode().strip()
-        assert answer in known, f"a client in a process of its own failed: {self._last_words()}"
+        assert answer in known, f"a client in another process failed: {self._last_words()}"
         return answer
 
     def _last_words(self) -> str:
-        """The last line that it wrote to standard error: the error that ended it."""
+        """Return the last line that the process wrote to standard error: the error that ended it."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:400] if lines else "it ended without a word"
+        return lines[-1][:400] if lines else "it ended without a message"
 
 
 async def winners_of(job: ContenderTask, keys: Sequence[str], *, contenders: int) -> list[list[bytes]]:
-    """Have processes create each key at once. Of each key, the bytes of those that say that they did."""
+    """Let processes create each key at the same time. For each key, return the bytes of those that won."""
     names = [f"process {n}" for n in range(contenders)]
     async with AsyncExitStack() as stack:
         racing = [await stack.enter_async_context(Contender(job | {"bytes": name})) for name in names]

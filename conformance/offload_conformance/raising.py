@@ -1,4 +1,4 @@
-"""Errors that a clause expects."""
+"""A context manager for errors that a clause expects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ E = TypeVar("E", bound=BaseException)
 
 @contextmanager
 def raises(kind: type[E], what: str) -> Iterator[pytest.ExceptionInfo[E]]:
-    """Expect an error of this kind. Any answer, and any other error of the framework's, fails with `what`."""
+    """Expect an error of this kind.
+
+    Fail with `what` if there is none, or another of the framework's errors.
+    """
     try:
         with pytest.raises(kind) as caught:
             yield caught

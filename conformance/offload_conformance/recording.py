@@ -1,8 +1,8 @@
-"""What the black box knows of the place: it notes what is written, and asks for it key by key.
+"""The records of the black box: each written key is noted, and later read to see if it is still there.
 
-Invariants: a key is noted before the request that may write it. Since listings are under test, looking and
-cleaning up ask for each noted key, and a listing may only add keys to what is found. A `Folder` adds nothing
-to the store's own checks and errors, so that what a store gets wrong comes through.
+Invariants: a key is noted before the request that may write it. Listings are under test, so looking and
+cleaning up ask for each noted key, and a listing may only add keys to the found ones. A `Folder` adds nothing
+to the store's own checks and errors, so that every mistake of the store reaches the clause.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from offload.store.wrap import StoreDecorator, UploadDecorator
 K = TypeVar("K")
 T = TypeVar("T")
 ANSWER_SECONDS_MAX: Final = 120.0
-"""For thousands of keys at once, on a store that is far away."""
+"""The time limit for thousands of keys at once on a distant store."""
 
 AT_ONCE: Final = 16
 BATCH: Final = 100
 
 
 def told(error: Exception) -> str:
-    """What an error of a backend says; of one that is none of the framework's, its type too."""
+    """Return the text of a backend's error, with its type if it is none of the framework's."""
     return str(error) if isinstance(error, OffloadError) else f"{type(error).__name__}: {error}"
 
 
 class FolderAccount:
-    """What was written in one folder, and how many requests were made. Used by several threads."""
+    """The keys written in one folder, and the number of requests. Several threads use it."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -45,19 +45,23 @@ class FolderAccount:
         self._lock = threading.Lock()
 
     def note(self, *keys: str) -> None:
-        """One request, which may write these keys."""
+        """Count one request, and note the keys that it may write."""
+        # Calls of a test come from its event loop and from contending threads.
         with self._lock:
             self.requests += 1
             self.keys |= dict.fromkeys(keys)
 
     def note_retry(self) -> None:
-        """A call is repeated, because the backend refused it for now."""
+        """Count a call that is repeated because the backend refused it for now."""
         with self._lock:
             self.retries += 1
 
 
 class RecordingStore(StoreDecorator):
-    """Notes every request to `inner` on an account. A listing is one request, however many its pages."""
+    """A store that notes every request to `inner` in an account.
+
+    A listing is one request, however many pages it has.
+    """
 
     __slots__ = ("_account",)
 
@@ -66,63 +70,64 @@ class RecordingStore(StoreDecorator):
         self._account = account
 
     async def put(self, key: str, body: Body) -> None:
-        """Note, and pass on."""
+        """Note the key, and pass the call on."""
+        # Noted first: a put that fails or is cancelled may still have stored the object.
         self._account.note(key)
         await self.inner.put(key, body)
 
     async def create(self, key: str, data: bytes) -> None:
-        """Note, and pass on."""
+        """Note the key, and pass the call on."""
         self._account.note(key)
         await self.inner.create(key, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         return await self.inner.get(key, span)
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         return await self.inner.stored_crc32c(key)
 
     async def retained(self, key: str) -> str | None:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         return await self.inner.retained(key)
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         return self.inner.list(prefix, after=after)
 
     def level(self, prefix: str) -> AsyncIterator[str]:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         return self.inner.level(prefix)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         await self.inner.delete(keys)
 
     async def start_upload(self, key: str) -> Upload:
-        """Note, and pass on."""
+        """Note the key, and pass the call on."""
         self._account.note(key)
         return RecordingUpload(await self.inner.start_upload(key), self._account)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         return await self.inner.unfinished_uploads(prefix)
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         await self.inner.abort_upload(upload)
 
 
 class RecordingUpload(UploadDecorator):
-    """Counts the requests of an upload."""
+    """An upload whose requests are counted."""
 
     __slots__ = ("_account",)
 
@@ -131,27 +136,28 @@ class RecordingUpload(UploadDecorator):
         self._account = account
 
     async def put_part(self, number: int, data: bytes) -> None:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         await self.inner.put_part(number, data)
 
     async def complete(self) -> None:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         await self.inner.complete()
 
     async def abort(self) -> None:
-        """Count, and pass on."""
+        """Count the request, and pass the call on."""
         self._account.note()
         await self.inner.abort()
 
 
 class Folder(PrefixStore):
-    """A part of a store that hides nothing of it: bad keys stay bad behind the prefix and are passed on."""
+    """A part of a store that hides nothing: invalid keys stay invalid behind the prefix and are passed on."""
 
     __slots__ = ()
 
     def _full(self, key: str) -> str:
+        # Not checked here, unlike in `PrefixStore`: the store under test has to refuse an invalid key itself.
         return self._below + key
 
     @contextmanager
@@ -159,17 +165,17 @@ class Folder(PrefixStore):
         try:
             yield
         except (NotFound, AlreadyExists) as error:
-            if error.key == self._full(key):  # another key is the store's mistake, which a clause must see
+            if error.key == self._full(key):  # another key is a bug, which a clause must see
                 error.key = key
                 error.args = tuple(str(each).replace(self._full(key), key) for each in error.args)
             raise
 
 
 class Looker:
-    """A client of the store's on a thread and event loop of its own, for looking and cleaning up.
+    """A client of the store on a thread and event loop of its own, for looking and cleaning up.
 
-    A call that takes longer than `ANSWER_SECONDS_MAX` raises `TryAgain`. The client is then not asked again,
-    because it would mostly wait as long each time.
+    A call that takes longer than `ANSWER_SECONDS_MAX` raises `TryAgain`. After that the client sends no more
+    requests, because each would probably wait as long.
     """
 
     def __init__(self, open_store: Callable[[], ObjectStore]) -> None:
@@ -179,6 +185,7 @@ class Looker:
         self._thread.start()
 
         async def opened() -> ObjectStore:
+            # With retries, unlike the store under test: a throttled delete would leave objects behind.
             return stacked_store(open_store(), Env())
 
         try:
@@ -188,7 +195,7 @@ class Looker:
             raise
 
     def close(self) -> None:
-        """Close the client, and end the thread. A client that did not answer is left as it is."""
+        """Close the client and end the thread. A client that did not answer is left behind."""
         try:
             if not self._is_lost:
                 self._run(self.store.aclose())
@@ -196,7 +203,10 @@ class Looker:
             self._end()
 
     def there(self, keys: Iterable[str]) -> set[str]:
-        """Which of these keys a read finds. Raises what a read raises that finds out neither."""
+        """Return those of these keys that a read finds.
+
+        Raises the error of a read that neither finds nor misses one.
+        """
         found = self._run(self._each(self._is_there, keys))
         return {key for key, there in found.items() if there}
 
@@ -209,15 +219,17 @@ class Looker:
         return set(self._run(self._level("")))
 
     def remove(self, keys: Iterable[str]) -> dict[str, str]:
-        """Delete these keys. What is there afterwards, with the reason where one was given.
+        """Delete these keys.
 
-        Many at once is quicker, and whether it worked is not taken for granted: each key is asked for, and
-        what is there still is deleted by itself.
+        Return those that are still stored afterwards, each with the reason if one is known.
+
+        Deleting many at once is fast, but the result is not trusted, because the store is under test. So each
+        key is read, and keys that are still stored are deleted one by one.
         """
         return self._run(self._removed([*keys]))
 
     def abort_uploads(self, prefix: str) -> int:
-        """Abort the unfinished uploads below a prefix, where the store tells of them. How many there were."""
+        """Abort the unfinished uploads below a prefix, if the store lists them. Return their number."""
 
         async def abort() -> int:
             uploads = await self.store.unfinished_uploads(prefix)
@@ -236,23 +248,24 @@ class Looker:
     async def _is_there(self, key: str) -> bool:
         try:
             await self.store.get(key)
-        except (NotFound, Misuse):  # what is no key holds nothing
+        except (NotFound, Misuse):  # an invalid key has no object
             return False
         return True
 
     async def _removed(self, keys: list[str]) -> dict[str, str]:
         await self._each(self._delete, [tuple(keys[n : n + BATCH]) for n in range(0, len(keys), BATCH)])
+        # A batch may be answered without having deleted everything: only a read shows that.
         there = [key for key, why in (await self._each(self._seems_there, keys)).items() if why]
         reasons = await self._each(self._delete, [(key,) for key in there])
         left = await self._each(self._seems_there, there)
         return {key: reasons[(key,)] or why for key, why in left.items() if why}
 
     async def _seems_there(self, key: str) -> str:
-        """Why the key is taken to be there; empty where it is not."""
+        """Return why the key counts as still stored, or "" if it does not."""
         try:
-            return "it is there after `delete`" if await self._is_there(key) else ""
+            return "still stored after `delete`" if await self._is_there(key) else ""
         except Exception as error:  # noqa: BLE001 - whatever a backend under test raises, the others are removed
-            return f"whether it is there is not known: {told(error)}"
+            return f"unknown whether it is still stored: {told(error)}"
 
     async def _delete(self, keys: tuple[str, ...]) -> str:
         try:
@@ -274,18 +287,19 @@ class Looker:
         if self._is_lost:
             coroutine.close()
             raise TryAgain(
-                "the store did not answer the client that looks and cleans up, and is not asked again"
+                "the store did not answer the client that looks and cleans up; no more requests are sent"
             )
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         done, _ = wait([future], timeout=ANSWER_SECONDS_MAX)
         if not done:
+            # Set before anything else can ask: every later call would wait for the same client again.
             self._is_lost = True
             future.cancel()
             raise TryAgain(f"the store did not answer within {ANSWER_SECONDS_MAX:g} s")
         return future.result()
 
     def _end(self) -> None:
-        """End the thread; a loop that is blocked is left behind, on its daemon thread."""
+        """End the thread. If its loop is blocked, both are left behind; the thread is a daemon."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(0 if self._is_lost else None)
         if not self._thread.is_alive():

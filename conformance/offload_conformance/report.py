@@ -1,7 +1,7 @@
-"""The report of a run: one JSON document, whose schema is `report.schema.json` beside this file.
+"""The report of a run: one JSON document. Its schema is `report.schema.json` beside this file.
 
-Everything else is made from that document: JUnit, Markdown, the badge, and the comparison of two.
-Knows no pytest, so that reports can be read where none is installed.
+JUnit XML, Markdown, the badge and the comparison of two reports are made from that document alone.
+Knows no pytest, so that reports can be read on machines without it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from offload.errors import Misuse
 from offload_conformance.clauses import LAYERS
 
 VERSION: Final = 1
-"""Of the document. It grows by fields; a field that changes its meaning is a new version."""
+"""The version of the document. New fields keep it; a field that changes its meaning raises it."""
 
 OUTCOMES: Final = ("passed", "failed", "not_run")
 NAMED_MAX: Final = 3
@@ -27,27 +27,27 @@ Document = dict[str, Any]
 
 
 def read(path: Path) -> Document:
-    """A report from a file. Raises `Misuse` where it is none, or one of a newer version."""
+    """Read a report from a file. Raises `Misuse` if it is not a report, or one of a newer version."""
     try:
         document = json.loads(path.read_bytes())
         version = document["report"]
         assert isinstance(document["clauses"], list)
     except (ValueError, KeyError, TypeError, AssertionError) as exc:
-        raise Misuse(f"{path} is no report of a conformance run") from exc
+        raise Misuse(f"{path} is not a report of a conformance run") from exc
     if version != VERSION:
-        raise Misuse(f"{path} is a report of version {version}, and this program reads version {VERSION}")
+        raise Misuse(f"{path} is a report of version {version}; this program reads version {VERSION}")
     found: Document = document
     return found
 
 
 def totals(clauses: Iterable[Document]) -> dict[str, int]:
-    """How many clauses ended in which way."""
+    """Return the number of clauses for each outcome."""
     found = Counter(clause["outcome"] for clause in clauses)
     return {outcome: found[outcome] for outcome in OUTCOMES}
 
 
 def by_layer(report: Document) -> Iterator[tuple[str, dict[str, int]]]:
-    """The totals of each layer that has clauses, and how many calls were repeated for it."""
+    """Yield the totals of each layer that has clauses, and the number of its repeated calls."""
     for layer in LAYERS:
         clauses = [clause for clause in report["clauses"] if clause["layer"] == layer]
         if clauses:
@@ -55,20 +55,20 @@ def by_layer(report: Document) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def verdict(report: Document) -> bool:
-    """Whether no required clause failed, and some were asked. An advisory one may fail."""
+    """Return True if some required clause passed and none failed. An advisory clause may fail."""
     required = [clause for clause in report["clauses"] if not clause["advisory"]]
     found = totals(required)
     return not found["failed"] and bool(found["passed"])
 
 
 def limits(report: Document) -> list[tuple[str, str]]:
-    """The clauses that passed although they asked for less than they may, and what they say of it."""
+    """Return the clauses that passed with less than they can ask for, and what limited them."""
     passed = (clause for clause in report["clauses"] if clause["outcome"] == "passed")
     return [(clause["id"], clause["message"]) for clause in passed if clause["message"]]
 
 
 def reasons(report: Document) -> list[tuple[str, list[str]]]:
-    """Why clauses were not asked to their end, and the ids of the clauses, the most frequent reason first."""
+    """Return why clauses did not run to their end, with their ids, the most frequent reason first."""
     found: dict[str, list[str]] = {}
     for clause in report["clauses"]:
         if clause["outcome"] == "not_run":
@@ -77,7 +77,7 @@ def reasons(report: Document) -> list[tuple[str, list[str]]]:
 
 
 def junit(report: Document) -> bytes:
-    """As JUnit's XML: a suite per layer, a case per clause."""
+    """Return the report as JUnit XML: a suite for each layer, a case for each clause."""
     root = ET.Element("testsuites", name="offload conformance")
     for layer, found in by_layer(report):
         clauses = [clause for clause in report["clauses"] if clause["layer"] == layer]
@@ -113,12 +113,12 @@ def _junit_case(suite: ET.Element, clause: Document) -> None:
 
 
 def _xml_text(text: str) -> str:
-    """Text without what XML cannot hold."""
+    """Return the text without characters that XML cannot hold."""
     return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def about(report: Document) -> list[tuple[str, str]]:
-    """Return what a verdict holds for, so that a report stands alone: what was tested, when, and by what."""
+    """Return the facts to which a verdict applies: what was tested, when, and by what."""
     backend, environment = report["backend"], report["environment"]
     server = " ".join(filter(None, (report["server"], report["server_version"]))) or "not stated (--server)"
     return [
@@ -133,20 +133,20 @@ def about(report: Document) -> list[tuple[str, str]]:
 
 
 def markdown(report: Document) -> str:
-    """For a pull request, or a page."""
+    """Return the report as Markdown, for a pull request or a page."""
     lines = [
         f"# {report['backend']['name']} against contract {report['contract']} of ledger-offload",
         "",
         "| | |",
         "|---|---|",
         *(f"| {name} | {_cell(value)} |" for name, value in about(report)),
-        *(["", "Stopped by Ctrl-C before its end."] if report.get("interrupted") else []),
+        *(["", "The run was stopped by Ctrl-C."] if report.get("interrupted") else []),
         "",
         "| layer | passed | failed | not run | retries |",
         "|---|---|---|---|---|",
         *(f"| {layer} | {' | '.join(map(str, found.values()))} |" for layer, found in by_layer(report)),
         "",
-        "| clause | outcome | what it says |",
+        "| clause | outcome | claim |",
         "|---|---|---|",
     ]
     for clause in report["clauses"]:
@@ -170,14 +170,14 @@ def markdown(report: Document) -> str:
 
 
 def _named(clauses: list[str]) -> str:
-    """A few clauses by their names, more by their number: the table of clauses has them."""
+    """Return a few clauses by their ids, more by their number. The table of clauses has all ids."""
     if len(clauses) > NAMED_MAX:
         return f"{len(clauses)} clauses"
     return ", ".join(f"`{each}`" for each in clauses)
 
 
 def performance_tables(report: Document) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-    """Heads and rows of what was measured, for people; nothing where nothing was."""
+    """Yield heads and rows of the measurements, for people, or nothing if there are none."""
     measured = report.get("performance")
     if not measured:
         return
@@ -214,7 +214,7 @@ def _cell(text: str) -> str:
 
 
 def badge(report: Document) -> Document:
-    """What https://shields.io/badges/endpoint-badge makes an image of. It names what it holds for."""
+    """Return the JSON of which https://shields.io/badges/endpoint-badge makes an image."""
     found = totals(report["clauses"])
     asked = found["passed"] + found["failed"]
     whole = verdict(report) and not found["not_run"]
@@ -237,7 +237,10 @@ CHANGES: Final = ("newly fails", "newly passes", "not run any more", "appeared",
 
 
 def compare(old: Document, new: Document) -> dict[str, list[str]]:
-    """The ids of the clauses that changed, by how. One that appeared and fails also newly fails."""
+    """Return the ids of changed clauses by the kind of change.
+
+    A new clause that fails is also newly failing.
+    """
     before = {clause["id"]: clause["outcome"] for clause in old["clauses"]}
     after = {clause["id"]: clause["outcome"] for clause in new["clauses"]}
 

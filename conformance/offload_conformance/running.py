@@ -1,7 +1,7 @@
-"""From a backend and a URL to the document of a run. What the run wrote is removed however it ends.
+"""A run of the suite, from a backend and a URL to the report. The run removes what it wrote, however it ends.
 
-Invariant: no clause is imported before pytest runs, which rewrites their assertions at that moment. Otherwise
-a failure would be a bare `AssertionError`.
+Invariant: no clause is imported before pytest runs, because pytest rewrites assertions during the import.
+Otherwise a failure would be a bare `AssertionError`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def run(
     ask: bool = True,
     measure: bool = False,
 ) -> reports.Document:
-    """Ask the clauses, measure, and report: after Ctrl-C what there is until then, which may be nothing.
+    """Run the clauses, measure, and return the report. After Ctrl-C it has the results so far.
 
-    Raises `Usage` for wrong arguments, and Ctrl-C where it came before the clauses were known.
+    Raises `Usage` for wrong arguments, and `KeyboardInterrupt` if Ctrl-C came before the clauses were known.
     """
     started, clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
     if measure and backend.kind != "store":
-        raise Usage(f"--performance measures stores, and the backend {backend.name!r} opens an offloader")
+        raise Usage(f"--performance measures stores, but the backend {backend.name!r} opens an offloader")
     place = _place(backend, url, options, server_version, upload_size_bytes)
     place.clause_seconds_max, place.listing_keys = clause_seconds_max, listing_keys
     try:
@@ -108,7 +108,7 @@ def _place(
 
 @dataclass(slots=True)
 class _Done:
-    """What came of a run until it ended, or was ended."""
+    """The results of a run until it ended or was stopped."""
 
     results: list[Result] = field(default_factory=list)
     capabilities: dict[str, dict[str, object]] = field(default_factory=dict)
@@ -118,7 +118,10 @@ class _Done:
 
 
 def _work(place: BackendPlace, *, select: Sequence[str], seed: int, ask: bool, measure: bool) -> _Done:
-    """Ask, measure, and clean up. Where an error comes through, a note tells what is left in the store."""
+    """Run the clauses, measure, and clean up.
+
+    If an error is raised, a note lists what is left in the store.
+    """
     done, ended = _Done(), False
     try:
         with live_line("collecting the clauses") as tell:
@@ -138,25 +141,25 @@ def _work(place: BackendPlace, *, select: Sequence[str], seed: int, ask: bool, m
 
 
 def _all_unasked() -> list[Result]:
-    """Every clause, for a run that only measures."""
-    from offload_conformance.backend import SUITES  # late: see the head of this module
+    """Return every clause as not selected, for a run that only measures."""
+    from offload_conformance.backend import SUITES  # late: see the docstring of this module
 
     return [Result(clause, message="not selected") for clause in clauses_of(*SUITES)]
 
 
 def _ask(place: BackendPlace, done: _Done, listener: Listener, seed: int) -> None:
-    """Run pytest. What Ctrl-C prevented is `not_run`."""
+    """Run pytest. Clauses that Ctrl-C prevented are `not_run`."""
     token = CURRENT.set(place)
     try:
         done.interrupted = not run_pytest(listener, seed=seed)
     finally:
         CURRENT.reset(token)
     if listener.unmatched:
-        raise Usage(f"--select {listener.unmatched[0]!r} names no layer and no clause")
+        raise Usage(f"--select {listener.unmatched[0]!r} matches no layer and no clause")
     if not listener.results and done.interrupted:
         raise KeyboardInterrupt
     if not listener.results:
-        raise OffloadError(f"the suite cannot be run: {listener.trouble.strip() or 'it has no clauses'}")
+        raise OffloadError(f"cannot run the suite: {listener.trouble.strip() or 'it has no clauses'}")
     for result in listener.results.values():
         result.settle()
     done.capabilities = listener.capabilities
@@ -164,7 +167,7 @@ def _ask(place: BackendPlace, done: _Done, listener: Listener, seed: int) -> Non
 
 
 def _measure(place: BackendPlace, done: _Done, seed: int, tell: Callable[[str], None]) -> None:
-    """Measure. Ctrl-C leaves the rows that are whole."""
+    """Measure the store. After Ctrl-C the complete rows are kept."""
     assert isinstance(place, StorePlace)
     account, found = place.begin("performance"), reports.Document()
 

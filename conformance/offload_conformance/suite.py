@@ -1,4 +1,7 @@
-"""What pytest collects in a run of the black box. Collected anew in each, by `box`; not for import."""
+"""The module that pytest collects in a run of the black box.
+
+`box` imports it in each run; nobody else may.
+"""
 
 from __future__ import annotations
 

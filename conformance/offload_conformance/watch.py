@@ -1,7 +1,7 @@
-"""Looking at a client from outside: whether it holds up the event loop, or its url gives secrets away.
+"""Observations of a client from outside: how long it blocks the event loop, and secrets in its URL.
 
-A stall is measured by a clock, and a busy machine stalls too. So a call is tried several times, and the
-best try counts: what blocks does so every time.
+A stall is measured by a clock, and on a busy machine other programs cause stalls too. So a call is tried
+several times and the best try counts: a call that blocks does so every time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ async def longest_stall(
     enough_seconds: float,
     between: Callable[[], Awaitable[object]] | None = None,
 ) -> float:
-    """The longest time for which other tasks did not run while `call` did, in the best of a few tries.
+    """Return the longest time for which other tasks did not run during `call`, in the best of a few tries.
 
-    A try below `enough_seconds` ends it. `between` is awaited before each try.
+    A try below `enough_seconds` is the last one. `between` is awaited before each try.
     """
     best = float("inf")
     for _ in range(TRIES_MAX):
@@ -63,7 +63,7 @@ async def _stall(call: Callable[[], Awaitable[object]]) -> float:
 
 
 def has_credentials(url: str) -> bool:
-    """Whether a url shows a password, or a parameter that is named like a secret."""
+    """Return True if a URL shows a password, or has a parameter with the name of a secret."""
     parts = urlsplit(url)
     words = {name.lower().replace("-", "_").split("_")[-1] for name, _ in parse_qsl(parts.query)}
     return parts.password is not None or not words.isdisjoint(SECRETS)

@@ -1,8 +1,8 @@
-"""From a RabbitMQ stream on disk to a table of messages by key and minute, over a tier on any object store.
+"""A pipeline from RabbitMQ's streams on disk, through a tier, to a table of messages by key and minute.
 
     python pipeline.py rabbitmq:///var/lib/rabbitmq/.../stream s3://bucket/tier ./by-minute
 
-Options of the tier's backend come from the environment, or as JSON in TIER_OPTIONS.
+The environment has the options of the tier's backend, or TIER_OPTIONS has them as JSON.
 """
 
 import json
@@ -25,7 +25,7 @@ BY_MINUTE = """
 
 
 def main(source: str, tier: str, target: str) -> None:
-    """Move what is new to the tier, then count all that is there."""
+    """Copy new data to the tier, then count all messages there."""
     options = json.loads(os.environ.get("TIER_OPTIONS", "{}"))
     with Blocking(tier, storage_options=options) as opened:
         for report in opened.sync(source):

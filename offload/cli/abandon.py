@@ -1,7 +1,8 @@
-"""`offload abandon`: the jobs that run on a stream, and giving one up that will not end.
+"""`offload abandon`: list the running jobs of a stream, and discard one that will never end.
 
-A job that was killed leaves attempts that run, and a sweep keeps what a running attempt uploaded. Dropping
-them is safe at any time: a job that lives after all is refused at its commit, and nothing of it is in.
+A job that was killed leaves running attempts, and a sweep keeps what a running attempt uploaded. Dropping the
+attempts is safe at any time: if the job is alive after all, its commit is refused, and none of its data is
+committed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def abandon(
             found = await offloader.load_manifest(stream)
             if job is not None:
                 if not attempts_of(found, job):
-                    raise NotOffloaded(f"stream {stream!r} runs nothing of job {job}")
+                    raise NotOffloaded(
+                        f"stream {stream!r} has no running job {job}; leave out JOB to list its jobs"
+                    )
                 await (await Job.begin(offloader, stream, uid=job)).abort()
             return found
 
@@ -51,16 +54,21 @@ def abandon(
         gone = {} if job is None else {"abandoned": str(job)}
         rows = [{"job": str(each), "attempts": count} for each, count in running.items()]
         print_json({"stream": stream, "jobs": rows, **gone})
-    elif job is not None:
-        given_up = f"job {job} given up, {counted(running[job], 'attempt')}"
-        print(f"{one_line(stream)}: {given_up}; `offload sweep` frees their space")
     else:
-        for each, count in running.items():
-            print(f"{each}  {counted(count, 'attempt')}")
-        if not running:
-            print(f"{one_line(stream)}: no job runs")
+        _show(stream, running, job)
+
+
+def _show(stream: str, running: Counter[UUID], discarded: UUID | None) -> None:
+    if discarded is not None:
+        what = f"discarded job {discarded} with {counted(running[discarded], 'attempt')}"
+        print(f"{one_line(stream)}: {what}; `offload sweep` frees its space")
+        return
+    for each, count in running.items():
+        print(f"{each}  {counted(count, 'attempt')}")
+    if not running:
+        print(f"{one_line(stream)}: no job is running")
 
 
 def jobs_of(manifest: Manifest) -> Counter[UUID]:
-    """The jobs that run, and how many attempts each has."""
+    """Return the running jobs, with the number of attempts of each."""
     return Counter(running.writer for running in manifest.running if running.kind is not AttemptKind.STREAM)

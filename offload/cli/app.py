@@ -1,4 +1,7 @@
-"""The application: its commands, plugins' among them, and the one place where errors become exit codes."""
+"""The command-line application: built-in commands, commands of plugins, and the exit codes of errors.
+
+This is the only place where an error becomes an exit code.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from offload.contracts.plugin import Command
 from offload.errors import OffloadError
 from offload.plugins import Plugins, conflict_text
 
-# What the library raises for a wrong argument: the base of its `BadParameter`, which it does not export.
+# The library's error for a wrong argument: the base of `BadParameter`, which it does not export.
 _ArgumentError: Any = typer.BadParameter.__mro__[2]
 
-# What the library returns after Ctrl-C outside of any command; no command of ours returns it.
+# The library's return value after Ctrl-C outside of any command. No command of ours returns it.
 _CTRL_C: Final = 130
 
 BLAS_THREADS: Final = "OPENBLAS_NUM_THREADS"
@@ -32,13 +35,13 @@ BLAS_THREADS: Final = "OPENBLAS_NUM_THREADS"
 
 
 def build(found: Plugins, named: str | None) -> typer.Typer:
-    """Return the application: the commands of its own, and every command that a plugin adds.
+    """Return the application with the built-in commands and every command that a plugin adds.
 
-    Only the one that is `named` is imported, and may fail; the others are there to be listed.
+    Imports only the command that is `named`, and may fail doing so. The others are only listed.
     """
     app = typer.Typer(
         name="offload",
-        help="Move a broker's sealed log data to any object store, and read it back.",
+        help="Copy a broker's sealed log data to any object store, and read it back.",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
@@ -53,7 +56,7 @@ def build(found: Plugins, named: str | None) -> typer.Typer:
             bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")
         ] = False,
     ) -> None:
-        """Move a broker's sealed log data to any object store, and read it back."""
+        """Copy a broker's sealed log data to any object store, and read it back."""
         from offload.cli.kit.state import CommandContext  # here, because help and completion need no tier
 
         context.obj = CommandContext(plugins=found, debug=debug)
@@ -65,7 +68,8 @@ def build(found: Plugins, named: str | None) -> typer.Typer:
 
 
 def _log(found: Plugins, *, debug: bool) -> None:
-    """Log errors, or all that is ours: SDKs write tokens and signatures into their debug logs."""
+    """Log errors only, or with `debug` everything that the framework and its plugins log."""
+    # SDKs write tokens and signatures into their debug logs, so their loggers stay at INFO.
     logging.basicConfig(level=logging.INFO if debug else logging.ERROR, handlers=[_Stderr()])
     ours = {each.declaration.target.partition(":")[0].partition(".")[0] for each in found.declared}
     for name in {"offload", *ours}:
@@ -73,7 +77,7 @@ def _log(found: Plugins, *, debug: bool) -> None:
 
 
 class _Stderr(logging.Handler):
-    """One line for each message: when, who, what. Names from outside may hold any character."""
+    """A handler that writes each message as one line. Names from outside may hold any character."""
 
     def emit(self, record: logging.LogRecord) -> None:
         form = self.formatter or logging.Formatter()
@@ -90,7 +94,10 @@ def _version(wanted: bool) -> None:
 
 
 def _words_to_complete() -> list[str]:
-    """What a shell asks to complete, without the program's name: it calls without arguments for that."""
+    """Return the words that a shell asks to complete, without the program's name.
+
+    For a completion the shell passes no arguments: the words are in the environment.
+    """
     words = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     return words.split()[1:]
 
@@ -111,21 +118,21 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as done:
         return done.exit_code
     except SystemExit as stopped:
-        if isinstance(stopped.__context__, BrokenPipeError):  # of the help, which no command of ours prints
+        if isinstance(stopped.__context__, BrokenPipeError):  # the library printed a help text into it
             raise ClosedPipe from stopped
         raise
     except _ArgumentError as error:
         error.show()
         return int(error.exit_code)
     except OffloadError as error:
-        if "--debug" in options:  # known before the application is, should a command's code fail
+        if "--debug" in options:  # read from the words: the import of the command itself may have failed
             raise
         print_error(error)
         return 2 if isinstance(error, Usage) else 1
 
 
 def _plugin_commands(found: Plugins) -> Iterator[Command]:
-    """The commands of plugins, without those that would take another's name."""
+    """Yield the commands of plugins, except those whose name is taken."""
     for declared in found.of_kind("command"):
         rivals = [found.conflicts[claim] for claim in declared.claims() if claim in found.conflicts]
         name = declared.declaration.name
@@ -143,7 +150,7 @@ def _add(app: typer.Typer, declaration: Command, named: str | None) -> None:
     text: str | None = declaration.help
     if declaration.name == named and declaration.name in BUILT_IN:
         with _one_blas_thread():
-            target, text = declaration.load(), None  # its own page shows the whole docstring
+            target, text = declaration.load(), None  # its own help shows the whole docstring
     elif declaration.name == named:
         target = declaration.load()
     if isinstance(target, typer.Typer):
@@ -154,9 +161,10 @@ def _add(app: typer.Typer, declaration: Command, named: str | None) -> None:
 
 @contextmanager
 def _one_blas_thread() -> Iterator[None]:
-    """While it is imported, NumPy starts no threads for linear algebra, which no command of ours needs.
+    """Keep NumPy from starting threads for linear algebra while it is imported.
 
-    They cost more processor time than the rest of the import. A value that the user has set is kept.
+    No command needs them, and they cost more processor time than the rest of the import. A value that the
+    user has set is kept.
     """
     is_ours = BLAS_THREADS not in os.environ
     if is_ours:
@@ -164,7 +172,7 @@ def _one_blas_thread() -> Iterator[None]:
     try:
         yield
     finally:
-        if is_ours:  # programs that a command starts are no concern of ours
+        if is_ours:  # programs that a command starts must not inherit it
             del os.environ[BLAS_THREADS]
 
 

@@ -1,53 +1,85 @@
-"""`offload check`: what works at a place with these credentials, what does not, and what to do."""
+"""`offload check`: test the store behind a place with these credentials, and suggest fixes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import unquote
 
 import typer
 
-from offload.cli.kit.arguments import Options, Tier
+from offload.cli.kit.arguments import Keys, Options, Tier
 from offload.cli.kit.output import one_line, print_json
 from offload.cli.kit.state import CommandContext, run_async
 from offload.session import GivenOptions, backend_of
-from offload.upkeep.check import CheckFinding, CheckReport, CheckVerdict
+from offload.upkeep.check import CheckFinding, CheckReport, CheckVerdict, check_master_key
 from offload.upkeep.check import check as check_store
 from offload.urls import FILE_SCHEME, scheme_of
 
+CheckedKey = Annotated[
+    str | None,
+    typer.Option(
+        "--encrypt",
+        metavar="LABEL",
+        help="Also test if this master key of the key service wraps and unwraps. Needs --keys.",
+    ),
+]
 MARKS: Final = {CheckVerdict.WORKS: "ok", CheckVerdict.FAILS: "FAILS", CheckVerdict.NOT_TRIED: "-"}
 
 
 def check(
     context: typer.Context,
     tier: Tier,
+    encrypt: CheckedKey = None,
+    keys: Keys = None,
     option: Options = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Put and delete nothing.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Test reading alone. Put and delete nothing.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
     """Test the store behind TIER: permissions, conditional writes, listing. Suggest fixes for failures."""
-    state: CommandContext = context.obj
+    state: CommandContext = context.obj.with_keys(keys, encrypt)
     given = state.options(option)
 
-    async def main() -> list[CheckReport]:
-        report = await _checked(state, tier, given, read_only=read_only, json=json)
-        if not report.commit_store:
-            return [report]
-        commits = GivenOptions(data=given.commits, commits={}, limits=given.limits)
-        return [report, await _checked(state, report.commit_store, commits, read_only=read_only, json=json)]
+    async def main() -> tuple[list[CheckReport], CheckFinding | None]:
+        reports = await check_stores(state, tier, given, read_only=read_only, json=json)
+        return reports, None if encrypt is None else await _checked_key(state, encrypt, json=json)
 
-    reports = run_async(main)
+    reports, key = run_async(main)
     advice = _advice(state, tier)
     summary = {what: _all_can(reports, what) for what in ("read", "write", "commit")}
     if json:
         stores = [{"url": r.url, "findings": [f.as_json() for f in r.findings]} for r in reports]
-        print_json({"stores": stores, "can": summary, "advice": advice}, indent=2)
+        document = {"stores": stores, "can": summary, "advice": advice}
+        print_json(document | ({} if key is None else {"key": key.as_json()}), indent=2)
     else:
         _show_summary(summary, advice, read_only=read_only)
-    return 0 if summary["read"] and (read_only or summary["commit"]) else 1
+    works = key is None or key.verdict is not CheckVerdict.FAILS
+    return 0 if works and summary["read"] and (read_only or summary["commit"]) else 1
+
+
+async def check_stores(
+    state: CommandContext, tier: str, given: GivenOptions, *, read_only: bool, json: bool
+) -> list[CheckReport]:
+    """Check the store of a tier, and its commit store if it has one. Findings are printed unless `json`."""
+    report = await _checked(state, tier, given, read_only=read_only, json=json)
+    if not report.commit_store:
+        return [report]
+    commits = GivenOptions(data=given.commits, commits={}, limits=given.limits)
+    return [report, await _checked(state, report.commit_store, commits, read_only=read_only, json=json)]
+
+
+def summary_of(reports: list[CheckReport]) -> dict[str, bool]:
+    """Return whether the stores can `read`, `write` and `commit`."""
+    return {what: _all_can(reports, what) for what in ("read", "write", "commit")}
+
+
+def stores_as_json(reports: list[CheckReport]) -> list[dict[str, Any]]:
+    """Return the findings for JSON output."""
+    return [{"url": r.url, "findings": [f.as_json() for f in r.findings]} for r in reports]
 
 
 async def _checked(
@@ -64,11 +96,21 @@ async def _checked(
             await store.aclose()
 
 
+async def _checked_key(state: CommandContext, label: str, *, json: bool) -> CheckFinding:
+    assert state.keys is not None, "`with_keys` refuses a label without a key service"
+    async with state.key_service(state.keys) as service:
+        finding = await check_master_key(service, label)
+    if not json:
+        print(one_line(state.keys))
+        _show(finding)
+    return finding
+
+
 @contextmanager
 def _no_new_folders(url: str) -> Iterator[None]:
-    """Remove the folders that a check makes in a place that does not exist yet. Other stores have none.
+    """Remove the folders that a check makes in a place that does not exist yet.
 
-    One that holds anything stays: somebody began to use it meanwhile.
+    Stores other than folders have none. A folder that is not empty stays: somebody uses it meanwhile.
     """
     if scheme_of(url) != FILE_SCHEME:
         yield
@@ -88,7 +130,7 @@ def _show(finding: CheckFinding) -> None:
 
 
 def _all_can(reports: list[CheckReport], what: str) -> bool:
-    """A tier with a commit store commits there; its data store need only be written."""
+    """Return whether all stores can do `what`. If there is a commit store, only that one must commit."""
     data, *commits = reports
     if commits and what == "commit":
         return data.can("write") and commits[0].can("commit")

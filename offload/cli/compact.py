@@ -1,27 +1,41 @@
-"""`offload compact`: larger fragments in the place of small ones."""
+"""`offload compact`: merge small fragments into larger ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from offload.cli.kit.arguments import OnlyStream, Options, Tier
-from offload.cli.kit.output import print_error, print_json, print_table, size_text
+from offload.cli.kit.arguments import (
+    Compress,
+    Encrypt,
+    EncryptedOnly,
+    Keys,
+    OnlyStream,
+    Options,
+    Tier,
+    compression_of,
+)
+from offload.cli.kit.output import print_dropped, print_error, print_json, print_table, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext
 from offload.cli.resumed import ended
-from offload.native.offloader import TierOptions
 from offload.upkeep.compact.stream import Compacted, Compaction
 from offload.upkeep.compact.stream import compact as compact_tier
 
 FragmentSize = Annotated[
-    str, typer.Option(metavar="SIZE", help="How large fragments may become, such as 64MiB or 200MB.")
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="The largest size of a merged fragment, before compression, such as 64MiB or 200MB.",
+    ),
 ]
 FragmentsMin = Annotated[
-    int, typer.Option(metavar="COUNT", min=2, help="Leave runs of fewer fragments as they are.")
+    int,
+    typer.Option(metavar="COUNT", min=2, help="Merge only if at least this many fragments become one."),
 ]
 
 
@@ -31,19 +45,26 @@ def compact(
     stream: OnlyStream = None,
     fragment_size: FragmentSize = "64MiB",
     fragments_min: FragmentsMin = 2,
+    compress: Compress = None,
+    encrypt: Encrypt = None,
+    keys: Keys = None,
+    encrypted_only: EncryptedOnly = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
-    """Merge small fragments that lie next to each other in TIER. `offload sweep` frees what they took.
+    """Merge neighbouring small fragments in TIER. `offload sweep` frees the space of the old ones.
 
-    Safe beside syncs and readers. Killed at any moment and run again, it goes on. The newest fragment stays.
+    Safe beside syncs and readers. If it is killed, run the same command again. The newest fragment of a
+    stream stays as it is. So does a fragment that is not small, whatever its compression: `offload copy`
+    compresses everything.
     """
-    state: CommandContext = context.obj
+    state: CommandContext = context.obj.with_keys(keys, encrypt, encrypted_only=encrypted_only)
     size_bytes = parse_size(fragment_size, option="--fragment-size")
+    compression = compression_of(compress)
     done: list[Compacted] = []
 
     async def main() -> None:
-        how = TierOptions(fragment_size_bytes=size_bytes)
+        how = replace(state.reading, fragment_size_bytes=size_bytes, compression=compression, encrypt=encrypt)
         with progress(json=json) as show:
             async with state.tier(tier, option, how=how) as offloader:
                 async for one in compact_tier(
@@ -60,17 +81,26 @@ def compact(
 
 
 def _tell(one: Compacted, *, json: bool) -> None:
-    """What does not wait for the table."""
+    """Print a line of JSON, or an error, as soon as a stream is done. The table comes at the end."""
     if json:
         print_json(one.as_json())
+    else:
+        print_dropped(one.stream, one.dropped_sections)
     if one.error is not None:
         print_error(one.error)
 
 
 def _show(done: list[Compacted]) -> None:
-    heads = ("stream", "fragments", "became", "copied", "changed meanwhile")
+    heads = ("stream", "fragments", "became", "copied", "stored", "changed meanwhile")
     rows = [
-        (one.stream, one.fragments, one.runs, size_text(one.bytes), one.passed_over)
+        (
+            one.stream,
+            one.fragments,
+            one.runs,
+            size_text(one.bytes),
+            size_text(one.stored_bytes),
+            one.passed_over,
+        )
         for one in done
         if one.error is None or one.runs
     ]
@@ -79,7 +109,7 @@ def _show(done: list[Compacted]) -> None:
 
 
 class _Bar:
-    """Shows how far the stream at hand is, by its offsets; the bytes are those of all streams together."""
+    """The progress of the stream at hand, in offsets. The bytes are those of all streams together."""
 
     def __init__(self, show: Show) -> None:
         self._show, self._stream = show, ""

@@ -1,42 +1,52 @@
-"""`offload copy`: one tier's streams onto another."""
+"""`offload copy`: copy the streams of one tier to another."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from offload.cli.kit.arguments import Options
+from offload.cli.encryption import is_encrypted
+from offload.cli.kit.arguments import Compress, Decrypt, Encrypt, EncryptedOnly, Keys, Options, SourceKeys
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.output import print_error, print_json, print_note, print_table, size_text
+from offload.cli.kit.output import (
+    one_line,
+    print_dropped,
+    print_error,
+    print_json,
+    print_note,
+    print_table,
+    size_text,
+)
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext
 from offload.cli.resumed import ended
-from offload.cli.sync import UPLOADS_MAX, CommitStore, HashedKeys, UploadsAtOnce
+from offload.cli.sync import UPLOADS_MAX, CommitStore, HashedKeys, UploadsAtOnce, asked_of
 from offload.contracts.offloader import LedgerOffloader
-from offload.native.offloader import TierOptions
-from offload.native.place import TierPlan
+from offload.errors import OffloadError
 from offload.upkeep.copy.tier import Copied, CopyProgress, give_up
 from offload.upkeep.copy.tier import copy as copy_tier
 
 SourceTier = Annotated[str, typer.Argument(metavar="SOURCE_TIER", help="The tier to read.")]
 TargetTier = Annotated[
-    str, typer.Argument(metavar="TARGET_TIER", help="The tier to write. It is made if there is none.")
+    str, typer.Argument(metavar="TARGET_TIER", help="The tier to write. It is made if it does not exist.")
 ]
 CopiedStreams = Annotated[
     list[str] | None, typer.Argument(metavar="STREAM", help="Only these streams. Default: all.")
 ]
 ReadBack = Annotated[
-    bool, typer.Option("--verify", help="Read what was uploaded once more, whole, before it is named.")
+    bool, typer.Option("--verify", help="Read every uploaded fragment back, whole, before it is committed.")
 ]
 GiveUp = Annotated[
     bool,
-    typer.Option("--give-up", help="Copy nothing; drop what an unfinished copy of STREAM uploaded."),
+    typer.Option("--give-up", help="Copy nothing. Discard what an unfinished copy of STREAM uploaded."),
 ]
 SourceOptions = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="An option of SOURCE_TIER's backend; may be repeated."),
+    typer.Option(metavar="NAME=VALUE", help="An option of SOURCE_TIER's backend. May be repeated."),
 ]
 
 
@@ -50,59 +60,89 @@ def copy(
     at_once: UploadsAtOnce = UPLOADS_MAX,
     commit_store: CommitStore = "",
     hashed_keys: HashedKeys = False,
+    compress: Compress = None,
     source_option: SourceOptions = None,
+    encrypt: Encrypt = None,
+    decrypt: Decrypt = False,
+    keys: Keys = None,
+    only: EncryptedOnly = False,
+    from_keys: SourceKeys = None,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
-    """Copy what SOURCE_TIER has committed to TARGET_TIER, every byte checked. A later run copies what is new.
+    """Copy committed data from SOURCE_TIER to TARGET_TIER. A later run copies only what is new.
 
-    Safe beside syncs and readers of either. Killed at any moment and run again, it goes on.
+    Every byte is checked. Safe beside syncs and readers. If it is killed, run the same command again.
     """
-    state: CommandContext = context.obj
+    state: CommandContext = context.obj.with_keys(keys, encrypt, encrypted_only=only, decrypt=decrypt)
+    run = partial(copy_tier, streams=stream or [], verify=verify, decrypt=decrypt, at_once=at_once)
     done: list[Copied] = []
-    how = TierOptions(uploads_max=at_once)
-    plan = TierPlan(commit_store=commit_store, hashed_keys=hashed_keys)
+    how, plan = asked_of(at_once, commit_store, compress, hashed_keys=hashed_keys, encrypt=encrypt)
 
     async def main() -> None:
         async with (
-            state.tier(source, source_option) as read,
+            state.tier(source, source_option, keys=from_keys) as read,
             state.tier(target, option, how=how, plan=plan) as written,
         ):
             if drop:
                 await _give_up(read, written, stream or [])
-                return
-            with progress(json=json) as show:
-                copying = copy_tier(
-                    read, written, streams=stream or [], verify=verify, at_once=at_once, progress=_Bar(show)
-                )
-                async for one in copying:
-                    done.append(one)
-                    _tell(one, json=json)
+            else:
+                await _copy(partial(run, read), written, done, encrypt=encrypt is not None, json=json)
 
     return ended(main, done, partial(_show, done), json=json)
 
 
+async def _copy(
+    run: Callable[..., AsyncIterator[Copied]],
+    target: LedgerOffloader,
+    done: list[Copied],
+    *,
+    encrypt: bool,
+    json: bool,
+) -> None:
+    """Run a copy with a bar, and print a line for each stream as soon as it is done."""
+    with progress(json=json) as show:
+        async for one in run(target, progress=_Bar(show)):
+            _tell(one, done, json=json)
+    if encrypt:
+        await _tell_clear(target, done)
+
+
+async def _tell_clear(target: LedgerOffloader, done: list[Copied]) -> None:
+    """Print a note for each stream whose copy was complete before, and is not encrypted."""
+    for one in done:
+        if one.note or one.error is not None or one.fragments or one.taken_over:
+            continue
+        with suppress(OffloadError):  # deleted since: there is nothing to say of it
+            if not await is_encrypted(await target.view(one.stream)):
+                why = "--encrypt encrypts new data only; copy to an empty place to encrypt all of it"
+                print_note(f"{one_line(one.stream)}: its copy stays in the clear: {why}")
+
+
 async def _give_up(source: LedgerOffloader, target: LedgerOffloader, streams: list[str]) -> None:
     if not streams:
-        raise Usage("--give-up takes the streams as arguments behind TARGET_TIER")
+        raise Usage("--give-up needs the names of the streams: add them behind TARGET_TIER")
     for name in streams:
         await give_up(source, target, name)
-        print_note(f"{name}: what was left is given up; `offload sweep {target.url}` frees its space")
+        print_note(f"{name}: discarded its unfinished copy; `offload sweep {target.url}` frees the space")
 
 
-def _tell(one: Copied, *, json: bool) -> None:
-    """What does not wait for the table."""
+def _tell(one: Copied, done: list[Copied], *, json: bool) -> None:
+    """Print a line of JSON, a note or an error as soon as a stream is done. The table comes at the end."""
+    done.append(one)
     if json:
         print_json(one.as_json())
     elif one.note:
         print_note(f"{one.stream}: not copied: {one.note}")
+    else:
+        print_dropped(one.stream, one.dropped_sections)
     if one.error is not None:
         print_error(one.error)
 
 
 def _show(done: list[Copied]) -> None:
     rows = [
-        (one.stream, size_text(one.bytes), one.fragments, one.taken_over, one.next_offset)
+        (one.stream, size_text(one.stored_bytes), one.fragments, one.taken_over, one.next_offset)
         for one in done
         if not one.note and one.error is None
     ]
@@ -111,7 +151,7 @@ def _show(done: list[Copied]) -> None:
 
 
 class _Bar:
-    """Shows how far the stream at hand is, by its offsets; the bytes are those of all streams together."""
+    """The progress of the stream at hand, in offsets. The bytes are those of all streams together."""
 
     def __init__(self, show: Show) -> None:
         self._show, self._stream = show, ""
@@ -121,7 +161,7 @@ class _Bar:
         if seen.stream != self._stream:
             self._stream, self._before = seen.stream, self._before + self._bytes
         self._bytes = seen.bytes
-        doing = "checking what an earlier run left of" if seen.is_checking else "copying"
+        doing = "checking an earlier, unfinished copy of" if seen.is_checking else "copying"
         self._show(
             CommandProgress(
                 what=f"{doing} {seen.stream}",

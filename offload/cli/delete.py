@@ -1,4 +1,4 @@
-"""`offload delete`: delete a stream, for good."""
+"""`offload delete`: delete a stream for good."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def delete(
         bool, typer.Option("--yes", help="Skip the confirmation prompt. Required when there is no terminal.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing, only say what would go.")
+        bool, typer.Option("--dry-run", help="Show what would be deleted. Change nothing.")
     ] = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Delete STREAM. It cannot be undone. `offload sweep` frees the space.
+    """Delete STREAM. This cannot be undone. `offload sweep` frees its space.
 
     A later `offload sync` of the same name begins a new stream.
     """
     state: CommandContext = context.obj
     if not (yes or dry_run or sys.stdin.isatty()):
-        raise Usage("delete asks for the stream's name on a terminal, and there is none here: add --yes")
+        raise Usage("delete asks for the stream's name, and there is no terminal to ask on: add --yes")
 
     async def main() -> Manifest | None:
         async with state.tier(tier, option) as offloader:
@@ -51,22 +51,24 @@ def delete(
     if json:
         print_json({**totals(stream, gone), "dry_run": dry_run, "deleted": gone is not None and not dry_run})
     elif gone is None:
-        print(f"{one_line(stream)}: deleted already, nothing to do")
+        print(f"{one_line(stream)}: already deleted, nothing to do")
     else:
-        print(f"{_counts(gone)} {'would go' if dry_run else 'deleted; `offload sweep` frees their space'}")
+        done = "would be deleted" if dry_run else "deleted; `offload sweep` frees their space"
+        print(f"{held_by(gone)} {done}")
 
 
 def _ask(found: Manifest) -> None:
-    """Have a person type the stream's name. Raises where they type something else."""
+    """Ask a person to type the stream's name. Raises if they type something else."""
     sys.stderr.write(
-        f"{_counts(found)} will be deleted. This cannot be undone: no command brings them back, and\n"
-        "`offload sweep` removes the objects. Type the stream's name to go on: "
+        f"{held_by(found)} will be deleted. This cannot be undone: no command brings them back, and\n"
+        "`offload sweep` removes the objects. Type the stream's name to delete it: "
     )
     sys.stderr.flush()
     if sys.stdin.readline().rstrip("\n") != found.stream:
         raise OffloadError(f"that is not the name of stream {found.stream!r}; nothing was deleted")
 
 
-def _counts(manifest: Manifest) -> str:
+def held_by(manifest: Manifest) -> str:
+    """Return the name of a stream, and what it holds."""
     held = f"{counted(manifest.messages, 'message')}, {size_text(manifest.stored_size_bytes)}"
     return f"{one_line(manifest.stream)}: {held}, offsets [{manifest.first_offset}, {manifest.next_offset})"

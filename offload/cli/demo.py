@@ -1,6 +1,6 @@
-"""`offload demo`: the whole idea in a few seconds, on real data that a RabbitMQ broker wrote.
+"""`offload demo`: copy, read, verify and damage a sample in a few seconds.
 
-The sample comes from whichever source plugin ships one; the tier is a folder.
+A RabbitMQ broker wrote the sample. It comes from the first source plugin that has one; the tier is a folder.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Demo:
         return stream
 
     async def _list(self, offloader: LedgerOffloader, stream: str) -> Manifest:
-        self._say("The tier alone says what it holds; broker and source are not needed any more:")
+        self._say("The tier describes itself. Neither the broker nor the source is needed any more:")
         manifest = await offloader.load_manifest(stream)
         covered = f"[{manifest.first_offset}, {manifest.next_offset})"
         size = size_text(manifest.stored_size_bytes)
@@ -104,7 +104,7 @@ class _Demo:
         return batch
 
     async def _verify(self, offloader: LedgerOffloader) -> None:
-        self._say("Every object is held against its checksums and the manifest:")
+        self._say("Verify checks every object against its checksums and the manifest:")
         report = await verify(offloader)
         print(f"   {counted(report.objects, 'object')}, {report.bytes} bytes, {len(report.damages)} damaged")
 
@@ -112,13 +112,13 @@ class _Demo:
         self._say("One bit of a fragment flips, as disks do:")
         victim = max(self._folder.rglob("*.fragment"))
         raw = bytearray(victim.read_bytes())
-        raw[len(raw) // 3] ^= 1
+        raw[len(raw) // 4] ^= 1
         victim.write_bytes(raw)
         report = await verify(offloader)
         for damage in report.damages:
             print(f"   found: {error_line(damage)}")
-        raw[len(raw) // 3] ^= 1
+        raw[len(raw) // 4] ^= 1
         victim.write_bytes(raw)
         if not report.damages:
             raise Corrupt("the demo's own damage", str(victim), expected="found", found="missed")
-        print("   (and put right again)")
+        print("   (the bit is restored)")

@@ -1,9 +1,15 @@
-"""`offload inspect`: what is committed of one stream, down to its fragments."""
+"""`offload inspect`: show the committed data of one stream, down to its fragments.
+
+Invariant: without `--verbose`, the tree has no word of the commit protocol (docs/commit-protocol.md). The
+JSON document always has all of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Final
+from uuid import UUID
 
 import numpy as np
 import typer
@@ -11,55 +17,78 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from offload.cli.kit.arguments import Options, Stream, Tier
-from offload.cli.kit.output import counted, one_line, print_json, size_text
+from offload.cli.encryption import ShownKey, is_encrypted, keys_of, keys_of_fragments
+from offload.cli.kit.arguments import Options, Stream, Tier, Verbose
+from offload.cli.kit.output import counted, one_line, print_json, sizes_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import StreamView
-from offload.model.entry import Entries, EntryKind, entries_of_rows
+from offload.model.entry import Entries, Entry, EntryKind, entries_of_rows
 from offload.model.manifest import AttemptKind, CommittedStream, Manifest, Running
 from offload.model.position import iso_of
-from offload.model.totals import totals
+from offload.model.totals import codec_name, ratio_of, stored_totals, totals
+from offload.native.own import native_or_none
 
 WIDTH: Final = 100_000
-"""Wider than any line: a terminal wraps what it must, and nothing is cut."""
+"""Wider than any line, so that rich cuts nothing. A terminal wraps long lines by itself."""
 
 
 def inspect(
     context: typer.Context,
     tier: Tier,
     stream: Stream,
+    verbose: Verbose = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Show totals, root, fragments and running attempts of STREAM."""
+    """Show the totals, the root, the fragments and the running attempts of STREAM."""
     state: CommandContext = context.obj
 
-    async def main() -> StreamView:
+    async def main() -> tuple[StreamView, _Encryption, str | None]:
         async with state.catalogue(tier, option) as catalogue:
-            return await catalogue.view(stream)
+            view = await catalogue.view(stream)
+            fragments = _fragments_of(view.committed) if verbose else ()
+            entries = [entry for row in fragments for entry in entries_of_rows(row)]
+            encryption = _Encryption(
+                on=await is_encrypted(view),
+                keys=await keys_of(catalogue, view.committed),
+                of=await keys_of_fragments(catalogue, view.committed, entries),
+            )
+            native = native_or_none(catalogue)
+            return view, encryption, None if native is None else str(native.default_compression)
 
-    view = run_async(main)
+    view, encryption, default = run_async(main)
     if json:
-        print_json(document(view), indent=2)
+        print_json(document(view, encryption) | {"default_compression": default}, indent=2)
     else:
-        Console(width=WIDTH, highlight=False, emoji=False).print(_tree(view))
+        shown = _tree(view, encryption, default, verbose=verbose)
+        Console(width=WIDTH, highlight=False, emoji=False).print(shown)
 
 
-def document(view: StreamView) -> dict[str, object]:
-    """The stream as `offload inspect --json` prints it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Encryption:
+    on: bool
+    keys: list[ShownKey]
+    of: dict[Entry, UUID]
+    """The key of each fragment, with `--verbose`."""
+
+
+def document(view: StreamView, encryption: _Encryption) -> dict[str, object]:
+    """Return the document of `offload inspect --json`."""
     committed = view.committed
+    sums = totals(committed.stream, committed) | stored_totals(committed) | {"encrypted": encryption.on}
     return {
         "stream": committed.stream,
-        "totals": totals(committed.stream, committed) | {"stored_bytes": committed.stored_size_bytes},
+        "totals": sums,
         "root": {"object": view.where, "version": committed.version} | _who_may_change(committed),
         "groups": [_group(view, row) for row in _groups_of(committed)],
-        "fragments": [_fragment(view, row) for row in _fragments_of(committed)],
+        "fragments": [_fragment(view, row, encryption) for row in _fragments_of(committed)],
         "attempts": [_running(running) for running in _running_in(committed)],
+        "keys": [key.as_json() for key in encryption.keys],
     }
 
 
 def _who_may_change(committed: CommittedStream) -> dict[str, object]:
-    """The incarnation, and what a manifest says besides: a tier that is only read has none."""
+    """Return the incarnation and the manifest's fields. A tier that is only read has no manifest."""
     incarnation: dict[str, object] = {"incarnation": str(committed.incarnation)}
     if not isinstance(committed, Manifest):
         return incarnation
@@ -81,13 +110,13 @@ def _running_in(committed: CommittedStream) -> Sequence[Running]:
 
 
 def _groups_of(committed: CommittedStream) -> Iterator[Entries]:
-    """The root's own groups, oldest first, a row each. What is in them is not fetched."""
+    """Yield the root's own groups, oldest first, one row each. Their contents are not fetched."""
     for row in np.flatnonzero(committed.entries["kind"]):
         yield committed.entries[row : row + 1]
 
 
 def _fragments_of(committed: CommittedStream) -> Iterator[Entries]:
-    """The fragments that the root itself names, a row each: the newest."""
+    """Yield the fragments that the root itself names, one row each: the newest ones."""
     for row in np.flatnonzero(committed.entries["kind"] == 0):
         yield committed.entries[row : row + 1]
 
@@ -104,6 +133,7 @@ def _group(view: StreamView, row: Entries) -> dict[str, object]:
         "fragments": int(row["fragments"][0]),
         "bytes": int(row["data_size_bytes"][0]),
         "stored_bytes": int(row["stored_size_bytes"][0]),
+        "ratio": ratio_of(int(row["data_size_bytes"][0]), int(row["stored_size_bytes"][0])),
         "first_timestamp": iso_of(int(row["first_timestamp_ms"][0])),
         "last_timestamp": iso_of(int(row["last_timestamp_ms"][0])),
         "crc32c": f"{int(row['checksum'][0]):08x}",
@@ -120,8 +150,9 @@ def _running(running: Running) -> dict[str, object]:
     }
 
 
-def _fragment(view: StreamView, row: Entries) -> dict[str, object]:
+def _fragment(view: StreamView, row: Entries, encryption: _Encryption) -> dict[str, object]:
     [entry] = entries_of_rows(row)
+    key = {"key": str(encryption.of[entry])} if entry in encryption.of else {}
     return {
         "object": view.name_of(row),
         "first_offset": entry.first_offset,
@@ -130,55 +161,82 @@ def _fragment(view: StreamView, row: Entries) -> dict[str, object]:
         "messages": entry.messages,
         "bytes": entry.data_size_bytes,
         "stored_bytes": entry.stored_size_bytes,
+        "ratio": ratio_of(entry.data_size_bytes, entry.stored_size_bytes),
+        "codec": codec_name(entry.codec),
+        "encrypted": bool(entry.encrypted),
         "first_timestamp": iso_of(entry.first_timestamp_ms),
         "last_timestamp": iso_of(entry.last_timestamp_ms),
         "ledger_id": entry.ledger_id,
         "attempt": str(entry.attempt),
         "crc32c": f"{entry.checksum:08x}",
+        **key,
     }
 
 
-def _tree(view: StreamView) -> Tree:
+def _tree(view: StreamView, encryption: _Encryption, default: str | None, *, verbose: bool) -> Tree:
     committed = view.committed
     covered = f"[{committed.first_offset}, {committed.next_offset})"
     tree = Tree(
         escape(
             f"{one_line(committed.stream)}  {counted(committed.messages, 'message')} in offsets {covered}, "
-            f"{size_text(committed.stored_size_bytes)}"
+            f"{sizes_text(committed.data_size_bytes, committed.stored_size_bytes)}"
         )
     )
     if isinstance(committed, Manifest):
-        _add_root(tree, committed)
+        _add_root(tree, committed, verbose=verbose)
     else:
-        tree.add(f"version {committed.version}, only read here").add(f"incarnation {committed.incarnation}")
+        root = tree.add(f"version {committed.version}, read-only")
+        if verbose:
+            root.add(f"incarnation {committed.incarnation}")
+    if encryption.keys:
+        keys = tree.add(f"keys: {len(encryption.keys)}")
+        for key in encryption.keys:
+            keys.add(escape(str(key)))
+    if default is not None:
+        tree.add(f"default compression of the tier: {default}")
     fragments = tree.add(f"fragments: {committed.fragments}, ledgers: {committed.ledgers}")
+    _add_fragments(fragments, view, encryption)
+    return tree
+
+
+def _add_fragments(fragments: Tree, view: StreamView, encryption: _Encryption) -> None:
+    committed = view.committed
     for row in _groups_of(committed):
         group = _group(view, row)
         fragments.add(
             escape(
                 f"[{group['first_offset']}, {group['next_offset']})  {group['kind']} of "
                 f"{counted(int(row['fragments'][0]), 'fragment')}, "
-                f"{size_text(int(row['stored_size_bytes'][0]))}"
+                f"{sizes_text(int(row['data_size_bytes'][0]), int(row['stored_size_bytes'][0]))}"
             )
         )
     for row in _fragments_of(committed):
         [entry] = entries_of_rows(row)
+        sizes = sizes_text(entry.data_size_bytes, entry.stored_size_bytes, codec_name(entry.codec))
         fragments.add(
             escape(
-                f"[{entry.first_offset}, {entry.next_offset})  {size_text(entry.stored_size_bytes)}  "
+                f"[{entry.first_offset}, {entry.next_offset})  {sizes}  "
                 f"{iso_of(entry.first_timestamp_ms)} to {iso_of(entry.last_timestamp_ms)}  "
-                f"ledger {entry.ledger_id}, attempt {entry.attempt}"
+                f"ledger {entry.ledger_id}, attempt {entry.attempt}{_sealed(entry, encryption)}"
             )
         )
-    return tree
 
 
-def _add_root(tree: Tree, manifest: Manifest) -> None:
-    """Who may change the stream, and what is under way."""
-    root = tree.add(f"root version {manifest.version}, epoch {manifest.epoch}, {manifest.state.name.lower()}")
+def _sealed(entry: Entry, encryption: _Encryption) -> str:
+    if not entry.encrypted:
+        return ", not encrypted" if encryption.on else ""
+    return f", encrypted by key {encryption.of[entry]}" if entry in encryption.of else ", encrypted"
+
+
+def _add_root(tree: Tree, manifest: Manifest, *, verbose: bool) -> None:
+    """Add the writer of the stream and the attempts that are running."""
+    epoch = f", epoch {manifest.epoch}" if verbose else ""
+    root = tree.add(f"root version {manifest.version}{epoch}, {manifest.state.name.lower()}")
     root.add(f"writer {manifest.writer}")
-    root.add(f"incarnation {manifest.incarnation}")
+    if verbose:
+        root.add(f"incarnation {manifest.incarnation}")
     running = tree.add(f"running attempts: {len(manifest.running)}")
     for each in manifest.running:
-        whose = f"job {each.writer}" if each.kind is not AttemptKind.STREAM else each.kind.name.lower()
-        running.add(f"{each.attempt}  ledger {each.ledger_id}, epoch {each.epoch}, {whose}")
+        whose = f"job {each.writer}" if each.kind is not AttemptKind.STREAM else "the writer's"
+        began = f", epoch {each.epoch}" if verbose else ""
+        running.add(f"{each.attempt}  ledger {each.ledger_id}{began}, {whose}")

@@ -1,8 +1,11 @@
-"""Where the `offload` process begins and how it ends.
+"""The entry point of the `offload` process, and its exit codes.
 
-Exit codes: 0 fine; 1 the operation failed, found damage, or names something that is not there; 2
-what the arguments alone show to be wrong; 130 after Ctrl-C. A closed pipe ends quietly with 0. An
-error is one line on stderr, never a traceback unless `--debug` is given.
+    0      success; also if the reader of stdout closed the pipe
+    1      the operation failed, found damage, or names something that does not exist
+    2      the arguments alone are wrong
+    130    Ctrl-C
+
+An error is one line on stderr. A traceback is printed only with `--debug`.
 """
 
 from __future__ import annotations
@@ -14,11 +17,14 @@ import sys
 
 def main() -> None:
     """Run the command line and end the process."""
-    if not sys.stdout:  # closed by whoever started us: what is printed goes nowhere
+    if (
+        not sys.stdout
+    ):  # the parent process closed it: discard the output instead of failing at the first line
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        sys.stdout = open(nowhere, "w", closefd=False)  # noqa: SIM115 - as long as the process lives
+        sys.stdout = open(nowhere, "w", closefd=False)  # noqa: SIM115 - open as long as the process lives
     try:
-        from offload.cli.app import run  # here, so that Ctrl-C during imports ends as it does later
+        # Imported here, so that Ctrl-C during imports ends the process like any later Ctrl-C.
+        from offload.cli.app import run
         from offload.cli.kit.ending import ClosedPipe, Interrupted
     except KeyboardInterrupt:
         sys.exit(_stopped())
@@ -35,18 +41,18 @@ def main() -> None:
 
 
 def _ignore_ctrl_c() -> None:
-    """The work is done, or stopped; only a last word and the interpreter's end are left."""
+    """Ignore Ctrl-C from here on: only a last line and the interpreter's exit are left to do."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _let_go_of_stdout() -> None:
-    """Python flushes stdout once more at exit; where that cannot succeed, it goes nowhere."""
+    """Flush stdout. If that fails, discard the rest: Python flushes once more at exit and must not fail."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _stopped(so_far: str = "what is committed is safe, run again to go on") -> int:
+def _stopped(so_far: str = "what is committed is safe; run the same command again to continue") -> int:
     print(f"offload: stopped; {so_far}", file=sys.stderr)
     return 130

@@ -1,4 +1,4 @@
-"""`offload plugins`: every plugin with what it declares, and what is wrong with it."""
+"""`offload plugins`: list every plugin, its declarations and its errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plugins(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """List every plugin: distribution, version, what it declares, and why it could not be loaded."""
+    """List every plugin with its distribution, version, declarations and errors."""
     found: Plugins = context.obj.plugins
     rows = [_described(plugin, found) for plugin in found.plugins]
     conflicts = [conflict_text(claim, rivals) for claim, rivals in sorted(found.conflicts.items())]
@@ -42,7 +42,7 @@ def _described(plugin: Plugin, found: Plugins) -> dict[str, object]:
 
 
 def _notes(found: Plugins) -> list[str]:
-    """Which backends were tested against another contract than this framework's."""
+    """Return a note for each backend that was tested against another version of the contract."""
     backends = [d.declaration for d in found.of_kind("backend") if isinstance(d.declaration, Backend)]
     return [note for backend in backends if (note := backend.contract_note())]
 

@@ -1,4 +1,4 @@
-"""`offload read`: a stream's messages, from any place in it, in three formats."""
+"""`offload read`: print the messages of a stream, from any position, in one of three formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from offload.cli.kit.arguments import Options, Stream, Tier
+from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
 from offload.cli.kit.output import counted, print_note, write_bytes
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.decoder import Decoded, Decoder
@@ -22,11 +22,11 @@ from offload.model.position import AtOffset, AtTime, Position, iso_of
 from offload.streams.reader import IN_FLIGHT, Messages, StreamReader
 
 OUTPUT_SIZE_BYTES: Final = 256 * 1024
-"""How much is gathered before it is written."""
+"""The size of one write to stdout. Many small writes cost more than decoding the messages."""
 
 
 class Format(StrEnum):
-    """How a message is printed."""
+    """The format in which messages are printed."""
 
     JSONL = "jsonl"
     BODY = "body"
@@ -38,16 +38,19 @@ At = Annotated[
     typer.Option(
         "--from",
         metavar="SPEC",
-        help="Where to begin: first, last, next, an offset, an ISO 8601 time (UTC unless it has a zone), or "
-        "@ and milliseconds since 1970.",
+        help="The position to begin at: first, last, next, an offset, an ISO 8601 time (UTC unless it has a "
+        "zone), or @ and milliseconds since 1970.",
     ),
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=0, help="Print at most this many messages.")]
 RequestsAtOnce = Annotated[
-    int, typer.Option(metavar="N", min=1, max=64, help="Requests under way, each for up to 16 MiB.")
+    int,
+    typer.Option(metavar="N", min=1, max=64, help="Read ahead with this many requests, up to 16 MiB each."),
 ]
-Decode = Annotated[str, typer.Option(metavar="NAME", help="raw, or a decoder of a plugin, such as amqp.")]
-Print = Annotated[Format, typer.Option("--format", help="How each message is printed.")]
+Decode = Annotated[
+    str, typer.Option(metavar="NAME", help="The decoder: raw, or one of a plugin, such as amqp.")
+]
+Print = Annotated[Format, typer.Option("--format", help="The format of each message.")]
 
 
 def read(
@@ -55,6 +58,8 @@ def read(
     tier: Tier,
     stream: Stream,
     start: At = "first",
+    keys: Keys = None,
+    encrypted_only: EncryptedOnly = False,
     option: Options = None,
     limit: Limit = None,
     at_once: RequestsAtOnce = IN_FLIGHT,
@@ -62,7 +67,7 @@ def read(
     how: Print = Format.JSONL,
 ) -> None:
     """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them."""
-    state: CommandContext = context.obj
+    state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
     position = position_of(start)
     output = _Output(renderer(how, _decoder(state, decode)))
 
@@ -77,7 +82,7 @@ def read(
         run_async(main)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(output.so_far()) from stop
-    except TryAgain:  # after any other error, the same offset fails again
+    except TryAgain:  # after any other error, the same offset would fail again: no advice to resume there
         if output.next_offset is not None:
             print_note(output.so_far())
         raise
@@ -88,7 +93,7 @@ def _listener(emit: Callable[[Event], None]) -> Callable[[Event], None]:
         if isinstance(event, Skipped):
             print_note(
                 f"offsets [{event.from_offset}, {event.to_offset}) were trimmed before they were read; "
-                f"reading goes on at offset {event.to_offset}"
+                f"reading continues at offset {event.to_offset}"
             )
         emit(event)
 
@@ -113,18 +118,18 @@ async def _read(reader: StreamReader, position: Position, limit: int | None, out
                 output.write(batch)
                 left = None if left is None else left - len(batch.bodies)
     finally:
-        output.flush()  # what stands before a damaged chunk is sound, and is printed
+        output.flush()  # the messages before a damaged chunk are sound, and are printed
 
 
 async def _beyond(reader: StreamReader, position: AtTime) -> str:
-    """Why nothing is printed, where the time is beyond the end."""
+    """Return the reason why nothing is printed, if the time is beyond the end."""
     newest_ms = await reader.last_timestamp_ms()
     has = "holds no messages" if newest_ms is None else f"has none later than {iso_of(newest_ms)}"
     return f"nothing to read from {iso_of(position.timestamp_ms)}: stream {reader.manifest.stream!r} {has}"
 
 
 class _Output:
-    """stdout in large pieces, and how far it came."""
+    """Writes messages to stdout in large pieces, and remembers the last one."""
 
     def __init__(self, render: Callable[[Messages], bytes]) -> None:
         self._render = render
@@ -132,14 +137,14 @@ class _Output:
         self._size = 0
         self._messages = 0
         self.next_offset: int | None = None
-        """Behind the last message that was written; None if none was."""
+        """First offset after the last message that was written; None if none was."""
 
     def so_far(self) -> str:
-        """What was printed by a read that did not end, and how to go on."""
+        """Return a sentence on what an interrupted read has printed, and how to resume it."""
         if self.next_offset is None:
             return "no message was printed"
         printed = f"{counted(self._messages, 'message')} printed, up to offset {self.next_offset - 1}"
-        return f"{printed}; go on with --from {self.next_offset}"
+        return f"{printed}; resume with --from {self.next_offset}"
 
     def write(self, batch: Messages) -> None:
         piece = self._render(batch)
@@ -160,7 +165,7 @@ def _decoder(state: CommandContext, name: str) -> Decoder | None:
 
 
 def renderer(format: Format, decoder: Decoder | None) -> Callable[[Messages], bytes]:  # noqa: A002 - as above
-    """The function that prints the messages of one chunk."""
+    """Return the function that formats the messages of one chunk."""
     match format:
         case Format.RAW:
             return _raw
@@ -179,8 +184,8 @@ def _raw(batch: Messages) -> bytes:
 
 
 def _jsonl(batch: Messages, values: list[tuple[Any, str]]) -> bytes:
-    """One line per message: the head and its timestamp are made once per chunk."""
-    middle = f',"timestamp":"{iso_of(batch.timestamp_ms)}","value":'
+    """Return one line per message."""
+    middle = f',"timestamp":"{iso_of(batch.timestamp_ms)}","value":'  # the same for the whole chunk
     lines = [
         f'{{"offset":{offset}{middle}{_value(value)}{tail}'
         for offset, (value, tail) in enumerate(values, start=batch.offset)
@@ -189,7 +194,7 @@ def _jsonl(batch: Messages, values: list[tuple[Any, str]]) -> bytes:
 
 
 def _value(value: Any) -> str:
-    """A JSON value: bytes are text where they are UTF-8, and base64 with a key that says so elsewhere."""
+    """Return a JSON value. Bytes become text if they are UTF-8, otherwise base64 with an `encoding` key."""
     if isinstance(value, bytes):
         try:
             return encode_basestring(value.decode())
@@ -201,7 +206,7 @@ def _value(value: Any) -> str:
 
 
 class _Tails:
-    """What follows the value in a line. Nearly all messages share one object of empty sections."""
+    """The end of each line, behind the value. It is reused: most messages share one `sections` object."""
 
     def __init__(self) -> None:
         self._last: tuple[object, str] = (None, "")

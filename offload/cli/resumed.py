@@ -1,4 +1,4 @@
-"""Commands that report stream after stream, and that go on where they were if they are run again."""
+"""The ending of commands that report stream after stream, and that resume if they are run again."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final, Protocol
 from offload.cli.kit.state import run_async
 from offload.errors import OffloadError
 
-AGAIN: Final = "what was done so far stays; run the same command again to go on"
+AGAIN: Final = "what was done so far stays; run the same command again to continue"
 
 
 class StreamOutcome(Protocol):
-    """What came of one stream."""
+    """The result of a command for one stream."""
 
     @property
     def error(self) -> OffloadError | None:
-        """What stopped it."""
+        """The error that stopped it; None if none did."""
 
 
 def ended(
@@ -26,7 +26,7 @@ def ended(
     *,
     json: bool,
 ) -> int:
-    """Run `main`, which adds to `done`; then show the table, whatever ended it. Return the exit code."""
+    """Run `main`, which adds to `done`. Show the table, also after an error. Return the exit code."""
     try:
         run_async(main)
     except KeyboardInterrupt as exc:

@@ -1,4 +1,4 @@
-"""`offload sweep`: delete what nothing names any more."""
+"""`offload sweep`: delete unused objects."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from offload.cli.kit.output import counted, one_line, print_error, print_json, p
 from offload.cli.kit.quantities import parse_duration
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.kit.terminal import live_line
+from offload.upkeep.sweep.page import Why
 from offload.upkeep.sweep.report import Condemned, StreamSweep, SweepReport, Tally
 from offload.upkeep.sweep.tier import sweep as sweep_tier
 
@@ -20,8 +21,8 @@ Grace = Annotated[
     typer.Option(
         "--grace",
         metavar="DURATION",
-        help="How long readers may hold on to what is not named any more: 30m, 1h, 2d. An object goes at "
-        "the first sweep that long after one that found it. 0 deletes at once; only where nobody reads.",
+        help="How long an unused object stays for readers: 30m, 1h, 2d. One sweep finds the object, and the "
+        "first sweep after this time deletes it. 0 deletes at once: use it only if nobody reads TIER.",
     ),
 ]
 Uploads = Annotated[
@@ -29,11 +30,11 @@ Uploads = Annotated[
     typer.Option(
         "--uploads-older-than",
         metavar="DURATION",
-        help="Abort uploads that nobody will finish once they are so old. Only S3 can list them.",
+        help="Abort unfinished uploads older than this that no writer will finish. Only S3 can list them.",
     ),
 ]
 SweepDryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Change nothing, only say what would go, and when.")
+    bool, typer.Option("--dry-run", help="Show what would be deleted, and when. Change nothing.")
 ]
 
 
@@ -49,7 +50,7 @@ def sweep(
 ) -> int:
     """Delete objects that no manifest in TIER references: crashed uploads, trimmed data, deleted streams.
 
-    Run it regularly: it frees what an earlier run found. Safe beside syncs, readers and other sweeps.
+    Run it regularly: each run deletes what an earlier run found. Safe beside syncs, readers and other sweeps.
     """
     state: CommandContext = context.obj
     grace_seconds = 0.0 if grace.strip() == "0" else parse_duration(grace, option="--grace")
@@ -94,7 +95,8 @@ def _show(report: SweepReport) -> None:
     for key, reason in report.strangers.items():
         print(f"left alone {one_line(key)}: {reason}")
     if report.strangers_count > len(report.strangers):
-        print(f"left alone {report.strangers_count - len(report.strangers)} more that are not ours")
+        more = counted(report.strangers_count - len(report.strangers), "more object")
+        print(f"left alone {more} that {'is' if more == '1 more object' else 'are'} not of this format")
     if report.trials_deleted:
         did = "would delete" if report.dry_run else "deleted"
         print(f"{did} {counted(report.trials_deleted, 'object')} of interrupted trials of the store")
@@ -119,10 +121,13 @@ def _show_stream(row: StreamSweep, *, dry_run: bool) -> None:
         print(f"{listed}; nothing to delete")
     else:
         print(listed)
+    if row.stays.objects[Why.OWN_KEY]:  # of all that stays, only this waits for a person
+        objects, size = counted(row.stays.objects[Why.OWN_KEY], "object"), row.stays.bytes[Why.OWN_KEY]
+        print(f"  kept {objects}, {size_text(size)}: {Why.OWN_KEY}")
     if goes:
         _show_tally("would delete" if dry_run else "deleted", row.deleted)
     if waits:
-        _show_tally(f"up to {duration_text(row.waits_seconds)} still:", row.waits)
+        _show_tally(f"kept for up to {duration_text(row.waits_seconds)} more:", row.waits)
 
 
 def _show_tally(what: str, tally: Tally) -> None:
@@ -131,7 +136,7 @@ def _show_tally(what: str, tally: Tally) -> None:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration for people, rounded up: 45s, 59m, 36h, 4d."""
+    """Return a duration for people, rounded up: 45s, 59m, 36h, 4d."""
     for unit, size, limit in (("s", 1, 120), ("m", 60, 120), ("h", 3600, 48)):
         if seconds <= limit * size:
             return f"{ceil(seconds / size)}{unit}"

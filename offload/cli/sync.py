@@ -5,58 +5,58 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from offload.cli.kit.arguments import Options, Tier
+from offload.cli.kit.arguments import Compress, Encrypt, Keys, Options, Tier, compression_of
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted
+from offload.contracts.source import Source
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
 from offload.streams.sync import StreamReport
 from offload.streams.sync import sync as sync_all
-
-SECRETS: Final = {"key", "secret", "token", "password", "string", "proxy"}
-"""Words in the names of options whose values may be secret."""
+from offload.urls import names_secret
 
 SourceUrl = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="The broker's data, for example rabbitmq:///var/lib/…/stream"),
 ]
 Streams = Annotated[
-    list[str] | None, typer.Option("--stream", metavar="STREAM", help="Only this stream; may be repeated.")
+    list[str] | None, typer.Option("--stream", metavar="STREAM", help="Only this stream. May be repeated.")
 ]
 CommitStore = Annotated[
     str,
     typer.Option(
         metavar="URL",
-        help="Keep roots and anchors on this other store, for a TIER on a store that cannot create only "
-        "if absent. Needed once, when the tier is made; the tier remembers it.",
+        help="Keep roots and anchors on this other store. Needed if TIER's own store cannot create an object "
+        "only if it is absent. Give it once, when the tier is made: the tier remembers it.",
     ),
 ]
 HashedKeys = Annotated[
     bool,
     typer.Option(
         "--hashed-keys",
-        help="Make the tier with its keys spread over sixteen folders, against hot ranges of a bucket.",
+        help="When the tier is made: spread its keys over sixteen folders, so that no range of a bucket "
+        "gets most of the requests.",
     ),
 ]
 ContinueAs = Annotated[
     str | None,
     typer.Option(
         metavar="NEW",
-        help="Sync the one --stream to TIER under this new name, after a sync that stopped because SOURCE "
-        "does not continue it. What TIER holds under the old name stays. Repeat it with every later sync.",
+        help="Sync the one --stream to TIER under this new name, if a sync stopped because SOURCE does not "
+        "continue the stream. The old stream stays. Repeat the option with every later sync.",
     ),
 ]
 UPLOADS_MAX = TierOptions().uploads_max
 UploadsAtOnce = Annotated[
     int,
-    typer.Option("--at-once", metavar="N", min=1, max=64, help="Fragments uploaded at once, of some 64 MiB."),
+    typer.Option("--at-once", metavar="N", min=1, max=64, help="Upload this many fragments at once."),
 ]
 
 
@@ -68,19 +68,20 @@ def sync(
     continue_as: ContinueAs = None,
     commit_store: CommitStore = "",
     hashed_keys: HashedKeys = False,
+    compress: Compress = None,
     at_once: UploadsAtOnce = UPLOADS_MAX,
+    encrypt: Encrypt = None,
+    keys: Keys = None,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
-    """Copy what is new from SOURCE to TIER. Running it again copies only what came since."""
-    state: CommandContext = context.obj
-    how = TierOptions(uploads_max=at_once)
-    plan = TierPlan(commit_store=commit_store, hashed_keys=hashed_keys)
-    parts = _parts(stream or [], continue_as)
-    command = ["offload", "sync", source, tier, *_shown(option or [])]
+    """Copy new data from SOURCE to TIER. A later run copies only what came since."""
+    state: CommandContext = context.obj.with_keys(keys, encrypt)
+    how, plan = asked_of(at_once, commit_store, compress, hashed_keys=hashed_keys, encrypt=encrypt)
+    parts, reports = _parts(stream or [], continue_as), list[StreamReport]()
+    command = ["offload", "sync", source, tier, *_shown(option or [], compress, keys, encrypt)]
 
-    async def main() -> bool:
-        good = True
+    async def main() -> None:
         with progress(json=json) as show:
             opened, listener = state.source(source), _Listener(state.plugins.emit, show)
             async with state.tier(tier, option, how=how, plan=plan, emit=listener) as offloader:
@@ -93,34 +94,80 @@ def sync(
                     emit=listener,
                 ):
                     _show(report, command, json=json)
-                    good &= report.error is None
-            for note in opened.notes:
-                print_note(note)
-        return good
+                    reports.append(report)
+            _tell_notes(opened, reports, has_keys=keys is not None, encrypt=encrypt is not None)
 
-    return 0 if run_async(main) else 1
+    run_async(main)
+    return 1 if any(report.error is not None for report in reports) else 0
+
+
+def asked_of(
+    at_once: int,
+    commit_store: str,
+    compress: str | None,
+    *,
+    hashed_keys: bool,
+    encrypt: str | None = None,
+) -> tuple[TierOptions, TierPlan]:
+    """Return the options of this run, and the layout of the tier if this run makes it."""
+    compression = compression_of(compress)
+    plan = TierPlan(commit_store=commit_store, hashed_keys=hashed_keys, compression=compression)
+    return TierOptions(uploads_max=at_once, compression=compression, encrypt=encrypt), plan
 
 
 def _parts(streams: list[str], continue_as: str | None) -> dict[str, str]:
     if continue_as is None:
         return {}
     if len(streams) != 1:
-        raise Usage("--continue-as needs one --stream: the one that goes on under the new name")
+        raise Usage("--continue-as needs one --stream: the one that continues under the new name")
     return {streams[0]: continue_as}
 
 
-def _shown(options: list[str]) -> list[str]:
-    """The options as arguments, for a line that may end in a log: without what may be secret."""
+def _shown(
+    options: list[str], compress: str | None, keys: str | None = None, encrypt: str | None = None
+) -> list[str]:
+    """Return the options as arguments to print, without values that may be secret: the line may be logged."""
+    named = {"--compress": compress, "--keys": keys, "--encrypt": encrypt}
+    given = [word for name, value in named.items() if value is not None for word in (name, value)]
     pairs = [option.partition("=") for option in options]
-    return [
+    return given + [
         word
         for name, _, value in pairs
-        for word in ("-o", f"{name}={'...' if SECRETS & set(name.split('_')) else value}")
+        for word in ("-o", f"{name}={'...' if names_secret(name) else value}")
     ]
 
 
 def _metadata() -> dict[str, str]:
     return {"written_by": f"ledger-offload {version('ledger-offload')}"}
+
+
+def _tell_notes(source: Source, reports: list[StreamReport], *, has_keys: bool, encrypt: bool) -> None:
+    for note in source.notes:
+        print_note(note)
+    _tell_clear(reports, has_keys=has_keys, encrypt=encrypt)
+
+
+def _tell_clear(reports: list[StreamReport], *, has_keys: bool, encrypt: bool) -> None:
+    """Print a note for each stream in the clear, if this run or the other streams expect encryption."""
+    newest = {report.stream: _newest_is_encrypted(report) for report in reports}
+    if not (has_keys or any(newest.values())):
+        return
+    for report in reports:
+        if newest[report.stream] is not False:
+            continue
+        if encrypt and report.error is None:  # it has nothing new, or that would be encrypted
+            why = "--encrypt encrypts new data only; `offload copy` to an empty place encrypts all of it"
+            print_note(f"{one_line(report.stream)}: stays in the clear: {why}")
+        elif report.uploaded_bytes:
+            print_note(f"{one_line(report.stream)}: stored in the clear, because --encrypt was not given")
+
+
+def _newest_is_encrypted(report: StreamReport) -> bool | None:
+    """Return whether the newest fragment is encrypted. None if the manifest's root does not say it."""
+    entries = None if report.manifest is None else report.manifest.entries
+    if entries is None or not len(entries) or entries["kind"][-1] != 0:
+        return None
+    return bool(entries["encrypted"][-1])
 
 
 def _show(report: StreamReport, command: list[str], *, json: bool) -> None:
@@ -140,15 +187,15 @@ def _show(report: StreamReport, command: list[str], *, json: bool) -> None:
 
 
 def _advice(report: StreamReport, command: list[str]) -> str:
-    """The command that goes on where the source does not continue the stream."""
+    """Return the command to run if the source does not continue the stream."""
     if report.continue_as is None:
         return ""
     going_on = shlex.join([*command, "--stream", report.source_stream, "--continue-as", report.continue_as])
-    return f"; to keep that archive and go on under a new name: {going_on}"
+    return f"; to keep that archive and continue under a new name: {going_on}"
 
 
 class _Listener:
-    """Hears what a sync does, for plugins and for the bar."""
+    """Passes the events of a sync to plugins and to the progress bar."""
 
     def __init__(self, emit: Callable[[Event], None], show: Show) -> None:
         self._emit, self._show = emit, show
@@ -162,7 +209,7 @@ class _Listener:
             case FragmentUploaded(entry=entry):
                 self._done += entry.records
                 self._size_bytes += entry.stored_size_bytes
-            case ManifestCommitted(manifest=manifest):  # also adopts what an earlier run uploaded
+            case ManifestCommitted(manifest=manifest):  # may include fragments that an earlier run uploaded
                 self._done = max(self._done, manifest.next_offset - self._first)
         what = f"uploading {self._stream}"
         self._show(

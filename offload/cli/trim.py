@@ -1,4 +1,4 @@
-"""`offload trim`: drop the oldest fragments of a stream."""
+"""`offload trim`: delete the oldest fragments of a stream."""
 
 from __future__ import annotations
 
@@ -11,32 +11,42 @@ from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, one_line, print_json, size_text
 from offload.cli.kit.quantities import parse_duration, parse_size
 from offload.cli.kit.state import CommandContext, run_async
+from offload.commit.guest import TrimmedTotals
+from offload.model.manifest import CommittedStream
 from offload.model.totals import totals
 from offload.upkeep.retention import Retention, TrimReport
 from offload.upkeep.retention import trim as trim_stream
+
+MaxAge = Annotated[
+    str | None,
+    typer.Option("--max-age", metavar="DURATION", help="Delete data older than this: 90s, 15m, 36h, 7d, 2w."),
+]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(
+        "--max-bytes",
+        metavar="SIZE",
+        help="Delete the oldest data until at most this much is left, counted before compression: 100GB, "
+        "64MiB.",
+    ),
+]
+Before = Annotated[
+    int | None,
+    typer.Option(
+        "--before", metavar="OFFSET", min=0, help="Delete fragments that end at or below this offset."
+    ),
+]
+TrimDryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted. Change nothing.")]
 
 
 def trim(
     context: typer.Context,
     tier: Tier,
     stream: Stream,
-    max_age: Annotated[
-        str | None,
-        typer.Option("--max-age", metavar="DURATION", help="Drop what is older: 90s, 15m, 36h, 7d, 2w."),
-    ] = None,
-    max_bytes: Annotated[
-        str | None,
-        typer.Option(
-            "--max-bytes", metavar="SIZE", help="Drop the oldest until so much is left: 100GB, 64MiB."
-        ),
-    ] = None,
-    before: Annotated[
-        int | None,
-        typer.Option("--before", metavar="OFFSET", min=0, help="Drop what ends at or below this offset."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing, only say what would go.")
-    ] = False,
+    max_age: MaxAge = None,
+    max_bytes: MaxBytes = None,
+    before: Before = None,
+    dry_run: TrimDryRun = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
@@ -60,7 +70,7 @@ def trim(
 
 def _retention(max_age: str | None, max_bytes: str | None, before: int | None) -> Retention:
     if max_age is None and max_bytes is None and before is None:
-        raise Usage("say what may go: --max-age 7d, --max-bytes 100GB or --before OFFSET")
+        raise Usage("trim needs a limit: --max-age 7d, --max-bytes 100GB or --before OFFSET")
     return Retention(
         age_seconds_max=None if max_age is None else parse_duration(max_age, option="--max-age"),
         size_bytes_max=None if max_bytes is None else parse_size(max_bytes, option="--max-bytes"),
@@ -69,7 +79,7 @@ def _retention(max_age: str | None, max_bytes: str | None, before: int | None) -
 
 
 def as_json(report: TrimReport, *, dry_run: bool) -> dict[str, object]:
-    """The document of `offload trim --json`: the keys of `ls` for what stays, and what goes."""
+    """Return the document of `offload trim --json`: the keys of `ls` for what stays, and `dropped`."""
     dropped = report.dropped
     return {
         **totals(report.manifest.stream, report.manifest),
@@ -86,18 +96,25 @@ def as_json(report: TrimReport, *, dry_run: bool) -> dict[str, object]:
     }
 
 
+def _sizes(of: TrimmedTotals | CommittedStream) -> str:
+    """Return the stored size; and the plain size, which `--max-bytes` counts, if compression made it less."""
+    stored, plain = of.stored_size_bytes, of.data_size_bytes
+    return size_text(stored) + (f" ({size_text(plain)} before compression)" if stored < plain else "")
+
+
 def _show(report: TrimReport, *, dry_run: bool) -> None:
-    kept, dropped, would = report.manifest, report.dropped, "would " if dry_run else ""
+    kept, dropped = report.manifest, report.dropped
     name = one_line(kept.stream)
     if report.trim is None:
         print(f"{name}: nothing to drop")
     else:
-        gone = f"{counted(dropped.fragments, 'fragment')}, {size_text(dropped.stored_size_bytes)}"
+        gone = f"{counted(dropped.fragments, 'fragment')}, {_sizes(dropped)}"
         drop = "would drop" if dry_run else "dropped"
         print(f"{name}: {drop} {gone}, offsets [{report.since}, {report.trim.first_offset})")
     if kept.fragments:
-        stays = f"{counted(kept.fragments, 'fragment')}, {size_text(kept.stored_size_bytes)}"
-        print(f"{name}: {stays}, offsets [{kept.first_offset}, {kept.next_offset}) {would}stay")
+        left = f"{counted(kept.fragments, 'fragment')}, {_sizes(kept)}"
+        stay = "would stay" if dry_run else "stays" if kept.fragments == 1 else "stay"
+        print(f"{name}: {left}, offsets [{kept.first_offset}, {kept.next_offset}) {stay}")
     else:
         print(
             f"{name}: nothing {'would stay' if dry_run else 'stays'}; offset {kept.next_offset} is the next"

@@ -1,7 +1,7 @@
-"""Values of options and arguments that need no conversion, because they already have their type.
+"""Skipping the conversion of options and arguments whose values already have their type.
 
-Typer makes a converter for each parameter by pydantic, whose import takes longer than most commands take.
-Nearly all our arguments are text, and nearly all our options are left out and have their default.
+Typer builds a converter for each parameter with pydantic, whose import takes longer than most commands run.
+Nearly all arguments are text, and nearly all options are left out and keep their default.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, get_args, get_origin
 
 
 def take_values_as_they_are(command: Any) -> None:
-    """Spare every parameter of a command, and of those below it, a conversion that would change nothing."""
+    """Skip every conversion that would change nothing, for a command and all its subcommands."""
     command.get_params = partial(_params, command.get_params)
     for below in getattr(command, "commands", {}).values():
         take_values_as_they_are(below)
 
 
 def _params(get_params: Callable[[Any], list[Any]], ctx: Any) -> list[Any]:
-    """Return the parameters of a command; that of its help is made when it is first asked for them."""
+    """Return the parameters of a command. The library makes the one for `--help` at the first call."""
     found = get_params(ctx)
     for parameter in found:
         if not isinstance(parameter.process_value, partial):
@@ -38,10 +38,10 @@ def _process(parameter: Any, convert: Any, ctx: Any, value: Any) -> Any:
 
 
 def _type_of(parameter: Any) -> object:
-    """Return the type that values of a parameter get; None if it has a parser, or if it is not known.
+    """Return the type that the values of a parameter get; None if it has a parser, or if it is not known.
 
-    Typer does not document where it keeps this. A version that keeps it elsewhere converts every value
-    itself, which is slower, and as right.
+    Typer does not document where it keeps this. If a version of it keeps it elsewhere, Typer converts every
+    value itself: slower, with the same result.
     """
     try:
         kept = parameter.type_descriptor
@@ -51,7 +51,7 @@ def _type_of(parameter: Any) -> object:
 
 
 def _has_type(value: Any, kind: Any) -> bool:
-    """Whether a value has this very type: a path that exists, for example, is for Typer to check."""
+    """Return whether a value has exactly this type. Typer handles all others, such as an existing path."""
     if get_origin(kind) is list and type(value) in (list, tuple):
         return bool(value) and all(type(each) is get_args(kind)[0] for each in value)
     return type(value) is kind

@@ -1,4 +1,4 @@
-"""`offload verify`: the objects of a tier against manifest and checksums, as closely as is asked for."""
+"""`offload verify`: check the objects of a tier against manifest and checksums, at one of three levels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from offload.cli.kit.arguments import OnlyStream, Options, Tier
+from offload.cli.kit.arguments import EncryptedOnly, Keys, OnlyStream, Options, Tier
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, error_line, one_line, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, progress
@@ -39,13 +39,14 @@ def verify(
     level: Level = VerifyLevel.BYTES,
     after: After = "",
     rate: ReadRate = None,
+    keys: Keys = None,
+    encrypted_only: EncryptedOnly = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
     """Verify the checksum, key and manifest entry of every object in TIER."""
-    state: CommandContext = context.obj
-    report = VerifyReport(level=level)
-    bytes_per_second_max = _rate(rate)
+    state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
+    report, bytes_per_second_max = _begun(level, encrypted_only=encrypted_only), _rate(rate)
 
     async def main() -> None:
         async with state.catalogue(tier, option) as catalogue:
@@ -70,18 +71,23 @@ def verify(
             _tell(state, report, json=json, to_the_end=False)
             print_note(so_far(report))
         raise
-    _tell(state, report, json=json)
-    return 1 if report.damages else 0
+    return _tell(state, report, json=json)
 
 
 def so_far(report: VerifyReport) -> str:
-    """How far a verify came that did not end, and how to go on."""
+    """Return a sentence on how far an interrupted verify came, and how to resume it."""
     to = report.judged_to
     return (
         "no object was judged yet"
         if to is None
-        else f"everything up to {to} was judged; go on with --after {to}"
+        else f"everything up to {to} was verified; resume with --after {to}"
     )
+
+
+def _begun(level: VerifyLevel, *, encrypted_only: bool) -> VerifyReport:
+    if encrypted_only and level is not VerifyLevel.BYTES:
+        raise Usage(f"level {level.value} reads no fragment, and finds no plain one: use level bytes")
+    return VerifyReport(level=level)
 
 
 def _rate(text: str | None) -> int | None:
@@ -91,13 +97,15 @@ def _rate(text: str | None) -> int | None:
     return bytes_per_second_max
 
 
-def _tell(state: CommandContext, report: VerifyReport, *, json: bool, to_the_end: bool = True) -> None:
+def _tell(state: CommandContext, report: VerifyReport, *, json: bool, to_the_end: bool = True) -> int:
+    """Report the result to plugins and to the user, and return the exit code."""
     for damage in report.damages:
         state.plugins.emit(DamageFound(damage=damage))
     if json:
         print_json(report.as_json(), indent=2)
     else:
         _show(report, to_the_end=to_the_end)
+    return 1 if report.damages else 0
 
 
 def _show(report: VerifyReport, *, to_the_end: bool) -> None:
@@ -108,6 +116,9 @@ def _show(report: VerifyReport, *, to_the_end: bool) -> None:
     if report.not_compared:
         what = counted(report.not_compared, "object was", "objects were")
         print(f"{what} not compared: the store keeps no CRC-32C")
+    if report.not_opened:
+        what = counted(report.not_opened, "encrypted fragment was", "encrypted fragments were")
+        print(f"{what} not opened, so only stored bytes were checked; use --keys, or set OFFLOAD_KEYS")
     sound = SOUND[report.level] if report.streams else "no stream was verified"
     sound = sound if to_the_end else "no damage so far"
     verdict = f"{len(report.damages)} damaged" if report.damages else sound

@@ -1,1 +1,1 @@
-"""The commit protocol: the sequence of roots, groups, and the changes by who makes them."""
+"""The commit protocol: the sequence of roots, groups, and the changes, in one module for each author."""

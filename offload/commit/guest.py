@@ -1,4 +1,7 @@
-"""The changes that anyone may make without holding the stream: abort, trim, delete."""
+"""The changes that anyone may make without holding the stream: abort, trim, delete.
+
+Invariant: a guest deletes no object. Its commit only makes objects unused, and the sweep deletes them.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ __all__ = ["Abort", "Delete", "Trim", "TrimmedTotals", "entries_before"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort(Change):
-    """Drop running attempts. What they uploaded is condemned: no later commit can name it.
+    """Drop running attempts. Their uploads are condemned: no later commit can name them.
 
-    Anyone may do this, also a guest that does not hold the stream: the append of an attempt that
-    lives after all is refused, and nothing breaks.
+    Anyone may do this without holding the stream. If an attempt's author is still alive, its append is
+    refused, and nothing breaks.
     """
 
     attempts: frozenset[UUID]
@@ -33,7 +36,7 @@ class Abort(Change):
         if base is None:
             raise Misuse("a stream that was never committed runs no attempts")
         if base.state is StreamState.DELETED:
-            raise StreamDeleted(f"stream {base.stream!r} was deleted in epoch {base.epoch}", epoch=base.epoch)
+            raise StreamDeleted(f"stream {base.stream!r} was deleted", epoch=base.epoch)
         return without(base, self.attempts)
 
     async def verdict(self, tree: Tree) -> CommitVerdict:
@@ -43,26 +46,29 @@ class Abort(Change):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimmedTotals:
-    """The fragments of a prefix, counted: what a trim takes off the totals."""
+    """The totals of a prefix of the stream, which a trim subtracts from the manifest's totals."""
 
     messages: int
     data_size_bytes: int
     stored_size_bytes: int
     fragments: int
     ledgers: int
-    """Those that are gone whole: one of which a fragment stays still counts."""
+    """The ledgers that go as a whole. A ledger that keeps a fragment is not counted here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trim(Change):
-    """Raise the first offset: every fragment that ends at or below it is dropped. Whole fragments only.
+    """Raise the first offset, and drop every fragment that ends at or below it. Only whole fragments go.
 
-    A guest may do this, without holding the stream. `dropped` is what the fragments in [`since`,
-    `first_offset`) are together; it holds for the incarnation, for as long as `since` is where the stream
-    begins, and for as long as the root's entries over these offsets are those that were `counted`: others
-    tell that fragments were replaced, or no more than that they moved into a group. With `is_all`, it holds
-    for as long as the stream ends at `first_offset`: a ledger that goes on behind it still counts. Otherwise
-    `Conflict`: count anew.
+    A guest may do this, without holding the stream. `dropped` has the totals of the fragments in [`since`,
+    `first_offset`). They were counted on one manifest, and the change is a `Conflict` unless they still hold:
+
+    - the incarnation is the same, and the stream begins at `since`;
+    - the root's entries over these offsets are those that were `counted`. Other entries mean that fragments
+      were replaced, or only that they moved into a group;
+    - with `is_all`, the stream ends at `first_offset`: a ledger that continues behind it still counts.
+
+    After a `Conflict`, count again on the newest manifest.
     """
 
     incarnation: UUID
@@ -70,21 +76,31 @@ class Trim(Change):
     first_offset: int
     dropped: TrimmedTotals
     counted: bytes
-    """What `entries_before` said of the manifest that it was counted on."""
+    """The result of `entries_before` for the manifest on which `dropped` was counted."""
     is_all: bool = False
-    """Counted on a manifest that ended at `first_offset`: whether the last ledger goes on was not known."""
+    """True if that manifest ended at `first_offset`. The last ledger may have continued since."""
 
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = existing(base)
+        # Another trim has dropped some of the same fragments, or the stream has another life. Without this
+        # check, fragments would be subtracted twice, and later trims would be refused.
         if base.incarnation != self.incarnation or base.first_offset != self.since:
-            raise Conflict(f"stream {base.stream!r} begins at offset {base.first_offset} now; count anew")
+            moved = f"begins at offset {base.first_offset} now"
+            raise Conflict(f"stream {base.stream!r} {moved}; plan the trim again")
+        # The last ledger was counted as gone. If more of it was appended since, it is still there.
         if self.is_all and base.next_offset != self.first_offset:
-            raise Conflict(f"stream {base.stream!r} ends at offset {base.next_offset} now; count anew")
+            moved = f"ends at offset {base.next_offset} now"
+            raise Conflict(f"stream {base.stream!r} {moved}; plan the trim again")
         if not self.since < self.first_offset <= base.next_offset:
-            raise Misuse(f"offset {self.first_offset} is not within {self.since} and {base.next_offset}")
+            raise Misuse(f"offset {self.first_offset} is not between {self.since} and {base.next_offset}")
+        # A compaction may have turned the fragments that were counted into fewer, larger ones. The trim would
+        # subtract fragments that no longer exist.
         if entries_before(base, self.first_offset) != self.counted:
-            raise Conflict(f"stream {base.stream!r}: other entries lead to what goes now; count anew")
+            what = "fragments were replaced or grouped since the trim was planned"
+            raise Conflict(f"stream {base.stream!r}: {what}; plan the trim again")
+        # A group that reaches beyond the new first offset stays, and is not rewritten. `first_offset` says
+        # which of its fragments are live.
         ends = base.entries["first_offset"] + base.entries["records"]
         entries = base.entries[ends > np.uint64(self.first_offset)]
         return replace(
@@ -95,8 +111,9 @@ class Trim(Change):
         )
 
     async def verdict(self, tree: Tree) -> CommitVerdict:
-        """See `Change.verdict`. A tombstone begins at its end, and would pass for a trimmed stream."""
+        """See `Change.verdict`."""
         manifest = tree.manifest
+        # A tombstone begins at its end, so it would pass for a trimmed stream.
         if manifest.state is StreamState.DELETED:
             existing(manifest)
         return in_if(manifest.incarnation == self.incarnation and manifest.first_offset >= self.first_offset)
@@ -104,11 +121,11 @@ class Trim(Change):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete(Change):
-    """Put a tombstone in the stream's place: it names nothing, runs nothing, and fences every writer.
+    """Replace the stream by a tombstone, which names nothing, runs nothing, and fences every writer.
 
-    Anyone may do this. It is for one incarnation: a stream of the same name that was born since stays.
-    With `unused_by`, only a stream is deleted that nobody has used but these writers and jobs: another holds
-    it, something was committed, or another's attempt runs, and it is a `Conflict`.
+    Anyone may do this. The deletion is for one incarnation: a stream of the same name that was born since
+    stays. With `unused_by`, the stream is deleted only if nobody but these writers and jobs has used it. It
+    is a `Conflict` if another writer holds the stream, something was committed, or another's attempt runs.
     """
 
     incarnation: UUID
@@ -117,10 +134,14 @@ class Delete(Change):
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = existing(base)
+        # Checked on each base that the change meets: a rival may begin to use the stream between the caller's
+        # look and the commit.
         users = {base.writer, *(running.writer for running in base.running)}
         if self.unused_by and (base.next_offset != base.first_offset or not users <= self.unused_by):
             raise Conflict(f"stream {base.stream!r} is in use, and stays")
         none: dict[str, Any] = dict.fromkeys((*TOTALS, "ledgers", "last_ledger_id"), 0)
+        # The tombstone keeps version, epoch and end, and a rebirth counts on from them. If the numbers began
+        # again, a writer that had loaded an old root could bring the deleted history back.
         return replace(
             base,
             state=StreamState.DELETED,
@@ -135,10 +156,11 @@ class Delete(Change):
     async def verdict(self, tree: Tree) -> CommitVerdict:
         """See `Change.verdict`."""
         manifest = tree.manifest
+        # Another incarnation means that ours was deleted before, perhaps by this very change.
         return in_if(manifest.state is StreamState.DELETED or manifest.incarnation != self.incarnation)
 
 
 def entries_before(manifest: Manifest, offset: int) -> bytes:
-    """The root's entries, as stored, of all that begins before this offset."""
+    """Return the root's entries that begin before this offset, in their stored form."""
     rows = manifest.entries
     return bytes(rows[rows["first_offset"] < np.uint64(offset)].tobytes())

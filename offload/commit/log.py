@@ -1,45 +1,45 @@
-"""Committing: how version n+1 of a stream's manifest comes to be, and how one knows that it did.
+"""The root log of a stream: loading the newest root, and committing the next one.
 
-The root is a sequence of numbered objects that are never changed. Committing version n+1 *is*
-creating `root.<n+1>.manifest` if absent. Three ideas carry the protocol:
+The root is a sequence of numbered objects that never change. Committing version n+1 *is*
+creating `root.<n+1>.manifest` if absent. The protocol rests on three ideas:
 
 1. The newest root *by listing* is the truth. It is never deleted, so numbers never start again.
-2. A number below the newest may be created again by a sleeper, once the sweep has taken the old
-   one: a zombie. No decision rests on one, and so a create that succeeded is not yet a commit.
-3. A create that found the name taken is not yet a loss: the reply to our own may have been lost.
+2. After a sweep has deleted an old root, a stalled process may create its number again: a zombie.
+   No decision rests on a zombie, so a create that succeeded is not yet a commit.
+3. A create that found the name taken is not yet a loss: the reply to our own create may have been lost.
 
 A commit is one loop of two steps. The first step judges a manifest by its content:
 
-    the manifest shows                      then
-    the author is fenced, or a tombstone    stop: Fenced, StreamDeleted
-    the change is in                        done, if this manifest is the newest
-    nothing, after a trim or a copy         OutcomeUnknown
-    it is not in, and does not fit          Conflict, if this manifest is the newest
-    it is not in, and fits                  step 2, on top of this manifest
+    the manifest shows                             then
+    the author is fenced, or a tombstone           stop: Fenced, StreamDeleted
+    the change is in                               done, if this manifest is the newest
+    neither in nor out, after a trim or a copy     OutcomeUnknown
+    the change is not in, and does not fit         Conflict, if this manifest is the newest
+    the change is not in, and fits                 step 2, on top of this manifest
 
-The second step creates root n+1. Whatever came of the create, a listing follows, and the listing decides:
+The second step creates root n+1. After every create a listing decides, even if the reply was clear:
 
     highest is          and                         then
     n+1                 it is ours                  accepted
-    n                   -                           not landed yet: the same bytes are sent again
+    n                   -                           not landed yet: send the same bytes again
     nothing, or < n     -                           roots were lost: stop, create nothing
     anything else       -                           load the newest, and judge it: step 1
 
-The manifest that a caller hands in may be old, and an earlier call may have sent the change. So an old
+The caller's manifest may be old, and an earlier call may have sent the change. So an old
 manifest decides only where to try first. `TryAgain`, `Conflict` and `Misuse` promise that the change is not
-in, and never will be, so they are raised only if the newest manifest shows that. If the store cannot be
-asked, or refuses a group, the outcome is unknown: a create of the earlier call may still be on its way.
+in, and never will be, so they are raised only if the newest manifest shows that. If the store does not
+answer, or refuses a group, the outcome is unknown: a create of the earlier call may still be on its way.
 
     stopped             left behind                 cured by
     before the create   perhaps groups of n+1       the sweep, as soon as n+1 is decided
-    during the create   a root, or none             the next claim: it goes on from whatever is newest
+    during the create   a root, or none             the next claim, which continues from the newest root
     after the create    a committed root            nothing to cure
 
-Where a commit makes runs of entries too long, they move into groups (`commit.grouping`); where it replaces
-fragments in a group, the groups down to them are made anew. Groups are stored before the create, under names
-that carry the number n+1: a writer that loses it stores them anew.
+If a commit makes runs of entries too long, they move into groups (`commit.grouping`). If it replaces
+fragments in a group, new groups take the place of those on the path down to them. Groups are stored before
+the create, under names that carry the number n+1. A writer that loses this number stores new ones.
 
-Invariant: of two commits on one parent, one succeeds, and the loser knows before it acts on it.
+Invariant: of two commits on one parent, one succeeds, and the loser knows that it lost before it acts.
 Rejected: a pointer object; probing for n+1 with GET; trusting the reply of the create; numbers
 remembered from before (docs/adr/0002-numbered-roots.md).
 """
@@ -98,28 +98,32 @@ class Step(Enum):
 
 
 def no_witness(step: Step) -> None:
-    """The witness of real life: sees nothing."""
+    """The witness outside of tests. It does nothing."""
 
 
 class _Reply(Enum):
+    """The store's reply to a create. `UNKNOWN` covers errors, lost replies and refusals."""
+
     CREATED = auto()
     EXISTS = auto()
     UNKNOWN = auto()
 
 
 class _NotLanded(Enum):
+    """The type of one value: the create has not taken effect, and still may."""
+
     NOT_LANDED = auto()
 
 
 _NOT_LANDED: Final = _NotLanded.NOT_LANDED
 
 REQUESTS_MAX: Final = 8
-"""How often a root is sent, or a load begun again, before the outcome is called unknown."""
+"""The limit of creates of one root, and of attempts to load the newest. After it the call gives up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootLog:
-    """The root sequence of one stream: loading its newest member, and adding the next."""
+    """The sequence of roots of one stream: loads the newest, and commits the next."""
 
     store: ObjectStore
     stream: str
@@ -130,7 +134,7 @@ class RootLog:
 
     def __post_init__(self) -> None:
         if not 2 <= self.factor <= BRANCHING_FACTOR_MAX:
-            raise Misuse(f"a branching factor of {self.factor}: it is from 2 to {BRANCHING_FACTOR_MAX}")
+            raise Misuse(f"the branching factor is {self.factor}: give one from 2 to {BRANCHING_FACTOR_MAX}")
 
     @property
     def keys(self) -> StreamKeys:
@@ -138,53 +142,64 @@ class RootLog:
         return StreamKeys(self.stream)
 
     async def load_newest(self, *, known: int = 0) -> Manifest | None:
-        """The truth: the newest root by listing, or None where none is listed.
+        """Return the newest root by listing, or None if the stream was never begun.
 
-        `known` is a version that the caller has seen; the listing begins there. What was read is
-        confirmed to be still the newest by a second listing, so no zombie is ever believed.
-        Raises `TryAgain` where roots move on faster than they can be read, and `RootsLost` if no root exists
+        `known` is a version that the caller has seen; the listing begins there. A second listing confirms
+        that the root that was read is still the newest, so no zombie is ever believed.
+        Raises `TryAgain` if new roots come faster than they can be read, and `RootsLost` if no root exists
         though one did: the caller knows one, or fragments or groups exist.
         """
         for attempt in range(REQUESTS_MAX):
+            # `known` itself must be listed too: it is the newest if nobody has committed since.
             highest = await self._highest(after=max(known - 1, 0))
             if highest is None:
+                # No sweep deletes the newest root. If neither `known` nor a newer one exists, it was lost.
                 if known:
                     raise self.lost(known, found=await self._highest(after=0))
+                # An empty listing has two causes: the stream was never begun, or all roots were lost. Data
+                # tells them apart. To begin such a stream at root 1 would let a sweep delete its data.
                 data = await first_object(self.store, self.keys.data, self.keys.groups)
                 if data is None:
                     return None
-                # Roots come before data, so a stream that was born after the listing shows its root now.
+                # Data is stored after its root. A stream that was born after the first listing shows a root
+                # now, so only a second empty listing proves the loss.
                 if await self._highest(after=0) is None:
                     raise self.lost(1, found=None, evidence=f"{data} exists", where=data)
                 continue
             try:
                 manifest = await self._read(highest)
-            except NotFound:  # swept between listing and reading: a newer one stands
+            except NotFound:  # a sweep deleted it after the listing, so a newer root exists
                 continue
+            # Between listing and read, the root may have been superseded and swept, and a stalled claimant
+            # may have created its number again. Such a zombie lacks later commits: a sweep that believed it
+            # would delete what they name. A second listing that still ends here rules it out.
             if await self._highest(after=highest - 1) == highest:
                 return manifest
             await self.env.sleep(self.env.backoff_seconds(attempt))
         raise TryAgain(f"stream {self.stream!r}: its manifest changes faster than it can be read; run again")
 
     async def commit(self, change: Change, *, base: Manifest | None, committer: UUID) -> Manifest:
-        """Apply `change` on `base`, or on what turned out to be newer, and return the accepted manifest.
+        """Apply `change` on `base`, or on a newer manifest, and return the accepted manifest.
 
         Raises as `LedgerOffloader.commit_manifest` promises.
         """
         manifest, is_newest = base, False
         for attempt in count():
-            # 1. Judge. Only a proposal may rest on an old manifest: the listing after its create finds out.
+            # 1. Judge. A proposal may rest on an old manifest, because the listing after its create finds
+            # out. "Done" and "refused" may not: an earlier call may have committed the change since.
             proposal, refusal = await self._judge(change, manifest, committer)
             if proposal is None:
                 newest = manifest
-                if not is_newest or isinstance(refusal, Absent):  # a group may be swept while it is read
+                # `Absent` even of the newest manifest may mean that it is no longer the newest: a compaction
+                # may have replaced the group, and a sweep may have deleted it while it was being read.
+                if not is_newest or isinstance(refusal, Absent):
                     newest = await self._newest_in_doubt(manifest)
                 if _version(newest) == _version(manifest):
                     if refusal is not None:
                         raise refusal
-                    assert manifest is not None, "a change is refused where there is no stream"
+                    assert manifest is not None, "a change is refused if there is no stream"
                     return manifest
-            # 2. Create, and look what came of it.
+            # 2. Create the proposal, and list to learn the outcome.
             elif attempt < REQUESTS_MAX:
                 newest = await self._settle(proposal)
                 if newest is None:
@@ -193,6 +208,8 @@ class RootLog:
                 self.witness(Step.IN_DOUBT)
                 await self.env.sleep(self.env.backoff_seconds(attempt))
             else:
+                # Others took the number of every proposal so far. An earlier create can then land only as a
+                # zombie, so `TryAgain` may promise here that nothing was committed.
                 raise TryAgain(
                     f"stream {self.stream!r}: other writers commit faster than this one; run again"
                 )
@@ -200,23 +217,26 @@ class RootLog:
         raise AssertionError("unreachable")
 
     def tree(self, manifest: Manifest) -> Tree:
-        """The fragments of one manifest of this stream."""
+        """Return the tree of fragments of one manifest of this stream."""
         return Tree(manifest, partial(self.groups.load, self.store))
 
     async def _judge(
         self, change: Change, manifest: Manifest | None, committer: UUID
     ) -> tuple[Manifest | None, OffloadError | None]:
-        """What this manifest decides: the root to create next, or a refusal, or neither if the change is in.
+        """Return the root to create next, or a refusal, or neither if the change is in.
 
-        Raises what holds whether or not the manifest is the newest.
+        Errors that hold even if the manifest is not the newest are raised.
         """
         try:
             if manifest is not None:
+                # The verdict comes before `apply`: a change that is in no longer fits, so `apply` would
+                # report a conflict of the change with itself after a lost reply.
                 with self._in_doubt(manifest.version):
                     verdict = await change.verdict(self.tree(manifest))
                 if verdict is CommitVerdict.IN:
                     return None, None
                 if verdict is CommitVerdict.UNKNOWN:
+                    # No newer manifest can show what this one no longer shows, so it need not be the newest.
                     raise OutcomeUnknown(
                         f"{self.keys.root(manifest.version)}: nothing shows whether the change was in, since "
                         "its offsets have been trimmed or compacted; look at what is there now"
@@ -224,19 +244,22 @@ class RootLog:
             return await self._propose(change, manifest, committer), None
         except (Absent, Conflict, Misuse) as refusal:
             return None, refusal
-        except TryAgain as exc:  # a create that an earlier call sent may still land, so this denies nothing
+        except TryAgain as exc:
+            # The store refused a group. `TryAgain` would promise that the change is not in, but a create that
+            # an earlier call sent may still land.
             raise OutcomeUnknown(f"{exc}; if this change was sent before, it may still be committed") from exc
 
     @contextmanager
     def _in_doubt(self, version: int) -> Iterator[None]:
-        """The change may be in: an error of the store leaves the outcome unknown."""
+        """Turn errors of the store into `OutcomeUnknown` while the change may be in."""
         try:
             yield
+        # None of these says that the change is not in, so they are raised as they are.
         except (Corrupt, Fenced, UnsupportedFormat, OutcomeUnknown):
             raise
         except OffloadError as exc:
             where = self.keys.root(version)
-            raise OutcomeUnknown(f"{where}: it could not be asked whether the change is in: {exc}") from exc
+            raise OutcomeUnknown(f"{where}: could not find out whether the change is in: {exc}") from exc
 
     async def _newest_in_doubt(self, manifest: Manifest | None) -> Manifest | None:
         known = _version(manifest)
@@ -244,10 +267,12 @@ class RootLog:
             return await self.load_newest(known=known)
 
     async def _propose(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
-        """The root that would follow, after the groups that it names were stored."""
+        """Store the groups that the next root names, and return that root."""
         changed = change.apply(base)
         version = changed.version + 1
-        replace(changed, version=version).check_numbers(self.keys.root(version))  # groups carry them too
+        # Groups carry the version too, so it is checked before the first of them is encoded.
+        replace(changed, version=version).check_numbers(self.keys.root(version))
+        # The edit comes first: it replaces the entries of `base`, and `collapse` groups the result.
         changed, path = await self._edited(change, base, changed)
         changed, groups = collapse(changed, factor=self.factor, version=version, uuid=self.env.uuid)
         proposal = replace(
@@ -258,6 +283,9 @@ class RootLog:
             parent_commit_id=changed.commit_id,
         )
         proposal.check(self.keys.root(proposal.version))
+        # Groups are stored before the root that names them is created, so no root names a missing group. A
+        # plain put is enough: each proposal makes fresh UUIDs, so these names belong to it alone. A sweep
+        # leaves the groups alone until number n+1 is decided, because their names carry it.
         for group, raw in (*path, *groups):
             await self.store.put(group.key, Body.of(raw))
         return proposal
@@ -265,7 +293,7 @@ class RootLog:
     async def _edited(
         self, change: Change, base: Manifest | None, changed: Manifest
     ) -> tuple[Manifest, list[tuple[Group, bytes]]]:
-        """`changed` with the fragments edited that the change edits, and the groups made anew for that."""
+        """Return `changed` with the change's edit applied to its entries, and the new groups to store."""
         if base is None or change.edit is None:
             return changed, []
         entries, groups = await edited(
@@ -274,30 +302,34 @@ class RootLog:
         return replace(changed, entries=entries), groups
 
     async def _settle(self, proposal: Manifest) -> Manifest | None:
-        """Create the proposal and find out what came of it: None is accepted, else the newest root."""
+        """Create the proposal, and return None if it was accepted, else the newest root."""
         key, raw = self.keys.root(proposal.version), encode_root(proposal)
-        is_open = False  # whether an earlier create may land yet
+        is_open = False  # true once a create was sent that may still land
         for attempt in range(REQUESTS_MAX):
-            # 1. One create, always of the same bytes: whichever of them lands, it is the same root.
+            # 1. Send the same bytes every time. Whichever create lands, it is the same root with the same
+            # commit id, so sending it again after a lost reply is safe.
             self.witness(Step.BEFORE_CREATE)
             reply, refusal = await self._create(key, raw)
             self.witness(Step.AFTER_CREATE)
 
-            # 2. The listing decides, whatever the reply was.
+            # 2. The listing decides, not the reply. A success may be a zombie's, and "exists" may
+            # be the answer to our own create, which a client library sent twice. If the listing itself
+            # fails, the create may have landed: the outcome is unknown.
             with self._in_doubt(proposal.version):
                 found = await self._look(proposal, reply)
             self.witness(Step.AFTER_LISTING)
             if found is not _NOT_LANDED:
                 return found
 
-            # 3. Not landed, perhaps not yet.
+            # 3. The create has not landed, and may land later. A refusal ends the commit. It is raised
+            # unchanged only if no earlier create of this call may still land.
             if refusal is not None and is_open:
                 raise OutcomeUnknown(f"{key}: it may have been committed before this: {refusal}") from refusal
             if refusal is not None:
                 raise refusal
             is_open = True
             await self.env.sleep(self.env.backoff_seconds(attempt))
-        raise OutcomeUnknown(f"{key}: the store did not say in time whether it was committed; run again")
+        raise OutcomeUnknown(f"{key}: the store did not answer in time whether it was committed; run again")
 
     async def _create(self, key: str, raw: bytes) -> tuple[_Reply, OffloadError | None]:
         try:
@@ -311,16 +343,22 @@ class RootLog:
         return _Reply.CREATED, None
 
     async def _look(self, proposal: Manifest, reply: _Reply) -> Manifest | _NotLanded | None:
-        """What a listing says of a proposal that was sent: None is accepted, a manifest is doubt."""
+        """List what became of a proposal that was sent.
+
+        Return None if it was accepted, `_NOT_LANDED` if nothing shows it yet, and otherwise the newest
+        manifest, which the change must be judged by again.
+        """
         version = proposal.version
         if reply is _Reply.CREATED:
-            # Only what lies beyond our own matters: anything there makes a zombie of it.
+            # Our root exists. If a newer one exists as well, ours may be a zombie: the number was decided
+            # long ago, and a sweep had deleted the root that won it.
             highest = await self._highest(after=version) or version
         else:
+            # The listing begins with the base, n. If it shows n alone, our root has not landed. If it shows
+            # nothing, n is gone, and only lost roots explain that.
             highest = await self._highest(after=max(version - 2, 0)) or 0
-        if (
-            highest < version - 1 and proposal.state is not StreamState.REBUILDING
-        ):  # a rebuild leaves out numbers
+        # The fence of a rebuild skips numbers, so there need not be a root right below it.
+        if highest < version - 1 and proposal.state is not StreamState.REBUILDING:
             raise self.lost(version - 1, found=await self._highest(after=0))
         if highest < version:
             return _NOT_LANDED
@@ -329,12 +367,14 @@ class RootLog:
         return await self._newest_after_doubt(version)
 
     async def _is_ours(self, proposal: Manifest) -> bool:
+        """Return whether the root of this number is our proposal, and is still the newest."""
         try:
             found = await self._read(proposal.version)
         except NotFound:  # superseded and swept meanwhile
             return False
-        # What was read is what was listed only while nothing newer stands: a create of ours that was
-        # under way may have landed as a zombie in between.
+        # The object that was read may not be the one that was listed. A rival's root may have been
+        # superseded and swept in between, and a create of ours that was under way may have landed as a
+        # zombie. If nothing newer is listed after the read, neither has happened.
         return found.commit_id == proposal.commit_id and await self._highest(after=proposal.version) is None
 
     async def _newest_after_doubt(self, version: int) -> Manifest:
@@ -344,7 +384,7 @@ class RootLog:
         return newest
 
     async def _highest(self, *, after: int) -> int | None:
-        """The highest version beyond `after` that a listing shows, or None."""
+        """Return the highest version beyond `after` that a listing shows, or None."""
         highest = None
         async for listed in self.store.list(self.keys.roots, after=self.keys.root(after)):
             version = self.keys.parse_root(listed.key)
@@ -352,7 +392,7 @@ class RootLog:
         return highest
 
     async def _read(self, version: int) -> Manifest:
-        """The root of this version, checked to be what its name says."""
+        """Return the root of this version, checked to be what its name says."""
         key = self.keys.root(version)
         return await checked(
             self.store, key, partial(decode_named_root, stream=self.stream, version=version, where=key)
@@ -367,7 +407,7 @@ class RootLog:
         where: str = "",
         begun_again: bool = False,
     ) -> RootsLost:
-        """The error that says: root `version` existed, and the newest one is `found`."""
+        """Return the error that says: root `version` existed, and the newest one is `found`."""
         return RootsLost(
             evidence or f"root {version} was committed",
             where or self.keys.root(version),
@@ -380,8 +420,9 @@ class RootLog:
 
 
 async def first_object(store: ObjectStore, *prefixes: str) -> str | None:
-    """The key of a root, fragment or group that begins with one of these; None if there is none."""
+    """Return the key of a root, fragment or group under one of these prefixes, or None if there is none."""
     for prefix in prefixes:
+        # `aclosing` ends the listing at the first key. There may be hundreds of thousands.
         async with aclosing(cast("AsyncGenerator[Listed, None]", store.list(prefix))) as listing:
             async for listed in listing:
                 if is_of_a_stream(listed.key):
@@ -394,7 +435,7 @@ def _version(manifest: Manifest | None) -> int:
 
 
 def decode_named_root(raw: bytes, stream: str, version: int, *, where: str) -> Manifest:
-    """A root, checked to be the one that its key names. Raises `Corrupt` otherwise."""
+    """Decode a root, and check that it is the one that its key names. Raises `Corrupt` otherwise."""
     try:
         manifest = decode_root(raw, where=where)
     except Corrupt as exc:

@@ -1,6 +1,9 @@
 """The two commits of a rebuild: the fence, and the manifest that the rebuild chose.
 
 `upkeep.rebuild` reads, chooses and commits (docs/commit-protocol.md, step "rebuild").
+
+Invariant: from the fence on, nobody but this rebuild commits to the stream, until another rebuild or, after
+the second commit, a claim takes over.
 """
 
 from __future__ import annotations
@@ -21,43 +24,48 @@ __all__ = ["Fence"]
 
 
 JUMP: Final = 2**32
-"""How far above every number ever used the fence is: no sleeper's create comes near it."""
+"""The distance from the highest number ever used to the fence. No stalled process creates a root up there."""
 
 NUMBER_MAX: Final = 2**63
-"""No writer counts so far. Below it there is room for a fence's number and its epoch."""
+"""A limit that no writer's numbers reach. Above it there is room for a fence's number and its epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence(Change):
-    """Create a root far above all others, so that no sleeper comes after it. Readers and writers wait.
+    """Create a root far above all others, above any that a stalled process can create.
 
-    It goes on naming what the root before it named. So a rebuild that is killed loses nothing of that, and
-    the next one finds it.
+    Readers and writers wait while it is the newest root. It still names what the root before it named, so a
+    rebuild that is killed loses nothing of that, and the next rebuild finds it.
     """
 
     stream: str
     writer: UUID
     incarnation: UUID
-    """Of the stream, if there is no root that says it."""
+    """The stream's incarnation, used if no root says it."""
 
     epoch: int
     above: int
     """The highest number that any object mentions."""
 
     jump: int = JUMP
-    """How far above it the fence is, unless the newest root is higher still."""
+    """The distance from `above` to the fence, unless the newest root is higher still."""
 
     instead_of: UUID | None = None
     """The commit id of the sound root, or the tombstone, that the operator replaces."""
 
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`. Raises `Conflict` if the newest root is not the one to be replaced."""
+        # The data of a live root must survive a rebuild that is killed, so its entries stay. Its attempts
+        # end: they may upload what the rebuild has not seen, and nobody may name that afterwards.
         if base is None or base.state is StreamState.DELETED:
             fence = self._naming_nothing()
         else:
             fence = replace(base, writer=self.writer, running=(), state=StreamState.REBUILDING)
+        # The commit adds one to the version that a change returns.
         if base is None:
             return replace(fence, version=self.above + self.jump - 1, epoch=self.epoch)
+        # The commit id identifies the root, because a number may be created again after roots were lost. A
+        # fence of another rebuild may be replaced: it takes the writer from that rebuild, and so ends it.
         if base.state is not StreamState.REBUILDING and base.commit_id != self.instead_of:
             raise Conflict(
                 f"stream {base.stream!r} has a manifest that is newer than the rebuild, version "
@@ -93,19 +101,21 @@ class Fence(Change):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt(Change):
-    """Name the chosen fragments, on the fence of the same rebuild, and let the stream live again."""
+    """Name the chosen fragments, on the fence of the same rebuild, and make the stream live again."""
 
     writer: UUID
     incarnation: UUID
     entries: Sequence[Entry]
     source_epoch: int = 0
-    """The highest leader epoch of the broker that any of the data mentions."""
+    """The highest leader epoch of the broker in any of the chosen data."""
 
     def apply(self, base: Manifest | None) -> Manifest:
         """See `Change.apply`."""
         base = self._fenced(base)
         if base.state is not StreamState.REBUILDING:
-            raise Conflict(f"stream {base.stream!r} is not being rebuilt any more")
+            raise Conflict(f"stream {base.stream!r} is no longer being rebuilt")
+        # Entries and totals begin at zero: the choice includes what the fence still names, or leaves it out
+        # on purpose.
         nothing: dict[str, Any] = dict.fromkeys((*TOTALS, "ledgers", "last_ledger_id"), 0)
         begin = self.entries[0].first_offset
         empty = replace(
@@ -128,7 +138,8 @@ class Rebuilt(Change):
         )
 
     def _fenced(self, base: Manifest | None) -> Manifest:
-        """`base`, if this rebuild's fence is in it. Another rebuild, or a claim after it, ends this one."""
+        """Return `base` if it is this rebuild's. Raises `Fenced` if another author took over."""
+        # The fence of a later rebuild has another writer, so of two rebuilds only the later one commits.
         if base is None or base.writer != self.writer:
             raise Fenced("another rebuild of the stream, or a writer, took over; run again")
         return base

@@ -1,1 +1,1 @@
-"""What others implement or are called with: stores, sources, offloaders, decoders, plugins, events."""
+"""The contracts that others implement or call: stores, sources, offloaders, decoders, plugins, events."""

@@ -1,12 +1,12 @@
-"""The contracts of whoever only reads: a catalogue of streams, and a view of each.
+"""The contracts for reading: a catalogue of streams, and a view of each.
 
-`offload read`, `ls`, `inspect`, `verify` and Spark's reading need no more than these two. So all of them can
-read a place that somebody else wrote in a layout of its own, and that never takes a commit of ours.
-`LedgerOffloader` is a `Catalogue` that takes data and commits as well.
+`offload read`, `ls`, `inspect`, `verify` and Spark's reading need only these two. So all of them can read a
+place that another program wrote in its own layout, and that never takes a commit of ours. `LedgerOffloader`
+is a `Catalogue` that takes data and commits as well.
 
-    Catalogue    which streams there are, and what is committed of each
-    StreamView   one stream as it was committed at one moment: find, walk, and open what it names
-    EntryView    a `StreamView` to derive from: only `where`, `name_of` and `open` are left to write
+    Catalogue    the streams of a place, and the committed state of each
+    StreamView   one stream as it was committed at one moment: find, walk and open its fragments
+    EntryView    a base class of `StreamView`s: only `where`, `name_of` and `open` are left to write
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["Catalogue", "EntryView", "StreamView"]
 class StreamView(ABC):
     """One stream of a tier, as it was committed at one moment.
 
-    **Views do not move.** What a view says never changes, whatever is committed, trimmed or deleted since.
+    **Views do not move.** A view's answers never change, even if data is committed, trimmed or deleted later.
     **Entries cover the stream.** They ascend by offset and leave no hole in [first_offset, next_offset).
 
-    Not promised: that what an entry names is still there. If it was trimmed and removed, `open`, or the
-    handle that it returned, raises `Absent`, and so may every other method. Ask the catalogue for a newer
+    Not promised: that a fragment that an entry names still exists. If it was trimmed and removed, `open`, or
+    the handle that it returned, raises `Absent`, and so may every other method. Ask the catalogue for a newer
     view then. All methods may raise `Corrupt`, `TryAgain` and `Denied`.
     """
 
@@ -42,55 +42,61 @@ class StreamView(ABC):
     @property
     @abstractmethod
     def committed(self) -> CommittedStream:
-        """The totals, and the entries at hand."""
+        """The totals, and the entries that are loaded."""
 
     @property
     @abstractmethod
     def where(self) -> str:
-        """The name of what says that this is committed, such as an object's key. For messages."""
+        """The name of the record that commits this state, such as an object's key. For messages."""
 
     @abstractmethod
     def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
-        """The entries of the fragments from the one that holds `offset` on, in runs. Close it."""
+        """Yield the entries of the fragments from the one that holds `offset` on, in runs. Close it."""
 
     @abstractmethod
     async def find(self, offset: int) -> Entry | None:
-        """The fragment that holds `offset`, or None if none does."""
+        """Return the fragment that holds `offset`, or None if none does."""
 
     @abstractmethod
     async def first_since(self, timestamp_ms: int) -> Entry | None:
-        """The first fragment, in the order of offsets, with a chunk of that time or later."""
+        """Return the first fragment, in the order of offsets, with a chunk of that time or later."""
 
     @abstractmethod
     async def last_with_messages(self) -> Entry | None:
-        """The newest fragment with a record that is a message."""
+        """Return the newest fragment with a record that is a message."""
 
     @abstractmethod
     async def last_timestamp_ms(self) -> int | None:
-        """The greatest timestamp of any chunk, or None if the stream is empty."""
+        """Return the greatest timestamp of any chunk, or None if the stream is empty."""
 
     @abstractmethod
     def name_of(self, row: Entries) -> str:
-        """The name of what `row`, one entry, stands for, as `Absent` has it: an object's key, for example."""
+        """Return the name of the object that `row`, one entry, describes, such as a key.
+
+        `Absent` gives the same name.
+        """
 
     @abstractmethod
     async def names(self, where: str) -> bool:
-        """Whether an entry of the view has this name. Asked about what an older view named, and is gone."""
+        """Return True if an entry of the view has this name.
+
+        A reader asks this about an object of an older view that is gone.
+        """
 
     @abstractmethod
     async def open(self, entry: Entry) -> ReadHandle:
-        """Return a handle on the fragment that `entry`, which the view has, stands for.
+        """Return a handle on the fragment that `entry`, an entry of this view, describes.
 
-        Asks for nothing but the fragment's own table. Raises `Absent` if the fragment is gone, and `Corrupt`
-        if it is not what the entry says.
+        Reads only the fragment's own table. Raises `Absent` if the fragment is gone, and `Corrupt` if the
+        fragment contradicts the entry.
         """
 
 
 class Catalogue(ABC):
-    """The streams of a tier: which were begun, and what is committed of each.
+    """The streams of a tier, and the committed state of each.
 
-    A catalogue belongs to one event loop; its methods may be called at the same time. `Blocking` serves
-    threads. Every method may raise `TryAgain` and `Denied`.
+    A catalogue belongs to one event loop; its methods may be called at the same time. Threads use `Blocking`.
+    Every method may raise `TryAgain` and `Denied`.
     """
 
     __slots__ = ()
@@ -98,23 +104,23 @@ class Catalogue(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where the tier is, for messages. Carries no credentials."""
+        """The URL of the tier, for messages. Carries no credentials."""
 
     @abstractmethod
     async def open(self) -> None:
-        """Make sure that the place is a tier. Raises `NotOffloaded` if it is none. Idempotent."""
+        """Check that the place is a tier. Raises `NotOffloaded` if it is not. Idempotent."""
 
     @abstractmethod
     async def streams(self) -> list[str]:
-        """The streams that were ever begun here, in order of names.
+        """Return the streams that were ever begun here, in order of names.
 
-        Of one that was deleted `view` raises `StreamDeleted`; of one whose first commit never came,
-        `NotOffloaded`. So does this method if the place is no tier.
+        For a deleted stream `view` raises `StreamDeleted`. For a stream whose first commit never came, `view`
+        raises `NotOffloaded`. This method raises `NotOffloaded` if the place is not a tier.
         """
 
     @abstractmethod
     async def view(self, stream: str) -> StreamView:
-        """The stream as it is committed now.
+        """Return the stream as it is committed now.
 
         Raises `NotOffloaded` if nothing was ever committed, or the stream is being rebuilt; `StreamDeleted`
         if it was deleted.
@@ -122,16 +128,17 @@ class Catalogue(ABC):
 
     @abstractmethod
     def view_of(self, committed: CommittedStream) -> StreamView:
-        """A view of what an earlier view of this tier said, whole or cut to some of its fragments.
+        """Return a view of the state of an earlier view of this tier, whole or cut to some of its fragments.
 
-        Asks nothing. So what one process planned can be read by others, each with its share of the entries.
+        Sends no request. So one process can plan a read, and others can do it, each with its share of the
+        entries.
         """
 
     async def aclose(self) -> None:
-        """Release what the catalogue holds. Idempotent."""
+        """Release the catalogue's resources. Idempotent."""
 
     async def __aenter__(self) -> Self:
-        """Close on the way out."""
+        """Return the catalogue. The exit closes it."""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -139,7 +146,7 @@ class Catalogue(ABC):
 
 
 class EntryView(StreamView):
-    """A view whose entries are found through an `EntryTree`: at hand, or in groups that it loads."""
+    """A view whose entries are found through an `EntryTree`, which loads groups as needed."""
 
     __slots__ = ("tree",)
 
@@ -156,11 +163,11 @@ class EntryView(StreamView):
         return self.tree.walk(offset)
 
     async def find(self, offset: int) -> Entry | None:
-        """See `StreamView.find`. Loads a group of each level at most."""
+        """See `StreamView.find`. Loads at most one group of each level."""
         return await self.tree.find(offset)
 
     async def first_since(self, timestamp_ms: int) -> Entry | None:
-        """See `StreamView.first_since`, and `EntryTree.first_since` for what it loads."""
+        """See `StreamView.first_since`, and `EntryTree.first_since` for the groups that it loads."""
         return await self.tree.first_since(timestamp_ms)
 
     async def last_with_messages(self) -> Entry | None:
@@ -172,7 +179,10 @@ class EntryView(StreamView):
         return await self.tree.last_timestamp_ms()
 
     async def names(self, where: str) -> bool:
-        """See `StreamView.names`. Walks all entries: override it if names say where they belong."""
+        """See `StreamView.names`.
+
+        Walks all entries: override it if a name shows which entry it belongs to.
+        """
         async with aclosing(self.walk()) as runs:
             async for run in runs:
                 if any(self.name_of(run[row : row + 1]) == where for row in range(len(run))):

@@ -1,9 +1,9 @@
-"""The contract of a change: what `LedgerOffloader.commit_manifest` is given.
+"""The contract of a change, which is passed to `LedgerOffloader.commit_manifest`.
 
-Each change answers two questions about a manifest. `apply` says what the manifest becomes, or why the
-change does not fit. `verdict` says whether the change is in already. This decides a commit whose reply was
-lost: by content, never by the reply (docs/commit-protocol.md, step 1). The changes themselves are in
-`offload.commit`, by who makes them: `writer`, `job`, `guest`, `rebuild`.
+Each change has two methods. `apply` returns the changed manifest, or raises if the change does not fit.
+`verdict` says whether a manifest contains the change already. It decides a commit whose reply was lost: by
+content, never by the reply (docs/commit-protocol.md, step 1). The changes are in `offload.commit`, by author:
+`writer`, `job`, `guest`, `rebuild`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Change", "CommitVerdict"]
 
 
 class CommitVerdict(Enum):
-    """Whether a change was committed, as far as one manifest shows it."""
+    """The answer of one manifest to the question whether a change was committed."""
 
     IN = auto()
     OUT = auto()
     UNKNOWN = auto()
-    """The manifest shows it no longer: what the change named was trimmed, or copied into another fragment."""
+    """The manifest no longer shows it: the change's data was trimmed, or copied into another fragment."""
 
 
 class Change(ABC):
@@ -38,35 +38,37 @@ class Change(ABC):
 
     @abstractmethod
     def apply(self, base: Manifest | None) -> Manifest:
-        """Return `base` with the change in it; version and commit ids are still those of `base`.
+        """Return `base` with the change applied. The commit sets the version and the commit ids.
+
+        Until then they are those of `base`. Only the fence of a rebuild sets a higher version itself.
 
         Raises `Fenced`, `StreamDeleted` or `Conflict` if the precondition does not hold, and `Misuse` if
-        nobody but the caller can have caused that.
+        only the caller can have caused that.
         """
 
     @abstractmethod
     async def verdict(self, tree: Tree) -> CommitVerdict:
-        """Return whether the manifest of `tree` holds the change.
+        """Return whether the manifest of `tree` contains the change.
 
-        Raises `Fenced` or `StreamDeleted` if its author may not commit on this manifest: a writer that was
-        fenced stops, even if its last commit landed. Any other error leaves the verdict open.
+        Raises `Fenced` or `StreamDeleted` if the change's author may not commit on this manifest: a fenced
+        writer stops, even if its last commit landed. Any other error leaves the verdict open.
         """
 
     @property
     def edit(self) -> Edit | None:
-        """The fragments that the change replaces where they are, if it does that.
+        """The fragments that the change replaces in their places. None if it replaces none.
 
-        `apply` leaves the entries of such a change as they are.
+        `apply` leaves the entries as they are for such a change.
         """
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Other fragments in the place of some that stand together: in the root, or in one group."""
+    """A replacement of fragments whose entries are together: in the root, or in one group."""
 
     offset: int
-    """A live one, among the fragments to edit."""
+    """A live offset of a fragment to replace. It leads to the root's entries, or to the group's."""
 
     edited: Callable[[Entries], Entries]
-    """What all fragments that stand together around `offset` become. Raises `Conflict` if it does not fit."""
+    """Return the new entries for all entries of that root or group. Raises `Conflict` if it does not fit."""

@@ -1,6 +1,6 @@
-"""The contract of a decoder: a way to make more of a record than bytes. Plugins declare them by name.
+"""The contract of a decoder, which turns the bytes of a record into values. Plugins declare decoders by name.
 
-Invariant: a decoder never fails on a record. What is not of its kind stays what it is: raw bytes.
+Invariant: a decoder never fails on a record. A record of another format stays raw bytes.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ __all__ = ["Decoded", "Decoder"]
 
 
 class Decoded(NamedTuple):
-    """A record, decoded."""
+    """A decoded record."""
 
     value: Any
-    """Bytes, text, or whatever JSON can hold."""
+    """Bytes, text, or any value that JSON can represent."""
 
     sections: Mapping[str, Any]
-    """What comes beside the value, each JSON-ready, in the order in which it is to be printed."""
+    """The other parts of the record, each ready for JSON, in the order in which they are printed."""
 
 
 class Decoder(ABC):
-    """Made once per command by calling the declared target without arguments."""
+    """A decoder. Each command makes one by calling the declared target without arguments."""
 
     @abstractmethod
     def bodies(self, records: Sequence[bytes]) -> list[bytes]:
-        """The value of each record as bytes; what is neither bytes nor text as JSON."""
+        """Return the value of each record as bytes. A value that is neither bytes nor text is JSON."""
 
     @abstractmethod
     def decode(self, records: Sequence[bytes]) -> list[Decoded]:
-        """Each record with its sections. `sections` has the same keys for every record."""
+        """Return each record with its sections. `sections` has the same keys for every record."""
 
     def keys(self, records: Sequence[bytes]) -> list[bytes | None]:
-        """The key of each record, by which a broker routes or parts it; None where it has none."""
+        """Return the key by which a broker routes or partitions each record. None if a record has none."""
         return [None] * len(records)
 
     def headers(self, records: Sequence[bytes]) -> list[list[tuple[str, bytes]]]:
-        """What an application wrote beside each record, in order: text as UTF-8, other values as JSON."""
+        """Return the headers that an application wrote: text as UTF-8, other values as JSON, in order."""
         return [[] for _ in records]

@@ -1,7 +1,7 @@
-"""What happens inside, told to whoever listens: plugins by the `offload_event` hook, progress bars.
+"""Events of the core, for listeners: plugins with the `offload_event` hook, and progress bars.
 
-Events are told after the fact, on the event loop; a listener must return at once. Each has a short `repr`,
-fit for a line of a log: whatever is long is in its attributes.
+Events are sent after the fact, on the event loop, so a listener must return at once. Each has a short `repr`
+for a line of a log. Long values are only in its attributes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ if TYPE_CHECKING:  # plugins import events, and finding plugins must not import 
     from offload.model.manifest import Manifest
 
 __all__ = [
+    "CommitFailed",
+    "CommitInDoubt",
     "CopyBegun",
     "DamageFound",
     "Event",
     "FragmentUploaded",
     "ManifestCommitted",
     "Skipped",
+    "StreamPaused",
+    "StreamResumed",
+    "TookOver",
+    "UpkeepFinished",
     "Waiting",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Anything that is told."""
+    """The base class of all events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +45,7 @@ class FragmentUploaded(Event):
     entry: Entry
 
     def __repr__(self) -> str:
-        """Which fragment it is, without the rest of the entry."""
+        """Return the fragment's stream, offsets and size, without the rest of the entry."""
         offsets = f"[{self.entry.first_offset}, {self.entry.next_offset})"
         size = self.entry.stored_size_bytes
         return f"FragmentUploaded(stream={self.stream!r}, offsets={offsets}, stored_size_bytes={size})"
@@ -47,7 +53,7 @@ class FragmentUploaded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyBegun(Event):
-    """A sync begins to copy these offsets of a stream; `next_offset` is not included."""
+    """A sync begins to copy the offsets [first_offset, next_offset) of a stream."""
 
     stream: str
     first_offset: int
@@ -62,23 +68,39 @@ class ManifestCommitted(Event):
     change: str
 
     def __repr__(self) -> str:
-        """What was committed to which stream, without the manifest's entries."""
+        """Return the stream, the change, and the new version and end, without the manifest's entries."""
         at = f"version={self.manifest.version}, next_offset={self.manifest.next_offset}"
         return f"ManifestCommitted(stream={self.manifest.stream!r}, change={self.change!r}, {at})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFailed(Event):
+    """A change was not accepted, or is in doubt. The class of the error says which."""
+
+    stream: str
+    change: str
+    error: OffloadError
+    seconds: float
+    """The time from the call to the error, with all tries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitInDoubt(CommitFailed):
+    """Nobody knows whether a change was accepted. The caller reads the root before it goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DamageFound(Event):
-    """Stored bytes, or a source's, break their format."""
+    """Bytes of a store or of a source break their format."""
 
     damage: Corrupt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped(Event):
-    """A reader left offsets out: they were trimmed, and swept, before it came to them.
+    """A reader skipped offsets that were trimmed and swept before it could read them.
 
-    It was at `from_offset`, and goes on at `to_offset`, where the stream begins now.
+    It was at `from_offset`, and continues at `to_offset`, at which the stream begins now.
     """
 
     stream: str
@@ -88,14 +110,55 @@ class Skipped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Event):
-    """Requests wait for a store that fails or refuses them. Emitted now and then, until it answers."""
+    """Requests wait for a store that fails or refuses them. Emitted every few seconds until it answers."""
 
     url: str
     error: OffloadError
-    """What the last of these requests met."""
+    """The error of the last of these requests."""
 
     waited_seconds: float
-    """Since the first failure after the store's last answer."""
+    """The time since the first failure after the store's last answer."""
 
     patience_seconds: float
-    """After so long they give up, and raise what they met."""
+    """The time after which the requests give up and raise their errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPaused(Event):
+    """A follower copies nothing more of a stream until a person acts. It tries again every few minutes."""
+
+    stream: str
+    error: OffloadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamResumed(Event):
+    """A follower continues a stream that was paused."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TookOver(Event):
+    """A follower has claimed a stream, and leads from now on."""
+
+    stream: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepFinished(Event):
+    """A job that keeps a tier in order has ended: "retention", "compact", "sweep" or "verify"."""
+
+    job: str
+    streams: int
+    objects: int
+    """Fragments that were trimmed or merged, objects that were deleted, or objects that were verified."""
+
+    size_bytes: int
+    """Their size as stored. Of a compaction, that of the new fragments. Of a verify, the bytes it read."""
+
+    seconds: float
+    error: OffloadError | None
+    """The first error of any stream, or the first damage. The other streams were worked on, unless the store
+    denies everything."""

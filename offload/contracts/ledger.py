@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Self
 
-from offload.model.chunk_table import ChunkTable
+from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable, windows_of
 
 __all__ = ["ReadHandle"]
 
@@ -17,8 +18,8 @@ class ReadHandle(ABC):
     **Chunks are whole.** The range begins and ends with a chunk.
 
     Handles of a source promise no checks: the offloader checks every byte that it takes from them.
-    Handles of a tier promise that `read` returns only chunks whose checksums hold, and raises
-    `Corrupt` otherwise.
+    Handles of a tier promise that `read` returns only chunks whose checksums match, and raises `Corrupt`
+    otherwise. However the chunks are stored, it fetches at most 512 KiB beside them.
     """
 
     __slots__ = ()
@@ -26,17 +27,17 @@ class ReadHandle(ABC):
     @property
     @abstractmethod
     def ledger_id(self) -> int:
-        """The ledger."""
+        """The id of the ledger."""
 
     @property
     @abstractmethod
     def first_offset(self) -> int:
-        """Offset of the first record."""
+        """The offset of the first record."""
 
     @property
     @abstractmethod
     def next_offset(self) -> int:
-        """First offset after the last record."""
+        """The first offset after the last record."""
 
     @property
     @abstractmethod
@@ -45,20 +46,36 @@ class ReadHandle(ABC):
 
     @abstractmethod
     async def table(self) -> ChunkTable:
-        """One row per chunk of the range, in order. `position` is the handle's own and means nothing else."""
+        """Return one row per chunk of the range, in order. Only this handle can interpret `position`."""
 
     @abstractmethod
     async def read(self, rows: ChunkTable) -> bytes:
-        """The stored chunks of `rows`, a slice of the table, back to back.
+        """Return the stored chunks of `rows`, a slice of the table, back to back.
 
-        Raises `Corrupt` where bytes are missing, `TryAgain` where the source is gone for now.
+        Raises `Corrupt` if bytes are missing, and `TryAgain` if the source is gone for now.
         """
+
+    def windows(self, rows: ChunkTable, *, size_bytes: int = WINDOW_SIZE_BYTES) -> Iterator[ChunkTable]:
+        """Yield `rows`, a slice of the table, in runs of about `size_bytes` that are cheap to read.
+
+        The same rows yield the same runs at every call. Optional: by default a run ends with the chunk that
+        brings it to `size_bytes`.
+        """
+        return windows_of(rows, size_bytes=size_bytes)
+
+    def unknown_sections(self) -> Mapping[str, int]:
+        """Return the names of sections of other programs, each with the number of fragments that have one.
+
+        They lie beside the chunks that were opened until now, and a copy of the chunks lacks them. Optional:
+        by default there are none.
+        """
+        return {}
 
     async def aclose(self) -> None:
         """Release files and connections. Idempotent."""
 
     async def __aenter__(self) -> Self:
-        """Close on the way out."""
+        """Return the handle. The exit closes it."""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

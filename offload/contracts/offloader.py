@@ -1,10 +1,11 @@
 """The contract between the framework and a backend.
 
-A backend is written in one of three ways. The easy one: implement the `ObjectStore` port, and
-`ObjectStoreOffloader` makes an offloader of it. The full one: implement `LedgerOffloader` itself, for a
-database or an archive service. The one for what others wrote: implement a `Catalogue`, which is only read.
+There are three ways to write a backend. The easy one is to implement the `ObjectStore` port; the framework's
+`ObjectStoreOffloader` turns the store into an offloader. The full one is to implement `LedgerOffloader`
+itself, for a database or an archive service. The third, for data in a foreign layout, is to implement a
+`Catalogue`, which can only be read.
 
-`LedgerOffloader` is the sum of smaller contracts, and whoever calls it asks for no more than it needs:
+`LedgerOffloader` combines two smaller contracts, and each caller asks for the one that it needs:
 
     Catalogue    streams, views, handles on fragments    readers, `ls`, `inspect`, `verify`, Spark
     Committer    manifests, and changes of them          writers, jobs, retention
@@ -29,90 +30,94 @@ __all__ = ["Committer", "LedgerOffloader"]
 
 
 class Committer(ABC):
-    """Keeps each stream's manifest, and moves it from one to the next.
+    """The keeper of each stream's manifest. It commits the changes of manifests.
 
-    **Commits are atomic.** A change is in the manifest entire or not at all.
+    **Commits are atomic.** A change is in the manifest completely or not at all.
     **History is linear.** Of two commits on one parent exactly one succeeds; the other is applied
     to the newer manifest if it still fits, and raises `Conflict` otherwise. Fragments that begin beyond
     the end of the stream are the caller's gap: `Misuse`.
     **Claims fence.** After a claim is accepted, commits of every earlier writer raise `Fenced`.
-    **Commits are idempotent.** Committing a change that is in already returns the newest manifest, or
-    raises `OutcomeUnknown` if what it named was trimmed or compacted since.
+    **Commits are idempotent.** If a change was committed before, committing it again returns the newest
+    manifest, or raises `OutcomeUnknown` if the change's data was trimmed or compacted since.
     """
 
     __slots__ = ()
 
     @abstractmethod
     async def load_manifest(self, stream: str) -> Manifest:
-        """The newest committed manifest.
+        """Return the newest committed manifest.
 
-        Raises `NotOffloaded` where there is none: nothing was ever committed, or the stream is being rebuilt.
-        Where it was deleted, that is a `StreamDeleted`.
+        Raises `NotOffloaded` if there is none: nothing was ever committed, or the stream is being rebuilt.
+        Raises `StreamDeleted`, which is a `NotOffloaded`, if the stream was deleted.
         """
 
     async def load_group(self, committed: CommittedStream, entry: Entries) -> Entries:
-        """The entries of the group that `entry`, one row of the stream's tree, names.
+        """Return the entries of the group that `entry`, one row of the stream's tree, names.
 
-        For those whose manifests have groups. Raises `Corrupt` where it is gone or does not hold.
+        Only backends whose manifests have groups implement it. Raises `Corrupt` if the group is gone or
+        damaged.
         """
         raise Misuse(f"the manifest of stream {committed.stream!r} has no groups here")
 
     def tree(self, manifest: Manifest) -> Tree:
-        """The fragments that `manifest` names, to be found by offset and time."""
+        """Return the fragments that `manifest` names, as a tree that finds them by offset and time."""
         return Tree(manifest, self.load_group)
 
     @abstractmethod
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
-        """Apply `change` to the newest manifest and return the one that holds it.
+        """Apply `change` to the newest manifest and return the manifest that contains it.
 
-        `base` is the newest that the caller knows, None if it knows none. It may be old. Returning means
-        that no later failure undoes the change. The call may be repeated with the same change. Raises
+        `base` is the newest manifest that the caller knows, or None. It may be old. After the call has
+        returned, no later failure undoes the change. The call may be repeated with the same change. Raises
 
-        - `Fenced` if another writer holds the stream, `StreamDeleted` if it was deleted; it may be in;
-        - `Conflict` if the newest manifest shows that the change is not in and does not fit, `Misuse` if only
-          the caller can have caused that, as by a gap. The same promise goes with `TryAgain`;
-        - `OutcomeUnknown` if the store did not tell in time whether the change is in, or if the manifest no
-          longer shows it since what it named was trimmed or compacted. Load the manifest, then decide.
+        - `Fenced` if another writer holds the stream, `StreamDeleted` if the stream was deleted; the change
+          may be in the manifest nevertheless;
+        - `Conflict` if the newest manifest shows that it does not contain the change and that the change does
+          not fit, `Misuse` if only the caller can have caused that, as by a gap. `TryAgain` too promises that
+          the newest manifest does not contain the change;
+        - `OutcomeUnknown` if the store did not answer in time, or if the manifest no longer shows whether it
+          contains the change, because the change's data was trimmed or compacted. Load the manifest, then
+          decide.
         """
 
 
 class LedgerOffloader(Catalogue, Committer):
-    """Copies ledgers into a store and reads them back, and keeps each stream's manifest.
+    """A tier that copies ledgers into a store, reads them back, and keeps each stream's manifest.
 
-    It has four verbs: `offload`, `read_offloaded`, `delete_offloaded`, and `commit_manifest` of `Committer`.
-    Every clause below, and those of `Committer`, has a test of the same name in `offload_conformance`.
-    docs/contract.md names the clauses that ask for each sentence of this module.
+    Its main methods are `offload`, `read_offloaded`, `delete_offloaded`, and `commit_manifest` of
+    `Committer`. Every clause below, and those of `Committer`, has a test of the same name in
+    `offload_conformance`. docs/contract.md names the clauses that test each sentence of this module.
 
     **Attempts are disjoint.** No two attempts share an object, so a crashed attempt is garbage,
     never a hazard.
-    **Prepared before uploaded.** `offload` refuses an attempt that its manifest does not run, with
+    **Prepared before uploaded.** `offload` refuses an attempt that does not run in its manifest, with
     `Conflict`, before it reads or stores a byte; and a handle of another ledger, with `Misuse`.
-    **Offloads are checked.** A chunk whose bytes do not hold is never stored: `Corrupt` names it and its
-    file, and any one where there are several, for fragments may be on their way together.
-    **Fragments are whole.** A reader sees a fragment entire or not at all.
-    **Reads are verbatim.** What is read back is, chunk for chunk, the bytes that were offloaded.
-    **Absence is an error.** Reading what was never committed raises `NotOffloaded`, never `None`.
+    **Offloads are checked.** A damaged chunk is never stored: `Corrupt` names the chunk and its file. If
+    several chunks are damaged, it names any one of them, because fragments may be uploaded in parallel.
+    **Fragments are whole.** A reader sees a complete fragment or none.
+    **Reads are verbatim.** The chunks that are read back are, byte for byte, those that were offloaded.
+    **Absence is an error.** Reading data that was never committed raises `NotOffloaded`, never `None`.
     **Deletion is idempotent.** Deleting an absent attempt succeeds.
     **Deletion spares the committed.** Deleting an attempt that the manifest names raises `Conflict`
     and removes nothing.
 
     Not promised: any order among fragments on their way to the store; that a failed `offload` left
-    nothing behind (call `delete_offloaded`, or leave it to the next writer). Every method may
-    raise `TryAgain`, `Denied` or `NoSpace`; what that leaves behind stands with the method.
+    nothing behind (call `delete_offloaded`, or leave it to the next writer). Every method may raise
+    `TryAgain`, `Denied` or `NoSpace`; each method says what such an error leaves behind.
 
-    An offloader belongs to one event loop; its methods may be called at the same time. `Blocking`
-    serves threads.
+    An offloader belongs to one event loop; its methods may be called at the same time. Threads use
+    `Blocking`.
     """
 
     __slots__ = ()
 
     @abstractmethod
     async def open(self, *, create: bool = False) -> None:
-        """Make sure that the place is a tier; with `create`, make it one where it is empty.
+        """Check that the place is a tier. With `create`, make an empty place a tier.
 
-        Raises `NotOffloaded` where it is none (and, with `create`, holds something else).
+        Raises `NotOffloaded` if the place is not a tier (with `create`: and is not empty).
         """
 
     async def view(self, stream: str) -> StreamView:
@@ -122,8 +127,8 @@ class LedgerOffloader(Catalogue, Committer):
     def view_of(self, committed: CommittedStream) -> StreamView:
         """See `Catalogue.view_of`; `committed` is a `Manifest`, as in every view of an offloader.
 
-        This one opens a fragment by `read_offloaded`, which has to look its entry up again. Override it if a
-        fragment can be opened by its entry alone.
+        The view opens a fragment by `read_offloaded`, which must look up its entry again. Override this
+        method if a fragment can be opened by its entry alone.
         """
         assert isinstance(committed, Manifest), "the views of an offloader are of manifests"
         return _ViewOfAttempts(self, committed)
@@ -132,49 +137,50 @@ class LedgerOffloader(Catalogue, Committer):
     async def offload(
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
     ) -> Receipt:
-        """Copy every chunk of `handle`, checked, and return once all of it is durable.
+        """Check and copy every chunk of `handle`, and return once all of it is durable.
 
-        Anybody can commit and read it from then on. `manifest` is the accepted one in which `attempt` runs.
-        `extra_metadata` is for people who inspect the store: any text, which is never read back and changes
-        nothing else. `handle` stays its owner's to close. Raises `Corrupt` at a chunk that does not hold, and
-        if the table leaves out a part of the range. Offsets have 64 bits; a backend that keeps only 63 raises
+        Anybody can commit and read it from then on. `manifest` is an accepted manifest in which `attempt`
+        runs. `extra_metadata` is for people who inspect the store: any text, which is never read back and
+        changes nothing else. The caller closes `handle`. Raises `Corrupt` at a damaged chunk, and if the
+        table leaves out a part of the range. Offsets have 64 bits; a backend that keeps only 63 raises
         `Misuse` for a ledger that goes further, before it reads any of it. An error that `handle` raises is
-        passed on; after `TryAgain` it may be read again first. After any error a part of the attempt may be
-        present, and the attempt must not be used again.
+        passed on; after `TryAgain`, `handle` may be read again first. After any error a part of the attempt
+        may be present, and the attempt must not be used again.
         """
 
     @abstractmethod
     async def read_offloaded(
         self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
     ) -> ReadHandle:
-        """A handle on what `manifest` (the newest, where None) names of `attempt`.
+        """Return a handle on the fragments of `attempt` that `manifest` names.
 
-        `only` narrows it to the fragments that hold some of these offsets, so that no more than
-        their indexes are fetched. Raises `NotOffloaded` if the manifest names nothing of it, or nothing of it
-        that `only` wants, or if copies have replaced fragments in its midst: a handle has no hole. Read the
-        stream by its offsets then.
+        None means the newest manifest. `only` narrows the handle to the fragments that hold some of these
+        offsets, so that only their indexes are fetched. Raises `NotOffloaded` if the manifest names no
+        fragment of the attempt, or none that holds an offset of `only`. Raises it too if copies have replaced
+        fragments in the middle of the attempt, because a handle has no hole. Read the stream by its offsets
+        then.
         """
 
     @abstractmethod
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
-        """Complete fragments that continue `manifest` exactly and that its writer may adopt.
+        """Return complete fragments that continue `manifest` exactly and that its writer may adopt.
 
-        One chain from `next_offset` on, of attempts that run in `manifest` for another writer and
-        for no job. It ends only where no such fragment continues it. A backend that keeps none of an
-        unfinished attempt returns an empty list.
+        They are one chain from `next_offset` on, of attempts that run in `manifest` for another writer and
+        not for a job. The chain ends only if no such fragment continues it. A backend that keeps no fragments
+        of unfinished attempts returns an empty list.
         """
 
     @abstractmethod
     async def delete_offloaded(self, attempt: Attempt) -> None:
-        """Remove every object of `attempt`, including those of an unfinished one.
+        """Remove every object of `attempt`, even if the attempt is unfinished.
 
-        Drops the attempt from the running list first, by a commit, so that no commit can ever name
-        what is removed. Raises `Conflict` where the manifest names the attempt.
+        First commits that the attempt no longer runs, so that no commit can ever name the removed objects.
+        Raises `Conflict` if the manifest names the attempt.
         """
 
 
 class _ViewOfAttempts(EntryView):
-    """A view that opens fragments by the four verbs alone."""
+    """A view that opens fragments by `read_offloaded`, which every offloader has."""
 
     __slots__ = ("_manifest", "_offloader")
 

@@ -1,7 +1,7 @@
-"""Values that a session hands to what it opens: limits, metrics, and the context of a backend's own opening.
+"""Values that a session passes to the tiers that it opens: limits, metrics, and the context of an opening.
 
 A backend of kind `store` needs none of them: the session puts limits, retries and counters before its store.
-One of kind `offloader` or `catalogue` opens a tier by itself, and may take an `OpeningContext`.
+A backend of kind `offloader` or `catalogue` opens tiers by itself, and may take an `OpeningContext`.
 """
 
 from __future__ import annotations
@@ -22,61 +22,74 @@ __all__ = ["OpeningContext", "RequestLimits", "StoreMetrics"]
 
 @dataclass(slots=True, kw_only=True)
 class StoreMetrics:
-    """Running totals. Plain numbers: read them at any time, subtract two readings for an interval."""
+    """Running totals of requests and bytes. Read them at any time; subtract two readings for an interval."""
 
     requests: Counter[str] = field(default_factory=Counter)
     """Requests by operation: put, create, get, list, delete, start_upload, put_part, complete, abort."""
 
     bytes_put: int = 0
-    """Every byte handed to the store, by put, create or part."""
+    """The bytes sent to the store, by put, create or part."""
 
     bytes_got: int = 0
-    """Every byte that `get` returned."""
+    """The bytes that `get` returned."""
 
     replies_mended: int = 0
-    """Damaged replies to `get` for sound objects: a second reply held (`store.checked`)."""
+    """The damaged replies to `get` for which a second reply was sound (`store.checked`)."""
+
+    observe: Callable[[str, str, float], None] | None = None
+    """Called when a request ends, with its operation, its outcome and the seconds it took.
+
+    The outcome is "ok", or the kind of error: "not_found", "already_exists", "throttled", "try_again" and the
+    like. A listing ends with its last row, and its seconds are those of waiting for rows.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What one client may ask of a store. `None` is no bound."""
+    """The limits of one client's requests to a store. `None` means no limit."""
 
     up_requests_max: int = 32
-    """Requests that change the store, in flight at once; while it throttles, fewer."""
+    """Requests in flight that change the store. Fewer while the store throttles."""
 
     down_requests_max: int = 32
-    """Requests that read it, in flight at once; while it throttles, fewer."""
+    """Requests in flight that read the store. Fewer while the store throttles."""
 
     up_requests_per_second_max: float | None = None
     down_requests_per_second_max: float | None = None
-    """A listing counts as one, whatever its pages."""
+    """A listing counts as one request, however many pages it has."""
 
     up_bytes_per_second_max: float | None = None
     down_bytes_per_second_max: float | None = None
-    """On average: one object goes as fast as it can, and the next one waits the longer."""
+    """An average: one object is sent at full speed, and the next one waits longer."""
 
     deadline_seconds: float | None = 600.0
-    """Of one attempt. A `put` is one whatever its size: choose it for the largest object."""
+    """The time for one attempt of a request.
+
+    A `put` of any size is one request: allow for the largest object.
+    """
 
     patience_seconds: float = 120.0
-    """How long failing requests are repeated, from the first failure after the store's last answer.
+    """The time for which failing requests are repeated, from the first failure after the store's last answer.
 
-    Not a limit of `LimitedStore`: whoever puts `RetryingStore` before it passes it on.
+    `RetryingStore` uses it, and `LimitedStore` does not.
     """
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """From options by the names above, as text or as numbers. Raises `Misuse` unless above zero."""
+        """Return limits from options with the names above, as text or numbers.
+
+        Raises `Misuse` unless above 0.
+        """
         return cls().with_options(options)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """These limits, but for those that `options` names. Raises as `of` does."""
+        """Return these limits with those in `options` replaced. Raises as `of` does."""
         numbers: dict[str, Any] = {name: _number(name, value) for name, value in options.items()}
         return replace(self, **numbers)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The names of all limits."""
+        """Return the names of all limits."""
         return tuple(field.name for field in fields(cls))
 
 
@@ -94,33 +107,33 @@ def _number(name: str, value: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningContext:
-    """What the caller wants of a tier that a backend opens by itself, and what its session offers.
+    """The caller's wishes for a tier that a backend opens by itself, and the services of the session.
 
-    The backend names in `Backend.takes` what it honours. The rest are defaults, because the session refuses
-    what a caller asks for beyond that.
+    The backend names in `Backend.takes` the parts that it honours. All other parts have default values,
+    because the session refuses wishes that the backend does not honour.
     """
 
     env: Env
     """The clock, sleep and randomness to use."""
 
     emit: Callable[[Event], None]
-    """Tell events here. It returns at once and raises nothing that matters."""
+    """Send events here. It returns at once, and raises nothing that a backend must handle."""
 
     metrics: StoreMetrics
-    """Count requests and bytes here, as they are sent."""
+    """Count requests and bytes here, when they are sent."""
 
     limits: RequestLimits
-    """Bounds of what is asked of the place. A store from `open_store` keeps them already."""
+    """The limits of requests to the place. A store from `open_store` keeps them already."""
 
     fragment_size_bytes: int | None
-    """A fragment ends behind the chunk that brings it to this many chunk bytes. None: the backend chooses."""
+    """The size in chunk bytes at which a fragment ends, after a whole chunk. None: the backend chooses."""
 
     uploads_max: int | None
-    """How many fragments may be on their way at once. None: the backend chooses."""
+    """The number of fragments that may be uploaded at the same time. None: the backend chooses."""
 
     open_store: Callable[[str, Mapping[str, Any]], ObjectStore]
-    """Open the store behind a URL, with options of its backend, as the session opens its own.
+    """Open the store of a URL, with options of its backend, in the same way as the session does.
 
-    It has retries, limits, a log and metrics, and shares the client of that place. The session closes it if
-    the backend does not.
+    The store has retries, limits, a log and metrics, and shares the client of that place. The session closes
+    it if the backend does not.
     """

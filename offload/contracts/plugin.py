@@ -1,9 +1,8 @@
-"""What plugins declare, and the hooks that ask for it. `offload.plugins` finds the plugins.
+"""The declarations of plugins, and the hooks that return them. `offload.plugins` finds the plugins.
 
-The project name in pluggy is `offload`, and so is the entry-point group in which any distribution
-may register a module. Hooks return declarations, which are plain data; the code behind them is
-named as `module:attribute` and imported when it is first used, so that listing plugins imports no
-SDK.
+The project name in pluggy is `offload`, and so is the entry-point group in which any distribution may
+register a module. Hooks return declarations, which are plain data. A declaration names its code as
+`module:attribute`. The code is imported when it is first used, so that listing plugins imports no SDK.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ __all__ = [
     "Command",
     "DecoderType",
     "HookSpecs",
+    "KeyServiceType",
     "LayoutType",
     "SourceType",
     "hookimpl",
@@ -51,20 +51,20 @@ _hookspec: Final = pluggy.HookspecMarker(PROJECT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What every declaration has: a name, and where the code is."""
+    """The base class of declarations: a name, and the place of the code."""
 
     name: str
     target: str
     """`module:attribute`, imported on first use."""
 
     schemes: tuple[str, ...] = ()
-    """The URL schemes that lead here. No scheme at all: a plain path."""
+    """The URL schemes that this declaration serves. Plain paths have the scheme `file`."""
 
     needs: str = ""
-    """The requirement that brings what the code imports, if that is an extra: `some-distribution[extra]`."""
+    """The requirement that installs the code's imports, if they are an extra: `some-distribution[extra]`."""
 
     def load(self, target: str = "") -> Any:
-        """Import the code (or another target of the plugin). Raises `Misuse` where that fails."""
+        """Import the code, or another target of the plugin. Raises `Misuse` if that fails."""
         module, _, attribute = (target or self.target).partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
@@ -72,17 +72,17 @@ class Declaration:
             if self.needs and isinstance(exc, ModuleNotFoundError):
                 raise Misuse(missing_text(repr(self.name), str(exc.name), self.needs)) from exc
             raise Misuse(f"{self.name!r} cannot be used: {exc}") from exc
-        except (Exception, SystemExit) as exc:  # as in `_load`: a stranger's module may do anything
+        except (Exception, SystemExit) as exc:  # an imported module may raise anything
             raise Misuse(f"{self.name!r} cannot be used: {type(exc).__name__}: {exc}") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend(Declaration):
-    """A place for tiers. The target is called with the URL, and returns what `kind` says.
+    """A kind of place for tiers. The target is called with a URL, and returns an object of this `kind`.
 
-    That is an `ObjectStore` (store), a `LedgerOffloader` (offloader), or, of a place that is only read, a
-    `Catalogue` (catalogue). Where `options` are declared, the target also takes a mapping of them as
-    `options`; it checks their values.
+    The object is an `ObjectStore` (store), a `LedgerOffloader` (offloader), or, for a place that can only be
+    read, a `Catalogue` (catalogue). If `options` are declared, the target also takes a mapping of them as
+    `options`, and checks their values.
     """
 
     kind: Literal["store", "offloader", "catalogue"] = "store"
@@ -90,26 +90,26 @@ class Backend(Declaration):
     """The names of the options that the target takes."""
 
     takes: tuple[str, ...] = ()
-    """What the target of a kind other than `store` honours of an `OpeningContext`, by the names in `TAKEN`.
+    """The parts of an `OpeningContext` that the target honours, by the names in `TAKEN`.
 
-    If it names any, the target also takes `context`, which is an `OpeningContext` or None. What a caller asks
-    for that is not named here is refused.
+    Not for kind `store`. If it names any, the target also takes `context`, which is an `OpeningContext` or
+    None. A caller's wish for a part that is not named here is refused.
     """
 
     capabilities: Capabilities | None = None
-    """What its stores can do, where that does not depend on the place."""
+    """The capabilities of its stores, if they do not depend on the place."""
 
     states: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """What is meant of a capability, where a plain yes or no in `capabilities` would not be true everywhere.
+    """The state of capabilities for which a plain yes or no in `capabilities` would not be true everywhere.
 
-    By its name: `supported`, `unsupported`, `not yet`, `unknown`, or `since 2.3` of the server.
+    By name: `supported`, `unsupported`, `not yet`, `unknown`, or `since 2.3` of the server.
     """
 
     advice: tuple[str, ...] = ()
-    """What an operator should set up at the store itself, for `offload check`. A sentence each."""
+    """Settings that an operator should make at the store itself, for `offload check`. One sentence each."""
 
     tested_against: str | None = None
-    """The contract whose clauses it was last held to, as `0.2`. A statement; nothing is refused."""
+    """The contract with which it was last tested, such as `0.2`. For information: nothing is refused."""
 
     def __post_init__(self) -> None:
         if strange := [name for name in self.takes if name not in TAKEN]:
@@ -123,30 +123,33 @@ class Backend(Declaration):
             )
 
     def contract_note(self) -> str | None:
-        """What it means where this framework has another contract than the backend was tested against."""
+        """Return a note if the backend was tested against another contract than that of this framework."""
         stated = self.tested_against
         if stated is None or _numbers(stated) == _numbers(CONTRACT):
             return None
         tested = f"backend {self.name!r} was tested against contract {stated}, and this is {CONTRACT}"
         if _numbers(stated) < _numbers(CONTRACT):
-            return f"{tested}: clauses that came since were not asked; `offload conformance` asks them"
-        return f"{tested}: it may need what came since; pip install --upgrade ledger-offload"
+            return f"{tested}: newer clauses were not tested; `offload conformance` tests them"
+        return f"{tested}: it may need a newer framework; pip install --upgrade ledger-offload"
 
     def open(self, url: str, options: Mapping[str, Any], context: OpeningContext | None = None) -> Any:
-        """What the target makes of a URL, whose scheme it gets in lower case.
+        """Call the target with a URL, whose scheme is in lower case, and return its result.
 
-        `context` reaches targets that take some of it. Raises `Misuse` for an option that was not declared,
-        and for what is no URL.
+        `context` is passed to targets that take a part of it. Raises `Misuse` for an option that was not
+        declared, and for a malformed URL.
         """
-        for name in options:
-            if name not in self.options:
-                known = ", ".join(self.options) or "none at all"
-                raise Misuse(f"backend {self.name!r} has no option {name!r}; it has {known}")
+        _refuse_unknown(f"backend {self.name!r}", options, self.options)
         target, url = self.load(), with_lower_scheme(url)
         keywords: dict[str, Any] = {"options": options} if self.options else {}
         if self.takes:
             keywords["context"] = context
         return target(url, **keywords)
+
+
+def _refuse_unknown(who: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in known:
+            raise Misuse(f"{who} has no option {name!r}; it has {', '.join(known) or 'none at all'}")
 
 
 def _numbers(contract: str) -> tuple[int, ...]:
@@ -155,20 +158,37 @@ def _numbers(contract: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceType(Declaration):
-    """A broker's local data. The target is called with the URL and returns a `Source`."""
+    """A broker's local data. The target is called with the URL and returns a `Source`.
+
+    If `options` are declared, the target also takes a mapping of them as `options`, and checks their values.
+    """
+
+    options: tuple[str, ...] = ()
+    """The names of the options that the target takes."""
 
     sample: str = ""
     """`module:function` that returns the path of a small source shipped with the plugin, for the demo."""
 
+    def open(self, url: str, options: Mapping[str, Any]) -> Any:
+        """Call the target with a URL, and return its result. Raises `Misuse` for an unknown option."""
+        _refuse_unknown(f"source {self.name!r}", options, self.options)
+        target, url = self.load(), with_lower_scheme(url)
+        return target(url, options=options) if self.options else target(url)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutType(Declaration):
-    """A foreign layout of objects on a tier that a plugin can read."""
+    """A foreign layout of objects on a tier, which a plugin can read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderType(Declaration):
-    """A way to make more of a record than bytes. The target is a `Decoder`."""
+    """A decoder of record bodies. The target is a `Decoder`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyServiceType(Declaration):
+    """A place of master keys. The target is called with the URL and returns a `KeyService`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +201,7 @@ class Command(Declaration):
 class HookSpecs:
     """The hooks. A plugin implements any of them with `@hookimpl`.
 
-    pluggy reads their names and arguments and never calls them, so their bodies are empty.
+    pluggy reads the names and arguments of these methods and never calls them, so their bodies are empty.
     """
 
     @_hookspec
@@ -201,12 +221,16 @@ class HookSpecs:
         """Declare decoders of record bodies."""
 
     @_hookspec
+    def offload_keys(self) -> Sequence[KeyServiceType]:  # type: ignore[empty-body]  # never called
+        """Declare key services."""
+
+    @_hookspec
     def offload_commands(self) -> Sequence[Command]:  # type: ignore[empty-body]  # never called
         """Declare subcommands."""
 
     @_hookspec
     def offload_event(self, event: Event) -> None:
-        """Be told that something happened. Return at once; an exception is logged and ignored."""
+        """Receive an event. Return at once; an exception is logged and ignored."""
 
 
 KINDS: Final = {
@@ -214,6 +238,7 @@ KINDS: Final = {
     "source": "offload_sources",
     "layout": "offload_layouts",
     "decoder": "offload_decoders",
+    "key service": "offload_keys",
     "command": "offload_commands",
 }
-"""What plugins may declare, and the hook that asks for it."""
+"""The kinds of declarations, and the hook that returns each."""

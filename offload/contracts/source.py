@@ -1,20 +1,21 @@
 """The contract of a source: a broker's local data, read and never changed.
 
-A plugin declares a source by a URL scheme. The framework asks it for streams, takes a snapshot of
-each, and copies the snapshot's ledgers. Checking bytes is the framework's part; saying which bytes
-the broker itself would still show after a crash is the source's.
+A plugin declares a source by a URL scheme. The framework asks the source for its streams, takes a snapshot of
+each, and copies the snapshot's ledgers. The framework checks the bytes. The source decides which bytes the
+broker itself would still show after a crash.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from offload.contracts.ledger import ReadHandle
 from offload.errors import Corrupt, NotOffloaded
 from offload.model.chunk_table import ChunkType, row_from, row_holding
+from offload.model.manifest import Manifest
 from offload.model.position import AtEdge, AtOffset, AtTime, Position
 
 __all__ = ["Snapshot", "Source", "SourceStream"]
@@ -22,23 +23,33 @@ __all__ = ["Snapshot", "Source", "SourceStream"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a stream's source holds at one moment: ledgers that follow each other without hole.
+    """The data of a stream's source at one moment: ledgers that follow each other without a hole.
 
-    Appends and retention of the broker do not move it, though files may vanish behind it: reading
-    then raises `TryAgain`. Close it to release the files.
+    The broker's appends and retention do not change it. But the broker may delete its files: reading then
+    raises `TryAgain`. Close it to release the files.
     """
 
     ledgers: Sequence[ReadHandle]
     first_offset: int
     next_offset: int
     epoch: int = 0
-    """The broker's own leader epoch of the newest chunk; 0 where it has none."""
+    """The broker's own leader epoch of the newest chunk. 0 if the broker has none."""
 
     damage: Corrupt | None = None
-    """Why the snapshot ends before the source does, where damage is the reason."""
+    """The damage that cuts the snapshot short. None if the snapshot ends with the source."""
+
+    committed_offset: int | None = None
+    """The offset up to which the broker itself vouches for the data. None if the source does not know it."""
+
+    holds: Callable[[bytes], Awaitable[str | None]] | None = None
+    """Returns the reason why the source does not contain this committed chunk, or None if it does.
+
+    For sources that build chunks themselves, and may cut them elsewhere the next time: they compare records.
+    If this is None, the source's chunk at the same offset must have the same leader epoch and CRC.
+    """
 
     async def chunk_at(self, offset: int) -> bytes | None:
-        """The stored chunk that begins at `offset`, unchecked; None where no chunk begins there."""
+        """Return the stored chunk that begins at `offset`, unchecked. None if no chunk begins there."""
         for ledger in self.ledgers:
             if ledger.first_offset <= offset < ledger.next_offset:
                 table = await ledger.table()
@@ -48,11 +59,11 @@ class Snapshot:
         return None
 
     async def attach(self, position: Position) -> int:
-        """The offset of the chunk at which a reader of this position begins.
+        """Return the offset of the chunk at which a reader of this position begins.
 
-        An offset below the first, or a time before all, attaches at the first chunk; beyond the
-        last, at `next_offset`. Of several chunks that a time fits, the first in the whole stream:
-        osiris itself can miss some where one millisecond spans two segments.
+        An offset below the first chunk, or a time before all chunks, attaches at the first chunk. An offset
+        or time beyond the last chunk attaches at `next_offset`. If several chunks fit a time, it is the first
+        one in the whole stream. (osiris itself can miss some chunks if one millisecond spans two segments.)
         """
         match position:
             case AtEdge.FIRST:
@@ -72,7 +83,7 @@ class Snapshot:
             await ledger.aclose()
 
     async def __aenter__(self) -> Self:
-        """Close on the way out."""
+        """Return the snapshot. The exit closes it."""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -115,12 +126,22 @@ class SourceStream(ABC):
         """The stream's name on a tier. The same data always has the same name."""
 
     @abstractmethod
-    async def snapshot(self) -> Snapshot:
-        """What the broker would show of the stream now, torn tails left out by its own rules.
+    async def snapshot(self, since: Manifest | None = None) -> Snapshot:
+        """Return the data that the broker would show of the stream now. Its own rules leave torn tails out.
 
-        Changes no file. Raises `Corrupt` where nothing of the stream can be read, `TryAgain` where
-        the broker moved files meanwhile.
+        `since` is what a tier has committed. A source that builds its chunks begins one exactly at
+        `since.next_offset`, and may number its records from what is committed. Changes no file. Raises
+        `Corrupt` if nothing of the stream can be read, and `TryAgain` if the broker
+        moved files meanwhile.
         """
+
+    async def mark(self) -> Hashable | None:
+        """Return a token that changes when the stream has something new. Cheap: it is asked every second.
+
+        None, the default, says nothing: whoever wants to know must take a snapshot. Raises as `snapshot`
+        does.
+        """
+        return None
 
 
 class Source(ABC):
@@ -131,20 +152,23 @@ class Source(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where the data is, for messages."""
+        """The URL of the data, for messages."""
 
     @abstractmethod
     async def streams(self) -> Sequence[SourceStream]:
-        """The streams, in order of names. Raises `NotOffloaded` where the place holds none."""
+        """Return the streams, in order of names. Raises `NotOffloaded` if there is none."""
 
     @property
     @abstractmethod
     def notes(self) -> Sequence[str]:
-        """What was passed over by `streams`, and why; one line each, for people."""
+        """The files and folders that `streams` skipped, and the reasons: one line each, for people."""
 
     async def stream(self, name: str) -> SourceStream:
-        """The stream of this name. Raises `NotOffloaded` where there is none."""
+        """Return the stream of this name. Raises `NotOffloaded` if there is none."""
         for stream in await self.streams():
             if stream.name == name:
                 return stream
         raise NotOffloaded(f"{self.url} has no stream {name!r}")
+
+    async def aclose(self) -> None:
+        """Release connections. Idempotent."""

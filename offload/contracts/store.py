@@ -1,13 +1,12 @@
-"""The port to an object store: what a backend must do, and nothing that can be built from it.
+"""The port to an object store: the duties of a backend, and nothing that can be built from them.
 
-This is not a file system. Keys are whole names, objects are put whole and never changed, and the
-only conditional write is create-if-absent, because every store we know can do that one
-(docs/adr/0003-create-if-absent-only.md). Whatever is convenient on top of it belongs elsewhere, so
-that a backend stays small.
+This is not a file system. Keys are whole names. Objects are put whole and never changed. The only conditional
+write is create-if-absent, because every store we know supports it (docs/adr/0003-create-if-absent-only.md).
+Conveniences on top of it belong elsewhere, so that a backend stays small.
 
-Keys are non-empty strings of at most 1,024 bytes in UTF-8, parts separated by `/`; no part is
-empty, `.` or `..`, and no part begins with a dot. `check_key` is that rule; backends call it first.
-A store that takes only shorter keys declares `Capabilities.key_size_bytes_max`, and refuses longer ones with
+A key is a non-empty string of at most 1,024 bytes in UTF-8. Its parts are separated by `/`. No part is empty,
+`.` or `..`, and no part begins with a dot. `check_key` checks these rules, and backends call it first. A
+store that takes only shorter keys declares `Capabilities.key_size_bytes_max`, and refuses longer ones with
 `Misuse`.
 """
 
@@ -33,23 +32,34 @@ _LAST: Final = chr(sys.maxunicode)
 class Body:
     """The bytes of an object on their way into a store, window by window.
 
-    `windows` may be called again, for a retry, and then yields the same bytes: what stands behind
-    a key is fixed before the first request (commit-protocol, step 4). The windows together are
-    exactly `size_bytes` long, or the last one raises. None of them is empty.
+    `windows` may be called again, for a retry, and then yields the same bytes: the bytes of a key are fixed
+    before the first request (commit-protocol, step 4). The windows together are exactly `size_bytes` long, or
+    the last one raises. None of them is empty.
+
+    With `is_bound`, `size_bytes` is only an upper bound of their length, because they are compressed on their
+    way. Only a store that declares `Capabilities.unsized_put` is given such a body. The store stores exactly
+    the bytes of the windows, also if there are none, and raises `Misuse` if they exceed the bound.
     """
 
     size_bytes: int
     windows: Callable[[], AsyncIterator[bytes]]
+    is_bound: bool = False
 
     @classmethod
     def of(cls, data: bytes) -> Body:
-        """A body that is already in memory."""
+        """Return a body of bytes in memory."""
 
         async def once() -> AsyncIterator[bytes]:
             if data:
                 yield data
 
         return cls(size_bytes=len(data), windows=once)
+
+    def check_size(self, found: int, *, is_end: bool = True) -> None:
+        """Raise `Misuse` if windows of `found` bytes are too long, or at their end too short."""
+        if found > self.size_bytes or (is_end and not self.is_bound and found < self.size_bytes):
+            most = "at most " if self.is_bound else ""
+            raise Misuse(f"a body of {most}{self.size_bytes} bytes yielded {found}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """The last `length` bytes of an object, or all of it where it is shorter."""
+    """The last `length` bytes of an object, or the whole object if it is shorter."""
 
     length: int
 
@@ -88,40 +98,40 @@ class Unfinished:
 class Upload(ABC):
     """A multipart upload under way. Nothing is visible under its key until `complete` returns.
 
-    Part numbers begin at 1; parts may be put in any order and at the same time, each number once
-    or again with the same bytes. After `complete` or `abort` no further call is allowed.
+    Part numbers begin at 1. Parts may be put in any order and at the same time. A number may be put again
+    with the same bytes. After `complete` or `abort` no further call is allowed.
 
-    If the key is written meanwhile, by a put, a create or another upload, `complete` may raise instead, and
-    the key stays as it is: Azure drops the parts of a key when it is written.
+    If the key is written meanwhile, by a put, a create or another upload, `complete` may raise instead. The
+    key then stays as it is. Azure drops the parts of a key when it is written.
     """
 
     __slots__ = ()
 
     @abstractmethod
     async def put_part(self, number: int, data: bytes) -> None:
-        """Store part `number`. Every part but the last has one common size.
+        """Store part `number`. All parts except the last have the same size.
 
         Raises `Misuse` for a number below 1, at the latest in `complete`.
         """
 
     @abstractmethod
     async def complete(self) -> None:
-        """Make the object visible, whole and durable, its parts in order of their numbers.
+        """Make the object visible, whole and durable, with its parts in the order of their numbers.
 
-        Raises `Misuse` where a number below the highest was never put.
+        Raises `Misuse` if a number below the highest was never put.
         """
 
     @abstractmethod
     async def abort(self) -> None:
-        """Forget the parts. Idempotent; also right after a failed `complete`."""
+        """Discard the parts. Idempotent; also allowed after a failed `complete`."""
 
 
 class ObjectStore(ABC):
-    """What a backend must do. Every clause has a test of the same name in `offload_conformance`.
+    """The port that a backend implements. Every clause has a test of the same name in `offload_conformance`.
 
-    docs/contract.md names the clauses that ask for each sentence of this module.
+    docs/contract.md names the clauses that test each sentence of this module.
 
-    **Puts are whole.** A reader finds an object entire or not at all, also while it is replaced.
+    **Puts are whole.** A reader finds a complete object or none, even while the object is replaced.
     **Puts are durable.** When `put`, `create` or `complete` returns, a power cut does not undo it.
     **Create is atomic.** Of any number of creates of one absent key, exactly one succeeds.
     **Listing is strong.** A listing that starts after a write or delete returned shows its effect.
@@ -129,14 +139,14 @@ class ObjectStore(ABC):
     **Listing keeps its end.** A folder's last row is no lower than the folder's greatest key at the start.
     **Levels are whole.** `level` names each key and each folder directly below a prefix once, in order.
     **Ranges are exact.** A span is clipped at the object's end, never padded or shifted.
-    **Absence is an error.** Reading a key that is not there raises `NotFound`, never returns empty.
-    **Deletion is idempotent.** Deleting what is absent succeeds.
-    **Stored checksums are true.** Where `stored_crc32c` returns a number, it is the object's CRC-32C.
-    **Keys are checked.** A key that is no key raises `Misuse` and touches nothing.
+    **Absence is an error.** Reading an absent key raises `NotFound` and never returns empty bytes.
+    **Deletion is idempotent.** Deleting an absent object succeeds.
+    **Stored checksums are true.** If `stored_crc32c` returns a number, it is the object's CRC-32C.
+    **Keys are checked.** A malformed key raises `Misuse` and changes nothing.
 
-    `Misuse` is also raised for a span that is negative, a body whose windows are not `size_bytes` long,
-    and a key that the store cannot hold beside those it has (a file system has no `a` beside `a/b`;
-    no key of this framework is another's folder). A prefix that begins no key lists nothing.
+    `Misuse` is also raised for a negative span, for a body whose windows are not `size_bytes` long, and for a
+    key that the store cannot hold beside its other keys. A file system, for example, has no `a` beside `a/b`;
+    no key of this framework is another's folder. A prefix with which no key begins lists nothing.
 
     Not promised: that a failed `put` left the key as it was (its bytes may land later); any order
     among writes; that a request which raised `TryAgain` or `OutcomeUnknown` was not applied.
@@ -150,16 +160,16 @@ class ObjectStore(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where this store is, for messages. Carries no credentials."""
+        """The URL of this store, for messages. Carries no credentials."""
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What this store can do, as data. The conformance suite asserts it both ways."""
+        """The capabilities of this store, as data. The conformance suite tests them both ways."""
 
     @abstractmethod
     async def put(self, key: str, body: Body) -> None:
-        """Store an object whole, replacing what was there. An error from `body` leaves nothing visible."""
+        """Store a whole object, and replace an existing one. An error from `body` leaves nothing visible."""
 
     @abstractmethod
     async def create(self, key: str, data: bytes) -> None:
@@ -167,55 +177,55 @@ class ObjectStore(ABC):
 
         Raises `Misuse` if `data` is larger than `capabilities.create_size_bytes_max`.
 
-        Raises `AlreadyExists` also where an earlier request of the caller's own, its reply lost,
-        did land: read back before concluding anything.
+        Raises `AlreadyExists` also if an earlier request of the caller itself landed and its reply was lost:
+        read back before concluding anything.
         """
 
     @abstractmethod
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Read an object, or the part of it that `span` names; what lies beyond its end is left out.
+        """Read an object, or the bytes of `span` that exist in it.
 
-        A span that begins at or beyond the end reads as empty. Raises `NotFound`.
+        A span that begins at or beyond the end of the object reads as empty. Raises `NotFound`.
         """
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """The CRC-32C of the whole object, as the store keeps it. Nothing is downloaded.
+        """Return the CRC-32C of the whole object, as the store keeps it. Nothing is downloaded.
 
-        Of an absent object it is None, or `NotFound` is raised. Optional: None where the store keeps none of
-        this object; it may keep one of the next.
+        For an absent object, returns None or raises `NotFound`. Optional: None if the store keeps no such
+        checksum of this object. It may keep one of another object.
         """
         check_key(key)
         return None
 
     async def retained(self, key: str) -> str | None:
-        """What keeps the bytes of an object after its deletion, such as old versions.
+        """Return the reason why an object's bytes outlast its deletion, such as old versions.
 
-        One line of words for a person, such as "the bucket keeps deleted versions". Of an absent object it is
-        None, or `NotFound` is raised. Optional: None if nothing is known.
+        It is one line for a person, such as "the bucket keeps deleted versions". For an absent object,
+        returns None or raises `NotFound`. Optional: None if nothing is known.
         """
         check_key(key)
         return None
 
     @abstractmethod
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Every object whose key begins with `prefix` and is greater than `after`, in order of keys.
+        """Yield every object whose key begins with `prefix` and is greater than `after`, in order of keys.
 
         Pages are fetched as the caller advances. An object that exists during the whole call is shown. One
-        that is put or deleted meanwhile may or may not be, with one exception: of the keys in one folder
-        that begin with `prefix`, the last one shown is at least as great as the greatest one of the moment at
-        which the call began. So if greater keys are created before lesser ones are deleted, the newest is
-        never missed (docs/commit-protocol.md, "What listings show"). This holds if each page shows one
+        that is put or deleted meanwhile may or may not be shown, with one exception: of the keys in one
+        folder that begin with `prefix`, the last one shown is at least as great as the greatest one that
+        existed when the call began. So if greater keys are created before lesser ones are deleted, the newest
+        is never missed (docs/commit-protocol.md, "What listings show"). This holds if each page shows one
         moment, or if keys are looked up in ascending order.
 
-        What is shown lasts if the store is durable, even if the process that wrote it died meanwhile.
+        If the store is durable, a shown object lasts, even if the process that wrote it died meanwhile.
         """
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """What stands directly below `prefix`, which is empty or ends in `/`: keys and folders, in order.
+        """Yield the keys and folders directly below `prefix`, in order. `prefix` is empty or ends in `/`.
 
-        A folder is the beginning that some keys have in common, and ends in `/`; a store that has folders of
-        its own may name one that is empty. Optional: this one, built on `list`, asks once for each name, and
-        stores can tell a thousand at once.
+        A folder is a common beginning of keys, and ends in `/`. A store that has folders of its own may name
+        an empty one. Optional: this method, which is built on `list`, sends one request for each name, and
+        many stores can return a thousand names at once.
         """
         after = folder = ""
         while True:
@@ -228,35 +238,40 @@ class ObjectStore(ABC):
             name = prefix + part + slash
             if not slash or name != folder:
                 yield name
+                # For a folder, continue after all of its keys, instead of listing each of them.
                 after = f"{name}{_LAST}" if slash else row.key
-            else:  # its key begins with the last of all characters
+            else:  # a key of the same folder, in which the greatest of all characters follows the slash
                 after = row.key
             folder = name
 
     @abstractmethod
     async def delete(self, keys: Sequence[str]) -> None:
-        """Remove these objects, any number of them. Not atomic: after an error some may be left."""
+        """Delete these objects, any number of them. Not atomic: after an error some may be left."""
 
     @abstractmethod
     async def start_upload(self, key: str) -> Upload:
-        """Begin a multipart upload. Raises `Misuse` where `capabilities.multipart` is absent."""
+        """Begin a multipart upload. Raises `Misuse` if `capabilities.multipart` is False."""
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """The unfinished uploads of keys that begin with `prefix`, where the store can tell; else none.
+        """Return the unfinished uploads of keys that begin with `prefix`.
 
-        Optional. What a crash left keeps its parts, and is paid for, until it is aborted.
+        Empty if the store cannot list them. Optional. The parts of an upload that a crash left are stored,
+        and paid for, until it is aborted.
         """
         return ()
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Forget an unfinished upload, whoever began it. Idempotent. Optional, as `unfinished_uploads`."""
+        """Discard an unfinished upload that any process began.
+
+        Idempotent. Optional, as `unfinished_uploads`.
+        """
 
     async def aclose(self) -> None:
-        """Release connections and threads. Idempotent. Unfinished calls are the caller's to await."""
+        """Release connections and threads. Idempotent. The caller must await unfinished calls first."""
 
 
 def check_key(key: str) -> str:
-    """Return `key`, or raise `Misuse` where it breaks the rule at the head of this module."""
+    """Return `key`. Raises `Misuse` if it breaks the rules at the head of this module."""
     parts = key.split("/")
     if any(not part or part.startswith(".") or "\0" in part for part in parts):
         raise Misuse(f"{key!r} is not an object key: a part of it is empty or begins with a dot")

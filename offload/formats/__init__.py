@@ -1,1 +1,4 @@
-"""The formats: bytes in, bytes out, no I/O. docs/format.md is made from their tables."""
+"""The formats: they encode values to bytes and decode them, without I/O.
+
+docs/format.md shows their tables.
+"""

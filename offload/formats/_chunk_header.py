@@ -1,18 +1,18 @@
-"""The 48 bytes with which every chunk begins, and the rules that hold among them.
+"""The header of a chunk: its first 48 bytes, and the rules for its fields.
 
-Byte for byte what osiris (the log behind RabbitMQ streams) writes. Stored after the header: `filter`,
-`data`, `trailer`, in this order and without padding; the next chunk follows at once.
+It is byte for byte what osiris (the log behind RabbitMQ streams) writes. After the header come `filter`,
+`data` and `trailer`, in this order and without padding. The next chunk follows at once.
 
 Invariants of a header, checked before writing and after reading:
 
-- a chunk has at least one entry, and at least one record per entry (a sub-batch is one entry that
-  holds many records); so every chunk takes at least one offset, and offsets never repeat;
-- a tracking chunk is one entry and one record: it takes one offset, though it carries no message;
-- there is no filter, or one of 16 to 255 bytes;
-- the whole chunk is smaller than 4 GiB, so that an index can keep its size in 32 bits.
+- A chunk has at least one entry, and at least one record per entry. (A sub-batch is one entry with many
+  records.) So every chunk takes at least one offset, and offsets never repeat.
+- A tracking chunk is one entry and one record: it takes one offset, though it carries no message.
+- There is no filter, or one of 16 to 255 bytes.
+- The whole chunk is smaller than 4 GiB, so that an index can keep its size in 32 bits.
 
-The header has no checksum of its own: `crc` covers the data section alone. What vouches for the
-header, the filter and the trailer is the checksum that an index keeps of the whole stored chunk.
+The header has no checksum of its own: `crc` covers only the data section. Header, filter and trailer are
+covered by the checksum of the whole stored chunk, which an index keeps.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ CHUNK_HEADER: Final = layout(
     ("magic", "B", "0x50: magic 5 in the high half, version 0 in the low half"),
     ("type", "B", "0 user, 1 tracking delta, 2 tracking snapshot"),
     ("entries", "H", "number of entries in the data section"),
-    ("records", "I", "number of records: the sum over the entries; so many offsets the chunk takes"),
-    ("timestamp_ms", "q", "when the chunk was written, in milliseconds since 1970"),
+    ("records", "I", "number of records, which is the sum over the entries; the chunk takes as many offsets"),
+    ("timestamp_ms", "q", "time at which the chunk was written, in milliseconds since 1970"),
     ("epoch", "Q", "the broker's leader epoch"),
     ("offset", "Q", "offset of the first record (the chunk id)"),
-    ("crc", "I", "CRC-32 of the data section alone"),
+    ("crc", "I", "CRC-32 of the data section only"),
     ("data_size_bytes", "I", "size of the data section: the entries"),
     ("trailer_size_bytes", "I", "size of the trailer: tracking blocks"),
     ("filter_size_bytes", "B", "size of the bloom filter: 0, or 16 to 255"),
@@ -51,7 +51,7 @@ _RESERVED: Final = bytes(3)
 
 
 class _Violation(NamedTuple):
-    """A rule that a header breaks: the field to blame, what it should be, what it is."""
+    """A broken rule of a header: the field, the expected value and the found value."""
 
     field: str
     expected: object
@@ -60,7 +60,7 @@ class _Violation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkHeader:
-    """What a chunk says of itself."""
+    """The header of a chunk, decoded."""
 
     type: ChunkType
     entries: int
@@ -75,26 +75,26 @@ class ChunkHeader:
 
     @property
     def data_start(self) -> int:
-        """Where within the stored chunk the data section begins: after header and filter."""
+        """The position of the data section in the stored chunk: after header and filter."""
         return CHUNK_HEADER.size_bytes + self.filter_size_bytes
 
     @property
     def trailer_start(self) -> int:
-        """Where within the stored chunk the trailer begins: at the end of the data section."""
+        """The position of the trailer in the stored chunk: at the end of the data section."""
         return self.data_start + self.data_size_bytes
 
     @property
     def size_bytes(self) -> int:
-        """The whole stored chunk: header, filter, data and trailer."""
+        """The size of the whole stored chunk: header, filter, data and trailer."""
         return self.trailer_start + self.trailer_size_bytes
 
     @property
     def next_offset(self) -> int:
-        """The offset at which the chunk that follows must begin."""
+        """The offset at which the next chunk must begin."""
         return self.offset + self.records
 
     def encode(self) -> bytes:
-        """The 48 bytes. Raises `Misuse` when a rule of the format is broken or a number does not fit."""
+        """Return the 48 bytes. Raises `Misuse` if a rule of the format is broken or a number does not fit."""
         if broken := self._violation():
             raise Misuse(f"chunk header: {broken.field}: expected {broken.expected}, found {broken.found}")
         values = {name: getattr(self, name) for name in self.__slots__}
@@ -107,16 +107,17 @@ class ChunkHeader:
     def decode(
         cls, raw: bytes | bytearray | memoryview, position: int = 0, *, where: str, origin: int = 0
     ) -> ChunkHeader:
-        """The header that begins at `position` of `raw`.
+        """Return the header that begins at `position` of `raw`.
 
-        `origin` is where in `where` the first byte of `raw` lies. `Corrupt` names the field and its
-        position within `where`. The chunk itself need not be present in `raw`, nor is it looked at.
+        `origin` is the position of `raw` within `where`. `Corrupt` names the field and its position within
+        `where`. The rest of the chunk need not be in `raw`, and is not read.
         """
         at = origin + position
         available = len(raw) - position
         if available < CHUNK_HEADER.size_bytes:
             raise Corrupt("chunk header size", where, position=at, expected=48, found=max(available, 0))
         values = CHUNK_HEADER.unpack(raw, position)
+        # Constants first: the other rules mean nothing for bytes that are not a chunk of this version.
         broken = _first_wrong_constant(values.pop("magic"), values["type"], values.pop("reserved"))
         if broken is None:
             header = cls(**values | {"type": ChunkType(values["type"])})
@@ -132,7 +133,7 @@ class ChunkHeader:
         )
 
     def _violation(self) -> _Violation | None:
-        """The first rule among the fields that does not hold."""
+        """Return the first rule that the fields break, or None."""
         if self.entries < 1:
             return _Violation("entries", "at least 1", self.entries)
         if self.records < self.entries:

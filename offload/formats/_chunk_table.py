@@ -1,12 +1,14 @@
 """A run of chunks as a table: one row per chunk, found by headers alone and checked all at once.
 
-A tier moves chunks by the thousand and may not pay Python's price for each field of each. So the
-headers of a whole window are gathered and compared as columns; only the checksums, whose cost is in
-the bytes, are taken chunk by chunk.
+A tier moves chunks by the thousand, and checking each field of each chunk in Python would be too slow. So the
+headers of a whole window are gathered and compared as columns. Only the checksums, whose cost is in the
+bytes, are computed chunk by chunk.
 
-Invariants: the rows of a table are in order; each begins at the byte, and at the offset, at which the one
-before it ends. Damage is reported by the first damaged chunk in the order of the bytes, whatever its
-kind: columns tell *that* a header is wrong, and then its chunk is decoded alone to say what.
+Invariants:
+
+- The rows of a table are in order. Each begins at the byte and at the offset at which the row before it ends.
+- An error names the first damaged chunk in the order of the bytes, for every kind of damage. The columns show
+  that a header is wrong. Its chunk is then decoded alone to find out what is wrong.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ _HEADER_SIZE_BYTES: Final = CHUNK_HEADER.size_bytes
 
 
 def scan(data: bytes | memoryview, *, first_position: int = 0, where: str) -> ChunkTable:
-    """The table of `data`, which holds whole chunks and nothing else.
+    """Return the table of `data`, which must consist of whole chunks.
 
-    Only headers are looked at: whether the data is undamaged, `check_chunks` tells. Rows get the
-    positions from `first_position` on. Raises `Corrupt` at the first header that breaks its rules or does
-    not continue the offsets, and at a chunk that `data` holds only a part of.
+    Only headers are read; `check_chunks` checks the data. The positions of rows begin at `first_position`.
+    Raises `Corrupt` at the first header that breaks a rule or does not continue the offsets, and at a chunk
+    that is only partly in `data`.
     """
     rows, whole_size_bytes = scan_head(data, first_position=first_position, where=where)
     if whole_size_bytes != len(data):
@@ -58,14 +60,15 @@ def scan(data: bytes | memoryview, *, first_position: int = 0, where: str) -> Ch
 
 
 def scan_head(data: bytes | memoryview, *, first_position: int = 0, where: str) -> tuple[ChunkTable, int]:
-    """The table of the whole chunks with which `data` begins, and how many bytes they take.
+    """Return the table of the whole chunks with which `data` begins, and their size in bytes.
 
-    As `scan`, but the last chunk may be cut short: by a read that ended, or by a writer still at work.
-    The next read begins at that byte. Of the cut chunk, a header that is present is checked too; so
-    anything that could not become a chunk is `Corrupt`, not a rest.
+    As `scan`, but the last chunk may be cut short: by a read that ended, or by a writer that has not
+    finished. The next read begins at that byte. If the header of the cut chunk is present, it is checked too.
+    So bytes that cannot become a chunk are `Corrupt`, and not taken for a cut chunk.
     """
     starts, whole_size_bytes = _walk(data)
     headers = headers_at(data, starts)
+    # If `offset + records` wraps at 2**64, its own header is unsound, and is found before the one behind it.
     in_order = np.ones(len(starts), np.bool_)
     in_order[1:] = headers["offset"][1:] == (headers["offset"] + headers["records"])[:-1]
     damaged = _first_false(_sound(headers) & in_order)
@@ -86,18 +89,20 @@ def scan_head(data: bytes | memoryview, *, first_position: int = 0, where: str) 
 def check_chunks(
     window: bytes | memoryview, rows: ChunkTable, *, window_position: int, where: str
 ) -> npt.NDArray[np.uint32]:
-    """Check the chunks in `window` against `rows` and their own checksums; return a checksum for each.
+    """Check the chunks in `window` against `rows` and their own checksums.
 
-    `window` holds exactly the stored chunks of `rows`, and begins at `window_position` of `where`. Of
-    every chunk, the header keeps the rules of the format and says what its row says, and the data section
-    has the CRC-32 that the header states. Returned is the CRC-32 of each whole stored chunk: an index
-    keeps it, because osiris' own leaves out header, filter and trailer.
+    Return the CRC-32 of each whole chunk. `window` holds exactly the stored chunks of `rows`, and begins at
+    `window_position` of `where`. The header of each chunk must keep the rules of the format and agree with
+    its row. The data section must have the CRC-32 that the header states. An index keeps the returned
+    checksums, because osiris' own checksum leaves out header, filter and trailer.
 
-    Not promised: that leader epoch, filter and trailer are undamaged, which nothing vouches for until
-    that checksum is kept. Raises `Corrupt` for the first damaged chunk in order, whatever the damage.
+    Not promised: that leader epoch, filter and trailer are undamaged, because no checksum covers them until
+    the returned one is kept. Raises `Corrupt` for the first damaged chunk in order, for every kind of damage.
     """
     starts = _starts(window, rows, window_position, where)
     headers = headers_at(window, starts)
+    # The first chunk with a damaged header. Chunks before it are checked first, because a damaged data
+    # section among them must be reported before it.
     sound = _first_false(_sound(headers) & _agree(headers, rows))
 
     data_starts = starts + np.uint64(_HEADER_SIZE_BYTES) + headers["filter_size_bytes"]
@@ -113,6 +118,7 @@ def check_chunks(
         if found != expected:
             at = window_position + data_start
             raise Corrupt("chunk data checksum", where, position=at, expected=expected, found=found)
+        # The checksum of the data is known, so it is combined with that of the header: no byte is read twice.
         whole = crc32_combine(crc32(view[start:data_start]), found, data_stop - data_start)
         checksums.append(crc32(view[data_stop:stop], whole) if stop > data_stop else whole)
     if sound < len(rows):
@@ -130,9 +136,9 @@ def check_stored(
 ) -> None:
     """Check the chunks in `window` against `rows`, and every byte of them against `checksums`.
 
-    What `check_chunks` returned when the chunks were stored is what `checksums` must hold, one for
-    each row. One pass over the bytes: the checksum of the whole covers the data too. Raises `Corrupt`
-    for the first damaged chunk in order, whatever the damage.
+    `checksums` are those that `check_chunks` returned when the chunks were stored, one for each row. The
+    bytes are read once, because the checksum of the whole chunk covers the data too. Raises `Corrupt` for the
+    first damaged chunk in order, for every kind of damage.
     """
     if len(checksums) != len(rows):
         raise Misuse(f"{len(checksums)} checksums for {len(rows)} chunks of {where}")
@@ -152,10 +158,10 @@ def check_stored(
 
 
 def _walk(data: bytes | memoryview) -> tuple[_Positions, int]:
-    """Where headers begin, following each header's sizes, and where the last whole chunk ends.
+    """Return the positions of all headers, found by their sizes, and the end of the last whole chunk.
 
-    A header whose chunk is cut short is among them. A damaged header sends the walk astray; it is
-    itself found by the check of the headers that follows, and is the first to be found.
+    The header of a chunk that is cut short is among them. A damaged header leads the walk astray. But the
+    check of the headers finds it first, because all headers before it are sound.
     """
     starts, at, size = [], 0, len(data)
     while at + _HEADER_SIZE_BYTES <= size:
@@ -168,7 +174,7 @@ def _walk(data: bytes | memoryview) -> tuple[_Positions, int]:
 
 
 def _wanted_size_bytes(data: bytes | memoryview, start: int) -> int:
-    """The size of the chunk at `start`: as its header has it, or a header's where that is cut short."""
+    """Return the size of the chunk at `start`, or that of a header if the header is cut short."""
     if start + _HEADER_SIZE_BYTES > len(data):
         return _HEADER_SIZE_BYTES
     data_size, trailer_size, filter_size = _SIZES.unpack_from(data, start + _SIZES_START)
@@ -176,7 +182,9 @@ def _wanted_size_bytes(data: bytes | memoryview, start: int) -> int:
 
 
 def headers_at(window: bytes | memoryview, starts: _Positions) -> _Headers:
-    """All headers at once: the window seen as overlapping records one byte apart, picked by position."""
+    """Return the headers at these positions of `window`."""
+    # The window is seen as an array of overlapping records, one for each byte, so that one indexing operation
+    # gathers all headers.
     if not len(starts):
         return np.empty(0, CHUNK_HEADER.dtype)
     everywhere = np.ndarray(
@@ -186,7 +194,7 @@ def headers_at(window: bytes | memoryview, starts: _Positions) -> _Headers:
 
 
 def _stored_sizes(headers: _Headers) -> npt.NDArray[np.uint64]:
-    sizes = headers["data_size_bytes"].astype(np.uint64)
+    sizes = headers["data_size_bytes"].astype(np.uint64)  # the sum may exceed 32 bits
     sizes += headers["trailer_size_bytes"]
     sizes += headers["filter_size_bytes"]
     sizes += np.uint64(_HEADER_SIZE_BYTES)
@@ -194,7 +202,7 @@ def _stored_sizes(headers: _Headers) -> npt.NDArray[np.uint64]:
 
 
 def _sound(headers: _Headers) -> _Mask:
-    """Which headers keep the rules of the format: those of `ChunkHeader.decode`, by columns."""
+    """Return a mask of the headers that keep the rules of the format: those of `ChunkHeader.decode`."""
     raw = headers.view(np.uint8).reshape(-1, _HEADER_SIZE_BYTES)
     records, filter_sizes = headers["records"], headers["filter_size_bytes"]
     offsets = headers["offset"]
@@ -211,7 +219,7 @@ def _sound(headers: _Headers) -> _Mask:
 
 
 def _agree(headers: _Headers, rows: ChunkTable) -> _Mask:
-    """Which headers say what their rows say."""
+    """Return a mask of the headers that agree with their rows."""
     agree: _Mask = _stored_sizes(headers) == rows["size_bytes"]
     for name in ("offset", "timestamp_ms", "records", "type"):
         agree &= headers[name] == rows[name]
@@ -219,7 +227,11 @@ def _agree(headers: _Headers, rows: ChunkTable) -> _Mask:
 
 
 def _starts(window: bytes | memoryview, rows: ChunkTable, window_position: int, where: str) -> _Positions:
-    """Where in `window` the chunks begin, once the rows are seen to tile it exactly, in offsets too."""
+    """Return the positions of the chunks in `window`. Raises `Corrupt` unless the rows cover it exactly.
+
+    The offsets of the rows must follow each other too.
+    """
+    # Rows may come from a stored index. They are checked before anything is read at their positions.
     sizes: _Positions = rows["size_bytes"]
     starts = np.cumsum(sizes, dtype=np.uint64) - sizes
     total = int(sizes.sum())
@@ -244,19 +256,23 @@ def _starts(window: bytes | memoryview, rows: ChunkTable, window_position: int, 
 
 
 def _first_false(mask: _Mask) -> int:
-    """The first place at which `mask` does not hold, or its length."""
+    """Return the first index at which `mask` is False, or its length."""
     return len(mask) if mask.all() else int(mask.argmin())
 
 
 def _next_offset(headers: _Headers, index: int) -> int | None:
-    """The offset at which chunk `index` has to begin, as the one before it has it."""
+    """Return the offset at which chunk `index` must begin according to the chunk before it.
+
+    None for the first.
+    """
     return int(headers["offset"][index - 1]) + int(headers["records"][index - 1]) if index else None
 
 
 def _blame_for_its_place(
     data: bytes | memoryview, start: int, offset: int | None, where: str, origin: int
 ) -> NoReturn:
-    """Raise what is wrong with the header at `start`, which should begin at `offset`."""
+    """Raise the error of the header at `start`, which should begin at `offset`."""
+    # If a rule of the format is broken, `decode` raises. Otherwise only the offset can be wrong.
     header = ChunkHeader.decode(data, start, where=where, origin=origin)
     at = origin + start + CHUNK_HEADER.offset_of("offset")
     raise Corrupt("chunk offset", where, position=at, expected=offset, found=header.offset)
@@ -265,7 +281,7 @@ def _blame_for_its_place(
 def _blame_for_its_row(
     window: bytes | memoryview, start: int, row: np.void, where: str, origin: int
 ) -> NoReturn:
-    """Raise what is wrong with the header at `start`: in itself, or else against its row."""
+    """Raise the error of the header at `start`: of the header itself, or else against its row."""
     header = ChunkHeader.decode(window, start, where=where, origin=origin)
     for field, name in (
         ("type", "type"),
@@ -278,4 +294,4 @@ def _blame_for_its_row(
         if found != expected:
             at = origin + start + CHUNK_HEADER.offset_of(field)
             raise Corrupt(f"chunk {name}", where, position=at, expected=expected, found=found)
-    raise AssertionError("a header that agrees with its row was held to be damaged")
+    raise AssertionError("a header that agrees with its row was taken for damaged")

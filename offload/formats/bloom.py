@@ -1,13 +1,15 @@
-"""The bloom filter of a chunk, which tells whether one of its records may carry a filter value.
+"""The bloom filter of a chunk, which shows whether one of its records may have a filter value.
 
-A filter of B bytes is 8B bits, of which bit i is `byte[i // 8] & (0x80 >> i % 8)`. Bit 0 says that a
-record without a filter value is present; each value sets two of the others. A chunk in which no
-record has a value has no filter at all, whatever its size would have been. The size may change along a
-stream, so each chunk is asked with its own. A filter may say yes in vain, never no: check the record's
-own value afterwards. The empty value and none are the same, as they are to osiris.
+A filter of B bytes has 8B bits. Bit i is `byte[i // 8] & (0x80 >> i % 8)`. Bit 0 means that the chunk has a
+record without a filter value. Each value sets two of the other bits. A chunk in which no record has a value
+has no filter. The size of filters may change along a stream, so each chunk is tested with the size of its own
+filter.
 
-The two bits come from Erlang's `phash2` of the value, and of the list that holds the value alone: this is
-osiris' filter bit by bit.
+A filter may match a value that no record has, but it never misses one: check the record's own value
+afterwards. The empty value and no value are the same, as in osiris.
+
+The two bits come from Erlang's `phash2` of the value, and of the list with this value only. So the filter
+equals that of osiris bit by bit.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _32_BITS: Final = 0xFFFFFFFF
 
 
 def phash2(value: bytes) -> int:
-    """Erlang's `erlang:phash2/1` of a binary, before it is reduced to a range: 32 bits."""
+    """Return Erlang's `erlang:phash2/1` of a binary, before it is reduced to a range: 32 bits."""
     whole = len(value) - len(value) % 12
     a, b, c = _GOLDEN, _GOLDEN, 13 * _GOLDEN
     for at in range(0, whole, 12):
@@ -39,20 +41,20 @@ def phash2(value: bytes) -> int:
 
 
 def phash2_in_list(value: bytes) -> int:
-    """`erlang:phash2/1` of the list that holds this binary alone."""
+    """Return `erlang:phash2/1` of the list with this binary only."""
     return _mix(2 * _GOLDEN + 2, 2 * _GOLDEN, phash2(value))[2]
 
 
 def filter_bits(value: bytes, size_bytes: int) -> tuple[int, int]:
-    """The two bits that `value` sets in a filter of `size_bytes`; they may coincide."""
+    """Return the two bits that `value` sets in a filter of `size_bytes`. They may be equal."""
     bits = 8 * size_bytes - 1
     return 1 + phash2(value) % bits, 1 + phash2_in_list(value) % bits
 
 
 def matches(filter_bytes: bytes, value: bytes | None) -> bool:
-    """Whether the chunk with this filter may hold a record with `value`; with none, for `None` or b"".
+    """Return True if a chunk with this filter may have a record with `value`.
 
-    A chunk without filter (`b""`) holds records without a value only.
+    `None` and b"" mean a record without a value. A chunk without a filter (`b""`) has only such records.
     """
     if not filter_bytes:
         return not value
@@ -60,12 +62,12 @@ def matches(filter_bytes: bytes, value: bytes | None) -> bool:
 
 
 def build_filter(values: Iterable[bytes | None], size_bytes: int = FILTER_SIZE_BYTES_MIN) -> bytes:
-    """The filter of a chunk whose records have `values`, `None` or b"" standing for a record without one.
+    """Return the filter of a chunk whose records have `values`. `None` and b"" mean no value.
 
-    It is empty when no record has one. Raises `Misuse` for a size that osiris would refuse.
+    The filter is empty if no record has a value. Raises `Misuse` for a size that osiris would refuse.
     """
     if not FILTER_SIZE_BYTES_MIN <= size_bytes <= FILTER_SIZE_BYTES_MAX:
-        raise Misuse(f"a filter of {size_bytes} bytes; 16 to 255 are possible")
+        raise Misuse(f"a filter has 16 to 255 bytes, not {size_bytes}")
     distinct = {value or None for value in values}
     if distinct <= {None}:
         return b""
@@ -81,7 +83,7 @@ def _bits(value: bytes | None, size_bytes: int) -> tuple[int, ...]:
 
 
 def _mix(a: int, b: int, c: int) -> tuple[int, int, int]:
-    """One round of Jenkins' hash of 1996, in 32 bits."""
+    """Return the result of one round of Jenkins' hash of 1996, in 32 bits."""
     for right, left, last in ((13, 8, 13), (12, 16, 5), (3, 10, 15)):
         a = (a - b - c & _32_BITS) ^ (c & _32_BITS) >> right
         b = (b - c - a & _32_BITS) ^ a << left & _32_BITS

@@ -1,12 +1,12 @@
-"""The two checksums of the format, through the fastest well-kept libraries we found.
+"""The two checksums of the format, computed by the fastest well-maintained libraries that we found.
 
-CRC-32 (IEEE 802.3, as in zlib) is what osiris keeps over a chunk's data, and what our index keeps
-over each whole stored chunk. CRC-32C (Castagnoli, RFC 3720) is what object stores keep over an
-object, and what we keep over every other part of ours. Both release the GIL on long input.
+osiris protects a chunk's data with CRC-32 (IEEE 802.3, as in zlib), and our index protects each whole stored
+chunk with it. Object stores protect objects with CRC-32C (Castagnoli, RFC 3720), and we protect all other
+parts of ours with it. Both functions release the GIL on long input.
 
 Roots, groups, sightings and trailers end with the CRC-32C of everything before it. Every later version of
-them keeps its magic, the place of its version, and this ending. So a program can tell damage from a newer
-version, even if it knows nothing else of that version.
+them keeps the magic, the place of the version, and this ending. So a program can distinguish damage from a
+newer version, even if it knows nothing else of that version.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["crc32", "crc32c"]
 
 
 def crc32(data: bytes | bytearray | memoryview, before: int = 0) -> int:
-    """CRC-32 of `data`, continuing from the checksum of what came before it."""
+    """Return the CRC-32 of `data`, continued from the checksum of the bytes before it."""
     return isal_zlib.crc32(data, before)
 
 
 def crc32c(data: bytes, before: int = 0) -> int:
-    """CRC-32C of `data`, continuing from the checksum of what came before it.
+    """Return the CRC-32C of `data`, continued from the checksum of the bytes before it.
 
-    Only `bytes`: the library takes no buffer that might change under it.
+    `data` must be `bytes`: the library takes no buffer that could change meanwhile.
     """
     return int(google_crc32c.extend(before, data))
 
@@ -36,7 +36,7 @@ def check_sealed(what: str, raw: bytes, *, version: int, known: int, where: str,
     """Check that `raw` ends with its own CRC-32C, and then that its `version` is the `known` one.
 
     The checksum comes first: a flipped bit of the version is damage, and an upgrade would not help.
-    `position` is where in the object `raw` begins. Raises `Corrupt` with this position if the checksum does
+    `position` is that of `raw` in the object. Raises `Corrupt` with this position if the checksum does
     not match, for the damage may be anywhere in `raw`; and `UnsupportedFormat` for a sound object of another
     version.
     """
@@ -47,8 +47,8 @@ def check_sealed(what: str, raw: bytes, *, version: int, known: int, where: str,
 
 
 def check_version(what: str, found: int, known: int, where: str) -> None:
-    """Refuse the version of a sound object that this program does not know. Raises `UnsupportedFormat`."""
+    """Raise `UnsupportedFormat` if this program does not know the version of a sound object."""
     if found != known:
         raise UnsupportedFormat(
-            f"{where}: {what} format version {found}; this program reads {known}: upgrade it"
+            f"{where}: {what} has format version {found}, and this program reads {known}; upgrade the program"
         )

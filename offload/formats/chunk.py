@@ -1,8 +1,8 @@
-"""Chunks: runs of consecutive records, written and checksummed as one, byte for byte those of osiris.
+"""Chunks: runs of consecutive records that are written and checksummed as one.
 
-`ChunkHeader` is one chunk's own account of itself; a `ChunkTable` is a run of chunks, found by `scan`,
-checked on the way in by `check_chunks` and on the way out by `check_stored`. What lies within a chunk
-is read by `entries`, `bloom` and `tracking`, and `chunk_writer` builds one.
+Their bytes are those of osiris. `ChunkHeader` is the header of one chunk. A `ChunkTable` is a run of chunks,
+which `scan` finds. `check_chunks` checks them before they are stored, and `check_stored` when they are read
+back. `entries`, `bloom` and `tracking` read the contents of a chunk, and `chunk_writer` builds one.
 """
 
 from offload.formats._chunk_header import (

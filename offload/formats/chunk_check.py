@@ -1,4 +1,4 @@
-"""Checking the chunks that a source handed over, before anything of them is stored."""
+"""The check of a source's chunks before any of them is stored."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ __all__ = ["check_source"]
 
 
 def check_source(raw: bytes, rows: ChunkTable, *, where: str) -> npt.NDArray[np.uint32]:
-    """Check chunks that a source handed over, and return the CRC-32 of each whole stored chunk.
+    """Check chunks that a source returned, and return the CRC-32 of each whole stored chunk.
 
-    Raises `Corrupt` at the first chunk whose bytes are missing, or whose header or CRC does not hold.
+    Raises `Corrupt` at the first chunk whose bytes are missing, or whose header or CRC is wrong.
     """
     start, size = int(rows["position"][0]), int(rows["size_bytes"].sum())
     if len(raw) < size:
+        # Bytes are missing at the end, as in a file that was cut. The whole chunks before them are checked
+        # first, because damage among them must be reported before the missing bytes.
         whole = int(
             np.searchsorted(rows["position"] + rows["size_bytes"], np.uint64(start + len(raw)), side="right")
         )

@@ -1,13 +1,13 @@
-"""Building chunks: what osiris would have stored, byte for byte, from the parts it is given.
+"""Building chunks: from its parts, a chunk with the same bytes as osiris would store.
 
-RabbitMQ's chunks reach the tier as its broker wrote them. A broker that has no chunks builds its own here,
-and from then on they are the same to every reader. Two ways:
+RabbitMQ's chunks reach the tier as its broker wrote them. The source of a broker without chunks builds them
+here, and readers see no difference. There are two functions:
 
-    build_chunk    from messages and sub-batches; what a source calls
-    seal_chunk     from a data section that is already encoded; where a caller encodes in bulk
+    build_chunk    builds a chunk from messages and sub-batches, for sources
+    seal_chunk     builds a chunk around an encoded data section, for callers that encode in bulk
 
-Timestamps, epochs and offsets come in as arguments. What makes chunks a stream is the caller's to
-keep: each begins at the `next_offset` of the one before it.
+Timestamps, epochs and offsets are arguments. The caller must make the chunks a stream: each begins at the
+`next_offset` of the chunk before it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def build_chunk(
     filter_size_bytes: int = FILTER_SIZE_BYTES_MIN,
     trailer: bytes = b"",
 ) -> bytes:
-    """One user chunk that holds `entries`: a body for each message, or a `SubBatch` of several.
+    """Return one user chunk of `entries`: a body for each message, or a `SubBatch` of several messages.
 
-    The first record gets `offset` and the others those that follow; there are 1 to 65,535 entries.
-    `filter_values` gives the filter value of each entry, `None` for one without; where all are, the
-    chunk has no filter. `trailer` is tracking blocks (`tracking.encode_blocks`) or nothing.
+    The first record gets `offset`, and the others the following offsets. There are 1 to 65,535 entries.
+    `filter_values` has the filter value of each entry, or `None` for an entry without one. If all are `None`,
+    the chunk has no filter. `trailer` is tracking blocks (`tracking.encode_blocks`) or empty.
 
-    An already compressed sub-batch is stored as it is and not opened: whether it holds what it
-    claims is the caller's promise. Raises `Misuse` when the parts do not make a chunk.
+    A sub-batch is stored as it is and not opened: the caller promises that its content is as its header says.
+    Raises `Misuse` if the parts do not make a valid chunk.
     """
     sub_batches = [entry for entry in entries if isinstance(entry, SubBatch)]
     filter_bytes = b""
@@ -66,9 +66,9 @@ def build_chunk(
 def build_tracking_chunk(
     blocks: Iterable[TrackingBlock], *, chunk_type: ChunkType, offset: int, timestamp_ms: int, epoch: int
 ) -> bytes:
-    """One tracking chunk: a delta or a snapshot. It takes `offset`, and no reader is given it.
+    """Return one tracking chunk: a delta or a snapshot. It takes `offset`, and is never delivered to readers.
 
-    Raises `Misuse` for a user chunk, whose tracking is its trailer, and for what does not fit.
+    Raises `Misuse` for a user chunk, whose tracking blocks are its trailer, and for values that do not fit.
     """
     if chunk_type is ChunkType.USER:
         raise Misuse("a user chunk has its tracking blocks in its trailer")
@@ -95,10 +95,10 @@ def seal_chunk(
     filter_bytes: bytes = b"",
     trailer: bytes = b"",
 ) -> bytes:
-    """The chunk around a data section that is already encoded (`entries.encode_entries`).
+    """Return the chunk around a data section that is already encoded (`entries.encode_entries`).
 
-    The bulk way: nothing is asked of `data`; that it holds so many entries and records is the
-    caller's promise. Raises `Misuse` when the header would break a rule of the format.
+    This is the bulk way: `data` is not checked. The caller promises that it has so many entries and records.
+    Raises `Misuse` if the header would break a rule of the format.
     """
     header = ChunkHeader(
         type=chunk_type,

@@ -1,12 +1,12 @@
-"""The compressions of a sub-batch, undone without trusting anything that the sub-batch says.
+"""The compressions of a sub-batch. They are undone without trust in the sub-batch's header.
 
-The broker stores sub-batches as clients sent them and never opens one. So a size claimed in a header
-is a claim: memory grows with what decompression really yields, step by step, and ends as soon as that is
-more than was claimed. What was claimed must come out exactly, from one compressed stream that ends
-exactly where the bytes end: no second stream, no garbage, nothing missing.
+The broker stores sub-batches as clients sent them and never opens one. So the size in a header is only a
+claim. Decompression proceeds step by step: memory grows with the bytes that it really yields, and it stops as
+soon as they exceed the claim. The stream must yield exactly the claimed size, and must end exactly at the end
+of the bytes: no second stream, no garbage, nothing missing.
 
-The streams are those of the usual clients: gzip (RFC 1952), the snappy framing format, the lz4 frame
-format and zstd frames (RFC 8878), each with the checksums that its format has.
+The formats are those of the usual clients: gzip (RFC 1952), the snappy framing format, the lz4 frame format
+and zstd frames (RFC 8878), each with the checksums of its format.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = ["Codec"]
 
 
 SUB_BATCH_SIZE_BYTES_MAX: Final = 256 * 2**20
-"""The most that the sub-batches of one chunk may decompress to, taken together; more is refused."""
+"""The most bytes to which all sub-batches of one chunk together may decompress. More is refused."""
 
-_STEP_SIZE_BYTES: Final = 2**20
-_ZSTD_STEP_SIZE_BYTES: Final = 256  # of input: at most 64 blocks, hence 8 MiB of output a step
+_STEP_SIZE_BYTES: Final = 2**20  # of output
+_ZSTD_STEP_SIZE_BYTES: Final = 256  # of input: at most 64 blocks, which yield at most 8 MiB in a step
 _SNAPPY_HEAD: Final = b"\xff\x06\x00\x00sNaPpY"
 
 
 class Codec(IntEnum):
-    """How a sub-batch is compressed. The numbers 5 to 7 have no meaning yet."""
+    """The compression of a sub-batch. The numbers 5 to 7 have no meaning yet."""
 
     NONE = 0
     GZIP = 1
@@ -45,7 +45,7 @@ class Codec(IntEnum):
 
 
 class _Decompressor(Protocol):
-    """What the streams of bz2, and those made after their pattern, have in common."""
+    """The methods of a decompressor of bz2, which other libraries imitate."""
 
     @property
     def eof(self) -> bool: ...
@@ -55,11 +55,11 @@ class _Decompressor(Protocol):
 
 
 class _StreamError(Exception):
-    """A compressed stream does not end where its bytes end."""
+    """The error of a compressed stream that does not end at the end of its bytes."""
 
 
 def compress(data: bytes, codec: Codec) -> bytes:
-    """One stream of `codec` that `decompress` turns back into `data`."""
+    """Return one stream of `codec` that `decompress` turns back into `data`."""
     match codec:
         case Codec.NONE:
             return data
@@ -74,16 +74,16 @@ def compress(data: bytes, codec: Codec) -> bytes:
 
 
 def decompress(payload: bytes, codec: int, *, size_bytes: int, where: str, position: int) -> bytes:
-    """The `size_bytes` bytes that `payload` was made from.
+    """Return the `size_bytes` bytes from which `payload` was made.
 
-    Raises `UnsupportedFormat` for a codec that has no meaning yet, and `Corrupt` (at `position` of
-    `where`) when `payload` is no single whole stream of `codec`, or yields another number of bytes, or
-    when `size_bytes` is more than `SUB_BATCH_SIZE_BYTES_MAX`. The memory it takes is about twice what the
-    stream yields, up to `size_bytes`, and a few MiB for the step that is under way.
+    Raises `UnsupportedFormat` for a codec that has no meaning yet. Raises `Corrupt` (at `position` of
+    `where`) if `payload` is not a single whole stream of `codec`, if it yields another number of bytes, or if
+    `size_bytes` is more than `SUB_BATCH_SIZE_BYTES_MAX`. It takes about twice the memory of the yielded
+    bytes, up to `size_bytes`, and a few MiB for the current step.
     """
     if codec not in _PIECES:
         raise UnsupportedFormat(
-            f"{where} at byte {position}: sub-batch compression {codec} is not known; upgrade"
+            f"{where} at byte {position}: unknown sub-batch compression {codec}; upgrade the program"
         )
     if size_bytes > SUB_BATCH_SIZE_BYTES_MAX:
         limit = f"at most {SUB_BATCH_SIZE_BYTES_MAX}"
@@ -92,7 +92,7 @@ def decompress(payload: bytes, codec: int, *, size_bytes: int, where: str, posit
     try:
         for piece in _PIECES[Codec(codec)](payload, size_bytes):
             size += len(piece)
-            if size > size_bytes:
+            if size > size_bytes:  # before the piece is kept: a bomb must not grow beyond its claim
                 break
             pieces.append(piece)
     except _FAILURES as exc:
@@ -118,7 +118,7 @@ def _lz4(payload: bytes, size_bytes: int) -> Iterator[bytes]:
 
 
 def _stepwise(stream: _Decompressor, payload: bytes, size_bytes: int) -> Iterator[bytes]:
-    step = min(size_bytes + 1, _STEP_SIZE_BYTES)
+    step = min(size_bytes + 1, _STEP_SIZE_BYTES)  # one byte more than claimed shows that the claim is wrong
     piece = stream.decompress(payload, step)
     while piece and not stream.eof:
         yield piece
@@ -128,7 +128,7 @@ def _stepwise(stream: _Decompressor, payload: bytes, size_bytes: int) -> Iterato
 
 
 def _snappy(payload: bytes, _size_bytes: int) -> Iterator[bytes]:
-    """Frame by frame: each yields at most 64 KiB, which the engine checks along with its checksum."""
+    """Decompress frame by frame. Each yields at most 64 KiB, and the engine checks that and the checksum."""
     if not payload.startswith(_SNAPPY_HEAD):
         raise _StreamError("no snappy stream identifier")
     stream, at = snappy.StreamDecompressor(), len(_SNAPPY_HEAD)
@@ -140,7 +140,7 @@ def _snappy(payload: bytes, _size_bytes: int) -> Iterator[bytes]:
 
 
 def _zstd(payload: bytes, _size_bytes: int) -> Iterator[bytes]:
-    """In small steps of input, since its stream has no way to bound the output of one step."""
+    """Decompress in small steps of input, because the library cannot bound the output of one step."""
     stream = zstandard.ZstdDecompressor().decompressobj()
     for at in range(0, len(payload), _ZSTD_STEP_SIZE_BYTES):
         if stream.eof:

@@ -1,15 +1,19 @@
-"""The entries of a chunk: its data section, parsed into messages and made from them.
+"""The entries of a chunk, which fill its data section: parsing them into messages, and encoding them.
 
     simple entry   u32 length, top bit 0 | record
     sub-batch      SUB_BATCH_HEADER, top bit 1 | compressed run of simple entries
 
-Record k of a chunk has offset `chunk offset + k`, counted through sub-batches. Invariants: the entries
-fill the data section exactly; there are as many entries, and as many records, as the header says; the
-entries of a sub-batch are simple, and fill its uncompressed size exactly.
+Record k of a chunk has offset `chunk offset + k`, counted through sub-batches.
 
-Reading is the hottest loop of the framework, so it is tried the simple way first, without a check on each
-record: a length that is wrong in whatever way sends the loop past the end, or leaves it short of it, and
-so cannot go unnoticed. Only then the entries are gone through with care.
+Invariants:
+
+- The entries fill the data section exactly.
+- The numbers of entries and of records are those of the header.
+- The entries of a sub-batch are simple, and fill its uncompressed size exactly.
+
+Reading is the hottest loop of the framework. So the entries are first read as simple entries, without a check
+of each record: a wrong length leads the loop past the end, or ends it before the end, and so is always
+noticed. Only then are the entries parsed with every check.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ SUB_BATCH_HEADER: Final = layout(
     ("kind", "B", "top bit 1, then the compression in 3 bits, then 4 bits of zero"),
     ("records", "H", "number of records within"),
     ("uncompressed_size_bytes", "I", "size of the simple entries before compression"),
-    ("size_bytes", "I", "size of what follows: the compressed entries"),
+    ("size_bytes", "I", "size of the compressed entries, which follow"),
 )
 assert SUB_BATCH_HEADER.size_bytes == 11
 
@@ -45,10 +49,10 @@ _SUB_BATCH_BIT: Final = 0x80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubBatch:
-    """Several records that a client sent, and the broker stored, as one compressed entry."""
+    """Several records that a client sent and the broker stored as one compressed entry."""
 
     codec: int
-    """Usually a `Codec`; a number without meaning is carried along and refused only when it is opened."""
+    """Usually a `Codec`. An unknown number is kept, and refused only when the sub-batch is opened."""
     records: int
     uncompressed_size_bytes: int
     payload: bytes
@@ -66,9 +70,10 @@ class SubBatch:
         )
 
     def encode(self) -> bytes:
-        """The entry as it stands in a data section. Raises `Misuse` when a number does not fit."""
+        """Return the bytes of the entry in a data section. Raises `Misuse` if a number does not fit."""
         if not (0 <= self.codec <= 7 and 1 <= self.records < 2**16):
-            raise Misuse(f"a sub-batch of {self.records} records with compression {self.codec}")
+            found = f"{self.records} records and compression {self.codec}"
+            raise Misuse(f"a sub-batch has 1 to 65,535 records and a compression of 0 to 7, not {found}")
         head = SUB_BATCH_HEADER.pack(
             kind=_SUB_BATCH_BIT | self.codec << 4,
             records=self.records,
@@ -78,7 +83,7 @@ class SubBatch:
         return head + self.payload
 
     def messages(self, *, where: str, position: int) -> list[bytes]:
-        """The records within; `position` is that of the payload. Raises as `codecs.decompress` does."""
+        """Return the records. `position` is that of the payload. Raises as `codecs.decompress` does."""
         data = decompress(
             self.payload, self.codec, size_bytes=self.uncompressed_size_bytes, where=where, position=position
         )
@@ -95,17 +100,16 @@ class SubBatch:
 
 
 def messages(chunk: bytes | memoryview, *, where: str, position: int = 0) -> list[bytes]:
-    """The bodies of all records of one user chunk, in the order of their offsets.
+    """Return the bodies of all records of one user chunk, in the order of their offsets.
 
-    `chunk` is one whole stored chunk that lies at `position` of `where`, and whose checksum was checked.
-    There are exactly as many bodies as the header has records. Raises `Corrupt` when an entry breaks the
-    format, `UnsupportedFormat` for an unknown compression, and `Misuse` for a tracking chunk: it has no
-    messages.
+    `chunk` is one whole stored chunk at `position` of `where`, whose checksum was checked. There are exactly
+    as many bodies as the header has records. Raises `Corrupt` if an entry breaks the format,
+    `UnsupportedFormat` for an unknown compression, and `Misuse` for a tracking chunk, which has no messages.
     """
     header, data = _data_section(chunk, where=where, position=position)
     if header.type is not ChunkType.USER:
         raise Misuse(f"{where} at byte {position}: a {header.type.name} chunk has no messages")
-    if header.entries == header.records:
+    if header.entries == header.records:  # otherwise there are sub-batches
         bodies = _simple_records(data, header.entries)
         if bodies is not None:
             return bodies
@@ -115,6 +119,7 @@ def messages(chunk: bytes | memoryview, *, where: str, position: int = 0) -> lis
         if isinstance(entry, bytes):
             bodies.append(entry)
             continue
+        # Checked before the sub-batch is opened: many small ones may claim more memory together than one may.
         total_size_bytes += entry.uncompressed_size_bytes
         if total_size_bytes > SUB_BATCH_SIZE_BYTES_MAX:
             limit = f"at most {SUB_BATCH_SIZE_BYTES_MAX} in one chunk"
@@ -124,9 +129,9 @@ def messages(chunk: bytes | memoryview, *, where: str, position: int = 0) -> lis
 
 
 def entries(chunk: bytes | memoryview, *, where: str, position: int = 0) -> list[bytes | SubBatch]:
-    """The entries of one chunk of any type, as they are stored: sub-batches stay compressed.
+    """Return the entries of one chunk of any type, as they are stored: sub-batches stay compressed.
 
-    `chunk` and `position` are as for `messages`. What this returns is what `build_chunk` takes.
+    `chunk` and `position` are as for `messages`. `build_chunk` takes these entries.
     """
     header, data = _data_section(chunk, where=where, position=position)
     found = _entries(data, header, where=where, position=position + header.data_start)
@@ -134,7 +139,7 @@ def entries(chunk: bytes | memoryview, *, where: str, position: int = 0) -> list
 
 
 def encode_entries(entries: Iterable[bytes | SubBatch]) -> bytes:
-    """A data section: a simple entry for each body, and each sub-batch as it is.
+    """Return a data section: a simple entry for each body, and each sub-batch as it is.
 
     Raises `Misuse` for a body of 2 GiB or more.
     """
@@ -157,11 +162,10 @@ def _data_section(chunk: bytes | memoryview, *, where: str, position: int) -> tu
 
 
 def _simple_records(data: bytes, count: int) -> list[bytes] | None:
-    """The `count` simple entries that fill `data`; nothing where it is not so.
-
-    Nothing is checked on the way, because a wrong length cannot be made good by later ones: the top
-    bit of a sub-batch alone leads past the end, whence no way leads back.
-    """
+    """Return the records of the `count` simple entries that fill `data`, or None if it has other contents."""
+    # No length is checked in the loop, because later lengths cannot make up for a wrong one: positions only
+    # grow, and the length of a sub-batch, whose top bit is 1, leads at least 2 GiB further. So it is enough
+    # to check that the last entry ends at the end.
     length_at = _LENGTH.unpack_from
     bodies, at = [b""] * count, 0
     try:
@@ -177,9 +181,9 @@ def _simple_records(data: bytes, count: int) -> list[bytes] | None:
 def _entries(
     data: bytes, header: ChunkHeader, *, where: str, position: int
 ) -> Iterator[tuple[int, bytes | SubBatch]]:
-    """Every entry with its position in `where`; raises where they end too early, too late or miscounted.
+    """Yield every entry with its position in `where`. `position` is that of the data section.
 
-    `position` is where the data section begins.
+    Raises `Corrupt` if the entries do not fill the data section, or are not as many as the header says.
     """
     at = records = 0
     for _ in range(header.entries):

@@ -1,22 +1,26 @@
-"""The fragment: one immutable object that holds a run of a ledger's chunks and describes itself.
+"""The fragment: one immutable object with a run of a ledger's chunks, which describes itself.
 
 ```text
-header | chunks, back to back and verbatim | index | description | trailer
-0        16                                  index_start           size - 180
+header | chunks, or blocks of chunks | sections that few readers need | sections | directory | trailer
+0        16                                                             tail_start             size - 180
 ```
 
-The trailer has a fixed size and sits last. The header has a fixed size too, so the index begins
-right behind `16 + data size`, and a reader that holds the manifest's entry fetches index,
-description and trailer with one exact range; one that holds only the key fetches them with a suffix.
+Chunks are verbatim, or compressed in blocks (`formats.blocks`). Behind them are named sections
+(`formats.sections`): `index` and `checksums` have a row for each chunk, `blocks` has one for each block,
+`description` has texts. Readers ignore sections that they do not know.
 
-Invariants: the chunks' offsets run from `first_offset` to `next_offset` without hole or overlap;
-their bytes lie back to back; every byte of the object is under one of three checksums (the bytes
-before the index; index and description; the trailer); the object names its stream, incarnation,
-ledger, attempt and first offset, so that an object under a wrong key, or a manifest lost
-altogether, is found out from the object alone.
+Header and trailer are in `formats.fragment_trailer`. A reader that has the manifest's entry fetches the tail
+with one exact range. A reader that has only the key fetches the trailer with a suffix range, and then the
+tail.
 
-Room is kept for a codec and an encryption key per fragment: both are zero in version 1 and
-refused otherwise. Chunk boundaries, and with them range reads, would survive either.
+Invariants:
+
+- The chunks' offsets run from `first_offset` to `next_offset` without hole or overlap, and their plain bytes
+  are back to back. A chunk's position is the byte at which it would be if nothing were compressed.
+- Every byte of the object is under one of three checksums: the bytes before the tail; the tail up to the
+  trailer; the trailer. They are of the stored bytes, so no codec is needed to check them.
+- The object names its stream, incarnation, ledger, attempt and first offset. So an object under a wrong key
+  is detected from the object alone, and a lost manifest can be rebuilt from such objects.
 """
 
 from __future__ import annotations
@@ -24,185 +28,136 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hmac import compare_digest
+from typing import Final
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt, UnsupportedFormat
-from offload.formats.checksums import check_sealed, crc32c
+from offload.errors import Corrupt, Denied, Misuse
+from offload.formats.blocks import Blocks
+from offload.formats.checksums import crc32c
+from offload.formats.chunk import CHUNK_HEADER, check_stored
+from offload.formats.fragment_trailer import (
+    FRAGMENT_HEADER,
+    HEADER,
+    TRAILER,
+    FragmentTrailer,
+    expect,
+    stream_digest,
+)
+from offload.formats.fragment_v1 import tail_parts_of
 from offload.formats.keys import escape
 from offload.formats.layout import layout
+from offload.formats.sealing import KEY_SECTION, TAG_SIZE_BYTES, DataKey
+from offload.formats.sections import SECTION, Section, decode_directory, encode_sections, section_of
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
+from offload.model.compression import Compression
 
-FRAGMENT_FORMAT_VERSION: Final = 1
-HEADER_MAGIC: Final = b"OLFH"
-TRAILER_MAGIC: Final = b"OLFT"
-NO_KEY: Final = bytes(16)
+SECTION_SIZE_BYTES_MAX: Final = 64 * 2**20
+"""The most plain bytes of a section that every reader needs. An index of `CHUNKS_MAX` chunks has 17 MiB."""
+METADATA_SIZE_BYTES_MAX: Final = 2**20
+"""The most bytes of metadata that are written. Every reader of the fragment fetches them."""
+
+SEAL: Final = "seal"
+"""The last section of an encrypted fragment: the tag over everything that stays readable."""
+
+KNOWN_SECTIONS: Final = frozenset({"index", "checksums", "blocks", "description", "key", SEAL})
+"""The sections that this program writes. All others are those of other programs."""
+
 SOURCE_EPOCH: Final = "offload.source_epoch"
-"""The one text of the description that is read back: by a rebuild, if all roots are lost."""
+"""The only text of the description that is read back: by a rebuild, if all roots are lost."""
 
-HEADER: Final = layout(
-    "Fragment header",
-    ("magic", "4s", "`OLFH`"),
-    ("version", "H", "1; a reader refuses any other"),
-    ("reserved", "10s", "zero, and refused otherwise"),
-)
-
-INDEX_RECORD: Final = layout(
-    "Fragment index record, one per chunk, in order",
-    ("offset", "Q", "offset of the chunk's first record"),
-    ("timestamp_ms", "q", "the chunk's timestamp, milliseconds since the Unix epoch"),
-    ("position", "Q", "byte position of the stored chunk within this object"),
-    ("size_bytes", "I", "length of the stored chunk: header, filter, data and trailer"),
-    ("records", "I", "how many offsets the chunk takes"),
+INDEX: Final = layout(
+    "Fragment index, one value per chunk in each column",
+    ("timestamp_ms", "q", "the chunk's timestamp, less that of the chunk before it; milliseconds since 1970"),
+    ("size_bytes", "I", "plain length of the chunk: header, filter, data and trailer"),
+    ("records", "I", "number of offsets that the chunk takes"),
     ("type", "B", "0 user, 1 tracking delta, 2 tracking snapshot"),
-    ("reserved", "3s", "zero, and refused otherwise"),
-    ("checksum", "I", "CRC-32 of the whole stored chunk (the chunk's own covers its data alone)"),
 )
+"""The columns of the section `index`, one behind the other: all timestamps, all sizes, and so on.
+
+Offsets and positions are sums, so no hole can be written down. Columns compress better than rows.
+"""
+
+CHECKSUM: Final = np.dtype(">u4")
+"""A value of the section `checksums`: the CRC-32 of a whole plain chunk. The chunk's own covers its data."""
 
 DESCRIPTION: Final = layout(
-    "Fragment description, followed by the two texts it measures",
+    "Fragment description, followed by its two texts",
     ("stream_size_bytes", "I", "length of the stream's name, UTF-8, which follows"),
-    ("metadata_size_bytes", "I", "length of the JSON object for people that follows the name"),
+    ("metadata_size_bytes", "I", "length of the JSON object for people, which follows the name"),
 )
-
-TRAILER: Final = layout(
-    "Fragment trailer",
-    ("magic", "4s", "`OLFT`"),
-    ("version", "H", "1; a reader refuses any other"),
-    ("codec", "B", "how chunks are transformed; 0: not at all"),
-    ("copied", "B", "1: a copy of committed fragments, made to take their place; 0: of a source"),
-    ("key_id", "16s", "the encryption key; zero: none"),
-    ("stream_digest", "32s", "SHA-256 of the stream's name"),
-    ("incarnation", "16s", "UUID of the stream's incarnation"),
-    (
-        "attempt",
-        "16s",
-        "UUID of the attempt that wrote this object; of version 8 where it begins with a batch's token",
-    ),
-    ("ledger_id", "Q", "the ledger that was copied"),
-    ("epoch", "Q", "epoch of the writer; of a copy, that of the first fragment that it copies"),
-    ("base_version", "Q", "version of the newest root that the writer knew"),
-    ("first_offset", "Q", "offset of the first record"),
-    ("next_offset", "Q", "first offset after the last record"),
-    ("messages", "Q", "records in user chunks; the rest are tracking records"),
-    ("first_timestamp_ms", "q", "the least timestamp of any chunk"),
-    ("last_timestamp_ms", "q", "the greatest timestamp of any chunk"),
-    ("index_start", "Q", "byte position of the index: 16 + the size of all chunks"),
-    ("index_count", "I", "number of index records, and of chunks"),
-    ("description_size_bytes", "I", "length of the description, both texts included"),
-    ("data_checksum", "I", "CRC-32C of every byte before the index: header and chunks"),
-    ("index_checksum", "I", "CRC-32C of index and description"),
-    ("checksum", "I", "CRC-32C of the trailer before this field"),
-)
-
-FragmentIndex = npt.NDArray[np.void]
-"""Index records as stored: an array of `INDEX_RECORD.dtype`."""
-
-FRAGMENT_HEADER: Final = HEADER.pack(magic=HEADER_MAGIC, version=FRAGMENT_FORMAT_VERSION, reserved=bytes(10))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentTrailer:
-    """What a fragment says of itself. Fields as in `TRAILER`."""
-
-    stream_digest: bytes
-    incarnation: UUID
-    attempt: UUID
-    ledger_id: int
-    epoch: int
-    base_version: int
-    first_offset: int
-    next_offset: int
-    messages: int
-    first_timestamp_ms: int
-    last_timestamp_ms: int
-    index_start: int
-    index_count: int
-    description_size_bytes: int
-    data_checksum: int
-    index_checksum: int
-    copied: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Length of the whole object."""
-        return self.index_start + self.tail_size_bytes
-
-    @property
-    def tail_size_bytes(self) -> int:
-        """Length of index, description and trailer."""
-        return self.index_count * INDEX_RECORD.size_bytes + self.description_size_bytes + TRAILER.size_bytes
-
-    def encode(self) -> bytes:
-        """The trailer's bytes, checksum included."""
-        body = TRAILER.pack(
-            magic=TRAILER_MAGIC,
-            version=FRAGMENT_FORMAT_VERSION,
-            codec=0,
-            key_id=NO_KEY,
-            checksum=0,
-            **_raw_fields(self),
-        )[:-4]
-        return body + crc32c(body).to_bytes(4, "big")
-
-    @classmethod
-    def decode(cls, raw: bytes, *, where: str, position: int = 0) -> FragmentTrailer:
-        """Undo `encode`. `position` is where in the object `raw` begins, for messages.
-
-        Raises `Corrupt` where any bit is off, `UnsupportedFormat` for another version, a codec or
-        a key. Room for more is checked here as well: the parts must add up.
-        """
-        if len(raw) != TRAILER.size_bytes:
-            raise Corrupt(
-                "trailer size", where, expected=TRAILER.size_bytes, found=len(raw), position=position
-            )
-        fields = TRAILER.unpack(raw)
-        _expect("trailer magic", where, position, expected=TRAILER_MAGIC, found=fields["magic"])
-        check_sealed(
-            "trailer",
-            raw,
-            version=fields["version"],
-            known=FRAGMENT_FORMAT_VERSION,
-            where=where,
-            position=position,
-        )
-        _expect("trailer copied", where, position, expected=min(fields["copied"], 1), found=fields["copied"])
-        if fields["codec"] or fields["key_id"] != NO_KEY:
-            raise UnsupportedFormat(f"{where}: its chunks are compressed or encrypted; upgrade to read them")
-        trailer = cls(
-            incarnation=UUID(bytes=fields["incarnation"]),
-            attempt=UUID(bytes=fields["attempt"]),
-            **{name: fields[name] for name in _PLAIN_FIELDS},
-        )
-        records = trailer.next_offset - trailer.first_offset
-        if not 0 < trailer.index_count <= records or not 0 <= trailer.messages <= records:
-            raise Corrupt(
-                "trailer counts", where, expected="1 <= chunks <= records", found=trailer, position=position
-            )
-        return trailer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentTail:
-    """Everything behind a fragment's chunks, decoded and checked: what a reader needs to find them."""
+    """A fragment's tail, decoded and checked. With it a reader finds the chunks."""
 
     trailer: FragmentTrailer
-    index: FragmentIndex
+    table: ChunkTable
+    """The chunks. A position is the byte at which a chunk would be if nothing were compressed."""
+    checksums: npt.NDArray[np.uint32] | None
+    """The CRC-32 of each whole plain chunk. None if they are encrypted, and the tail is not `unlocked`."""
+    blocks: Blocks | None
+    """The blocks of the chunks; None if the chunks are stored verbatim."""
+    sections: Mapping[str, Section]
+    """All sections, those of later programs included. A fragment of version 1 has none."""
     stream: str
     metadata: Mapping[str, str]
+    raw: bytes = field(default=b"", repr=False)
+    """The stored tail of an encrypted fragment, which `unlocked` needs."""
+    key: DataKey | None = None
 
-    def table(self) -> ChunkTable:
-        """The index as a chunk table, its positions within this object."""
-        return table_of(self.index)
+    @property
+    def wrapped_key(self) -> tuple[UUID, bytes]:
+        """The stream's key that wraps the data key of an encrypted fragment, and the wrapped data key."""
+        raw = self._part("key", size_bytes=KEY_SECTION.size_bytes)
+        fields = KEY_SECTION.unpack(raw)
+        return UUID(bytes=fields["stream_key"]), fields["wrapped"]
+
+    def unlocked(self, raw_key: bytes, *, where: str) -> FragmentTail:
+        """Return the tail of an encrypted fragment with the checksums of its chunks, ready to read them.
+
+        Raises `Corrupt` if anything that stays readable, or the order and size of the parts, was changed by
+        somebody without the data key.
+        """
+        trailer = self.trailer
+        key = DataKey(
+            raw=raw_key,
+            incarnation=trailer.incarnation,
+            attempt=trailer.attempt,
+            first_offset=trailer.first_offset,
+        )
+        parts = self.raw[: -TRAILER.size_bytes]
+        directory = parts[len(parts) - trailer.section_count * SECTION.size_bytes :]
+        bodies = [
+            self.raw[each.position - trailer.tail_start : each.stop - trailer.tail_start]
+            for each in self.sections.values()
+            if each.position >= trailer.tail_start
+        ]
+        expected, found = key.tag_of(_sealed_text(trailer, bodies[:-1], directory)), bodies[-1]
+        if not compare_digest(expected, found):
+            # The expected tag would be the one that a forger lacks, and errors end up in logs.
+            what, changed = "its own", "changed bytes, or another key"
+            raise Corrupt("seal", where, expected=what, found=changed, position=trailer.tail_start)
+        stored = self._part("checksums", size_bytes=trailer.chunk_count * CHECKSUM.itemsize, key=key)
+        checksums = np.frombuffer(stored, CHECKSUM).astype(np.uint32)
+        return replace(self, checksums=checksums, key=key, raw=b"")
+
+    def _part(self, name: str, *, size_bytes: int, key: DataKey | None = None) -> bytes:
+        origin, where = self.trailer.tail_start, str(self.trailer.attempt)
+        return _part_of(
+            self.raw, self.sections, name, size_bytes=size_bytes, key=key, origin=origin, where=where
+        )
 
     @property
     def source_epoch(self) -> int:
-        """The broker's leader epoch that the writer knew; 0 if the fragment does not record it."""
+        """The broker's leader epoch that the writer knew. 0 if the fragment does not record it."""
         text = self.metadata.get(SOURCE_EPOCH, "")
         return int(text) if re.fullmatch("[0-9]{1,20}", text) and int(text) < 2**64 else 0
 
@@ -210,99 +165,267 @@ class FragmentTail:
     def decode(cls, raw: bytes, *, where: str, size_bytes: int) -> FragmentTail:
         """Decode the last `len(raw)` bytes of an object of `size_bytes`, which must hold the whole tail.
 
-        Raises `Corrupt` where any bit of index, description or trailer is off.
+        Raises `Corrupt` for any damaged bit of the tail, and `UnsupportedFormat` as
+        `FragmentTrailer.decode` does.
         """
         begin = size_bytes - len(raw)
         trailer_start = max(len(raw) - TRAILER.size_bytes, 0)
         trailer = FragmentTrailer.decode(raw[trailer_start:], where=where, position=begin + trailer_start)
-        _expect("object size", where, 0, expected=trailer.size_bytes, found=size_bytes)
-        if begin > trailer.index_start:
-            raise Corrupt("index", where, expected=f"from {trailer.index_start}", found=f"from {begin}")
-        parts = raw[trailer.index_start - begin : trailer_start]
-        _expect(
-            "index checksum", where, trailer.index_start, expected=trailer.index_checksum, found=crc32c(parts)
-        )
-        index = np.frombuffer(parts, INDEX_RECORD.dtype, count=trailer.index_count)
-        check_index(index, trailer, where=where)
-        description = parts[trailer.index_count * INDEX_RECORD.size_bytes :]
+        at = trailer.tail_start
+        expect("object size", where, 0, expected=trailer.size_bytes, found=size_bytes)
+        if begin > at:
+            raise Corrupt("tail", where, expected=f"from {at}", found=f"from {begin}")
+        parts = raw[at - begin : trailer_start]
+        expect("tail checksum", where, at, expected=trailer.tail_checksum, found=crc32c(parts))
+        sections, blocks = dict[str, Section](), None
+        if trailer.version == 1:
+            table, checksums, description = tail_parts_of(
+                parts, count=trailer.chunk_count, position=at, where=where
+            )
+        else:
+            directory_start = len(parts) - trailer.section_count * SECTION.size_bytes
+            sections = decode_directory(parts[directory_start:], where=where, position=at + directory_start)
+            # Otherwise the tail could begin among the chunks, and its checksum would not be that of sections.
+            if at not in {section.position for section in sections.values()}:
+                raise Corrupt("tail", where, expected="a section at its start", found="none", position=at)
+            part = partial(_part_of, parts, sections, origin=at, where=where)
+            table = table_of(part("index", size_bytes=trailer.chunk_count * INDEX.size_bytes), trailer)
+            checksums = None
+            if not trailer.encrypted:
+                stored = part("checksums", size_bytes=trailer.chunk_count * CHECKSUM.itemsize)
+                checksums = np.frombuffer(stored, CHECKSUM).astype(np.uint32)
+            description = part("description")
+            if trailer.codec or trailer.encrypted:
+                blocks = Blocks.decode(
+                    part("blocks"),
+                    start=HEADER.size_bytes,
+                    table=table,
+                    codec=trailer.codec,
+                    where=where,
+                    position=at,
+                )
+        _check_table(table, trailer, where=where)
+        end = HEADER.size_bytes + trailer.data_size_bytes if blocks is None else int(blocks.positions[-1])
+        first_section = min((each.position for each in sections.values()), default=at)
+        expect("end of chunks", where, at, expected=first_section, found=end)
         stream, metadata = _decode_description(description, trailer, where)
-        return cls(trailer=trailer, index=index, stream=stream, metadata=metadata)
+        return cls(
+            trailer=trailer,
+            table=table,
+            checksums=checksums,
+            blocks=blocks,
+            sections=sections,
+            stream=stream,
+            metadata=metadata,
+            raw=raw[at - begin :] if trailer.encrypted else b"",
+        )
+
+    def windows(self, first: int, stop: int, *, size_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yield the chunks from number `first` up to `stop` in runs of about `size_bytes` of plain bytes.
+
+        Each run is the numbers of its first chunk and its end. No block is in two of them.
+        """
+        stops = np.arange(1, len(self.table) + 1) if self.blocks is None else self.blocks.rows[1:]
+        last = self.table[stops - 1]
+        ends = last["position"] + last["size_bytes"]
+        while first < stop:
+            enough = self.table["position"][first] + np.uint64(size_bytes)
+            unit = min(int(np.searchsorted(ends, enough)), len(stops) - 1)
+            end = min(max(int(stops[unit]), first + 1), stop)
+            yield first, end
+            first = end
+
+    def span_of(self, first: int, stop: int) -> tuple[int, int]:
+        """Return the byte range of the object that holds the chunks from number `first` up to `stop`."""
+        if self.blocks is None:
+            begin, last = self.table[first], self.table[stop - 1]
+            return int(begin["position"]), int(last["position"]) + int(last["size_bytes"])
+        numbers = self.blocks.holding(first, stop)
+        return int(self.blocks.positions[numbers.start]), int(self.blocks.positions[numbers.stop])
+
+    def check_stored(self, raw: bytes, first: int, stop: int, *, where: str) -> None:
+        """Check the stored blocks that hold these chunks. `raw` are the bytes of their `span_of`.
+
+        Needs no key. Raises `Corrupt` as `chunks_in` does.
+        """
+        start, end = self.span_of(first, stop)
+        expect("size of a range", where, start, expected=end - start, found=len(raw))
+        if self.blocks is not None:
+            self.blocks.check(raw, self.blocks.holding(first, stop), where=where)
+
+    def chunks_in(self, raw: bytes, first: int, stop: int, *, where: str) -> bytes:
+        """Return the plain chunks from number `first` up to `stop`. `raw` are the bytes of their `span_of`.
+
+        Raises `Corrupt` for a damaged bit, at the chunk, or at the block that holds it.
+        """
+        if self.checksums is None:
+            raise Denied(f"{where}: its chunks are encrypted, and no key was given")
+        rows = self.table[first:stop]
+        begin, size = int(rows["position"][0]), int(rows["size_bytes"].sum())
+        start, end = self.span_of(first, stop)
+        blocks, checksums = self.blocks, self.checksums[first:stop]
+        if blocks is None:
+            expect("size of a range", where, start, expected=end - start, found=len(raw))
+            check_stored(raw, rows, checksums, window_position=begin, where=where)
+            return raw
+        numbers = blocks.holding(first, stop)
+        try:
+            expect("size of a range", where, begin, expected=end - start, found=len(raw))
+            raw = blocks.decoded(raw, numbers, key=self.key, where=where)
+            skip = begin - int(blocks.plain_positions[numbers.start])
+            if skip or len(raw) > size:
+                raw = raw[skip : skip + size]
+            check_stored(raw, rows, checksums, window_position=begin, where=where)
+        except Corrupt as damage:
+            if damage.plain_position is not None:
+                raise
+            number = int(np.searchsorted(blocks.plain_positions, damage.position, side="right")) - 1
+            raise blocks.in_block(damage, number, plain_position=damage.position) from damage
+        return raw
 
 
-def table_of(index: FragmentIndex) -> ChunkTable:
-    """Index records as a chunk table in native byte order."""
-    table = np.empty(len(index), CHUNK_TABLE)
-    for name in CHUNK_TABLE.names or ():
-        table[name] = index[name]
+def _part_of(
+    parts: bytes,
+    sections: Mapping[str, Section],
+    name: str,
+    *,
+    size_bytes: int | None = None,
+    key: DataKey | None = None,
+    origin: int,
+    where: str,
+) -> bytes:
+    """Return the plain bytes of a section that every reader needs. `size_bytes` is its size, if known."""
+    section = sections.get(name)
+    if section is None:
+        raise Corrupt(f"section {name!r}", where, expected="in the directory", found="none", position=origin)
+    most = SECTION_SIZE_BYTES_MAX if size_bytes is None else size_bytes
+    plain = section_of(parts, section, origin=origin, plain_size_bytes_max=most, key=key, where=where)
+    if size_bytes is not None:
+        what = f"size of section {name!r}"
+        expect(what, where, section.position, expected=size_bytes, found=len(plain))
+    return plain
+
+
+def table_of(raw: bytes, trailer: FragmentTrailer) -> ChunkTable:
+    """Return the bytes of an `index` as a chunk table."""
+    count, at = trailer.chunk_count, 0
+    table = np.empty(count, CHUNK_TABLE)
+    for column in INDEX.fields:
+        table[column.name] = np.frombuffer(raw, INDEX.dtype[column.name], count=count, offset=at)
+        at += count * column.size_bytes
+    table["timestamp_ms"] = np.cumsum(table["timestamp_ms"])
+    for name, sizes, first in (
+        ("offset", "records", trailer.first_offset),
+        ("position", "size_bytes", HEADER.size_bytes),
+    ):
+        ends = np.cumsum(table[sizes], dtype=np.uint64)
+        table[name] = ends - table[sizes] + np.uint64(first)
     return table
 
 
-def index_of(table: ChunkTable, checksums: npt.NDArray[np.uint32]) -> FragmentIndex:
-    """Index records for chunks that stand back to back behind a fragment's header, in order of `table`."""
-    index = np.zeros(len(table), INDEX_RECORD.dtype)
-    for name in ("offset", "timestamp_ms", "size_bytes", "records", "type"):
-        index[name] = table[name]
-    sizes = table["size_bytes"]
-    index["position"] = HEADER.size_bytes + np.cumsum(sizes) - sizes
-    index["checksum"] = checksums
-    return index
+def encode_tail(
+    trailer: FragmentTrailer,
+    table: ChunkTable,
+    checksums: npt.NDArray[np.uint32],
+    *,
+    blocks: bytes,
+    description: bytes,
+    compression: Compression,
+    key: DataKey | None = None,
+    key_section: bytes = b"",
+) -> tuple[bytes, FragmentTrailer]:
+    """Return the tail of a fragment, and its trailer, which is `trailer` with what only the tail knows.
+
+    `blocks` are the records of its blocks; empty if chunks are stored verbatim. An encrypted fragment has a
+    `key`, and the section that names it. Raises `Corrupt` if the table is not that of the trailer's chunks.
+    """
+    deltas = np.diff(table["timestamp_ms"], prepend=0)
+    columns = [deltas if field.name == "timestamp_ms" else table[field.name] for field in INDEX.fields]
+    index = b"".join(
+        column.astype(INDEX.dtype[field.name]).tobytes()
+        for column, field in zip(columns, INDEX.fields, strict=True)
+    )
+    parts = {"index": index, "checksums": checksums.astype(CHECKSUM).tobytes(), "description": description}
+    if trailer.codec or key is not None:
+        parts["blocks"] = blocks
+    if key is not None:
+        parts |= {"key": key_section, SEAL: bytes(TAG_SIZE_BYTES)}
+    found = encode_sections(
+        parts,
+        position=trailer.tail_start,
+        compression=compression,
+        key=key,
+        sealed=("checksums",),
+        verbatim=("key", SEAL),  # the seal is written last, and must not change in size
+    )
+    bodies, rows = [body for body, _ in found], [row for _, row in found]
+    size_bytes = trailer.tail_start + sum(map(len, bodies + rows)) + TRAILER.size_bytes
+    whole = replace(trailer, size_bytes=size_bytes, section_count=len(parts))
+    if key is not None:
+        bodies[-1] = key.tag_of(_sealed_text(whole, bodies[:-1], b"".join(rows)))
+        fields = SECTION.unpack(rows[-1]) | {"checksum": crc32c(bodies[-1])}
+        rows[-1] = SECTION.pack(**fields)
+    tail = b"".join(bodies + rows)
+    whole = replace(whole, tail_checksum=crc32c(tail))
+    # Each window was checked alone. This checks that they fit together.
+    _check_table(table_of(index, whole), whole, where=trailer.attempt.hex)
+    return tail + whole.encode(), whole
+
+
+def _sealed_text(trailer: FragmentTrailer, bodies: Sequence[bytes], directory: bytes) -> bytes:
+    """Return what the seal of an encrypted fragment covers, except its own tag and checksum."""
+    own_row = SECTION.unpack(directory, len(directory) - SECTION.size_bytes) | {"checksum": 0}
+    rows = directory[: -SECTION.size_bytes] + SECTION.pack(**own_row)
+    digests = b"".join(hashlib.sha256(body).digest() for body in bodies)
+    return FRAGMENT_HEADER + rows + digests + replace(trailer, tail_checksum=0).encode()
+
+
+def verbatim_size_bytes(data_size_bytes: int, chunks: int, description: bytes) -> int:
+    """Return the size of a fragment whose chunks are stored verbatim."""
+    tail = chunks * (INDEX.size_bytes + CHECKSUM.itemsize) + len(description) + 3 * SECTION.size_bytes
+    return HEADER.size_bytes + data_size_bytes + tail + TRAILER.size_bytes
 
 
 def encode_description(stream: str, metadata: Mapping[str, str]) -> bytes:
-    """The description: the stream's true name, and a JSON object for people who inspect the bucket."""
-    name = stream.encode()
-    text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":")).encode() if metadata else b""
-    return DESCRIPTION.pack(stream_size_bytes=len(name), metadata_size_bytes=len(text)) + name + text
+    """Return the description: the stream's full name, and a JSON object for people who inspect the bucket.
 
-
-def stream_digest(stream: str) -> bytes:
-    """The 32 bytes by which a trailer names its stream."""
-    return hashlib.sha256(stream.encode()).digest()
-
-
-def check_header(raw: bytes, *, where: str) -> None:
-    """Refuse an object that does not begin as a fragment of this version does.
-
-    A fragment's version is that of its trailer, which is decoded first: another one here is damage.
+    Raises `Misuse` for metadata that a reader would refuse, because the fragment could never be read then.
     """
-    if len(raw) < HEADER.size_bytes:
-        raise Corrupt("header size", where, expected=HEADER.size_bytes, found=len(raw))
-    fields = HEADER.unpack(raw)
-    _expect("header magic", where, 0, expected=HEADER_MAGIC, found=fields["magic"])
-    _expect("header version", where, 4, expected=FRAGMENT_FORMAT_VERSION, found=fields["version"])
-    _expect("header reserved bytes", where, 6, expected=bytes(10), found=fields["reserved"])
+    for key, text in metadata.items():
+        if not (isinstance(key, str) and isinstance(text, str)):
+            raise Misuse(f"metadata are texts under texts, not {text!r} under {key!r}")
+    name = stream.encode()
+    text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":")) if metadata else ""
+    if len(text) > METADATA_SIZE_BYTES_MAX:
+        raise Misuse(f"metadata take at most {METADATA_SIZE_BYTES_MAX} bytes as JSON, not {len(text)}")
+    return DESCRIPTION.pack(stream_size_bytes=len(name), metadata_size_bytes=len(text)) + name + text.encode()
 
 
-def check_index(index: FragmentIndex, trailer: FragmentTrailer, *, where: str) -> None:
-    """The invariants of the index against its trailer: no hole, no overlap, nothing out of place."""
-    sizes, records = index["size_bytes"].astype(np.uint64), index["records"].astype(np.uint64)
-    ends = index["position"] + sizes
-    nexts = index["offset"] + records
-    faults = (
-        ("index reserved bytes", index["reserved"] != np.void(bytes(3))),
-        ("chunk type", index["type"] > max(ChunkType)),
+def _check_table(table: ChunkTable, trailer: FragmentTrailer, *, where: str) -> None:
+    """Raise `Corrupt` unless the chunks agree with the trailer: known types, exact sums and bounds."""
+    at, records, times = trailer.tail_start, table["records"], table["timestamp_ms"]
+    for what, wrong in (
+        ("chunk type", table["type"] > max(ChunkType)),
+        ("chunk size", table["size_bytes"] < CHUNK_HEADER.size_bytes),
         ("index records", records == 0),
-        ("index position", index["position"] != _shifted(HEADER.size_bytes, ends)),
-        ("index offset", index["offset"] != _shifted(trailer.first_offset, nexts)),
-    )
-    for what, wrong in faults:
+    ):
         if wrong.any():
             row = int(wrong.argmax())
-            at = trailer.index_start + row * INDEX_RECORD.size_bytes
-            raise Corrupt(what, where, expected="chunks back to back", found=f"record {row}", position=at)
-    _expect("end of chunks", where, trailer.index_start, expected=trailer.index_start, found=int(ends[-1]))
-    _expect("next offset", where, trailer.index_start, expected=trailer.next_offset, found=int(nexts[-1]))
-    messages = int(records[index["type"] == ChunkType.USER].sum())
-    _expect("messages", where, trailer.index_start, expected=trailer.messages, found=messages)
-
-
-def _shifted(first: int, column: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """What each row should begin with: the first, then the end of the row before. Never by way of floats."""
-    return np.concatenate((np.array([first], np.uint64), column[:-1]))
+            raise Corrupt(what, where, expected="a possible value", found=f"chunk {row}", position=at)
+    begin = int(table["offset"][0]), int(table["position"][0])
+    times_found = int(times.min()), int(times.max())
+    for what, expected, found in (
+        ("first chunk", (trailer.first_offset, HEADER.size_bytes), begin),
+        ("next offset", trailer.next_offset, trailer.first_offset + int(records.sum(dtype=np.uint64))),
+        ("data size", trailer.data_size_bytes, int(table["size_bytes"].sum())),
+        ("messages", trailer.messages, int(records[table["type"] == ChunkType.USER].sum(dtype=np.uint64))),
+        ("timestamps", (trailer.first_timestamp_ms, trailer.last_timestamp_ms), times_found),
+    ):
+        expect(what, where, at, expected=expected, found=found)
 
 
 def _decode_description(raw: bytes, trailer: FragmentTrailer, where: str) -> tuple[str, dict[str, str]]:
-    at = trailer.index_start + trailer.index_count * INDEX_RECORD.size_bytes
+    at = trailer.tail_start
     sizes = DESCRIPTION.unpack(raw) if len(raw) >= DESCRIPTION.size_bytes else None
     if sizes is None or DESCRIPTION.size_bytes + sum(sizes.values()) != len(raw):
         raise Corrupt("description size", where, expected=len(raw), found=sizes, position=at)
@@ -313,23 +436,8 @@ def _decode_description(raw: bytes, trailer: FragmentTrailer, where: str) -> tup
         escape(stream)  # a name that no key can hold
         metadata = json.loads(texts[len(name) :] or b"{}")
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("metadata that is no object of texts")
+            raise ValueError("the metadata is not an object of texts")
     except (ValueError, RecursionError) as exc:
         raise Corrupt("description", where, expected="UTF-8 and JSON", found=str(exc), position=at) from exc
-    _expect("stream digest", where, at, expected=trailer.stream_digest, found=stream_digest(stream))
+    expect("stream digest", where, at, expected=trailer.stream_digest, found=stream_digest(stream))
     return stream, metadata
-
-
-def _expect(what: str, where: str, position: int, *, expected: Any, found: Any) -> None:
-    if expected != found:
-        raise Corrupt(what, where, expected=expected, found=found, position=position)
-
-
-_PLAIN_FIELDS: Final = tuple(
-    name for name in FragmentTrailer.__dataclass_fields__ if name not in {"incarnation", "attempt"}
-)
-
-
-def _raw_fields(trailer: FragmentTrailer) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: getattr(trailer, name) for name in _PLAIN_FIELDS}
-    return fields | {"incarnation": trailer.incarnation.bytes, "attempt": trailer.attempt.bytes}

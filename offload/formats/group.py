@@ -1,12 +1,15 @@
-"""A group: manifest entries of one kind under an object of their own, one entry of the next kind.
+"""A group: an object with manifest entries of one kind, for which a manifest has one entry of the next kind.
 
 ```text
 header | entries | CRC-32C of all before it
 ```
 
-Invariants: the entries are all of the next lower kind, ascend by offset and touch each other; the object
-never changes, also when a part of what it names was trimmed (the root says from where on it lives); it
-says of itself what the entry that names it says of it.
+Invariants:
+
+- All entries are of the next lower kind, ascend by offset and touch each other.
+- The object never changes, even if some of its fragments are trimmed. The root's first offset says which
+  still live.
+- The object agrees with the entry that names it.
 """
 
 from __future__ import annotations
@@ -19,25 +22,26 @@ import numpy as np
 
 from offload.errors import Corrupt
 from offload.formats.checksums import check_sealed, crc32c
-from offload.formats.fragment import stream_digest
+from offload.formats.fragment_trailer import stream_digest
 from offload.formats.keys import StreamKeys
 from offload.formats.layout import layout
+from offload.formats.older_manifests import ENTRY_2, upgraded_entries
 from offload.formats.root import ENTRY
-from offload.model.entry import GROUP_ROOT_VERSION, TOTALS, Entries, EntryKind, check_entries, exact_sum
+from offload.model.entry import TOTALS, Entries, EntryKind, check_entries, exact_sum
 
-GROUP_FORMAT_VERSION: Final = 1
+GROUP_FORMAT_VERSION: Final = 2
 GROUP_MAGIC: Final = b"OLMG"
 
 GROUP_HEADER: Final = layout(
     "Group header",
     ("magic", "4s", "`OLMG`"),
-    ("format_version", "H", "1; a reader refuses any other"),
+    ("format_version", "H", "2; a reader also knows 1, and refuses any other"),
     ("kind", "B", "1 group, 2 kilo-group, 3 mega-group"),
     ("reserved", "B", "zero, and refused otherwise"),
     ("stream_digest", "32s", "SHA-256 of the stream's name"),
     ("incarnation", "16s", "UUID of the stream's incarnation"),
     ("uid", "16s", "UUID of this object"),
-    ("version", "Q", "version of the root that it was made for"),
+    ("version", "Q", "version of the root for which it was made"),
     ("entry_count", "I", "number of entries"),
 )
 
@@ -51,18 +55,23 @@ class Group:
     kind: EntryKind
     uid: UUID
     version: int
-    """Of the root that it was made for: once that number is decided, so is whether the group is named."""
+    """The version of the root for which it was made.
+
+    When that root exists, it names the group or no root does.
+    """
 
     entries: Entries
+    size_bytes: int = 0
+    """The size of the object that was decoded. It depends on the version; 0 if the group was not decoded."""
 
     @property
     def key(self) -> str:
-        """Where the object is."""
+        """The key of the object."""
         first_offset = int(self.entries["first_offset"][0])
         return StreamKeys(self.stream).group(first_offset, self.version, self.uid, self.kind)
 
     def encode(self) -> bytes:
-        """The object's bytes."""
+        """Return the object's bytes."""
         header = GROUP_HEADER.pack(
             magic=GROUP_MAGIC,
             format_version=GROUP_FORMAT_VERSION,
@@ -78,7 +87,7 @@ class Group:
         return body + crc32c(body).to_bytes(4, "big")
 
     def entry(self, raw: bytes) -> Entries:
-        """The one entry that names the object whose bytes are `raw`."""
+        """Return the one entry that names this group, whose object has the bytes `raw`."""
         children = self.entries
         row = {
             "first_offset": int(children["first_offset"][0]),
@@ -90,28 +99,44 @@ class Group:
         }
         packed = ENTRY.pack(
             **row,
-            **{GROUP_ROOT_VERSION: self.version},
+            ledger_id=0,
+            root_version=self.version,
             attempt=self.uid.bytes,
             checksum=crc32c(raw),
+            tail_size_bytes=0,
             kind=self.kind,
             copied=0,
-            reserved=bytes(2),
+            codec=0,
+            encrypted=0,
+            reserved=bytes(4),
         )
         return np.frombuffer(packed, ENTRY.dtype)
 
     @classmethod
     def decode(cls, raw: bytes, *, stream: str, where: str) -> Group:
-        """Undo `encode`. Raises `Corrupt` where any bit is off, `UnsupportedFormat` for another version."""
+        """Undo `encode`.
+
+        Raises `Corrupt` for any damaged bit, and `UnsupportedFormat` for another version.
+        """
         fields = _header_of(raw, where)
-        if fields["stream_digest"] != stream_digest(stream):
+        if fields["stream_digest"] != stream_digest(stream):  # a sound object, but under a wrong key
             found = fields["stream_digest"].hex()
             raise Corrupt("group stream", where, expected=stream_digest(stream).hex(), found=found)
-        entries = np.frombuffer(raw, ENTRY.dtype, count=fields["entry_count"], offset=GROUP_HEADER.size_bytes)
+        rows = raw[GROUP_HEADER.size_bytes : -4]
+        if fields["format_version"] == GROUP_FORMAT_VERSION:
+            entries = np.frombuffer(rows, ENTRY.dtype)
+        else:
+            entries = upgraded_entries(rows, ENTRY_2, where=where)
         begin = int(entries["first_offset"][0])
         end = int(entries["first_offset"][-1]) + int(entries["records"][-1])
         check_entries(entries, begin, end % 2**64, where=where)
         if (entries["kind"] != fields["kind"] - 1).any():
             raise Corrupt("entry kind", where, expected=fields["kind"] - 1, found="another kind")
+        # No entry can name such a group, and the comparison with its entry could not be made.
+        for name in ("ledgers", *TOTALS):
+            most = 2 ** (8 * ENTRY.dtype[name].itemsize) - 1
+            if (found := exact_sum(entries[name])) > most:
+                raise Corrupt(f"sum of {name}", where, expected=f"<= {most}", found=found)
         return cls(
             stream=stream,
             incarnation=UUID(bytes=fields["incarnation"]),
@@ -119,24 +144,24 @@ class Group:
             uid=UUID(bytes=fields["uid"]),
             version=fields["version"],
             entries=entries,
+            size_bytes=len(raw),
         )
 
 
-def group_size_bytes(entries: int) -> int:
-    """The size of a group's object with so many entries."""
-    return GROUP_HEADER.size_bytes + entries * ENTRY.size_bytes + 4
-
-
 def _header_of(raw: bytes, where: str) -> dict[str, Any]:
-    if len(raw) < group_size_bytes(1):
-        raise Corrupt("group size", where, expected=f">= {group_size_bytes(1)}", found=len(raw))
+    least = GROUP_HEADER.size_bytes + min(ENTRY.size_bytes, ENTRY_2.size_bytes) + 4
+    if len(raw) < least:
+        raise Corrupt("group size", where, expected=f">= {least}", found=len(raw))
     fields = GROUP_HEADER.unpack(raw)
     if fields["magic"] != GROUP_MAGIC:
         raise Corrupt("group magic", where, expected=GROUP_MAGIC, found=fields["magic"])
-    check_sealed("group", raw, version=fields["format_version"], known=GROUP_FORMAT_VERSION, where=where)
+    is_old = fields["format_version"] == 1
+    known = 1 if is_old else GROUP_FORMAT_VERSION
+    check_sealed("group", raw, version=fields["format_version"], known=known, where=where)
     if fields["reserved"] or not EntryKind.GROUP <= fields["kind"] <= EntryKind.MEGA_GROUP:
         raise Corrupt("group kind", where, expected="1 to 3", found=fields["kind"])
-    size = group_size_bytes(fields["entry_count"])
-    if size != len(raw):
+    entry_size_bytes = (ENTRY_2 if is_old else ENTRY).size_bytes
+    size = GROUP_HEADER.size_bytes + fields["entry_count"] * entry_size_bytes + 4
+    if size != len(raw) or not fields["entry_count"]:
         raise Corrupt("group size", where, expected=size, found=len(raw))
     return fields

@@ -1,20 +1,27 @@
 """The names of objects on a tier. Sorting by name is sorting by offset, or by version.
 
 ```text
-tier.anchor                                                    what this place is
-<stream, escaped>/stream.anchor                                what this prefix is
+tier.anchor                                                    the anchor of the tier
+<stream, escaped>/stream.anchor                                the anchor of the stream
 <stream, escaped>/data/<first offset>.<attempt>.fragment       a fragment
+<stream, escaped>/data/<first offset>.<attempt>.<name>         a companion of that fragment
 <stream, escaped>/metadata/root.<version>.manifest             a root
 <stream, escaped>/groups/<first offset>.<version>.<uid>.group      a group, made for the root of that version
-<stream, escaped>/metadata/sweep.<milliseconds>.<uid>.sighting     what a sweep saw, at that time
+<stream, escaped>/metadata/sweep.<milliseconds>.<uid>.sighting     a sighting of a sweep, with its time
+<stream, escaped>/keys/<incarnation>.<uid>.<generation>.key    a key of the stream in that life, wrapped
+<stream, escaped>/keys/<incarnation>.<uid>.<generation>.copy   the second copy of that object
 ```
 
-Numbers have 20 decimal digits; kilo-groups end in `.kgroup`, mega-groups in `.mgroup`. A stream's
-name is escaped for good and in one way: its bytes outside `A-Za-z0-9_-` become `%XX`; where that is
-longer than 200 bytes, it is cut to 134 and followed by `%s` (which no escaped byte reads) and the
-name's SHA-256 in hex. The escaped name holds no dot and no slash, so no stream's name reaches
-outside its own prefix or meets an anchor. Two names of one escape would need a collision of
-SHA-256; the anchor holds the true name.
+A companion is an object that some program made for a fragment, perhaps later, such as an index by key. Its
+name has at most 8 characters. It lives and dies with its fragment, also if nobody here knows its name.
+
+Numbers have 20 decimal digits. Kilo-groups end in `.kgroup`, mega-groups in `.mgroup`.
+
+A stream's name is always escaped in the same way. Its bytes outside `A-Za-z0-9_-` become `%XX`. If the result
+is longer than 200 bytes, it is cut to 134 and followed by `%s` and the name's SHA-256 in hex. No escaped byte
+becomes `%s`. The escaped name has no dot and no slash, so a stream's name cannot lead out of its own prefix
+or equal an anchor's. Two names with the same escaped form would need a collision of SHA-256. The anchor has
+the full name.
 """
 
 from __future__ import annotations
@@ -33,18 +40,26 @@ __all__ = ["StreamKeys", "escape"]
 
 
 TIER_PREFIX: Final = "tier."
-"""What the keys of a tier's own objects begin with. No stream's do: an escaped name holds no dot."""
+"""The prefix of the keys of a tier's own objects. No stream's key has it: an escaped name has no dot."""
 
 TIER_ANCHOR: Final = TIER_PREFIX + "anchor"
 _STREAM_ANCHOR: Final = "stream.anchor"
 _ROOTS: Final = "metadata/root."
+_KEYS: Final = "keys/"
 _SIGHTINGS: Final = "metadata/sweep."
 ESCAPED_SIZE_BYTES_MAX: Final = 200
 STREAM_SIZE_BYTES_MAX: Final = 4096
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _FRAGMENT: Final = re.compile(r"data/([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.fragment")
+_COMPANION: Final = re.compile(
+    r"data/([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(?!fragment)([a-z0-9-]{1,8})"
+)
 _GROUP: Final = re.compile(
     r"groups/([0-9]{20})\.([0-9]{20})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(group|kgroup|mgroup)"
+)
+_STREAM_KEY: Final = re.compile(
+    r"keys/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
+    r"\.([0-9]{20})\.(?:key|copy)"
 )
 _GROUP_KINDS: Final = ("group", "kgroup", "mgroup")
 _ROOT: Final = re.compile(r"metadata/root\.([0-9]{20})\.manifest")
@@ -56,11 +71,11 @@ _ESCAPED: Final = re.compile(r"[A-Za-z0-9_%-]+")
 
 @lru_cache(1024)
 def escape(stream: str) -> str:
-    """A stream's name as the first part of its keys."""
+    """Return a stream's name as the first part of its keys. Raises `Misuse` if no stream can have it."""
     try:
         raw = stream.encode()
     except UnicodeEncodeError as exc:
-        raise Misuse(f"{stream!r} is no stream name: it is not valid Unicode") from exc
+        raise Misuse(f"{stream!r} is not a stream name: it is not valid Unicode") from exc
     if not 0 < len(raw) <= STREAM_SIZE_BYTES_MAX:
         raise Misuse(f"a stream name has 1 to {STREAM_SIZE_BYTES_MAX} bytes, not {len(raw)}")
     text = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
@@ -70,9 +85,10 @@ def escape(stream: str) -> str:
 
 
 def unescape(part: str) -> str | None:
-    """The stream whose escaped name this is; None if it is no such name, or one that was cut."""
+    """Return the stream with this escaped name. None if it is not an escaped name, or one that was cut."""
     try:
         stream = unquote(part, errors="strict")
+        # `unquote` accepts more than `escape` makes, such as lower-case digits or bytes that need no escape.
         return stream if escape(stream) == part else None
     except (UnicodeDecodeError, Misuse):
         return None
@@ -86,83 +102,123 @@ class StreamKeys:
 
     @property
     def prefix(self) -> str:
-        """What all keys of the stream begin with, its slash included."""
+        """The prefix of all keys of the stream, with its slash."""
         return escape(self.stream) + "/"
 
     @property
     def anchor(self) -> str:
-        """The object that holds the stream's true name."""
+        """The key of the stream's anchor, which has its full name."""
         return self.prefix + _STREAM_ANCHOR
 
     @property
     def data(self) -> str:
-        """What the keys of all fragments begin with."""
+        """The prefix of the keys of all fragments."""
         return self.prefix + "data/"
 
     @property
     def roots(self) -> str:
-        """What the keys of all roots begin with."""
+        """The prefix of the keys of all roots."""
         return self.prefix + _ROOTS
 
     def fragment(self, first_offset: int, attempt: UUID) -> str:
-        """The key of a fragment."""
+        """Return the key of a fragment."""
         return f"{self.data}{first_offset:020d}.{attempt}.fragment"
 
+    def companion(self, first_offset: int, attempt: UUID, name: str) -> str:
+        """Return the key of a companion of a fragment. Raises `Misuse` for a name that none can have."""
+        key = f"{self.data}{first_offset:020d}.{attempt}.{name}"
+        if self.parse_companion(key) is None:
+            raise Misuse(f"a companion's name has 1 to 8 of the characters a-z, 0-9 and '-', not {name!r}")
+        return key
+
     def root(self, version: int) -> str:
-        """The key of a root."""
+        """Return the key of a root."""
         return f"{self.roots}{version:020d}.manifest"
 
     @property
     def metadata(self) -> str:
-        """What the keys of all roots and sightings begin with."""
+        """The prefix of the keys of all roots and sightings."""
         return self.prefix + "metadata/"
 
     @property
     def groups(self) -> str:
-        """What the keys of all groups begin with. Apart from the roots, which are listed with each commit."""
+        """The prefix of the keys of all groups."""
+        # It differs from that of the roots, because each commit lists all roots.
         return self.prefix + "groups/"
 
     def group(self, first_offset: int, version: int, uid: UUID, kind: int) -> str:
-        """The key of a group, made for the root of `version`. `kind` is 1 to 3."""
+        """Return the key of a group that is made for the root of `version`. `kind` is 1 to 3."""
         return f"{self.groups}{first_offset:020d}.{version:020d}.{uid}.{_GROUP_KINDS[kind - 1]}"
 
     @property
+    def stream_keys(self) -> str:
+        """The prefix of the keys of all key objects."""
+        return self.prefix + _KEYS
+
+    def keys_of_life(self, incarnation: UUID) -> str:
+        """Return the prefix of the keys of all key objects of one life of the stream."""
+        return f"{self.stream_keys}{incarnation}."
+
+    def key_objects(self, incarnation: UUID, uid: UUID, generation: int) -> tuple[str, str]:
+        """Return the keys of both copies of the object that holds a key of the stream, wrapped."""
+        name = f"{self.keys_of_life(incarnation)}{uid}.{generation:020d}"
+        return f"{name}.key", f"{name}.copy"
+
+    def parse_key_object(self, key: str) -> tuple[UUID, UUID, int] | None:
+        """Return incarnation, uid and generation, or None if it is no key object's key of this stream."""
+        match = self._parsed(_STREAM_KEY, key)
+        return (UUID(match[1]), UUID(match[2]), int(match[3])) if match else None
+
+    @property
     def sightings(self) -> str:
-        """What the keys of all sightings begin with."""
+        """The prefix of the keys of all sightings."""
         return self.prefix + _SIGHTINGS
 
     def sighting(self, time_ms: int, uid: UUID) -> str:
-        """The key of what a sweep saw at that time, in milliseconds since 1970 by its wall clock."""
+        """Return the key of a sweep's sighting. `time_ms` is milliseconds since 1970 by its wall clock."""
         return f"{self.sightings}{time_ms:020d}.{uid}.sighting"
 
     def before_fragments_of(self, offset: int) -> str:
-        """A key that stands before every fragment that begins at or after `offset`, and behind all others."""
+        """Return a key behind all fragments that begin before `offset`, and before all others."""
         return f"{self.data}{offset:020d}."
 
     def parse_fragment(self, key: str) -> tuple[int, UUID] | None:
-        """First offset and attempt, or None where the key is no fragment's of this stream."""
+        """Return first offset and attempt, or None if it is not the key of a fragment of this stream."""
         match = self._parsed(_FRAGMENT, key)
         return (int(match[1]), UUID(match[2])) if match else None
 
+    def parse_companion(self, key: str) -> tuple[int, UUID, str] | None:
+        """Return first offset, attempt and name, or None if it is not a companion's key of this stream."""
+        match = self._parsed(_COMPANION, key)
+        return (int(match[1]), UUID(match[2]), match[3]) if match else None
+
+    def parse_data(self, key: str) -> tuple[int, UUID] | None:
+        """Return first offset and attempt of a fragment or a companion; None for any other key."""
+        companion = self.parse_companion(key)
+        return self.parse_fragment(key) if companion is None else companion[:2]
+
     def parse_group(self, key: str) -> tuple[int, int, UUID, int] | None:
-        """First offset, version, uid and kind, or None where the key is no group's of this stream."""
+        """Return first offset, version, uid and kind, or None if it is not a group's key of this stream."""
         match = self._parsed(_GROUP, key)
         if match is None:
             return None
         return int(match[1]), int(match[2]), UUID(match[3]), _GROUP_KINDS.index(match[4]) + 1
 
     def parse_sighting(self, key: str) -> tuple[int, UUID] | None:
-        """Time in milliseconds and uid, or None where the key is no sighting's of this stream."""
+        """Return time in milliseconds and uid, or None if it is not the key of a sighting of this stream."""
         match = self._parsed(_SIGHTING, key)
         return (int(match[1]), UUID(match[2])) if match else None
 
     def parse_root(self, key: str) -> int | None:
-        """The version, or None where the key is no root's of this stream."""
+        """Return the version, or None if it is not the key of a root of this stream."""
         match = self._parsed(_ROOT, key)
         return int(match[1]) if match else None
 
     def _parsed(self, pattern: re.Pattern[str], key: str) -> re.Match[str] | None:
-        """The parts of a key of this stream; None also if a number in it needs more than 64 bits."""
+        """Return the parts of a key of this stream.
+
+        None if it does not match, or a number exceeds 64 bits.
+        """
         match = pattern.fullmatch(key, len(self.prefix)) if key.startswith(self.prefix) else None
         if match is None or any(len(part) == 20 and int(part) >= 2**64 for part in match.groups()):
             return None
@@ -170,29 +226,38 @@ class StreamKeys:
 
 
 def looks_escaped(part: str) -> bool:
-    """Whether the first part of a key could be a stream's escaped name."""
+    """Return True if the first part of a key could be a stream's escaped name."""
     return bool(_ESCAPED.fullmatch(part))
 
 
 def is_of_a_stream(key: str) -> bool:
-    """Whether this is the key of a root, a fragment or a group of some stream."""
+    """Return True if this is the key of a root, a fragment, a group or a key object of any stream."""
     part, _, rest = key.partition("/")
-    return looks_escaped(part) and any(each.fullmatch(rest) for each in (_ROOT, _FRAGMENT, _GROUP))
+    patterns = (_ROOT, _FRAGMENT, _GROUP, _STREAM_KEY)
+    return looks_escaped(part) and any(each.fullmatch(rest) for each in patterns)
+
+
+def shows_a_tier(key: str) -> bool:
+    """Return True if an object under this key is of a stream, so that the place is a tier, or was one."""
+    return is_of_a_stream(key) or is_of_a_stream(key[2:])  # with hashed keys, a folder such as `7/` is first
 
 
 def is_decisive(key: str) -> bool:
-    """Whether commits rest on this object being created only once: roots, anchors, probes.
+    """Return True if this object must be created only once: roots, anchors, probes, and the streams' keys.
 
-    A tier with a commit store keeps these there, and all others on its data store.
+    A tier with a commit store keeps these objects there, and all others on its data store.
     """
     part, slash, rest = key.partition("/")
-    return rest.startswith(_ROOTS) or rest == _STREAM_ANCHOR if slash else part.startswith(TIER_PREFIX)
+    if not slash:
+        return part.startswith(TIER_PREFIX)
+    return rest.startswith((_ROOTS, _KEYS)) or rest == _STREAM_ANCHOR
 
 
 def sides_of(prefix: str) -> tuple[bool, bool]:
-    """Whether decisive keys may begin with this prefix, and whether others may."""
+    """Return whether decisive keys may begin with this prefix, and whether other keys may."""
     _, slash, rest = prefix.partition("/")
     if not slash:
         return True, True
-    only_roots = rest.startswith(_ROOTS)
-    return only_roots or _ROOTS.startswith(rest) or _STREAM_ANCHOR.startswith(rest), not only_roots
+    only_decisive = rest.startswith((_ROOTS, _KEYS))
+    some_decisive = only_decisive or any(each.startswith(rest) for each in (_ROOTS, _KEYS, _STREAM_ANCHOR))
+    return some_decisive, not only_decisive

@@ -1,7 +1,7 @@
-"""A binary layout as one table: the struct, its size, its NumPy type and its documentation.
+"""A binary layout as one table: the struct, its size, its NumPy type and its documentation come from it.
 
-Invariants: integers are big-endian, there is no padding, and the order of the fields is the order
-of the bytes. Reserved bytes are fields like any other, so that they are checked to be zero.
+Invariants: integers are big-endian, there is no padding, and the order of the fields is the order of the
+bytes. Reserved bytes are fields like any other, so that decoders can check that they are zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMPY_CODES = {"B": "u1", "H": ">u2", "I": ">u4", "Q": ">u8", "b": "i1", "i": "
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: its name, its struct code, and what it means (a line of docs/format.md)."""
+    """One field: its name, its struct code, and its meaning (a line of docs/format.md)."""
 
     name: str
     code: str
@@ -29,13 +29,13 @@ class Field:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the field takes."""
+        """The number of bytes of the field."""
         return struct.calcsize(">" + self.code)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A fixed-width record. `title` heads its table in docs/format.md."""
+    """A record of fixed size. `title` is the heading of its table in docs/format.md."""
 
     title: str
     fields: tuple[Field, ...]
@@ -47,25 +47,25 @@ class Layout:
 
     @cached_property
     def size_bytes(self) -> int:
-        """The width of one record."""
+        """The size of one record."""
         return self.struct.size
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
-        """The same record for NumPy, so that a run of them can be mapped without decoding."""
+        """The record as a NumPy type, so that a run of records can be used without decoding."""
         return np.dtype([(field.name, _numpy_code(field)) for field in self.fields])
 
     def pack(self, **values: Any) -> bytes:
-        """Encode one record; every field must be given."""
+        """Encode one record. Every field must be given."""
         return self.struct.pack(*(values[field.name] for field in self.fields))
 
     def unpack(self, raw: bytes | bytearray | memoryview, position: int = 0) -> dict[str, Any]:
-        """Decode the record that begins at `position`. The caller has checked that it fits."""
+        """Decode the record that begins at `position`. The caller must have checked that it fits."""
         names = (field.name for field in self.fields)
         return dict(zip(names, self.struct.unpack_from(raw, position), strict=True))
 
     def offset_of(self, name: str) -> int:
-        """Where within the record a field begins."""
+        """Return the position of a field in the record."""
         before = 0
         for field in self.fields:
             if field.name == name:
@@ -74,7 +74,7 @@ class Layout:
         raise KeyError(name)
 
     def table(self) -> str:
-        """The layout as a Markdown table."""
+        """Return the layout as a Markdown table."""
         rows = [f"### {self.title}", "", "| byte | size | field | meaning |", "|---|---|---|---|"]
         at = 0
         for field in self.fields:
@@ -84,7 +84,7 @@ class Layout:
 
 
 def layout(title: str, *fields: tuple[str, str, str]) -> Layout:
-    """Write a layout down as rows of (name, struct code, meaning)."""
+    """Return a layout of rows of (name, struct code, meaning)."""
     return Layout(title, tuple(Field(*row) for row in fields))
 
 

@@ -1,12 +1,12 @@
-"""The records of a run of chunks as columns: where each value lies, without a Python step for each record.
+"""The records of a run of chunks as columns, found without a Python step for each record.
 
-The length of an entry leads to the next one, so a chunk can only be walked from its beginning. But the
-chunks of a run do not depend on each other: they are walked side by side, one entry of each at a time, as
-arrays. Few large chunks are walked one after the other instead, which is quicker there.
+The length of an entry leads to the next entry, so a chunk can only be walked from its beginning. But the
+chunks of a run do not depend on each other. They are walked side by side as arrays, one entry of each chunk
+at a time. A few large chunks are walked one after the other instead, which is faster for them.
 
-Invariants: a value's place is given only where all entries of its chunk are simple and fill the data section
-exactly; so no length goes unchecked. Every other chunk is taken apart by `entries.messages`, which also says
-what is wrong with it.
+Invariant: positions are returned only for chunks whose entries are all simple and fill the data section
+exactly. So no length goes unchecked. Every other chunk is parsed by `entries.messages`, which also reports
+its damage.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ __all__ = ["RecordRun", "record_runs"]
 
 
 SIDE_BY_SIDE_MIN: Final = 40
-"""With fewer chunks at a time, on the average, one after the other is quicker (measured at 100 bytes a
-record)."""
+"""The average number of chunks that are walked at a time.
+
+With fewer, walking them one after the other is faster. Measured with records of 100 bytes.
+"""
 
 _LENGTH: Final = struct.Struct(">I")
 _Integers: TypeAlias = npt.NDArray[np.int64]
@@ -49,12 +51,12 @@ class RecordRun:
         return len(self.offsets)
 
     def between(self, first_offset: int, next_offset: int) -> RecordRun:
-        """The messages with these offsets."""
+        """Return the messages with these offsets."""
         edges = np.array([first_offset, next_offset], np.uint64)
         return self.rows(*np.searchsorted(self.offsets, edges).tolist())
 
     def rows(self, start: int, stop: int) -> RecordRun:
-        """The messages from the one at `start` to the one before `stop`."""
+        """Return the messages from the one at `start` to the one before `stop`."""
         return RecordRun(
             self.offsets[start:stop],
             self.timestamps_ms[start:stop],
@@ -65,7 +67,7 @@ class RecordRun:
 
 
 def offsets_and_timestamps(rows: ChunkTable) -> tuple[npt.NDArray[np.uint64], _Integers]:
-    """Of every message in these chunks: known from the table alone."""
+    """Return offset and timestamp of every message in these chunks. The table alone has them."""
     rows = rows[rows["type"] == ChunkType.USER]
     counts = rows["records"].astype(np.int64)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -75,10 +77,10 @@ def offsets_and_timestamps(rows: ChunkTable) -> tuple[npt.NDArray[np.uint64], _I
 
 
 def record_runs(data: bytes, rows: ChunkTable, *, where: str) -> Iterator[RecordRun]:
-    """The messages of these chunks, in order, in as few runs as may be. Tracking chunks have none.
+    """Yield the messages of these chunks, in order, in as few runs as possible. Tracking chunks have none.
 
-    `data` holds exactly the stored chunks of `rows`, whose checksums were checked. Where the turn of a
-    damaged chunk comes, raises as `entries.messages` does.
+    `data` holds exactly the stored chunks of `rows`, whose checksums were checked. When a damaged chunk has
+    its turn, raises as `entries.messages` does.
     """
     origin = int(rows["position"][0]) if len(rows) else 0
     rows = rows[rows["type"] == ChunkType.USER]
@@ -86,8 +88,9 @@ def record_runs(data: bytes, rows: ChunkTable, *, where: str) -> Iterator[Record
         return
     chunk_starts = rows["position"] - np.uint64(origin)
     starts, stops, entries = _sections(data, chunk_starts)
-    counts = np.where(entries == rows["records"], entries, 0)  # fewer entries: there are sub-batches
+    counts = np.where(entries == rows["records"], entries, 0)  # fewer entries mean that there are sub-batches
     at, ends = _walked(data, starts, counts)
+    # A chunk whose walk does not end at the end of its data section has a sub-batch or damage.
     is_simple = (counts > 0) & (ends == stops)
     last_of = np.cumsum(counts)
     edges = [0, *(np.flatnonzero(np.diff(is_simple)) + 1).tolist(), len(rows)]
@@ -114,21 +117,22 @@ def _run_of_bodies(row: np.void, bodies: list[bytes]) -> RecordRun:
 
 
 def _sections(data: bytes, chunk_starts: npt.NDArray[np.uint64]) -> tuple[_Integers, _Integers, _Integers]:
-    """Where each chunk's data section begins and ends, and how many entries it has."""
+    """Return the start and the end of each chunk's data section, and its number of entries."""
     headers = headers_at(data, chunk_starts)
     starts = chunk_starts.astype(np.int64) + CHUNK_HEADER.size_bytes + headers["filter_size_bytes"]
     return starts, starts + headers["data_size_bytes"], headers["entries"].astype(np.int64)
 
 
 def _lengths(data: bytes) -> npt.NDArray[np.uint32]:
-    """The number that stands at each byte, as if an entry began there."""
+    """Return the u32 at each byte of `data`, as if an entry began there. Nothing is copied."""
     return np.ndarray((len(data) - _LENGTH.size + 1,), ">u4", data, strides=(1,))
 
 
 def _walked(data: bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
-    """Where each entry begins, chunk after chunk, and where each chunk's last one ends.
+    """Return the position of each entry, chunk after chunk, and the end of each chunk's last entry.
 
-    A wrong length, or a sub-batch, leads beyond the end of the chunk, whence no way leads back.
+    After a wrong length or a sub-batch, a chunk's end is not that of its data section, because positions only
+    grow.
     """
     walk = _side_by_side if counts.sum() >= SIDE_BY_SIDE_MIN * counts.max() else _one_by_one
     return walk(data, starts, counts)
@@ -137,12 +141,15 @@ def _walked(data: bytes, starts: _Integers, counts: _Integers) -> tuple[_Integer
 def _side_by_side(data: bytes, starts: _Integers, counts: _Integers) -> tuple[_Integers, _Integers]:
     lengths, last = _lengths(data), len(data) - _LENGTH.size
     found = np.empty(int(counts.sum()), np.int64)
-    order = np.argsort(-counts, kind="stable")  # those with the most entries first: the others drop out
+    # Chunks with the most entries come first. So those that still have entries are always a prefix.
+    order = np.argsort(-counts, kind="stable")
     at, slots = starts[order], (np.cumsum(counts) - counts)[order]
     left = np.searchsorted(-counts[order], -np.arange(int(counts.max())), side="left").tolist()
     for index, chunks in enumerate(left):
         here = at[:chunks]
         found[slots[:chunks] + index] = here
+        # A walk that a wrong length led astray may be beyond `data`. It reads the last length then, and goes
+        # on: stopping one chunk would cost a test for all, and its end is wrong in any case.
         at[:chunks] = here + lengths[np.minimum(here, last)] + _LENGTH.size
     ends = np.empty_like(at)
     ends[order] = at

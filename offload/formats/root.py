@@ -1,11 +1,12 @@
-"""The manifest root: the bytes of one committed manifest, as one immutable object.
+"""The manifest root: one immutable object with the bytes of one committed manifest.
 
 ```text
 header | stream name | running attempts | entries | CRC-32C of all before it
 ```
 
-Invariants: what is decoded keeps every invariant of `model.manifest`, and so does what is encoded, because
-`Manifest.check` is called before a root is written and after it was read. Every byte is under the checksum.
+Invariants: every manifest that is encoded or decoded keeps the invariants of `model.manifest`.
+`Manifest.check` is called before a root is written and after a root was read. Every byte is under the
+checksum.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from offload.model.manifest import MANIFEST_NUMBERS, AttemptKind, Manifest, Runn
 __all__ = ["decode_root", "encode_root"]
 
 
-ROOT_FORMAT_VERSION: Final = 2
+ROOT_FORMAT_VERSION: Final = 3
 ROOT_MAGIC: Final = b"OLMR"
 
 ROOT_HEADER: Final = layout(
     "Manifest root header",
     ("magic", "4s", "`OLMR`"),
-    ("format_version", "H", "2; a reader also knows 1, and refuses any other"),
+    ("format_version", "H", "3; a reader also knows 1 and 2, and refuses any other"),
     ("state", "B", "0 live, 1 deleted (a tombstone), 2 rebuilding"),
     ("reserved", "B", "zero, and refused otherwise"),
     ("version", "Q", "the number in the object's name; rises by one with each commit"),
     ("incarnation", "16s", "UUID of the stream's incarnation; new at birth and at each rebirth"),
-    ("writer", "16s", "UUID of the writer that holds the stream; set only by a claim"),
+    ("writer", "16s", "UUID of the writer that holds the stream; only a claim sets it"),
     ("epoch", "Q", "rises with each claim"),
     ("source_epoch", "Q", "the broker's own leader epoch; never falls"),
-    ("committer", "16s", "UUID of who made this commit: the writer, or a guest"),
+    ("committer", "16s", "UUID of the author of this commit: the writer, or a guest"),
     ("commit_id", "16s", "UUID of this commit"),
     ("parent_commit_id", "16s", "UUID of the commit before it; zero for the first"),
     ("first_offset", "Q", "first committed offset"),
     ("next_offset", "Q", "first offset that is not committed yet"),
     ("messages", "Q", "records in user chunks, over all entries"),
-    ("data_size_bytes", "Q", "stored chunk bytes, over all entries"),
+    ("data_size_bytes", "Q", "plain size of all chunks, over all entries"),
     ("stored_size_bytes", "Q", "size of the objects, over all entries"),
     ("fragments", "Q", "live fragments, at any depth"),
-    ("ledgers", "Q", "ledgers that they came from"),
-    ("last_ledger_id", "Q", "ledger of the newest fragment; zero where there never was one"),
+    ("ledgers", "Q", "ledgers from which these fragments came"),
+    ("last_ledger_id", "Q", "ledger of the newest fragment; zero if there never was one"),
     ("stream_size_bytes", "I", "length of the stream's name, UTF-8"),
     ("running_count", "I", "number of running attempts"),
     ("entry_count", "I", "number of entries"),
@@ -64,7 +65,7 @@ RUNNING: Final = layout(
     (
         "kind",
         "B",
-        "0 stream: adopted or dropped by the next claim; 1 job: left alone by claims; 2 copy: a job's too",
+        "0 stream: the next claim adopts or drops it; 1 job: claims leave it alone; 2 copy: as 1",
     ),
     ("reserved", "7s", "zero, and refused otherwise"),
 )
@@ -72,24 +73,24 @@ RUNNING: Final = layout(
 ENTRY: Final = layout(
     "Manifest entry",
     ("first_offset", "Q", "offset of the first record"),
-    ("records", "Q", "how many offsets it covers"),
-    ("messages", "Q", "how many of them are records of user chunks"),
+    ("records", "Q", "number of offsets that it covers"),
+    ("messages", "Q", "number of records in user chunks among them"),
     ("first_timestamp_ms", "q", "the least timestamp of any chunk"),
     ("last_timestamp_ms", "q", "the greatest timestamp of any chunk"),
-    ("data_size_bytes", "Q", "stored chunk bytes; a fragment's index begins at 16 + this"),
-    ("stored_size_bytes", "Q", "size of the object"),
-    (
-        "ledger_id",
-        "Q",
-        "the ledger that was copied; of a group, the root version that it was made for",
-    ),
-    ("attempt", "16s", "UUID of the attempt that wrote the object; of a group, its own"),
+    ("data_size_bytes", "Q", "plain size of all chunks"),
+    ("stored_size_bytes", "Q", "size of the object; for a group, of all its fragments"),
+    ("ledger_id", "Q", "the ledger that was copied; zero for a group"),
+    ("root_version", "Q", "for a group, the root version for which it was made; zero for a fragment"),
+    ("attempt", "16s", "UUID of the attempt that wrote the object; for a group, the group's own UUID"),
     ("checksum", "I", "CRC-32C of the object"),
-    ("fragments", "I", "1; of a group, how many it holds at any depth"),
-    ("ledgers", "I", "1 where another ledger begins with this fragment, else 0; of a group, the sum"),
+    ("tail_size_bytes", "I", "size of a fragment's tail, which ends the object; zero for a group"),
+    ("fragments", "I", "1; for a group, the number of its fragments at any depth"),
+    ("ledgers", "I", "1 if another ledger begins with this fragment, else 0; for a group, the sum"),
     ("kind", "B", "0 fragment, 1 group, 2 kilo-group, 3 mega-group"),
-    ("copied", "B", "1: a fragment that took the place of others; 0: any other, or a group"),
-    ("reserved", "2s", "zero, and refused otherwise"),
+    ("copied", "B", "1: a fragment that replaced others; 0: any other fragment, or a group"),
+    ("codec", "B", "compression of a fragment's chunks, as in its trailer; zero for a group"),
+    ("encrypted", "B", "1: an encrypted fragment; 0: any other fragment, or a group"),
+    ("reserved", "4s", "zero, and refused otherwise"),
 )
 
 
@@ -97,7 +98,7 @@ assert ENTRY.dtype == ENTRY_DTYPE
 
 
 def encode_root(manifest: Manifest) -> bytes:
-    """The root object's bytes."""
+    """Return the root object's bytes."""
     name = manifest.stream.encode()
     header = ROOT_HEADER.pack(
         magic=ROOT_MAGIC,
@@ -114,11 +115,11 @@ def encode_root(manifest: Manifest) -> bytes:
 
 
 def decode_root(raw: bytes, *, where: str) -> Manifest:
-    """Undo `encode_root`. Raises `Corrupt` if any bit is off, `UnsupportedFormat` for another version."""
-    if raw.startswith(_BEGIN_OF_1):
-        from offload.formats.root_v1 import upgraded  # which needs the layouts of this module
+    """Undo `encode_root`. Raises `Corrupt` for any damaged bit, `UnsupportedFormat` for another version."""
+    if raw[:6] in (ROOT_MAGIC + b"\0\1", ROOT_MAGIC + b"\0\2"):
+        from offload.formats.older_manifests import upgraded_root  # here: it imports this module's layouts
 
-        raw = upgraded(raw, where=where)
+        raw = upgraded_root(raw, where=where)
     fields = _decode_header(raw, where)
     at = ROOT_HEADER.size_bytes
     name = raw[at : at + fields["stream_size_bytes"]]
@@ -129,7 +130,7 @@ def decode_root(raw: bytes, *, where: str) -> Manifest:
     entries = np.frombuffer(raw, ENTRY.dtype, count=fields["entry_count"], offset=at)
     try:
         stream, state = name.decode(), StreamState(fields["state"])
-        escape(stream)  # a name that no key can hold
+        escape(stream)  # raises for a name that no key can hold
     except ValueError as exc:
         raise Corrupt("root name or state", where, expected="UTF-8, 0..2", found=str(exc)) from exc
     plain: dict[str, Any] = {name: fields[name] for name in MANIFEST_NUMBERS}
@@ -185,5 +186,4 @@ def _decode_running(raw: bytes, where: str, position: int) -> tuple[Running, ...
     )
 
 
-_BEGIN_OF_1: Final = ROOT_MAGIC + b"\0\1"
 _ROOT_UUIDS: Final = ("incarnation", "writer", "committer", "commit_id", "parent_commit_id")

@@ -1,16 +1,16 @@
-"""A sighting: the objects of one stream that a sweep saw condemned, noted for a later sweep.
+"""A sighting: an object with the names of a stream's objects that a sweep saw condemned, for a later sweep.
 
 ```text
 header | rows | CRC-32C of all before it
 ```
 
-A command ends before the readers' grace is over, so it leaves what it saw in the tier itself. The next one
-deletes what is condemned by its own judgement and was seen so a grace ago. So a sighting decides nothing
-alone: where one is lost, damaged or forged, objects stay longer, or a slow reader loses one early; what is
-named is never touched.
+A command ends before the readers' grace is over, so it notes the condemned objects in the tier itself. A
+later sweep deletes an object if its own judgement condemns the object too and a sighting did so one grace
+ago. So a sighting decides nothing alone. If one is lost, damaged or forged, objects stay longer, or a slow
+reader loses one early. An object that a root names is never deleted.
 
-Invariants: rows ascend as bytes, no row stands twice; the object never changes; the header is checked
-before anything is made as long as it says.
+Invariants: rows ascend as bytes, and no row occurs twice. The object never changes. The header is checked
+before memory is allocated by its numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from offload.errors import Corrupt
 from offload.formats.checksums import check_sealed, crc32c
-from offload.formats.fragment import stream_digest
+from offload.formats.fragment_trailer import stream_digest
 from offload.formats.layout import layout
 
 SIGHTING_FORMAT_VERSION: Final = 1
@@ -38,21 +38,26 @@ SIGHTING_HEADER: Final = layout(
     ("reserved", "H", "zero, and refused otherwise"),
     ("stream_digest", "32s", "SHA-256 of the stream's name"),
     ("uid", "16s", "UUID of this object"),
-    ("time_ms", "Q", "when it was written, by the sweep's wall clock: no row was seen later"),
-    ("version", "Q", "version of the root by which the first of its rows was judged"),
+    ("time_ms", "Q", "time at which it was written, by the sweep's wall clock: no row was seen later"),
+    ("version", "Q", "version of the root by which its first row was judged"),
     ("row_count", "I", "number of rows, at most 262,144"),
 )
 
 SIGHTING_ROW: Final = layout(
     "Sighting row",
-    ("kind", "B", "0 fragment, 1 group, 2 kilo-group, 3 mega-group, 4 root"),
-    ("first_offset", "Q", "first offset of the object; of a root, zero"),
-    ("version", "Q", "of a group, the root version that it was made for; of a root, its own; else zero"),
-    ("uid", "16s", "UUID of the attempt, or of the group; of a root, zero"),
+    ("kind", "B", "0 fragment or companion, 1 group, 2 kilo-group, 3 mega-group, 4 root, 5 key object"),
+    ("first_offset", "Q", "first offset of the object; zero for a root; key object: 1 for `.copy`, else 0"),
+    (
+        "version",
+        "Q",
+        "group: the root it was made for; root: its own; companion: name; key object: generation",
+    ),
+    ("uid", "16s", "UUID of the attempt, of the group, or of the stream's key; zero for a root"),
 )
 assert SIGHTING_ROW.size_bytes == 33
 
 ROOT_KIND: Final = 4
+KEY_KIND: Final = 5
 SIZE_BYTES_MAX: Final = SIGHTING_HEADER.size_bytes + ROWS_MAX * SIGHTING_ROW.size_bytes + 4
 
 SightingRows = npt.NDArray[np.void]
@@ -62,10 +67,8 @@ NO_ROWS: Final[SightingRows] = np.empty(0, SIGHTING_ROW.dtype)
 
 
 def as_bytes(rows: SightingRows) -> npt.NDArray[np.bytes_]:
-    """The same memory as byte strings, which NumPy compares and sorts as stores sort keys.
-
-    NumPy drops zeros from the end of a byte string, but all have one length: equal stays equal.
-    """
+    """Return the same memory as byte strings, which NumPy compares and sorts in the order of the bytes."""
+    # NumPy drops zeros from the end of a byte string. That changes no comparison: all have one length.
     return np.ascontiguousarray(rows).view(f"S{SIGHTING_ROW.size_bytes}")
 
 
@@ -80,7 +83,7 @@ class Sighting:
     rows: SightingRows
 
     def encode(self) -> bytes:
-        """The object's bytes."""
+        """Return the object's bytes."""
         header = SIGHTING_HEADER.pack(
             magic=SIGHTING_MAGIC,
             format_version=SIGHTING_FORMAT_VERSION,
@@ -96,7 +99,10 @@ class Sighting:
 
     @classmethod
     def decode(cls, raw: bytes, *, stream: str, where: str) -> Sighting:
-        """Undo `encode`. Raises `Corrupt` where any bit is off, `UnsupportedFormat` for another version."""
+        """Undo `encode`.
+
+        Raises `Corrupt` for any damaged bit, and `UnsupportedFormat` for another version.
+        """
         fields = _header_of(raw, where)
         if fields["stream_digest"] != stream_digest(stream):
             found = fields["stream_digest"].hex()
@@ -105,7 +111,7 @@ class Sighting:
             raw, SIGHTING_ROW.dtype, count=fields["row_count"], offset=SIGHTING_HEADER.size_bytes
         )
         names = as_bytes(rows)
-        if (names[1:] <= names[:-1]).any() or (rows["kind"] > ROOT_KIND).any():
+        if (names[1:] <= names[:-1]).any() or (rows["kind"] > KEY_KIND).any():
             raise Corrupt("sighting rows", where, expected="known kinds, in order", found="others")
         return cls(
             stream=stream,

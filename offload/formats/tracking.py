@@ -1,11 +1,11 @@
-"""What a broker remembers beside the messages: the last publishing id of a producer, the offset a
-consumer stored, and timestamps.
+"""Tracking blocks: a broker's records of producers and consumers.
 
-It stands in chunks of its own or in the trailer of a user chunk, as blocks back to back:
+They hold the last publishing id of a producer, and the offset or the timestamp that a consumer stored. They
+are in chunks of their own or in the trailer of a user chunk, back to back:
 
     type u8 | name length u8 | name | value u64 (in a snapshot, a sequence has its chunk offset before it)
 
-`blocks_of` reads them wherever they are. Names are bytes: the broker takes any, up to 255 of them.
+`blocks_of` reads them in both places. Names are bytes: the broker accepts any bytes, up to 255 of them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,17 @@ _PAIR: Final = struct.Struct(">QQ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSequence:
-    """The last publishing id that the broker took from a producer, by which it knows repetitions."""
+    """The last publishing id that the broker took from a producer.
+
+    By it the broker recognizes repetitions.
+    """
 
     name: bytes
     chunk_offset: int
-    """The chunk in which it was taken. In a snapshot it is stored; elsewhere it is the enclosing chunk."""
+    """The offset of the chunk in which the broker took it.
+
+    Stored in a snapshot, else that of the own chunk.
+    """
     sequence: int
 
 
@@ -62,9 +68,10 @@ TrackingBlock: TypeAlias = ProducerSequence | ConsumerOffset | ConsumerTimestamp
 
 
 def blocks_of(chunk: bytes, *, where: str, position: int = 0) -> list[TrackingBlock]:
-    """The tracking blocks of one whole chunk: of its trailer, or of the data of a tracking chunk.
+    """Return the tracking blocks of one whole chunk: of its trailer, or of the data of a tracking chunk.
 
-    A user chunk without trailer has none. `chunk` lies at `position` of `where`. Raises as `decode_blocks`.
+    A user chunk without a trailer has none. `position` is that of `chunk` in `where`. Raises as
+    `decode_blocks` does.
     """
     header = ChunkHeader.decode(chunk, where=where, origin=position)
     if header.type is ChunkType.USER:
@@ -85,17 +92,17 @@ def blocks_of(chunk: bytes, *, where: str, position: int = 0) -> list[TrackingBl
 def decode_blocks(
     raw: bytes, *, chunk_type: ChunkType, chunk_offset: int, where: str, position: int = 0
 ) -> list[TrackingBlock]:
-    """The blocks in `raw`, which comes from a chunk of this type and offset.
+    """Return the blocks in `raw`, which comes from a chunk of this type and offset.
 
-    Raises `Corrupt` where a block is cut short, and `UnsupportedFormat` for a type of block that has no
-    meaning yet: its length is unknown, so what follows it cannot be read either.
+    Raises `Corrupt` if a block is cut short. Raises `UnsupportedFormat` for an unknown type of block: its
+    length is unknown too, so the blocks after it cannot be read.
     """
     blocks, at = [], 0
     while at < len(raw):
         kind, value_start = raw[at], at + 2 + raw[at + 1] if at + 1 < len(raw) else len(raw)
         if kind > _TIMESTAMP:
             raise UnsupportedFormat(
-                f"{where} at byte {position + at}: tracking type {kind} is not known; upgrade"
+                f"{where} at byte {position + at}: unknown tracking type {kind}; upgrade the program"
             )
         snapshot_of_sequence = kind == _SEQUENCE and chunk_type is ChunkType.TRACKING_SNAPSHOT
         stop = value_start + (_PAIR if snapshot_of_sequence else _UNSIGNED).size
@@ -111,10 +118,10 @@ def decode_blocks(
 
 
 def encode_blocks(blocks: Iterable[TrackingBlock], *, chunk_type: ChunkType) -> bytes:
-    """The blocks as they stand in a chunk of this type; what `decode_blocks` undoes.
+    """Return the bytes of the blocks in a chunk of this type. `decode_blocks` is the inverse.
 
-    Only a snapshot keeps `chunk_offset`. Raises `Misuse` for a name of more than 255 bytes, or a number
-    that does not fit.
+    Only a snapshot keeps `chunk_offset`. Raises `Misuse` for a name of more than 255 bytes, or a number that
+    does not fit.
     """
     try:
         return b"".join([_encoded(block, chunk_type) for block in blocks])

@@ -1,1 +1,1 @@
-"""The domain in plain values: manifests, entries, attempts, chunk tables, positions. No bytes, no I/O."""
+"""The domain as plain values: manifests, entries, attempts, chunk tables, positions. No bytes, no I/O."""

@@ -1,9 +1,9 @@
-"""Attempts at offloading a ledger, and what they leave: receipts, and leftovers of a crash."""
+"""Attempts at offloading a ledger, their receipts, and the fragments that a crash leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from offload.model.entry import Entry
@@ -13,7 +13,7 @@ __all__ = ["Attempt", "Leftover", "Receipt"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try at offloading a ledger. Attempts never share an object, whatever ledger they copy."""
+    """One attempt at offloading a ledger. Attempts never share an object, even if they copy one ledger."""
 
     stream: str
     ledger_id: int
@@ -22,14 +22,16 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What an attempt made durable: the entries that a commit may now append, in order of offsets."""
+    """The durable result of an attempt: the entries that a commit may now append, in order of offsets."""
 
     attempt: Attempt
     entries: Sequence[Entry]
+    dropped_sections: Mapping[str, int] = field(default_factory=dict)
+    """The sections that a copy left out: `ReadHandle.unknown_sections` of the copied fragments."""
 
     @property
     def next_offset(self) -> int:
-        """First offset that the attempt did not copy."""
+        """The first offset that the attempt did not copy."""
         return self.entries[-1].next_offset
 
 
@@ -40,4 +42,4 @@ class Leftover:
     entry: Entry
     last_chunk_offset: int
     last_chunk_checksum: int
-    """CRC-32 of the whole last stored chunk, to be compared with the source's."""
+    """The CRC-32 of the whole last stored chunk. It is compared with that of the source's chunk."""

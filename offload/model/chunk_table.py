@@ -1,7 +1,7 @@
-"""A run of chunks as a table: one row per chunk, and how runs are cut.
+"""A run of chunks as a table with one row per chunk, and the functions that cut runs.
 
-Invariants: the rows of a table are in order; each begins at the byte, and at the offset, at which the one
-before it ends. `formats.chunk.scan` makes tables and checks that.
+Invariant: the rows of a table are in order. Each begins at the byte and at the offset at which the row before
+it ends. `formats.chunk.scan` makes tables and checks that.
 """
 
 from __future__ import annotations
@@ -28,27 +28,25 @@ CHUNK_TABLE: Final = np.dtype(
         ("type", "u1"),  # a ChunkType
     ]
 )
-"""One chunk of a run, in the machine's own byte order: a thing of memory, not a format."""
+"""One chunk of a run, in the machine's own byte order: it exists in memory only and is not a format."""
 
 ChunkTable: TypeAlias = npt.NDArray[np.void]
 """An array of `CHUNK_TABLE` rows that keeps the invariants above."""
 
 
 def row_from(table: ChunkTable, offset: int) -> int:
-    """The row of the first chunk that begins at or behind `offset`; the number of rows where none does.
-
-    Compared as u64: with a plain integer NumPy would compare as floats, which are not exact from 2**53 on.
-    """
+    """Return the row of the first chunk that begins at or after `offset`, or the number of rows."""
+    # As u64: NumPy would compare a plain integer as a float, which is not exact from 2**53 on.
     return int(np.searchsorted(table["offset"], np.uint64(offset)))
 
 
 def row_holding(table: ChunkTable, offset: int) -> int:
-    """The row of the chunk that holds `offset`, or 0 where it lies before the first."""
+    """Return the row of the chunk that holds `offset`, or 0 if `offset` is before the first chunk."""
     return max(int(np.searchsorted(table["offset"], np.uint64(offset), side="right")) - 1, 0)
 
 
 class ChunkType(IntEnum):
-    """What a chunk carries. Only `USER` chunks are delivered to readers."""
+    """The content of a chunk. Only `USER` chunks are delivered to readers."""
 
     USER = 0
     TRACKING_DELTA = 1
@@ -56,7 +54,7 @@ class ChunkType(IntEnum):
 
 
 def rows_from(table: ChunkTable, first_offset: int) -> ChunkTable:
-    """The rows of chunks that begin at or after `first_offset`, which must be a chunk's own offset."""
+    """Return the rows of chunks from `first_offset` on. Raises `Misuse` if no chunk begins at this offset."""
     row = row_from(table, first_offset)
     if row == len(table) or int(table["offset"][row]) != first_offset:
         raise Misuse(f"no chunk begins at offset {first_offset}")
@@ -64,12 +62,14 @@ def rows_from(table: ChunkTable, first_offset: int) -> ChunkTable:
 
 
 WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
-"""How much is read, checked and written at a time. Each window takes two turns of threads, which cost more
-than the bytes of a small one."""
+"""The size that is read, checked and written at a time.
+
+Each window takes two turns of threads, which cost more than the bytes of a small window.
+"""
 
 
 def cut(table: ChunkTable, *, size_bytes: int, count_max: int) -> Iterator[ChunkTable]:
-    """Runs of chunks: each ends behind the chunk that brings it to `size_bytes`, or holds `count_max`."""
+    """Yield runs of chunks. Each ends with the chunk that brings it to `size_bytes`, or has `count_max`."""
     ends = np.cumsum(table["size_bytes"], dtype=np.uint64)
     start = 0
     while start < len(table):
@@ -81,9 +81,9 @@ def cut(table: ChunkTable, *, size_bytes: int, count_max: int) -> Iterator[Chunk
 
 
 def windows_of(table: ChunkTable, *, size_bytes: int = WINDOW_SIZE_BYTES) -> Iterator[ChunkTable]:
-    """Runs of chunks to read at once: about `size_bytes`, or a single larger chunk.
+    """Yield runs of chunks to read at once. Each has about `size_bytes`, or is a single larger chunk.
 
-    A run ends where the next chunk does not lie behind it: a handle may join several objects.
+    A run also ends if the next chunk does not follow it in the bytes: a handle may join several objects.
     """
     ends = table["position"] + table["size_bytes"]
     breaks = np.flatnonzero(table["position"][1:] != ends[:-1]) + 1

@@ -1,10 +1,10 @@
-"""Entries: what a manifest says of each fragment or group, as rows of one array.
+"""Entries: a manifest's description of each fragment or group, as rows of one array.
 
-Entries stay NumPy records from disk to disk: appending one decodes none of the others. `Entry` is one row of
-a fragment, decoded, for code that handles few of them.
+Entries are NumPy records from the read of a root to the write of the next one, so appending an entry decodes
+none of the others. `Entry` is one decoded row of a fragment, for code that handles few of them.
 
 Invariant: the columns are those of `formats.root.ENTRY`, in its byte order, so that reading a root copies
-nothing; that module asserts it.
+nothing. That module asserts it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from offload.errors import Corrupt
+from offload.errors import Corrupt, UnsupportedFormat
+from offload.model.compression import BlockCodec
 
 __all__ = ["Entries", "Entry", "EntryKind", "entries_of_rows", "joined_entries"]
 
@@ -33,22 +34,20 @@ ENTRY_DTYPE: Final = np.dtype(
         ("data_size_bytes", ">u8"),
         ("stored_size_bytes", ">u8"),
         ("ledger_id", ">u8"),
+        ("root_version", ">u8"),
         ("attempt", "V16"),
         ("checksum", ">u4"),
+        ("tail_size_bytes", ">u4"),
         ("fragments", ">u4"),
         ("ledgers", ">u4"),
         ("kind", "u1"),
         ("copied", "u1"),
-        ("reserved", "V2"),
+        ("codec", "u1"),
+        ("encrypted", "u1"),
+        ("reserved", "V4"),
     ]
 )
-"""The columns of `Entries`. What each means: docs/format.md, "Manifest entry"."""
-
-GROUP_ROOT_VERSION: Final = "ledger_id"
-"""The column that says, in the entry of a group, for which root version the group was made.
-
-A fragment's entry has its ledger there. Version 2 of the format will give the two columns of their own.
-"""
+"""The columns of `Entries`. docs/format.md, "Manifest entry", explains each."""
 
 Entries = npt.NDArray[np.void]
 """Manifest entries as stored: an array of `ENTRY_DTYPE`, ascending by offset."""
@@ -57,7 +56,7 @@ NO_ENTRIES: Final[Entries] = np.empty(0, ENTRY_DTYPE)
 
 
 class EntryKind(IntEnum):
-    """What an entry names."""
+    """The kind of object that an entry describes."""
 
     FRAGMENT = 0
     GROUP = 1
@@ -67,7 +66,7 @@ class EntryKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One fragment's manifest entry, decoded. Fields as the columns of `ENTRY_DTYPE`."""
+    """One fragment's manifest entry, decoded. The fields are the columns of `ENTRY_DTYPE`."""
 
     first_offset: int
     records: int
@@ -79,53 +78,80 @@ class Entry:
     ledger_id: int
     attempt: UUID
     checksum: int
+    tail_size_bytes: int = 0
+    """0 for an object that has no tail of ours."""
+    codec: int = 0
+    encrypted: int = 0
     copied: int = 0
 
     @property
     def next_offset(self) -> int:
-        """First offset after this entry."""
+        """The first offset after this entry."""
         return self.first_offset + self.records
 
 
 TOTALS: Final = ("messages", "data_size_bytes", "stored_size_bytes", "fragments")
-"""What a root has of all live fragments together, and an entry of its own; both under one name."""
+"""The totals that a root has for all live fragments and an entry for its own, under the same names."""
 
 
 def check_entries(entries: Entries, first_offset: int, next_offset: int, *, where: str) -> None:
-    """Raise `Corrupt` unless each entry is possible and together they cover exactly these offsets."""
+    """Raise `Corrupt` unless each entry is possible and together they cover exactly these offsets.
+
+    Raises `UnsupportedFormat` if all of this holds, and a fragment has an unknown codec.
+    """
     starts, records = entries["first_offset"], entries["records"]
     nexts = starts + records
+    # `nexts` wraps at 2**64, so this refuses empty entries and those that end beyond 64 bits.
     if (nexts <= starts).any() or (entries["messages"] > records).any():
         raise Corrupt("entry records", where, expected="1 or more, below 2**64", found="an impossible range")
+    # Each entry must begin at the end of the one before it, the first one at `first_offset`, and the last one
+    # must end at `next_offset`. Without entries, both bounds must be equal.
     begins = np.concatenate(([np.uint64(first_offset)], nexts))
     ends = np.concatenate((starts, [np.uint64(next_offset)]))
     if (begins != ends).any():
         row = int((begins != ends).argmax())
         raise Corrupt("coverage", where, expected=f"offset {begins[row]}", found=f"offset {ends[row]}")
     kinds, fragments = entries["kind"], entries["fragments"]
-    if (kinds > max(EntryKind)).any() or (entries["reserved"] != np.void(bytes(2))).any():
+    if (kinds > max(EntryKind)).any() or (entries["reserved"] != np.void(bytes(4))).any():
         raise Corrupt("entry kind", where, expected="0 to 3", found="another kind or reserved bytes")
+    if ((kinds != 0) & (entries["codec"] != 0)).any():
+        raise Corrupt("entry codec", where, expected="0 of a group", found="another number")
+    if ((kinds == 0) & (entries["root_version"] != 0)).any():
+        raise Corrupt("entry root version", where, expected="0 of a fragment", found="another number")
+    if (entries["tail_size_bytes"] > entries["stored_size_bytes"]).any():
+        raise Corrupt("entry tail", where, expected="within the object", found="a larger tail")
     if (entries["copied"] > (kinds == 0)).any():
         raise Corrupt("entry copied", where, expected="0, or 1 of a fragment", found="another number")
+    if (entries["encrypted"] > (kinds == 0)).any():
+        raise Corrupt("entry encrypted", where, expected="0, or 1 of a fragment", found="another number")
     impossible = (fragments < 1) | ((kinds == 0) & (fragments != 1)) | (entries["ledgers"] > fragments)
     if impossible.any():
         raise Corrupt("entry fragments", where, expected="1, or a group's sum", found="an impossible number")
+    # Last: an upgrade does not help against damage.
+    if (newest := int(entries["codec"].max(initial=0))) > max(BlockCodec):
+        raise UnsupportedFormat(f"{where}: codec {newest} is not known; upgrade the program")
 
 
 def exact_sum(column: npt.NDArray[np.unsignedinteger[Any]]) -> int:
-    """The sum as an integer of any size: NumPy's own would wrap at 2**64."""
+    """Return the sum as an integer of any size: NumPy's own sum would wrap at 2**64."""
+    # The sums of 32-bit halves cannot wrap with fewer than 2**32 rows.
     wide = column.astype(np.uint64)
     high, low = wide >> np.uint64(32), wide & np.uint64(2**32 - 1)
     return (int(high.sum(dtype=np.uint64)) << 32) + int(low.sum(dtype=np.uint64))
 
 
 def joined_entries(*runs: Entries) -> Entries:
-    """Runs of entries as one. Not `np.concatenate`: it would turn big-endian records into native ones."""
+    """Return runs of entries as one run."""
+    # `np.concatenate` would turn big-endian records into native ones.
     return np.frombuffer(b"".join(run.tobytes() for run in runs), ENTRY_DTYPE)
 
 
 def rows_of_entries(entries: Sequence[Entry], *, after_ledger: int | None = None) -> Entries:
-    """Fragments' entries as rows. `after_ledger` is that of the fragment before them, if there is one."""
+    """Return the entries of fragments as rows.
+
+    `after_ledger` is the ledger of the fragment before them, if any.
+    """
+    # A ledger is counted in the row at which it begins, so that sums over rows count each ledger once.
     befores = (after_ledger, *(entry.ledger_id for entry in entries))
     rows = np.zeros(len(entries), ENTRY_DTYPE)
     for name in _ENTRY_NUMBERS:
@@ -133,12 +159,12 @@ def rows_of_entries(entries: Sequence[Entry], *, after_ledger: int | None = None
     rows["attempt"] = [np.void(entry.attempt.bytes) for entry in entries]
     rows["fragments"] = 1
     rows["ledgers"] = [entry.ledger_id != before for entry, before in zip(entries, befores, strict=False)]
-    rows.flags.writeable = False
+    rows.flags.writeable = False  # manifests share rows, and are immutable
     return rows
 
 
 def entries_of_rows(entries: Entries) -> list[Entry]:
-    """Undo `rows_of_entries`. Every row must be a fragment's."""
+    """Return rows as entries: the inverse of `rows_of_entries`. Every row must be a fragment's."""
     columns = [entries[name].tolist() for name in _ENTRY_NUMBERS]
     attempts = [UUID(bytes=bytes(raw)) for raw in entries["attempt"]]
     return [

@@ -1,4 +1,7 @@
-"""What is committed of some fragments alone: a worker that is given it asks for no root and no group."""
+"""Excerpts of a committed stream, with some of its fragments.
+
+A worker that has one loads no root and no group.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ C = TypeVar("C", bound=CommittedStream)
 
 def of_fragments(committed: C, entries: Entries) -> C:
     """Return `committed` as if it named these fragments, which follow each other, and nothing else."""
+    # A ledger is counted in the row at which it begins. If the first row continues one, it counts too.
     changed: dict[str, Any] = {total: exact_sum(entries[total]) for total in TOTALS}
     if isinstance(committed, Manifest):
         changed |= {"last_ledger_id": int(entries["ledger_id"][-1]), "running": ()}

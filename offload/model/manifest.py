@@ -1,13 +1,15 @@
-"""The manifest: what is committed of a stream, as a plain value. `formats.root` makes bytes of it.
+"""The manifest: the committed state of a stream, as a plain value. `formats.root` encodes it.
 
-An entry describes a fragment, or a group: an object of its own that holds entries of the next lower kind
-(`formats.group`). Larger kinds come first, so the oldest fragments are the deepest.
+An entry describes a fragment or a group. A group is an object of its own, which has entries of the next lower
+kind (`formats.group`). Larger kinds come first, so the oldest fragments are the deepest.
 
-Invariants: entries ascend by offset, touch each other, and cover [first_offset, next_offset); only a group
-may begin below first_offset, and what of it lies there is trimmed and dead. The totals are those of the
-live fragments: the sums over the entries, less what is trimmed of the first.
+Invariants:
 
-Sources: the fields and their reasons are those of the commit protocol (docs/commit-protocol.md).
+- Entries ascend by offset, touch each other, and cover [first_offset, next_offset).
+- Only a group may begin below first_offset. Its fragments below that offset are trimmed and dead.
+- The totals are those of the live fragments: the sums over the entries, less the trimmed part of the first.
+
+docs/commit-protocol.md explains the fields and the reasons for them.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ __all__ = ["AttemptKind", "CommittedStream", "Manifest", "StreamState"]
 
 
 NOBODY: Final = UUID(int=0)
-"""The writer of a stream that has none: a tombstone's."""
+"""The writer in a tombstone, which no writer holds."""
 
 
 class StreamState(IntEnum):
-    """What a root says of its stream as a whole."""
+    """The state of a stream, as its root records it."""
 
     LIVE = 0
     DELETED = 1
@@ -36,7 +38,7 @@ class StreamState(IntEnum):
 
 
 class AttemptKind(IntEnum):
-    """Who answers for a running attempt, and for what: the stream's writer, a job, a job that copies."""
+    """The owner and purpose of a running attempt: the stream's writer, a job, or a job that copies."""
 
     STREAM = 0
     JOB = 1
@@ -45,7 +47,7 @@ class AttemptKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """An attempt that is announced and not yet committed or dropped. Fields as in docs/format.md."""
+    """An attempt that is announced, and neither committed nor dropped yet. Fields as in docs/format.md."""
 
     attempt: UUID
     ledger_id: int
@@ -56,18 +58,18 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CommittedStream:
-    """What is committed of one stream at one moment: its totals and its entries. Immutable.
+    """The committed state of one stream at one moment: its totals and its entries. Immutable.
 
-    This is all that a reader needs. A tier of a foreign layout has no more than this; a tier that takes
-    commits says the rest in a `Manifest`.
+    A reader needs no more than this. A tier of a foreign layout has no more. A tier that takes commits has a
+    `Manifest`, which adds the rest.
     """
 
     stream: str
     version: int
-    """A higher one for each later state."""
+    """A number that is higher for each later state."""
 
     incarnation: UUID
-    """Another one if the stream was deleted and begun again: its offsets then mean other records."""
+    """A new UUID if the stream was deleted and begun again: its offsets then mean other records."""
 
     first_offset: int
     next_offset: int
@@ -77,19 +79,19 @@ class CommittedStream:
     fragments: int = 0
     ledgers: int = 0
     entries: Entries = field(default_factory=lambda: NO_ENTRIES)
-    """Those at hand, in the order of offsets: fragments, and before them groups of more."""
+    """The entries that are loaded, in the order of offsets: groups, and then fragments."""
 
     @property
     def records(self) -> int:
-        """How many offsets are committed, tracking records included."""
+        """The number of committed offsets, tracking records included."""
         return self.next_offset - self.first_offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Manifest(CommittedStream):
-    """The committed state of one stream: that of one root. Immutable, `entries` included.
+    """The committed state of one stream, as in one root. Immutable, `entries` included.
 
-    `entries` are the root's own, groups first; `commit.grouping` finds the fragments in them.
+    `entries` are the root's own, groups first. `model.tree` finds the fragments in them.
     """
 
     writer: UUID
@@ -104,21 +106,23 @@ class Manifest(CommittedStream):
 
     @property
     def has_groups(self) -> bool:
-        """Whether some fragments are in groups. Larger kinds come first."""
+        """True if some fragments are in groups."""
+        # Larger kinds come first, so the first entry tells.
         return bool(len(self.entries) and self.entries["kind"][0])
 
     def runs(self, attempt: UUID) -> bool:
-        """Whether the attempt is announced and neither committed whole nor dropped."""
+        """Return True if the attempt is announced, and neither committed completely nor dropped."""
         return any(running.attempt == attempt for running in self.running)
 
     def check(self, where: str) -> None:
         """Raise `Corrupt` unless the invariants at the head of this module hold.
 
-        Called before a root is written and after it was read.
+        It is called before a root is written and after a root was read.
         """
         self.check_numbers(where)
         first = self.entries[0] if len(self.entries) else None
         begin = self.first_offset
+        # A group that is trimmed in part keeps its entry. One that is trimmed whole must be gone.
         if first is not None and first["kind"] and int(first["first_offset"]) < begin:
             begin = int(first["first_offset"])
             if begin + int(first["records"]) <= self.first_offset:
@@ -129,7 +133,7 @@ class Manifest(CommittedStream):
         self._check_totals(where, trimmed=begin < self.first_offset)
 
     def check_numbers(self, where: str) -> None:
-        """Raise `Corrupt` if a number does not fit its field: epochs and versions can come to their end."""
+        """Raise `Corrupt` if a number does not fit its field: epochs and versions may exceed 64 bits."""
         numbers = [(name, getattr(self, name)) for name in MANIFEST_NUMBERS]
         for running in self.running:
             numbers += [("running ledger", running.ledger_id), ("running epoch", running.epoch)]
@@ -142,12 +146,14 @@ class Manifest(CommittedStream):
     def _check_totals(self, where: str, *, trimmed: bool) -> None:
         for total in TOTALS:
             claimed, found = getattr(self, total), exact_sum(self.entries[total])
+            # How much of a group is trimmed is in the group alone, which is not loaded here. So the total
+            # lies between the sum without that group and the whole sum.
             less = int(self.entries[total][0]) if trimmed else 0
             if not found - less <= claimed <= found:
                 raise Corrupt(f"total of {total}", where, expected=claimed, found=found)
         found = exact_sum(self.entries["ledgers"])
         less = int(self.entries["ledgers"][0]) if trimmed else 0
-        # One more, where the first live fragment continues a ledger of which the beginning is trimmed.
+        # There is one more if the first live fragment continues a ledger whose beginning is trimmed.
         least, most = max(found - less, int(self.fragments > 0)), min(found + 1, self.fragments)
         if not least <= self.ledgers <= most:
             raise Corrupt("total of ledgers", where, expected=self.ledgers, found=found)

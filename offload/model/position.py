@@ -1,10 +1,10 @@
-"""Places in a stream, as a person or a consumer names them: a SPEC of the command line.
+"""Positions in a stream, as a person or a consumer names them: a SPEC of the command line.
 
-| text | place |
+| text | position |
 |---|---|
 | `first` | the first record |
 | `last` | the last chunk that holds messages |
-| `next` | behind the last record |
+| `next` | after the last record |
 | a number | that offset |
 | ISO 8601, or `@` and milliseconds since 1970 | the first chunk with that timestamp or a later one |
 """
@@ -28,7 +28,7 @@ _MILLISECONDS: Final = re.compile(r"@(-?[0-9]{1,19})")
 
 
 class AtEdge(Enum):
-    """The places that have a name."""
+    """The positions that have a name."""
 
     FIRST = "first"
     LAST = "last"
@@ -37,14 +37,14 @@ class AtEdge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AtOffset:
-    """The record with this offset."""
+    """The position of the record with this offset."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first chunk whose timestamp is this one or later. Milliseconds since the Unix epoch."""
+    """The position of the first chunk with this timestamp or a later one, in milliseconds since 1970."""
 
     timestamp_ms: int
 
@@ -53,12 +53,13 @@ Position = AtEdge | AtOffset | AtTime
 
 
 def parse_position(text: str) -> Position:
-    """Read a SPEC. Raises `Misuse` where it is none of the forms above."""
+    """Parse a SPEC. Raises `Misuse` if it has none of the forms above."""
     if text in {place.value for place in AtEdge}:
         return AtEdge(text)
+    # At most 100 digits: Python refuses to convert very long numbers, with a `ValueError`.
     if re.fullmatch("[0-9]{1,100}", text):
         if int(text) > OFFSET_MAX:
-            raise Misuse(f"{text!r} is no offset: the greatest is {OFFSET_MAX}")
+            raise Misuse(f"{text!r} is not an offset: the greatest is {OFFSET_MAX}")
         return AtOffset(int(text))
     if (match := _MILLISECONDS.fullmatch(text)) and -(2**63) <= int(match[1]) < 2**63:
         return AtTime(int(match[1]))
@@ -66,14 +67,18 @@ def parse_position(text: str) -> Position:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
         forms = "first, last, next, an offset, an ISO 8601 time, or @ and milliseconds"
-        raise Misuse(f"{text!r} is no position: use {forms}") from exc
+        raise Misuse(f"{text!r} is not a position: use {forms}") from exc
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
+    # Rounded up to a whole millisecond: a chunk of the millisecond below is earlier than this moment.
     return AtTime(-((_EPOCH - moment) // timedelta(milliseconds=1)))
 
 
 def iso_of(timestamp_ms: int) -> str:
-    """A timestamp as ISO 8601 in UTC with milliseconds; beyond the years 1 to 9999, `@` and milliseconds."""
+    """Return a timestamp as ISO 8601 in UTC with milliseconds.
+
+    Outside the years 1 to 9999: `@` and milliseconds.
+    """
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:

@@ -1,12 +1,14 @@
-"""Tokens: how a job's batch is recognized by what it committed, when it comes again.
+"""Tokens: the mark by which a job recognizes that a batch was committed before.
 
-Attempts of a batch that has a name begin with eight bytes that are made of it, and so does each entry and
-each object of theirs. The rest is random, since an attempt is never run twice. Whoever runs the batch again
-finds it in the manifest.
+If a batch has a name, its attempts' UUIDs begin with eight bytes that are derived from it, and so do their
+entries and objects. The rest of each UUID is random, because an attempt is never run twice. A job that runs
+the batch again finds the token in the manifest.
 
-Invariants: a UUID with a token has version 8, whose bits are its maker's own (RFC 9562, section 5.8); one
-that was made at random has version 4, and no token. A copy of a fragment keeps the token, so fragments of
-different tokens never become one.
+Invariants:
+
+- A UUID with a token has version 8, whose bits have no fixed meaning (RFC 9562, section 5.8). A random UUID
+  has version 4, and no token.
+- A copy of a fragment keeps the token, so fragments with different tokens are never copied into one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _VARIANT_BYTE: Final = 8
 
 
 def token_for(name: str) -> bytes:
-    """The token of a name; the empty name has none, which is the empty token."""
+    """Return the token of a name. The empty name has the empty token, which means no token."""
     if not name:
         return b""
     token = bytearray(hashlib.sha256(name.encode()).digest()[:SIZE_BYTES])
@@ -36,16 +38,19 @@ def token_for(name: str) -> bytes:
 
 
 def with_token(token: bytes, random: UUID) -> UUID:
-    """A UUID that begins with the token, if there is one. Raises `Misuse` for what is no token."""
+    """Return a UUID that begins with `token`, or `random` if the token is empty.
+
+    Raises `Misuse` for a bad token.
+    """
     if not token:
         return random
     if len(token) != SIZE_BYTES or token[_VERSION_BYTE] & 0xF0 != _VERSION_BITS:
-        raise Misuse(f"{token!r} is no token; `token_for` makes one of a name")
+        raise Misuse(f"{token!r} is not a token; make one from a name with `token_for`")
     rest = bytearray(random.bytes[SIZE_BYTES:])
     rest[_VARIANT_BYTE - SIZE_BYTES] = 0x80 | (rest[_VARIANT_BYTE - SIZE_BYTES] & 0x3F)
     return UUID(bytes=token + bytes(rest))
 
 
 def token_of(uid: UUID) -> bytes:
-    """The token with which it begins; empty for one that was made at random."""
+    """Return the token with which a UUID begins. It is empty for a random UUID."""
     return uid.bytes[:SIZE_BYTES] if uid.version == 8 else b""

@@ -1,9 +1,9 @@
 """The fragments of a manifest, found by offset and by time, in the root or in groups.
 
-Groups are fetched through `load`, and never changed; `commit.grouping` makes them.
+Groups are fetched through `load` and never changed. `commit.grouping` makes them.
 
-Invariants: a walk yields each live fragment once, in order of offsets, none below the root's first offset;
-an object that is fetched is what the entry above it says.
+Invariants: a walk yields each live fragment once, in order of offsets, and no fragment below the root's first
+offset. A fetched group agrees with the entry that names it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["EntryTree", "Tree"]
 
 
 LoadGroup = Callable[[CommittedStream, Entries], Awaitable[Entries]]
-"""The entries of the group that this one entry of the stream's tree names."""
+"""A function that returns the entries of the group that one entry of the stream's tree names."""
 
 
 class EntryTree:
-    """The fragments of one committed state of a stream, to be found by offset and time."""
+    """The fragments of one committed state of a stream. Finds them by offset and time."""
 
     __slots__ = ("committed", "load")
 
@@ -36,41 +36,45 @@ class EntryTree:
         self.committed, self.load = committed, load
 
     async def walk(self, offset: int = 0) -> AsyncGenerator[Entries, None]:
-        """The entries of the live fragments from the one that holds `offset` on, in runs. Close it."""
+        """Yield the entries of the live fragments from the one that holds `offset` on, in runs. Close it."""
         start = max(offset, self.committed.first_offset)
         async with aclosing(self._walk(self.committed.entries, start)) as runs:
             async for run in runs:
                 yield run
 
     async def find(self, offset: int) -> Entry | None:
-        """The fragment that holds `offset`, or None where no live one does. One request per level at most."""
+        """Return the live fragment that holds `offset`, or None. Costs at most one request per level."""
         if not self.committed.first_offset <= offset < self.committed.next_offset:
             return None
         entries = self.committed.entries
-        while True:
+        while True:  # ends, because the entries of a group are of a lower kind than the group
             row = row_of(entries, offset)
             if not entries["kind"][row]:
                 return entries_of_rows(entries[row : row + 1])[0]
             entries = await self.load(self.committed, entries[row : row + 1])
 
     async def last(self) -> Entry | None:
-        """The newest fragment."""
+        """Return the newest fragment, or None if there is none."""
         return await self.find(self.committed.next_offset - 1) if self.committed.fragments else None
 
     async def first_since(self, timestamp_ms: int) -> Entry | None:
-        """The first live fragment, in order of offsets, with a chunk of that time or later.
+        """Return the first live fragment, in order of offsets, with a chunk of that time or later.
 
-        Timestamps of a stream may go back a little: an entry's last one is its greatest, so no fragment
-        before this one holds anything that fits. One request per level at most; twice that where a group
-        that was trimmed in part says that it reaches so far, and what of it lives does not.
+        Timestamps of a stream may go back a little. An entry's last timestamp is its greatest, so no fragment
+        before the returned one has a chunk that fits.
+
+        Costs at most one request per level. Costs twice as many if only the trimmed part of a group reaches
+        that time.
         """
         return await self._first(lambda entries: entries["last_timestamp_ms"] >= timestamp_ms)
 
     async def last_timestamp_ms(self) -> int | None:
-        """The greatest timestamp of any live chunk; None where nothing lives.
+        """Return the greatest timestamp of any live chunk, or None if no chunk lives.
 
-        No request, unless only a group that was trimmed in part says that it reaches so far.
+        Costs a request only if a group that is trimmed in part may have the greatest one.
         """
+        # A group that is trimmed in part may owe its greatest timestamp to a dead fragment. It is loaded only
+        # if that timestamp exceeds those of the whole entries behind it.
         entries, greatest_ms = self.committed.entries, None
         while True:
             entries = entries[row_of(entries, self.committed.first_offset) :]
@@ -86,11 +90,11 @@ class EntryTree:
             entries = await self.load(self.committed, trimmed)
 
     async def last_with_messages(self) -> Entry | None:
-        """The newest live fragment with a record that is a message."""
+        """Return the newest live fragment with a record that is a message, or None."""
         return await self._last(self.committed.entries)
 
     async def names(self, first_offset: int, attempt: UUID) -> bool:
-        """Whether it names the fragment of this attempt that begins at this offset."""
+        """Return True if the tree names the fragment of this attempt that begins at this offset."""
         entry = await self.find(first_offset)
         return entry is not None and (entry.first_offset, entry.attempt) == (first_offset, attempt)
 
@@ -98,6 +102,7 @@ class EntryTree:
         entries = entries[row_of(entries, start) :]
         leaves = leaves_of(entries)
         for row in range(leaves):
+            # One group at a time, and only when the walk reaches it: a consumer may stop early.
             below = await self.load(self.committed, entries[row : row + 1])
             async with aclosing(self._walk(below, start)) as runs:
                 async for run in runs:
@@ -117,7 +122,7 @@ class EntryTree:
             if not one["kind"][0]:
                 return entries_of_rows(one)[0]
             found = await self._first_in(await self.load(self.committed, one), fits)
-            if found is not None:  # else what fits in this group is trimmed
+            if found is not None:  # None if all that fits in this group is trimmed
                 return found
         return None
 
@@ -134,7 +139,7 @@ class EntryTree:
 
 
 class Tree(EntryTree):
-    """The fragments of one manifest: what a commit looks at as well."""
+    """The fragments of one manifest, with the manifest itself, for commits."""
 
     __slots__ = ("manifest",)
 
@@ -144,16 +149,18 @@ class Tree(EntryTree):
 
 
 async def no_groups(committed: CommittedStream, entry: Entries) -> Entries:
-    """The `LoadGroup` of a tier whose streams have no groups."""
+    """Raise `Misuse`: the `LoadGroup` of a tier whose streams have no groups."""
     raise Misuse(f"stream {committed.stream!r} has no groups here")
 
 
 def leaves_of(entries: Entries) -> int:
-    """The row from which on the entries are those of fragments. Larger kinds come first."""
+    """Return the first row whose entry is a fragment's. The rows before it are those of groups."""
+    # Larger kinds come first, so the negated kinds ascend, as `searchsorted` demands.
     return int(np.searchsorted(-entries["kind"].astype(np.int8), 0))
 
 
 def row_of(entries: Entries, offset: int) -> int:
-    """The row whose entry holds `offset`; the first where it lies before all, their number where behind."""
+    """Return the row whose entry holds `offset`. It is 0 before all entries, and their number behind all."""
+    # As u64, because NumPy would compare a plain integer as a float. `np.uint64` refuses 2**64 and above.
     nexts = entries["first_offset"] + entries["records"]
     return int(np.searchsorted(nexts, np.uint64(min(offset, OFFSET_MAX)), side="right"))

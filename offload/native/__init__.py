@@ -1,1 +1,1 @@
-"""Our own layout on a store: places, anchors, fragments, and the offloader that puts them together."""
+"""The native layout of a tier on a store: places, anchors, fragments, and the offloader that joins them."""

@@ -1,4 +1,7 @@
-"""Creating and reading anchors: the tier's, and each stream's."""
+"""Creating and reading anchors: the tier's, and each stream's.
+
+Invariant: an anchor is created only if it is absent, and never changed. So to send it again is always safe.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,17 @@ from offload.store.checked import checked
 T = TypeVar("T")
 
 CREATES_MAX: Final = 8
-"""How often an anchor is sent while the store does not say what came of it."""
+"""The limit of creates of one anchor while the store does not answer whether it took effect."""
 
 
 async def create_anchor(store: ObjectStore, key: str, raw: bytes, env: Env) -> bool:
-    """Create an anchor, and return whether it was absent. If not, it may be a rival's, or our own: read it.
+    """Create an anchor, and return whether it was absent.
 
-    A lost reply is no failure. The same bytes are sent again, and a store that has them answers that the
-    anchor exists. This is sound because nobody deletes or replaces an anchor. Raises the store's error if
-    `CREATES_MAX` requests bring no answer.
+    If it was not absent, it may be a rival's, or our own from a create whose reply was lost: read it. Raises
+    the store's error if `CREATES_MAX` requests bring no answer.
     """
+    # After a lost reply the same bytes are sent again, and a store that has them answers that the anchor
+    # exists. If the first create lands later, it finds the anchor, and changes nothing.
     for attempt in range(CREATES_MAX - 1):
         try:
             return await _created(store, key, raw)
@@ -47,7 +51,9 @@ async def _created(store: ObjectStore, key: str, raw: bytes) -> bool:
 
 
 async def read_anchor(store: ObjectStore, key: str, decode: Callable[[bytes], T]) -> T:
-    """Read an anchor. Of a larger object, `decode` gets only so many bytes that it cannot be one."""
+    """Read an anchor, and return what `decode` returns for its bytes."""
+    # One byte more than an anchor may have. Any object may lie under this name, also one of many gigabytes,
+    # and the extra byte makes `decode` refuse it.
     return await checked(store, key, decode, span=Span(0, ANCHOR_SIZE_BYTES_MAX + 1))
 
 

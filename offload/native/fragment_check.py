@@ -1,25 +1,24 @@
-"""Reading a fragment whole and holding every byte of it against every checksum there is.
+"""Reading a fragment as a whole, and checking every byte of it against every checksum.
 
-Used where trust is at stake: by `verify`, and before a fragment that a crash left is adopted.
-Memory is one window, or one larger chunk; the object itself says where its chunks are.
+`verify` uses it, and so does the adoption of fragments that a crash left. The object itself says where its
+chunks are, so no manifest is needed. Memory is one window, or one larger chunk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from offload.contracts.store import ObjectStore, Span, Suffix
 from offload.errors import Corrupt
 from offload.formats.checksums import crc32c
-from offload.formats.chunk import check_chunks, check_stored
-from offload.formats.fragment import HEADER, TRAILER, FragmentTail, FragmentTrailer, check_header, table_of
+from offload.formats.chunk import check_chunks
+from offload.formats.fragment import FragmentTail
+from offload.formats.fragment_trailer import HEADER, TRAILER, FragmentTrailer, check_header
 from offload.formats.keys import StreamKeys
-from offload.model.chunk_table import ChunkTable, windows_of
+from offload.native.key_ring import KeyRing, unlocked
 from offload.store.checked import checked
 
 CHECK_WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
@@ -27,62 +26,88 @@ CHECK_WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFragment:
-    """A fragment of which every byte held."""
+    """A fragment whose every byte was read and found sound."""
 
     tail: FragmentTail
     checksum: int
     """CRC-32C of the whole object."""
 
 
-async def check_fragment(store: ObjectStore, key: str, *, size_bytes: int) -> CheckedFragment:
-    """Read the whole object and check it against itself and against its key.
+async def check_fragment(
+    store: ObjectStore,
+    key: str,
+    *,
+    size_bytes: int,
+    ring: KeyRing | None = None,
+    opens: Callable[[FragmentTail], Awaitable[bool]] | None = None,
+) -> CheckedFragment:
+    """Read the whole object, and check it against itself and against its key.
 
-    Raises `Corrupt` at the first byte or part that does not hold, `NotFound` where it is gone.
+    `opens` is asked whether the ring opens an encrypted fragment. If it returns False, no ring is used.
+
+    Without a `ring`, the stored bytes of an encrypted fragment are checked, and not its chunks: the tail that
+    is returned has no checksums of them. Raises `Corrupt` at the first byte or part that is damaged,
+    `NotFound` if the object is gone, and errors of `unlocked`.
     """
+    # The tail comes first: its index says where the chunks are, and what their checksums should be.
     tail, raw_tail = await load_own_tail(store, key, size_bytes=size_bytes)
-    checksum, row = (
-        await checked(store, key, partial(_header_sum, key=key), span=Span(0, HEADER.size_bytes)),
-        0,
-    )
-    for rows in windows_of(table_of(tail.index), size_bytes=CHECK_WINDOW_SIZE_BYTES):
-        span = Span(int(rows["position"][0]), int(rows["size_bytes"].sum()))
-        sums = tail.index["checksum"][row : row + len(rows)].astype(np.uint32)
-        check = partial(_check_window, rows=rows, sums=sums, key=key, before=checksum)
-        checksum = await checked(store, key, check, span=span, inline_size_bytes_max=0)
-        row += len(rows)
+    if tail.trailer.encrypted and opens is not None and not await opens(tail):
+        ring = None
+    if ring is not None:
+        tail = await unlocked(store, tail, ring, where=key)
+    check_begin = partial(_header_sum, version=tail.trailer.version, key=key)
+    checksum = await checked(store, key, check_begin, span=Span(0, HEADER.size_bytes))
+    end = HEADER.size_bytes
+    for first, stop in tail.windows(0, len(tail.table), size_bytes=CHECK_WINDOW_SIZE_BYTES):
+        begin, end = tail.span_of(first, stop)
+        check = partial(_check_window, tail=tail, first=first, stop=stop, key=key, before=checksum)
+        # Always in a thread: beside the stored checksums, the CRC of each chunk is computed as well.
+        checksum = await checked(store, key, check, span=Span(begin, end - begin), inline_size_bytes_max=0)
+    # Sections of later programs may lie between the chunks and the tail.
+    while end < tail.trailer.tail_start:
+        span = Span(end, min(CHECK_WINDOW_SIZE_BYTES, tail.trailer.tail_start - end))
+        check = partial(_continued_sum, span=span, key=key, before=checksum)
+        checksum = await checked(store, key, check, span=span)
+        end += span.length
     if checksum != tail.trailer.data_checksum:
         raise Corrupt("data checksum", key, expected=tail.trailer.data_checksum, found=checksum)
     return CheckedFragment(tail=tail, checksum=crc32c(raw_tail, checksum))
 
 
-def _header_sum(raw: bytes, *, key: str) -> int:
-    check_header(raw, where=key)
+def _header_sum(raw: bytes, *, version: int, key: str) -> int:
+    check_header(raw, version=version, where=key)
     return crc32c(raw)
 
 
-def _check_window(
-    raw: bytes, *, rows: ChunkTable, sums: npt.NDArray[np.uint32], key: str, before: int
-) -> int:
-    """Hold chunks against the index and against themselves; the object's checksum up to their end."""
-    start, size = int(rows["position"][0]), int(rows["size_bytes"].sum())
-    if len(raw) != size:
-        raise Corrupt("object size", key, position=start, expected=size, found=len(raw))
-    check_stored(raw, rows, sums, window_position=start, where=key)
-    check_chunks(raw, rows, window_position=start, where=key)
+def _check_window(raw: bytes, *, tail: FragmentTail, first: int, stop: int, key: str, before: int) -> int:
+    """Check chunks against the index and against themselves. Return the object's checksum up to their end."""
+    if tail.checksums is None:
+        tail.check_stored(raw, first, stop, where=key)
+        return crc32c(raw, before)
+    rows = tail.table[first:stop]
+    plain = tail.chunks_in(raw, first, stop, where=key)
+    check_chunks(plain, rows, window_position=int(rows["position"][0]), where=key)
+    return crc32c(raw, before)
+
+
+def _continued_sum(raw: bytes, *, span: Span, key: str, before: int) -> int:
+    if len(raw) != span.length:
+        raise Corrupt("object size", key, position=span.start, expected=span.length, found=len(raw))
     return crc32c(raw, before)
 
 
 def check_key_of(tail: FragmentTail, key: str) -> None:
-    """Raise `Corrupt` where the object says of itself that it belongs under another key."""
+    """Raise `Corrupt` if the object says that it belongs under another key."""
     expected = StreamKeys(tail.stream).fragment(tail.trailer.first_offset, tail.trailer.attempt)
     if key != expected:
-        raise Corrupt("key", key, position=tail.trailer.index_start, expected=key, found=expected)
+        raise Corrupt("key", key, position=tail.trailer.tail_start, expected=key, found=expected)
 
 
 async def load_own_tail(store: ObjectStore, key: str, *, size_bytes: int) -> tuple[FragmentTail, bytes]:
-    """What an object of this size says of itself, decoded and as bytes, checked to belong under its key.
+    """Read the tail of an object of this size. Return it decoded and as bytes.
 
-    Two requests. Raises `Corrupt` where it does not hold, `NotFound` where the object is gone.
+    The tail is checked to belong under the object's key. Costs two requests. Raises `Corrupt` if the tail is
+    damaged, `NotFound` if the object is gone.
     """
 
     def decode(raw: bytes) -> tuple[FragmentTail, bytes]:
@@ -91,11 +116,11 @@ async def load_own_tail(store: ObjectStore, key: str, *, size_bytes: int) -> tup
         return tail, raw
 
     trailer = await load_trailer(store, key, size_bytes=size_bytes)
-    return await checked(store, key, decode, span=Span(trailer.index_start, trailer.tail_size_bytes))
+    return await checked(store, key, decode, span=Span(trailer.tail_start, trailer.tail_size_bytes))
 
 
 async def load_trailer(store: ObjectStore, key: str, *, size_bytes: int) -> FragmentTrailer:
-    """The trailer of an object of this size. One request. Raises as `load_own_tail` does."""
+    """Read the trailer of an object of this size, by one request. Raises as `load_own_tail` does."""
     if size_bytes < HEADER.size_bytes + TRAILER.size_bytes:
         raise Corrupt(
             "object size", key, expected=f">= {HEADER.size_bytes + TRAILER.size_bytes}", found=size_bytes

@@ -1,55 +1,63 @@
-"""Reading fragments: their tails, and their chunks, checked before anyone sees them.
+"""Reading committed fragments: their tails and their chunks, checked before anyone sees them.
 
-Invariant: no byte leaves this module that its checksum does not vouch for; and what was read is
-what the manifest's entry named, so two objects swapped under each other's keys are found out.
+Invariants: no byte leaves this module without a checksum that vouches for it; the object that was read is the
+one that the manifest's entry names, so two objects that were swapped under each other's keys are found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import pairwise
+from typing import Final
 from uuid import UUID
 
 import numpy as np
-import numpy.typing as npt
 
 from offload.contracts.catalogue import StreamView
 from offload.contracts.events import DamageFound, Event
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.store import ObjectStore, Span
 from offload.errors import Absent, Corrupt, Misuse, NotFound, NotOffloaded
-from offload.formats.chunk import check_stored
-from offload.formats.fragment import HEADER, FragmentTail, FragmentTrailer, stream_digest
+from offload.formats.fragment import KNOWN_SECTIONS, FragmentTail
+from offload.formats.fragment_trailer import HEADER, FragmentTrailer, stream_digest
 from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt
-from offload.model.chunk_table import ChunkTable
+from offload.model.chunk_table import WINDOW_SIZE_BYTES, ChunkTable
 from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import CommittedStream
-from offload.store.checked import checked
+from offload.native.key_ring import KeyRing, unlocked
+from offload.store.checked import INLINE_SIZE_BYTES_MAX, checked
 
 __all__ = ["open_attempt"]
 
+CODED_INLINE_SIZE_BYTES_MAX: Final = 64 * 1024
+"""The most stored bytes that are decompressed on the event loop: some 0.2 ms."""
+
 
 async def load_tail(store: ObjectStore, committed: CommittedStream, entry: Entry) -> FragmentTail:
-    """Index, description and trailer of a committed fragment, by one exact range.
+    """Read index, description and trailer of a committed fragment, by one exact range.
 
-    Raises `Corrupt` where they break the format or are not what the entry names, and `Absent` where the
-    object is gone.
+    Raises `Corrupt` if they break the format or are not those of the fragment that the entry names, and
+    `Absent` if the object is gone.
     """
+    # The entry knows the sizes, so the tail is one exact range: no request for a trailer comes before it.
     key = StreamKeys(committed.stream).fragment(entry.first_offset, entry.attempt)
-    start = HEADER.size_bytes + entry.data_size_bytes
+    start = entry.stored_size_bytes - entry.tail_size_bytes
 
     def decode(raw: bytes) -> FragmentTail:
-        if len(raw) != entry.stored_size_bytes - start:
-            raise Corrupt("object size", key, expected=entry.stored_size_bytes, found=start + len(raw))
+        if len(raw) != entry.tail_size_bytes:
+            found = start + len(raw) if raw else f"at most {start}"
+            raise Corrupt("object size", key, expected=entry.stored_size_bytes, found=found)
+        # A sound tail is not enough: another fragment's object under this key is sound too.
         tail = FragmentTail.decode(raw, where=key, size_bytes=entry.stored_size_bytes)
         check_entry(tail.trailer, committed, entry, where=key)
         return tail
 
     try:
-        return await checked(store, key, decode, span=Span(start, entry.stored_size_bytes - start))
+        return await checked(store, key, decode, span=Span(start, entry.tail_size_bytes))
     except NotFound as exc:
         raise Absent(key, committed.stream) from exc
     except Corrupt as exc:
@@ -57,7 +65,7 @@ async def load_tail(store: ObjectStore, committed: CommittedStream, entry: Entry
 
 
 def check_entry(trailer: FragmentTrailer, committed: CommittedStream, entry: Entry, *, where: str) -> None:
-    """Raise `Corrupt` unless the object that says `trailer` of itself is the one that `entry` names."""
+    """Raise `Corrupt` unless the object with this trailer is the one that `entry` names."""
     claims = (
         ("stream", stream_digest(committed.stream).hex(), trailer.stream_digest.hex()),
         ("incarnation", committed.incarnation, trailer.incarnation),
@@ -69,17 +77,20 @@ def check_entry(trailer: FragmentTrailer, committed: CommittedStream, entry: Ent
         ("copied", entry.copied, trailer.copied),
         ("first timestamp", entry.first_timestamp_ms, trailer.first_timestamp_ms),
         ("last timestamp", entry.last_timestamp_ms, trailer.last_timestamp_ms),
+        ("data size", entry.data_size_bytes, trailer.data_size_bytes),
+        ("codec", entry.codec, trailer.codec),
+        ("encryption", entry.encrypted, trailer.encrypted),
         ("object size", entry.stored_size_bytes, trailer.size_bytes),
     )
     for what, expected, found in claims:
         if expected != found:
-            raise Corrupt(what, where, expected=expected, found=found, position=trailer.index_start)
+            raise Corrupt(what, where, expected=expected, found=found, position=trailer.tail_start)
 
 
 class FragmentHandle(ReadHandle):
-    """One committed fragment as a snapshot of its ledger."""
+    """A committed fragment as a snapshot of its ledger."""
 
-    __slots__ = ("_checksums", "_emit", "_entry", "_key", "_store", "_stream", "_table")
+    __slots__ = ("_emit", "_entry", "_key", "_store", "_stream", "_tail")
 
     def __init__(
         self,
@@ -91,20 +102,27 @@ class FragmentHandle(ReadHandle):
     ) -> None:
         self._store, self._stream, self._entry, self._emit = store, committed.stream, entry, emit
         self._key = StreamKeys(committed.stream).fragment(entry.first_offset, entry.attempt)
-        self._table = tail.table()
-        self._checksums = tail.index["checksum"].astype(np.uint32)
+        self._tail = tail
 
     @classmethod
     async def open(
-        cls, store: ObjectStore, committed: CommittedStream, entry: Entry, *, emit: Callable[[Event], None]
+        cls,
+        store: ObjectStore,
+        committed: CommittedStream,
+        entry: Entry,
+        *,
+        emit: Callable[[Event], None],
+        ring: KeyRing | None = None,
     ) -> FragmentHandle:
-        """Fetch the fragment's index, by one request. Damage, here or later, is told to `emit` too.
+        """Fetch the fragment's index by one request, and return the handle.
 
-        `Absent` is not: whether that is damage, the newest manifest says.
+        Damage that is found here or later is also reported to `emit`. `Absent` is not reported: the newest
+        manifest decides whether it is damage.
         """
         try:
-            tail = await load_tail(store, committed, entry)
-        except Absent:
+            key = StreamKeys(committed.stream).fragment(entry.first_offset, entry.attempt)
+            tail = await unlocked(store, await load_tail(store, committed, entry), ring, where=key)
+        except Absent:  # a kind of `Corrupt`, but after a trim and a sweep it is no damage
             raise
         except Corrupt as damage:
             emit(DamageFound(damage=damage))
@@ -132,41 +150,61 @@ class FragmentHandle(ReadHandle):
         return self._key
 
     async def table(self) -> ChunkTable:
-        """The fragment's chunks; `position` is the byte within the object."""
-        return self._table
+        """The fragment's chunks, with their positions in the object if nothing were compressed."""
+        return self._tail.table
+
+    def windows(self, rows: ChunkTable, *, size_bytes: int = WINDOW_SIZE_BYTES) -> Iterator[ChunkTable]:
+        """Yield runs that share no block, so that no block is fetched twice."""
+        first = self._number_of(rows) if len(rows) else 0
+        for start, stop in self._tail.windows(first, first + len(rows), size_bytes=size_bytes):
+            yield self._tail.table[start:stop]
 
     async def read(self, rows: ChunkTable) -> bytes:
-        """These chunks, by one request, each checked against the index."""
+        """Return these chunks, read by one request, each checked against the index."""
         try:
             return await self._read(rows)
-        except Absent:
+        except Absent:  # as in `open`
             raise
         except Corrupt as damage:
             self._emit(DamageFound(damage=damage))
             raise
 
+    def unknown_sections(self) -> Mapping[str, int]:
+        """The sections of the fragment that this program does not know."""
+        return dict.fromkeys(sorted(self._tail.sections.keys() - KNOWN_SECTIONS), 1)
+
     async def _read(self, rows: ChunkTable) -> bytes:
-        start, size = int(rows["position"][0]), int(rows["size_bytes"].sum())
-        check = partial(self._check, rows=rows, start=start)
+        first = self._number_of(rows)
+        start, end = self._tail.span_of(first, first + len(rows))
+        check = partial(self._check, first=first, stop=first + len(rows))
+        # Decompression takes far longer than a checksum, so the event loop does little of it.
+        is_coded = self._tail.blocks is not None
         try:
-            return await checked(self._store, self._key, check, span=Span(start, size))
+            return await checked(
+                self._store,
+                self._key,
+                check,
+                span=Span(start, end - start),
+                inline_size_bytes_max=CODED_INLINE_SIZE_BYTES_MAX if is_coded else INLINE_SIZE_BYTES_MAX,
+            )
         except NotFound as exc:
             raise Absent(self._key, self._stream) from exc
 
-    def _check(self, raw: bytes, *, rows: ChunkTable, start: int) -> bytes:
-        first = int(np.searchsorted(self._table["offset"], rows["offset"][0]))
-        checksums: npt.NDArray[np.uint32] = self._checksums[first : first + len(rows)]
+    def _number_of(self, rows: ChunkTable) -> int:
+        """Return the number of the first of these chunks in the fragment."""
+        return int(np.searchsorted(self._tail.table["offset"], rows["offset"][0]))
+
+    def _check(self, raw: bytes, *, first: int, stop: int) -> bytes:
         try:
-            check_stored(raw, rows, checksums, window_position=start, where=self._key)
+            return self._tail.chunks_in(raw, first, stop, where=self._key)
         except Corrupt as exc:
             raise exc.within(self._key, stream=self._stream) from exc
-        return raw
 
 
 class LedgerHandle(ReadHandle):
     """Fragments of one ledger that follow each other, as one snapshot.
 
-    A row's `position` is its place in the objects laid end to end.
+    A row's `position` counts as if the objects were laid end to end.
     """
 
     __slots__ = ("_parts", "_starts", "_where")
@@ -206,24 +244,40 @@ class LedgerHandle(ReadHandle):
             tables.append(table)
         return np.concatenate(tables)
 
+    def windows(self, rows: ChunkTable, *, size_bytes: int = WINDOW_SIZE_BYTES) -> Iterator[ChunkTable]:
+        """Yield runs of one object each, as the object's handle cuts them."""
+        for number, own in self._by_part(rows):
+            for window in self._parts[number].windows(own, size_bytes=size_bytes):
+                window = window.copy()
+                window["position"] += self._starts[number]
+                yield window
+
     async def read(self, rows: ChunkTable) -> bytes:
-        """These chunks, by one request per object that they touch."""
+        """Return these chunks, by one request for each object that they touch."""
+        pieces = [await self._parts[number].read(own) for number, own in self._by_part(rows)]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def unknown_sections(self) -> Mapping[str, int]:
+        """Those of all parts."""
+        return sum((Counter(part.unknown_sections()) for part in self._parts), Counter[str]())
+
+    def _by_part(self, rows: ChunkTable) -> Iterator[tuple[int, ChunkTable]]:
+        """Yield the number of each part that these rows touch, and the part's own rows."""
         part_of_row = np.searchsorted(self._starts, rows["position"], side="right") - 1
-        pieces = []
-        for number in np.unique(part_of_row):
+        for number in np.unique(part_of_row).tolist():
             own = rows[part_of_row == number].copy()
             own["position"] -= self._starts[number]
-            pieces.append(await self._parts[int(number)].read(own))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            yield number, own
 
 
 async def open_attempt(view: StreamView, attempt: Attempt, only: range | None) -> ReadHandle:
-    """All that the view names of an attempt, as one handle. Raises as `LedgerOffloader.read_offloaded`."""
+    """Open all that the view names of an attempt. Raises as `LedgerOffloader.read_offloaded` does."""
     entries = await _only_entries(view, attempt.uid, only)
     if not entries:
         raise NotOffloaded(f"stream {attempt.stream!r} names nothing of attempt {attempt.uid}")
     for before, after in pairwise(entries):
-        if before.next_offset != after.first_offset:  # fragments of an attempt are named together
+        # Fragments of an attempt are committed without holes, so copies under other attempts fill this one.
+        if before.next_offset != after.first_offset:
             raise NotOffloaded(
                 f"stream {attempt.stream!r} names attempt {attempt.uid} in part: copies have replaced "
                 f"[{before.next_offset}, {after.first_offset}); read the stream by its offsets"
@@ -232,24 +286,27 @@ async def open_attempt(view: StreamView, attempt: Attempt, only: range | None) -
 
 
 async def open_entries(view: StreamView, entries: Sequence[Entry], *, where: str) -> ReadHandle:
-    """Fragments of one ledger that follow each other, as one handle. One request for each."""
+    """Open fragments of one ledger that follow each other, as one handle. One request for each."""
     parts = [await view.open(entry) for entry in entries]
     if len(parts) == 1:
         return parts[0]
-    return LedgerHandle(parts, [entry.stored_size_bytes for entry in entries], where=where)
+    # One byte more than the chunks need, so that no run of chunks seems to go on in the next object.
+    sizes_bytes = [HEADER.size_bytes + entry.data_size_bytes + 1 for entry in entries]
+    return LedgerHandle(parts, sizes_bytes, where=where)
 
 
 async def _only_entries(view: StreamView, attempt: UUID, only: range | None) -> list[Entry]:
-    """The entries of one attempt, in order; if `only` is given, those that hold some of its offsets.
+    """Return the entries of one attempt, in order. With `only`, return those that hold some of its offsets.
 
-    Without `only` all entries are walked.
+    Without `only`, all entries of the stream are walked.
     """
     only = range(2**64) if only is None else only
     if only.step != 1:
-        raise Misuse("offsets are narrowed by a range of step 1")
+        raise Misuse("`only` takes a range of step 1")
     found: list[Entry] = []
-    if not only:  # the walk would begin with the fragment around it
+    if not only:  # a walk would yield the fragment around the empty range
         return found
+    # Entries ascend, so the walk ends at the first that begins behind `only`.
     async with aclosing(view.walk(only.start)) as runs:
         async for run in runs:
             rows = run[run["first_offset"] < np.uint64(min(only.stop, 2**64 - 1))]

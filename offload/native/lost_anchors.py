@@ -1,17 +1,21 @@
 """Restoring anchors that are lost or damaged: a stream's, which holds its name, and a tier's.
 
-An anchor decides nothing that commits rest on, but every command wants it: without one nobody can tell a tier
-from a folder of strangers. A stream's anchor holds only its name, so it can always be made again, with the
-same bytes. A tier's anchor says more:
+No commit depends on an anchor, but every command needs the tier's: without it, a tier looks like any other
+folder. A stream's anchor holds only the stream's name, so it can always be made again, with the same bytes.
+A tier's anchor says more:
 
-    field                     where it is found again
-    hashed_keys               in the keys of the objects
-    branching_factor          nowhere; every release makes tiers with the same one, and any one can be read
-    commit_store, data_store  in the anchor on the other store; which store that is, only the operator knows
-    uid                       in the anchor on the other store; if both are lost, a new one serves as well
+    field                     source for the restored anchor
+    hashed_keys               the keys of the objects
+    branching_factor          the default; every release makes tiers with it, and any factor can be read
+    commit_store, data_store  the anchor on the other store; only the operator knows which store that is
+    uid                       the anchor on the other store; if both are lost, a new UUID serves as well
+    compression               the anchor on the other store, or the operator; otherwise none
 
-Invariant: nothing is restored on a guess. Roots that are neither beside the data nor in a store that the
-operator names are not said to be anywhere.
+The objects do not show the default compression: each fragment may have one of its own. A wrong default costs
+space or time, and no data, so it is not asked for.
+
+Invariant: nothing is restored on a guess. If roots are neither beside the data nor in a store that the
+operator names, no anchor says where they are.
 """
 
 from __future__ import annotations
@@ -32,14 +36,14 @@ from offload.native.place import TierPlace
 from offload.store.hashed import folder_of
 
 NO_COMMIT_STORE: Final = "none"
-"""What an operator says instead of a URL: roots are, or were, beside the data."""
+"""The value that an operator gives instead of a URL if roots are, or were, beside the data."""
 
 
 async def restore_stream_anchor(store: ObjectStore, stream: str, *, env: Env, dry_run: bool = False) -> bool:
-    """Make sure that the stream has its anchor. Return whether it was lost or damaged.
+    """Restore the stream's anchor if necessary. Return whether it was lost or damaged.
 
     Raises `Corrupt` if the anchor is sound and names another stream, `UnsupportedFormat` if a newer
-    version of this program wrote it: then it is left as it is.
+    version of this program wrote it. Then it is left as it is.
     """
     key, raw = StreamKeys(stream).anchor, StreamAnchor(stream=stream).encode()
     try:
@@ -49,6 +53,8 @@ async def restore_stream_anchor(store: ObjectStore, stream: str, *, env: Env, dr
             await create_anchor(store, key, raw, env)
         return True
     except Corrupt:
+        # A put, because a create would find the damaged object. The bytes depend on the name alone, so a
+        # rival that restores the anchor at the same time writes the same.
         if not dry_run:
             await store.put(key, Body.of(raw))
         return True
@@ -58,31 +64,36 @@ async def restore_stream_anchor(store: ObjectStore, stream: str, *, env: Env, dr
 
 
 async def restore_tier_anchor(place: TierPlace, *, dry_run: bool = False) -> TierAnchor | None:
-    """Restore a tier's anchor, on its commit store too, and return it. None if nothing is lost.
+    """Restore a tier's anchor, on its commit store too, and return it. Return None if nothing is lost.
 
-    The place's plan says which store holds the roots, or `NO_COMMIT_STORE`. It is needed if the data alone
-    cannot tell. Raises `Misuse` then, or if the store that is named belongs to another tier or holds
-    something else; `NotOffloaded` if the place holds no objects of a tier; `UnsupportedFormat` if a newer
-    version of this program wrote an anchor.
+    The place's plan names the store that holds the roots, or `NO_COMMIT_STORE`. Without a plan, the data must
+    show where the roots are. The plan's compression becomes the default again, unless the anchor on the other
+    store is left and says which it is. Raises
+
+    - `Misuse` if it does not, or if the named store belongs to another tier or holds something else;
+    - `NotOffloaded` if the place holds no objects of a tier;
+    - `UnsupportedFormat` if a newer version of this program wrote an anchor.
     """
     stores = _Stores(place.data, place.env, dry_run)
-    wanted = place.plan.commit_store
+    wanted, compression = place.plan.commit_store, place.plan.compression_text
     if wanted in ("", NO_COMMIT_STORE):
-        return await _restore_beside_data(stores, commits_are_lost=wanted == NO_COMMIT_STORE)
+        return await _restore_beside_data(
+            stores, commits_are_lost=wanted == NO_COMMIT_STORE, compression=compression
+        )
     async with aclosing(place.open_store(wanted)) as commits:
-        return await _restore_on_both(stores, commits)
+        return await _restore_on_both(stores, commits, compression)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stores:
-    """The data store, and how anchors are put."""
+    """The data store of a tier, and the reading and writing of anchors on it and on its commit store."""
 
     data: ObjectStore
     env: Env
     dry_run: bool
 
     async def anchor_on(self, store: ObjectStore) -> TierAnchor | None:
-        """The anchor on one side; None if it is lost or damaged."""
+        """Return the anchor on one side, or None if it is lost or damaged."""
         try:
             return await read_tier_anchor(store)
         except (NotFound, Corrupt):
@@ -92,41 +103,50 @@ class _Stores:
         """Put an anchor if it is absent, or in the place of a damaged one."""
         if self.dry_run:
             return
+        # An object that the create finds is the damaged anchor, or our own after a lost reply. In both cases
+        # the put leaves the right bytes.
         if not await create_anchor(store, TIER_ANCHOR, anchor.encode(), self.env):
             await store.put(TIER_ANCHOR, Body.of(anchor.encode()))
 
 
-async def _restore_beside_data(stores: _Stores, *, commits_are_lost: bool) -> TierAnchor | None:
+async def _restore_beside_data(
+    stores: _Stores, *, commits_are_lost: bool, compression: str
+) -> TierAnchor | None:
     anchor = await stores.anchor_on(stores.data)
     if anchor is not None and anchor.commit_store:
         raise Misuse(
-            f"the roots of {stores.data.url} are at {anchor.commit_store}, its anchor says. "
-            f"To restore the anchor there: --commit-store {anchor.commit_store}"
+            f"the anchor of {stores.data.url} says that its roots are at {anchor.commit_store}. "
+            f"To restore the anchor there, add: --commit-store {anchor.commit_store}"
         )
     if anchor is not None:
         return None
+    # Without any root or anchor beside the data, the roots may be on a commit store. Under an anchor that
+    # denies it, every stream would seem to have lost all of its roots.
     layout = await _layout_of(stores.data)
     if not layout.has_decisive and not commits_are_lost:
         raise Misuse(
-            f"{stores.data.url} holds data of a tier, and no root and no anchor. If they are on another "
-            "store, name it with --commit-store URL. If they were here and are lost, "
-            f"say --commit-store {NO_COMMIT_STORE}"
+            f"{stores.data.url} holds data of a tier, but no root and no anchor. If they are on another "
+            "store, add --commit-store URL. If they were here and are lost, "
+            f"add --commit-store {NO_COMMIT_STORE}"
         )
-    anchor = TierAnchor(hashed_keys=layout.is_hashed)
+    anchor = TierAnchor(hashed_keys=layout.is_hashed, compression=compression)
     await stores.put(stores.data, anchor)
     return anchor
 
 
-async def _restore_on_both(stores: _Stores, commits: ObjectStore) -> TierAnchor | None:
+async def _restore_on_both(stores: _Stores, commits: ObjectStore, compression: str) -> TierAnchor | None:
     ours, theirs = await stores.anchor_on(stores.data), await stores.anchor_on(commits)
     known = theirs or ours
+    # An anchor that is left must name both stores. Otherwise the operator named the wrong one, and a restored
+    # anchor would join two tiers.
     for anchor in (ours, theirs):
         if anchor is not None and (anchor.data_store, anchor.commit_store) != (stores.data.url, commits.url):
             raise Misuse(
-                f"{commits.url} is not the commit store of {stores.data.url}: an anchor says otherwise"
+                f"{commits.url} is not the commit store of {stores.data.url}: an anchor names another store"
             )
     if ours is not None and ours == theirs:
         return None
+    # Both name the same URLs and differ in `uid`: one of the stores was emptied and made a tier again.
     if ours is not None and theirs is not None:
         raise Misuse(f"{commits.url} belongs to another tier of the same name: the anchors differ")
     if theirs is None:
@@ -137,7 +157,10 @@ async def _restore_on_both(stores: _Stores, commits: ObjectStore) -> TierAnchor 
             commit_store=commits.url,
             data_store=stores.data.url,
             uid=str(stores.env.uuid()),
+            compression=compression,
         )
+    # The commit store comes first, as when a tier is made. If this is killed in between, the next run finds
+    # the `uid` there, and restores the same anchor on the data store.
     for store, anchor in ((commits, theirs), (stores.data, ours)):
         if anchor is None:
             await stores.put(store, known)
@@ -153,17 +176,20 @@ async def _check_holds_only_commits(commits: ObjectStore) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """What the keys of a tier's objects say of the tier."""
+    """The layout of a tier, as the keys of its objects show it."""
 
     is_hashed: bool
     has_decisive: bool
+    """Whether a root or an anchor is beside the data."""
 
 
 async def _layout_of(data: ObjectStore) -> _Layout:
-    """Look at keys until one is a root's or an anchor's. Raises `NotOffloaded` if none is of a tier."""
+    """Read keys until one is a root's or an anchor's. Raises `NotOffloaded` if none is of a tier."""
     is_hashed = None
     async with aclosing(cast("AsyncGenerator[Listed, None]", data.list(""))) as rows:
         async for row in rows:
+            # A hashed key has its folder as a first part, such as `7/`. The folder must be the one that the
+            # hash gives: a copy of a tier inside a folder of strangers may look alike.
             below = row.key[2:]
             placed = row.key[1:2] == "/" and folder_of(below.partition("/")[0]) == row.key[0]
             for key, hashed in ((row.key, False), (below, True)):

@@ -1,14 +1,19 @@
-"""`ObjectStoreOffloader`: the contract on top of any `ObjectStore`. The bucket is the whole truth.
+"""`ObjectStoreOffloader`: the contract of offloaders on top of any `ObjectStore`.
 
-What is where: `formats` holds the bytes, `commit.log` the protocol, `native.place` which store
-holds what, `native.fragment_reader` and `native.fragment_writer` the data path, `native.adoption` the
-finding of what a crash left. This module only puts them together, and bounds how many uploads run at once.
+This module joins the others, and limits the number of uploads at once: `formats` has the bytes, `commit.log`
+the protocol, `native.place` the choice of stores, `native.fragment_reader` and `native.fragment_writer` the
+data path, `native.adoption` the search for uploads that a crash left.
+
+Invariant: the stores hold all state of the tier. An instance keeps its anchor, immutable groups, and the
+streams that had no key when they were claimed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -21,7 +26,14 @@ from offload.commit.log import RootLog, Step, no_witness
 from offload.commit.writer import Claim
 from offload.contracts.attempts import check_copied, prepared_kind
 from offload.contracts.change import Change
-from offload.contracts.events import DamageFound, Event, FragmentUploaded, ManifestCommitted
+from offload.contracts.events import (
+    CommitFailed,
+    CommitInDoubt,
+    DamageFound,
+    Event,
+    FragmentUploaded,
+    ManifestCommitted,
+)
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.opening import StoreMetrics
@@ -32,28 +44,36 @@ from offload.errors import (
     AnchorLost,
     Conflict,
     Corrupt,
+    Denied,
     Misuse,
     NotFound,
     NotOffloaded,
+    OffloadError,
     OutcomeUnknown,
     StreamDeleted,
     TryAgain,
     rebuild_command,
 )
 from offload.formats.anchor import StreamAnchor, TierAnchor
+from offload.formats.fragment_trailer import CHUNKS_MAX
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
+from offload.formats.sealing import DataKey
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import cut
-from offload.model.entry import Entries, Entry
+from offload.model.compression import Compression, check_compression
+from offload.model.entry import Entries, Entry, EntryKind
 from offload.model.manifest import AttemptKind, CommittedStream, Manifest, StreamState
 from offload.model.tree import EntryTree
 from offload.native.adoption import find_leftovers
 from offload.native.anchors import create_anchor, read_anchor
 from offload.native.fragment_reader import FragmentHandle, load_tail, open_attempt
-from offload.native.fragment_writer import INDEX_COUNT_MAX, FragmentWriter, covering_table
+from offload.native.fragment_writer import FragmentWriter, covering_table
+from offload.native.key_objects import listed_keys
+from offload.native.key_ring import NO_SERVICE, KeyRing, StreamKey
 from offload.native.lost_anchors import restore_tier_anchor
 from offload.native.lost_roots import loss_shown_by_base, newest_base, refuse_to_overtake
 from offload.native.place import TierPlace, TierPlan, no_other_store
+from offload.native.spool import spooled
 from offload.native.stream_names import check_stream_anchor, stream_under
 from offload.native.view import ObjectView
 from offload.store.metrics import MeteredStore
@@ -64,25 +84,43 @@ __all__ = ["ObjectStoreOffloader", "TierOptions"]
 
 
 FIRST_CHANGES: Final = (Abort, Announce, Claim, Delete, Trim)
-"""What a writer or a guest commits first, on a manifest that it has just loaded. Others follow on these."""
+"""The changes that a writer or a guest commits first, on a manifest that it has just loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """How an offloader works. The defaults suit a local disk as well as a distant bucket."""
+    """The options of an offloader. The defaults suit a local disk as well as a distant bucket."""
 
     fragment_size_bytes: int = 64 * 1024 * 1024
-    """A fragment ends behind the chunk that brings it to this many chunk bytes."""
+    """A fragment ends after the chunk that brings it to this many bytes of chunks."""
 
     uploads_max: int = 4
-    """How many fragments are on their way at once, over all ledgers."""
+    """The number of fragments that are uploaded at once, over all ledgers."""
+
+    compression: Compression | None = None
+    """The compression of new fragments. None: that of the tier's anchor, fixed when the tier was made."""
+
+    encrypt: str | None = None
+    """The master key for streams that have no key yet, as `MasterKey.parse` reads it. Needs a key service.
+
+    None: such a stream is not encrypted. A stream that has a key is encrypted in any case.
+    """
+
+    encrypted_only: bool = False
+    """Refuse plain fragments, to read (`Corrupt`) and to write (`Denied`). Needs a key service."""
+
+    coding_threads_max: int = max(1, (os.cpu_count() or 1) // 2)
+    """The number of threads that check and compress at once: by default as many as half of the processors."""
+
+    def __post_init__(self) -> None:
+        check_compression(self.compression)
 
 
 class ObjectStoreOffloader(LedgerOffloader):
-    """Every clause of `LedgerOffloader`, for a backend that implements the `ObjectStore` port.
+    """An offloader that keeps every clause of `LedgerOffloader` on any `ObjectStore`.
 
-    `store` is used as given; wrap it in retries and limits first (`open_tier` does). The
-    offloader owns it and closes it.
+    `store` is used as given, so wrap it in retries and limits first (`open_tier` does). The offloader owns
+    the store and the ring, and closes both.
     """
 
     def __init__(
@@ -96,8 +134,9 @@ class ObjectStoreOffloader(LedgerOffloader):
         plan: TierPlan | None = None,
         open_store: Callable[[str], ObjectStore] = no_other_store,
         groups: GroupCache | None = None,
+        ring: KeyRing | None = None,
     ) -> None:
-        """`open_store` opens the URL of a commit store, where `plan` or the tier's anchor names one.
+        """`open_store` opens the URL of a commit store, if `plan` or the tier's anchor names one.
 
         Tiers that are given the same `groups` share its memory.
         """
@@ -114,10 +153,15 @@ class ObjectStoreOffloader(LedgerOffloader):
         self._emit = emit
         self._witness = witness
         self._uploads = asyncio.Semaphore(self._options.uploads_max)
+        self._coding = asyncio.Semaphore(self._options.coding_threads_max)
         self._groups = groups or GroupCache()
+        self.ring: Final = ring
         self._found: tuple[TierAnchor, ObjectStore] | None = None
         self._was_absent = False
         self._opening = asyncio.Lock()
+        self._without_key: dict[str, tuple[UUID, int]] = {}
+        """The life and epoch in which a stream had no key."""
+        self._asking = asyncio.Lock()
 
     @property
     def url(self) -> str:
@@ -126,30 +170,34 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     @property
     def data(self) -> ObjectStore:
-        """The store that the tier was made of, under the keys that objects have there. For tools."""
+        """The store as it was given, without the arrangement of the anchor. For tools."""
         return self._data
 
     @property
     def store(self) -> ObjectStore:
         """The tier's store as its anchor arranges it: with a commit store, or hashed keys. For tools.
 
-        Raises `Misuse` before the offloader is open, because nothing is known of the anchor then.
+        Raises `Misuse` before the offloader is open, because the anchor is not known then.
         """
         return self._opened()[1]
 
     @property
     def metrics(self) -> StoreMetrics:
-        """What was asked of the tier's stores so far, and how many damaged replies a second one mended."""
+        """The counts of requests to the tier's stores, and of damaged replies that a second read mended."""
         return self._metrics
 
     async def open(self, *, create: bool = False) -> None:
         """See `LedgerOffloader.open`."""
+        # One at a time: every method opens the tier, and several may run at once. Each would open a commit
+        # store of its own, and only the last would ever be closed.
         async with self._opening:
             if self._found is not None:
                 return
             try:
+                # The anchor was absent a moment ago, so it is not requested again. If a rival has made the
+                # tier since, `make` finds its anchor.
                 if create and self._was_absent:
-                    raise NotFound(TIER_ANCHOR, store=self.url)  # to make a tier finds a rival's anchor too
+                    raise NotFound(TIER_ANCHOR, store=self.url)
                 self._found = await self._place.find()
             except NotFound as exc:
                 self._was_absent = True
@@ -160,8 +208,13 @@ class ObjectStoreOffloader(LedgerOffloader):
                     ) from exc
                 self._found = await self._place.make()
 
+    @property
+    def default_compression(self) -> Compression:
+        """The compression of new fragments if a writer names none. Raises `Misuse` before `open`."""
+        return self._opened()[0].default_compression
+
     async def restore_anchor(self, *, dry_run: bool = False) -> TierAnchor | None:
-        """Restore the tier's anchor if it is lost: see `anchors.restore_tier_anchor`. For tools."""
+        """Restore the tier's anchor if it is lost. See `lost_anchors.restore_tier_anchor`. For tools."""
         return await restore_tier_anchor(self._place, dry_run=dry_run)
 
     async def streams(self) -> list[str]:
@@ -179,12 +232,14 @@ class ObjectStoreOffloader(LedgerOffloader):
         if manifest is None:
             raise NotOffloaded(f"{self.url} has no stream {stream!r}; `offload ls` shows which it has")
         if manifest.state is StreamState.DELETED:
-            gone = f"stream {stream!r} of {self.url} was deleted; a sync begins it anew"
+            gone = f"stream {stream!r} of {self.url} was deleted; a sync begins it again"
             raise StreamDeleted(gone, epoch=manifest.epoch)
         if manifest.state is StreamState.REBUILDING:
             raise NotOffloaded(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
+        # A stream's anchor is created before its first root. So it is read after the root: the other way
+        # round, a stream that is born in between would seem to have lost its anchor.
         try:
-            await read_anchor(self.store, keys.anchor, partial(check_stream_anchor, keys=keys))
+            await self._read_stream_anchor(keys)
         except NotFound as exc:
             raise AnchorLost(keys.anchor, tier=self.url, stream=stream) from exc
         return manifest
@@ -202,13 +257,27 @@ class ObjectStoreOffloader(LedgerOffloader):
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
         """See `Committer.commit_manifest`."""
+        began, name = self._env.monotonic(), type(change).__name__.lower()
+        try:
+            manifest = await self._committed(stream, change, base=base, committer=committer)
+        except OffloadError as error:
+            kind = CommitInDoubt if isinstance(error, OutcomeUnknown) else CommitFailed
+            seconds = self._env.monotonic() - began
+            self._emit(kind(stream=stream, change=name, error=error, seconds=seconds))
+            raise
+        self._emit(ManifestCommitted(manifest=manifest, change=name))
+        return manifest
+
+    async def _committed(
+        self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
+    ) -> Manifest:
         try:
             base = await self._base_for(stream, change, base)
-        except TryAgain as exc:  # "nothing was committed" would deny an earlier call of the same change
+        except TryAgain as exc:
+            # `TryAgain` promises that the change is not in. An earlier call may have sent the same change,
+            # and this call has not asked the roots yet.
             raise OutcomeUnknown(f"{exc}; if this change was sent before, it may be committed") from exc
-        manifest = await self.log(stream).commit(change, base=base, committer=committer)
-        self._emit(ManifestCommitted(manifest=manifest, change=type(change).__name__.lower()))
-        return manifest
+        return await self.log(stream).commit(change, base=base, committer=committer)
 
     async def offload(
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
@@ -218,17 +287,24 @@ class ObjectStoreOffloader(LedgerOffloader):
         await self.open()
         copied_epoch = await self._epoch_to_copy(handle, manifest) if kind is AttemptKind.COPY else None
         table = await covering_table(handle)
-        writers = [
-            FragmentWriter(
+        compression = self._options.compression or self.default_compression
+        stream_key = await self._stream_key(manifest)
+        writers = []
+        for rows in cut(table, size_bytes=self._options.fragment_size_bytes, count_max=CHUNKS_MAX):
+            key, key_section = self._data_key(stream_key, attempt, int(rows["offset"][0]))
+            writer = FragmentWriter(
                 handle=handle,
                 rows=rows,
                 attempt=attempt,
                 manifest=manifest,
                 metadata=extra_metadata,
+                compression=compression,
+                turns=self._coding if compression.codec or key else nullcontext(),
+                key=key,
+                key_section=key_section,
                 copied_epoch=copied_epoch,
             )
-            for rows in cut(table, size_bytes=self._options.fragment_size_bytes, count_max=INDEX_COUNT_MAX)
-        ]
+            writers.append(writer)
         try:
             await self._upload_all(writers, StreamKeys(attempt.stream))
         except Corrupt as damage:
@@ -247,37 +323,49 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         """See `LedgerOffloader.leftovers`."""
         await self.open()
-        return await find_leftovers(self.store, manifest)
+        return await find_leftovers(self.store, manifest, self.ring)
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
         """See `LedgerOffloader.delete_offloaded`."""
         await self.open()
-        await self._make_sure_of_create()  # it commits, and what it condemns it finds by listing
+        # This call commits, and finds the objects to delete by listing. So the store must pass the same test
+        # as for any other commit.
+        await self._make_sure_of_create()
         log = self.log(attempt.stream)
         manifest = await log.load_newest()
         _refuse_while_rebuilding(manifest)
         if manifest is not None and manifest.runs(attempt.uid):
             change = Abort(attempts=frozenset({attempt.uid}))
             await log.commit(change, base=manifest, committer=self._env.uuid())
-        # Listed first, judged afterwards by the newest root: what is condemned then stays so for ever.
+        # The attempt is aborted first: an object of a running attempt may still be named. Then the objects
+        # are listed, and then the newest root judges them. A root from before the listing would not know what
+        # was uploaded and committed in between. No later root names what this one neither names nor runs, so
+        # a stall before the delete does no harm.
         keys = StreamKeys(attempt.stream)
-        listed = [row async for row in self._fragments_of(keys, attempt.uid)]
+        listed = [row async for row in self._objects_of_attempt(keys, attempt.uid)]
         condemned = [row.key for row in listed]
         manifest = await self._newest_without(attempt, keys, condemned)
-        if manifest is not None:  # a lost root may name it
-            version, key = await newest_base(log, listed, at_once=1)
+        # If the newest roots are lost, one of them may name the attempt. The trailers are the proof, so they
+        # are read before they are deleted.
+        if manifest is not None:
+            fragments = [row for row in listed if keys.parse_fragment(row.key) is not None]
+            version, key = await newest_base(log, fragments, at_once=1)
             if (loss := loss_shown_by_base(log, key, version, manifest)) is not None:
                 raise loss
         await self.store.delete(condemned)
 
     async def aclose(self) -> None:
         """See `Catalogue.aclose`."""
-        await (self._found[1] if self._found else self._data).aclose()
+        try:
+            await (self._found[1] if self._found else self._data).aclose()
+        finally:
+            if self.ring is not None:
+                await self.ring.aclose()
 
     def log(self, stream: str) -> RootLog:
-        """The root sequence of a stream, for tools beside the contract.
+        """Return the root sequence of a stream. For tools that need more than the contract.
 
-        Raises `Misuse` before the offloader is open: the anchor says how many entries a group takes.
+        Raises `Misuse` before the offloader is open, because the anchor says how many entries a group takes.
         """
         anchor, store = self._opened()
         return RootLog(
@@ -291,13 +379,13 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     def _opened(self) -> tuple[TierAnchor, ObjectStore]:
         if self._found is None:
-            raise Misuse(f"open {self.url} before its objects are asked for")
+            raise Misuse(f"open {self.url} before its objects are used")
         return self._found
 
     async def _newest_without(
         self, attempt: Attempt, keys: StreamKeys, fragments: list[str]
     ) -> Manifest | None:
-        """The newest manifest. Raises `Conflict` if it runs the attempt or names one of its fragments."""
+        """Return the newest manifest. Raises `Conflict` if it runs the attempt or names a fragment of it."""
         looked_at = 0
         while True:
             manifest = await self.log(keys.stream).load_newest()
@@ -309,7 +397,9 @@ class ObjectStoreOffloader(LedgerOffloader):
                     raise Conflict(
                         f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first"
                     )
-            except Absent:  # unless it is damage, a compaction replaced the group, and a sweep took it
+            except Absent:
+                # A group is gone. If a compaction replaced it and a sweep deleted it, a newer root names
+                # other groups. If the newest root is still the same, the group is damage.
                 if manifest is None or manifest.version == looked_at:
                     raise
                 looked_at = manifest.version
@@ -317,12 +407,15 @@ class ObjectStoreOffloader(LedgerOffloader):
                 return manifest
 
     async def _base_for(self, stream: str, change: Change, base: Manifest | None) -> Manifest | None:
-        """The base of a commit, after all that must hold before it."""
+        """Return the base of a commit, after every check and step that must come before it."""
         await self.open(create=isinstance(change, Claim))
         await self._make_sure_of_create()
         log = self.log(stream)
         if base is None and isinstance(change, Claim):
-            base = await log.load_newest()  # refuses to begin a stream whose roots are lost
+            # The load refuses to begin a stream whose roots are lost, before anything is written. The anchor
+            # comes before the first root, so that a stream with a root and without an anchor has lost it. A
+            # crash in between leaves an anchor alone, and the next claim continues from there.
+            base = await log.load_newest()
             await self._create_stream_anchor(StreamKeys(stream))
         if base is not None and isinstance(change, FIRST_CHANGES):
             await refuse_to_overtake(log, base)
@@ -341,52 +434,169 @@ class ObjectStoreOffloader(LedgerOffloader):
 
     async def _open_entry(self, committed: CommittedStream, entry: Entry) -> ReadHandle:
         await self.open()
-        return await FragmentHandle.open(self.store, committed, entry, emit=self._emit)
+        try:
+            return await FragmentHandle.open(self.store, committed, entry, emit=self._emit, ring=self.ring)
+        except Denied as refused:
+            await self._refuse_if_over(committed, refused)
+            raise
 
     async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
-        """That of the fragment with which the handle begins: a rebuild ranks a copy with what it copies."""
+        """Return the epoch of the first fragment that a copy copies: a rebuild ranks the two alike."""
         first = await check_copied(self.view_of(manifest), handle)
         return (await load_tail(self.store, manifest, first)).trailer.epoch
 
-    async def _upload_all(self, writers: list[FragmentWriter], keys: StreamKeys) -> None:
-        """Upload every fragment; at the first error cancel the rest, wait for them, and raise it alone."""
+    async def encrypts(self, manifest: Manifest) -> bool:
+        """Return True if new fragments of this stream are encrypted. Raises as `offload` does. For tools."""
+        await self.open()
+        return await self._stream_key(manifest) is not None
 
+    async def _stream_key(self, manifest: Manifest) -> StreamKey | None:
+        """Return the key of this life of the stream. None if it is not encrypted.
+
+        Raises `Denied` if the stream is encrypted and no keys were given: data that is to be secret must not
+        be stored in the clear because an option was forgotten.
+        """
+        if self.ring is not None:
+            try:
+                found = await self.ring.for_writing(
+                    self.store, manifest.stream, manifest.incarnation, base_version=manifest.version
+                )
+            except Denied as refused:
+                await self._refuse_if_over(manifest, refused)
+                raise
+            if found is not None:
+                return found
+        if await self._is_encrypted(manifest):
+            missing = (
+                NO_SERVICE
+                if self.ring is None
+                else "its key objects are lost; restore them from a backup, or name a master key for new data"
+            )
+            denied = Denied(f"stream {manifest.stream!r} is encrypted, and {missing}")
+            if self.ring is not None:
+                await self._refuse_if_over(manifest, denied)
+            raise denied
+        return None
+
+    async def _refuse_if_over(self, committed: CommittedStream, refused: Denied | None) -> None:
+        """Raise `StreamDeleted` if the stream was deleted, or begun again: perhaps a shred took its key."""
+        newest = await self.log(committed.stream).load_newest()
+        if newest is None or newest.state is StreamState.DELETED:
+            gone = f"stream {committed.stream!r} of {self.url} was deleted; a sync begins it again"
+            raise StreamDeleted(gone, epoch=None if newest is None else newest.epoch) from refused
+        if newest.incarnation != committed.incarnation:
+            gone = f"stream {committed.stream!r} of {self.url} was deleted, and begun again since"
+            raise StreamDeleted(gone, epoch=newest.epoch) from refused
+
+    async def _is_encrypted(self, manifest: Manifest) -> bool:
+        # During a rebuild the root still names the fragments of the history that is replaced.
+        newest, is_rebuilding = manifest.entries[-1:], manifest.state is StreamState.REBUILDING
+        if not is_rebuilding and len(newest):
+            is_group = newest["kind"][0] != EntryKind.FRAGMENT
+            if await self._is_newest_encrypted(manifest) if is_group else newest["encrypted"][0]:
+                return True
+        if self.ring is not None:
+            # No key was listed a moment ago. A shred may have deleted it, and it deletes the stream first.
+            if not is_rebuilding and not len(newest):
+                await self._refuse_if_over(manifest, None)
+            return False
+        # The newest fragment may be plain although the stream has a key: a run that was to encrypt what
+        # follows may have ended before its first commit.
+        # Several ledgers of a stream are offloaded at once, and one of them asks. Whoever makes a key later
+        # claims the stream first, under another epoch.
+        claimed = manifest.incarnation, manifest.epoch
+        async with self._asking:
+            if self._without_key.get(manifest.stream) != claimed:
+                if await listed_keys(self.store, manifest.stream, manifest.incarnation):
+                    return True
+                self._without_key[manifest.stream] = claimed
+        return False
+
+    async def _is_newest_encrypted(self, manifest: Manifest) -> bool:
+        # The entry of a group says nothing of encryption, and key objects may be lost. So the group is read.
+        try:
+            newest = await self.tree(manifest).last()
+        except Absent:  # damage, unless the manifest is an older one
+            await self._refuse_if_over(manifest, None)
+            now = await self.log(manifest.stream).load_newest()
+            if now is None or now.version == manifest.version:
+                raise
+            raise Conflict(
+                f"stream {manifest.stream!r} has a newer root, and a group of this one is gone"
+            ) from None
+        return newest is not None and bool(newest.encrypted)
+
+    def _data_key(
+        self, stream_key: StreamKey | None, attempt: Attempt, first_offset: int
+    ) -> tuple[DataKey | None, bytes]:
+        """Return a new key for a fragment, and the key wrapped. None if the stream is not encrypted."""
+        if self.ring is None or stream_key is None:
+            return None, b""
+        return self.ring.data_key(stream_key, attempt=attempt.uid, first_offset=first_offset)
+
+    async def _upload_all(self, writers: list[FragmentWriter], keys: StreamKeys) -> None:
+        """Upload every fragment. The first error cancels the others, waits for them, and is raised alone."""
+
+        # The semaphore limits uploads over all ledgers that are offloaded at once, `at_once` those of this
+        # one.
         async def upload(writer: FragmentWriter) -> None:
             async with self._uploads:
-                await self.store.put(keys.fragment(writer.first_offset, writer.attempt.uid), writer.body())
+                key, body = keys.fragment(writer.first_offset, writer.attempt.uid), writer.body()
+                if body.is_bound and not self.store.capabilities.unsized_put:
+                    async with spooled(body) as body:
+                        await self.store.put(key, body)
+                else:
+                    await self.store.put(key, body)
             assert writer.entry is not None
             self._emit(FragmentUploaded(stream=keys.stream, entry=writer.entry))
 
         await run_each(upload, writers, at_once=self._options.uploads_max)
 
     async def _make_sure_of_create(self) -> None:
-        """Once per instance, and only before a commit: reads and a sync with nothing to do never probe."""
+        """Probe create-if-absent once per instance, before its first commit.
+
+        Reads, and a sync with nothing to do, never probe.
+        """
         if not self._place.is_probed:
             await make_sure_of_create(self.store, self._env)
             self._place.is_probed = True
 
     async def _create_stream_anchor(self, keys: StreamKeys) -> None:
+        # An anchor that exists is read, because it may be damaged or name another stream. No root may be
+        # created under it then.
         anchor = StreamAnchor(stream=keys.stream)
         if not await create_anchor(self.store, keys.anchor, anchor.encode(), self._env):
-            await read_anchor(self.store, keys.anchor, partial(check_stream_anchor, keys=keys))
+            await self._read_stream_anchor(keys)
+
+    async def _read_stream_anchor(self, keys: StreamKeys) -> None:
+        """Raise `AnchorLost` for a damaged anchor, and `Corrupt` for a sound one of another stream."""
+        try:
+            found = await read_anchor(
+                self.store, keys.anchor, partial(StreamAnchor.decode, where=keys.anchor)
+            )
+        except Corrupt as damage:
+            raise AnchorLost(keys.anchor, tier=self.url, stream=keys.stream, damage=damage) from damage
+        check_stream_anchor(found, keys)
 
     async def _name_of(self, part: str) -> str | None:
-        """The true name of the stream under this part, or None where no stream was begun there."""
+        """Return the true name of the stream under this part, or None if no stream was begun there."""
         here = await stream_under(self.store, part)
         if here is None:
             return None
+        # Only a damaged anchor is an error. If it is lost, the name is still known, and an operator needs the
+        # stream in the list to rebuild it.
         if here.damage is not None and not here.is_lost:
             raise here.damage
         return here.stream
 
-    async def _fragments_of(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[Listed]:
+    async def _objects_of_attempt(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[Listed]:
         async for listed in self.store.list(keys.data):
-            parsed = keys.parse_fragment(listed.key)
+            parsed = keys.parse_data(listed.key)
             if parsed is not None and parsed[1] == attempt:
                 yield listed
 
 
 def _refuse_while_rebuilding(manifest: Manifest | None) -> None:
-    """A root that is being rebuilt names nothing yet, so it condemns nothing."""
+    """Raise `Conflict` during a rebuild: its fence may name nothing yet, which condemns no object."""
     if manifest is not None and manifest.state is StreamState.REBUILDING:
         raise Conflict(f"stream {manifest.stream!r} is being rebuilt; wait until the rebuild is done")

@@ -1,7 +1,7 @@
-"""The one place that looks whether a tier is of our own layout.
+"""The check that a tier has the native layout.
 
 Sweep, rebuild, adoption and the verify of every object walk over objects, and take an `ObjectStoreOffloader`.
-Whoever has a tier of any kind comes here first, and is refused in one sentence if it is another kind.
+Code that has a tier of any kind calls this module first. Nothing else asks for the type of a tier.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ __all__ = ["native", "native_or_none"]
 
 
 def native(tier: Catalogue, *, to: str) -> ObjectStoreOffloader:
-    """The tier as one of our own layout. Raises `Misuse` for any other; `to` says what was wanted of it."""
+    """Return the tier as one of the native layout.
+
+    Raises `Misuse` for any other. `to` is a verb for its text: what the caller wanted to do with the tier.
+    """
     found = native_or_none(tier)
     if found is None:
         raise Misuse(f"{tier.url} keeps no objects of this format; ask its backend for a way to {to} it")
@@ -22,5 +25,5 @@ def native(tier: Catalogue, *, to: str) -> ObjectStoreOffloader:
 
 
 def native_or_none(tier: Catalogue) -> ObjectStoreOffloader | None:
-    """The tier as one of our own layout, or None: for what can be done in another way too."""
+    """Return the tier as one of the native layout, or None: for work that can be done in another way too."""
     return tier if isinstance(tier, ObjectStoreOffloader) else None

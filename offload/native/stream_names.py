@@ -1,7 +1,7 @@
-"""Whose objects these are: from the first part of their keys to the name of a stream.
+"""Finding the name of a stream by the first part of its keys.
 
-The anchor says it. If it is lost, or does not hold, the part itself says it, unless the name is too long for
-a key; then a root or a fragment does. One implementation, for whoever lists, sweeps and verifies a tier.
+The anchor has the name. If it is lost or damaged, the part itself is the escaped name. Only a name that is
+too long for a key must be read from a root or a fragment. Listing, sweeping and verifying share this module.
 
 Invariant: a part without an anchor is a stream only if a root, a fragment or a group is under it.
 """
@@ -28,13 +28,13 @@ DecodeAnchor = Callable[[bytes], StreamKeys]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamUnder:
-    """What is under one part of keys."""
+    """The stream under one first part of keys."""
 
     stream: str | None
-    """None if nothing that is left tells the name: then no command can name the stream."""
+    """The name, or None if no object that is left has it. Then no command can name the stream."""
 
     damage: Corrupt | UnsupportedFormat | None = None
-    """Why the anchor does not tell it, if that is so."""
+    """The reason why the anchor does not give the name, if it does not."""
 
     is_lost: bool = False
     """Whether there is no anchor."""
@@ -43,14 +43,15 @@ class StreamUnder:
 async def stream_under(
     store: ObjectStore, part: str, *, counted: Callable[[DecodeAnchor], DecodeAnchor] = lambda decode: decode
 ) -> StreamUnder | None:
-    """The stream under this part; None if none was begun there. One request for a sound anchor.
+    """Return the stream under this part, or None if none was begun there. A sound anchor costs one request.
 
-    `counted` stands around the decoding of the anchor, for whoever counts what is read.
+    `counted` wraps the function that decodes the anchor, for callers that count what is read.
     """
     where = f"{part}/stream.anchor"
     try:
         keys = await read_anchor(store, where, counted(partial(_keys_in_anchor, where=where)))
     except NotFound:
+        # A tier may be in a folder beside other people's, so a folder without objects of ours is no stream.
         if not await _has_stream(store, part):
             return None
         stream = await _name_without_anchor(store, part)
@@ -59,22 +60,22 @@ async def stream_under(
             lost = AnchorLost(where, tier=store.url, stream=stream)
         return StreamUnder(stream=stream, damage=lost, is_lost=True)
     except (Corrupt, UnsupportedFormat) as damage:
-        return StreamUnder(stream=await _name_without_anchor(store, part), damage=damage)
+        stream = await _name_without_anchor(store, part)
+        # A rebuild replaces an anchor that does not decode. It never touches a sound one of another stream.
+        if isinstance(damage, Corrupt) and damage.stream is None and stream is not None:
+            damage = AnchorLost(where, tier=store.url, stream=stream, damage=damage)
+        return StreamUnder(stream=stream, damage=damage)
     return StreamUnder(stream=keys.stream)
 
 
-def check_stream_anchor(raw: bytes, keys: StreamKeys) -> None:
-    """Raise `Corrupt` unless this anchor names the stream whose prefix it stands in."""
-    try:
-        found = StreamAnchor.decode(raw, where=keys.anchor).stream
-    except Corrupt as exc:
-        raise exc.within(keys.anchor, stream=keys.stream) from exc
-    if found != keys.stream:
-        raise Corrupt("anchor", keys.anchor, stream=keys.stream, expected=keys.stream, found=found)
+def check_stream_anchor(anchor: StreamAnchor, keys: StreamKeys) -> None:
+    """Raise `Corrupt` unless this anchor names the stream under whose prefix it is."""
+    if anchor.stream != keys.stream:
+        raise Corrupt("anchor", keys.anchor, stream=keys.stream, expected=keys.stream, found=anchor.stream)
 
 
 def _keys_in_anchor(raw: bytes, *, where: str) -> StreamKeys:
-    """The keys of the stream that this anchor names. Raises `Corrupt` unless `where` is its own key."""
+    """Return the keys of the stream that this anchor names. Raises `Corrupt` if `where` is not its key."""
     keys = StreamKeys(StreamAnchor.decode(raw, where=where).stream)
     if keys.anchor != where:
         raise Corrupt("anchor", where, stream=keys.stream, expected=keys.anchor, found=where)
@@ -82,16 +83,15 @@ def _keys_in_anchor(raw: bytes, *, where: str) -> StreamKeys:
 
 
 async def _has_stream(store: ObjectStore, part: str) -> bool:
-    """Whether there is a root, a fragment or a group under this first part of keys."""
+    """Return whether there is a root, a fragment or a group under this first part of keys."""
     prefixes = (f"{part}/metadata/root.", f"{part}/data/", f"{part}/groups/")
     return looks_escaped(part) and await first_object(store, *prefixes) is not None
 
 
 async def _name_without_anchor(store: ObjectStore, part: str) -> str | None:
-    """The name of the stream under this part, whose anchor is lost; None if nothing there tells it.
-
-    A long name is cut in keys: then a root or a fragment has to tell it.
-    """
+    """Return the name of the stream under this part, whose anchor is lost, or None if no object has it."""
+    # A long name is cut in keys, so it must be read from an object. Any sound root or fragment has it. The
+    # name is believed only if its keys begin with this part: a stray copy of another stream has another name.
     if (stream := unescape(part)) is not None:
         return stream
     for prefix in (f"{part}/metadata/root.", f"{part}/data/"):

@@ -1,4 +1,4 @@
-"""A stream in our own layout, viewed: the keys of fragments and groups say where in it they belong."""
+"""The view of a stream in the native layout. Keys of fragments and groups say where in it they belong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offload.model.tree import EntryTree
 
 
 class ObjectView(EntryView):
-    """See `StreamView`. A fragment is opened by one request, whatever is in the tree."""
+    """See `StreamView`. A fragment is opened by one request, however large the tree is."""
 
     __slots__ = ("_keys", "_open")
 
@@ -29,13 +29,13 @@ class ObjectView(EntryView):
         return self._keys.root(self.committed.version)
 
     def name_of(self, row: Entries) -> str:
-        """The key of a fragment or of a group."""
+        """Return the key of a fragment or of a group."""
         return entry_key(self._keys.stream, row)
 
     async def names(self, where: str) -> bool:
-        """See `StreamView.names`. What is no fragment and no group is never let go of.
+        """See `StreamView.names`. A key of anything but a fragment or a group counts as named.
 
-        Loads a group of each level at most, and none below one that is asked for.
+        Loads at most one group of each level, and none below the group that `where` names.
         """
         if (fragment := self._keys.parse_fragment(where)) is not None:
             offset, kind = fragment[0], 0
@@ -43,7 +43,9 @@ class ObjectView(EntryView):
             offset, kind = group[0], group[3]
         else:
             return True
-        offset = max(offset, self.committed.first_offset)  # of a group, a part may live
+        # A group that was trimmed in part begins below the first offset. It is still found, by its first live
+        # fragment. A fragment below the first offset is not: another one holds that offset.
+        offset = max(offset, self.committed.first_offset)
         entries = self.committed.entries
         while True:
             ends = entries["first_offset"] + entries["records"]

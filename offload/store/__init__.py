@@ -1,1 +1,1 @@
-"""What stands before a store, in the order that `store.stack` fixes, and a store in memory for tests."""
+"""Decorators of a store, in the order that `store.stack` fixes, and a store in memory for tests."""

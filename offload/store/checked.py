@@ -1,10 +1,12 @@
-"""Reads that a checksum protects: a damaged reply is fetched once more before anybody calls it damage.
+"""Reads that a checksum protects: a damaged reply is fetched once more before damage is reported.
 
 A bit may flip on the way (in a proxy, a network card, the memory of a server) although the stored object is
-sound. Only a second reply can tell the two apart.
+sound. Only a second reply shows which of the two happened.
 
-Invariants: the second reply comes from the store, like the first; nothing here or beneath keeps replies.
-While nothing is damaged, a read costs one request and holds one reply.
+Invariants:
+
+- The second reply comes from the store, like the first. Neither this module nor a store below caches replies.
+- As long as nothing is damaged, a read costs one request and holds one reply in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from offload.store.wrap import StoreDecorator
 T = TypeVar("T")
 
 INLINE_SIZE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Up to here a reply is checked on the event loop: about 0.1 ms per MiB, and a thread's turn costs more."""
+"""A reply up to this size is checked on the event loop: about 0.1 ms per MiB. A thread would cost more."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -36,20 +38,21 @@ async def checked(
 ) -> T:
     """Read an object, or `span` of it, and return what `check` returns for the bytes.
 
-    `check` raises `Corrupt` or `UnsupportedFormat` if the bytes do not hold; one flipped bit causes either.
-    The bytes are then fetched and checked a second time, and the second error is raised as it is. Errors of
-    the store are raised too: if the second read fails, nobody knows whether the object is damaged.
-    Replies larger than `inline_size_bytes_max` are checked in a thread.
+    `check` raises `Corrupt` or `UnsupportedFormat` for bytes that do not verify; one flipped bit can cause
+    either. The bytes are then fetched and checked once more. If the second check succeeds, its value is
+    returned, and `StoreMetrics.replies_mended` is one higher. If it fails, its error is raised unchanged.
+    Errors of the store are raised too: if the second read fails, nobody knows whether the object is damaged.
 
-    If the second reply holds, it is returned, and `StoreMetrics.replies_mended` counts one more.
+    Replies larger than `inline_size_bytes_max` are checked in a thread.
     """
     try:
         return await _checked_once(store, key, check, span, inline_size_bytes_max)
     except (Corrupt, UnsupportedFormat) as error:
         damage = str(error)
-    # Only here, behind the handler, is the first reply free: the error's traceback held it.
+    # The second read is outside the handler, because the error's traceback keeps the first reply in memory
+    # until the handler ends.
     value = await _checked_once(store, key, check, span, inline_size_bytes_max)
-    _log.warning("a reply was damaged on the way, and a second one is sound: %s", damage)
+    _log.warning("a reply was damaged on the way; the second reply is sound: %s", damage)
     if isinstance(store, StoreDecorator):
         store.note_mended()
     return value

@@ -5,13 +5,13 @@
         Rule(Fault.DELAY, "put", "*.fragment"),                # OutcomeUnknown, and applied by land()
     ])
 
-What goes wrong is decided by rules, or by chance from a seeded `random`; the first rule that fits
-decides. `before` and `after` are awaited around every request: there a test pauses one writer,
-lets another run, or raises to crash. `calls` is what was asked, in order. Nothing is skipped or
-reordered that no rule or hook touches.
+Rules decide which requests fail, or chances and a seeded `random` do. If several rules match a request, the
+first one decides. `before` and `after` are awaited around every request: a test can use them to pause one
+writer, let another run, or raise to simulate a crash. `calls` lists all requests in order. A request that no
+rule or hook touches is neither skipped nor reordered.
 
-Operations are put, create, get, list, delete, start_upload, put_part, complete and abort; a list's
-key is its prefix, and a delete is one request under its first key.
+Operations are put, create, get, list, delete, start_upload, put_part, complete and abort. The key of a list
+is its prefix. A delete counts as one request under its first key.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ READS: Final = frozenset({"get", "list"})
 
 
 class Fault(Enum):
-    """What goes wrong with one request. A rule or chance skips operations it cannot befall."""
+    """A failure of one request. Rules and chances skip operations that cannot fail in this way."""
 
     FAIL_BEFORE = "not applied; TryAgain"
-    LOSE_REPLY = "applied; OutcomeUnknown. A request the store itself refused fails as it would have"
+    LOSE_REPLY = "applied; OutcomeUnknown. If the store itself refuses the request, that error is raised"
     DELAY = "not applied until land() is called; OutcomeUnknown"
     DENY = "not applied; Denied"
     CUT = "get returns the first half; list breaks off with TryAgain after one row"
     FLIP = "get returns its bytes with one bit in the middle flipped"
 
     def fits(self, operation: str) -> bool:
-        """Whether it can happen to this operation."""
+        """Return True if this fault can happen to `operation`."""
         if self in (Fault.LOSE_REPLY, Fault.DELAY):
             return operation in MUTATIONS
         if self is Fault.CUT:
@@ -58,9 +58,9 @@ class Fault(Enum):
 
 @dataclass(slots=True)
 class Rule:
-    """Fault the requests of `operation` whose key matches `key`, both as shell patterns.
+    """A rule that makes requests fail: those whose operation and key match two shell patterns.
 
-    `nth` counts the requests that match, from 1, and picks a single one; without it all are hit.
+    `nth` selects one of the matching requests, counted from 1. If it is None, all of them fail.
     """
 
     fault: Fault
@@ -70,7 +70,7 @@ class Rule:
     matched: int = field(default=0, init=False)
 
     def hits(self, operation: str, key: str) -> bool:
-        """Count this request if it matches, and say whether it is to fail."""
+        """Count this request if it matches, and return True if it must fail."""
         if not (fnmatchcase(operation, self.operation) and fnmatchcase(key, self.key)):
             return False
         if not self.fault.fits(operation):
@@ -80,21 +80,21 @@ class Rule:
 
 
 class Call(NamedTuple):
-    """One request as it was asked."""
+    """One request: its operation and its key."""
 
     operation: str
     key: str
 
 
 async def _nothing(_operation: str, _key: str) -> None:
-    """The hook that does nothing."""
+    """Do nothing: the default hook."""
 
 
 class FaultyStore(StoreDecorator):
-    """See the module's head. `rules`, `before` and `after` may be changed at any time.
+    """A store that fails as the module head describes. `rules`, `before` and `after` may change at any time.
 
-    With `random` and `chances`, a request that no rule hits suffers each fitting fault with its
-    chance; the same seed and the same requests give the same faults.
+    If `chances` are given, a request that no rule matches suffers each fitting fault with its chance. The
+    same seed and the same requests give the same faults.
     """
 
     __slots__ = ("_late", "after", "before", "calls", "chances", "random", "rules")
@@ -120,15 +120,16 @@ class FaultyStore(StoreDecorator):
 
     @property
     def late(self) -> tuple[Call, ...]:
-        """The delayed mutations that have not landed yet, oldest first."""
+        """The delayed mutations that were not applied yet, oldest first."""
         return tuple(call for call, _ in self._late)
 
     async def land(self, key: str = "*") -> int:
-        """Apply the delayed mutations whose key matches, oldest first; return how many took effect.
+        """Apply the delayed mutations whose key matches, oldest first. Return how many took effect.
 
-        A create that finds its key taken by then has no effect, as in a real store.
+        A create whose key exists by then has no effect, as in a real store.
         """
         landing = [late for late in self._late if fnmatchcase(late[0].key, key)]
+        # Off the list before the first wait: a call of `land` meanwhile must not apply them twice.
         self._late = [late for late in self._late if late not in landing]
         landed = 0
         for _, apply in landing:
@@ -140,21 +141,24 @@ class FaultyStore(StoreDecorator):
         return landed
 
     async def put(self, key: str, body: Body) -> None:
-        """Put, or not."""
+        """Put the object, or fail as the rules say."""
 
         async def gather() -> Callable[[], Awaitable[None]]:
-            # The bytes of a late put are those of the request, whatever becomes of its sender.
+            # The bytes are read now: a request that lands late carries the bytes that it was sent with, even
+            # if its sender has ended or its source has changed.
             data = b"".join([window async for window in body.windows()])
             return partial(self.inner.put, key, Body.of(data))
 
         await self.mutate("put", key, partial(self.inner.put, key, body), late=gather)
 
     async def create(self, key: str, data: bytes) -> None:
-        """Create, or not."""
+        """Create the object, or fail as the rules say."""
+        # `bytes` copies a buffer that the caller may change before a delayed create lands.
         await self.mutate("create", key, partial(self.inner.create, key, bytes(data)))
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Read, perhaps what was never written."""
+        """Read the object. The bytes may be cut or damaged."""
+        # The fault is chosen before the read, as for every operation, and applied to the reply.
         fault = await self._begin("get", key)
         data = await self.inner.get(key, span)
         await self.after("get", key)
@@ -166,23 +170,24 @@ class FaultyStore(StoreDecorator):
         return data
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """Ask, perhaps in vain."""
+        """Ask for the checksum, or fail as the rules say."""
         await self._begin("stored_crc32c", key)
         checksum = await self.inner.stored_crc32c(key)
         await self.after("stored_crc32c", key)
         return checksum
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """List, perhaps not to the end."""
+        """List objects. The listing may break off after one row."""
         fault = await self._begin("list", prefix)
         async for row in self.inner.list(prefix, after=after):
             yield row
+            # After a row: a listing that breaks off half-way may make a caller lose or repeat rows.
             if fault is Fault.CUT:
                 raise TryAgain(f"the listing of {prefix!r} broke off on purpose")
         await self.after("list", prefix)
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """List one level, perhaps not to the end."""
+        """List one level. The listing may break off after one name."""
         fault = await self._begin("list", prefix)
         async for name in self.inner.level(prefix):
             yield name
@@ -191,12 +196,12 @@ class FaultyStore(StoreDecorator):
         await self.after("list", prefix)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete, or not."""
+        """Delete the objects, or fail as the rules say."""
         keys = tuple(keys)
         await self.mutate("delete", keys[0] if keys else "", partial(self.inner.delete, keys))
 
     async def start_upload(self, key: str) -> Upload:
-        """Begin an upload, whose calls may fail in the same ways."""
+        """Begin an upload whose calls may fail in the same ways."""
         await self._begin("start_upload", key)
         upload = _FaultyUpload(await self.inner.start_upload(key), self, key)
         await self.after("start_upload", key)
@@ -210,20 +215,30 @@ class FaultyStore(StoreDecorator):
         *,
         late: Callable[[], Awaitable[Callable[[], Awaitable[None]]]] | None = None,
     ) -> None:
-        """Apply a mutation as the rules have it. `late` gives what is to land, where it is not `apply`."""
+        """Apply a mutation as the rules say.
+
+        If `late` is given, a delayed mutation calls it at once, and `land` applies what it returns.
+        """
         fault = await self._begin(operation, key)
         if fault is Fault.DELAY:
+            # The sender gets `OutcomeUnknown`, and the request takes effect when the test says so: much
+            # later, or after a sweep. The counterexamples of the commit protocol need this.
             self._late.append((Call(operation, key), await late() if late else apply))
         else:
             await apply()
+        # The hook runs before the error is raised: for the store the request is over.
         await self.after(operation, key)
         if fault in (Fault.DELAY, Fault.LOSE_REPLY):
             raise OutcomeUnknown(f"the reply to {operation} of {key!r} was lost on purpose")
 
     async def _begin(self, operation: str, key: str) -> Fault | None:
-        """Log the request, run the hook, and decide; raises what is raised before anything is applied."""
-        self.calls.append(Call(operation, key))
+        """Record the request, run the hook, and return the fault.
+
+        Raises if the request must not be applied.
+        """
+        self.calls.append(Call(operation, key))  # before the hook, at which the request may pause or crash
         await self.before(operation, key)
+        # Decided after the hook, which may change the rules for this very request.
         fault = self._decide(operation, key)
         if fault is Fault.FAIL_BEFORE:
             raise TryAgain(f"{operation} of {key!r} failed on purpose")
@@ -232,9 +247,11 @@ class FaultyStore(StoreDecorator):
         return fault
 
     def _decide(self, operation: str, key: str) -> Fault | None:
-        hits = [rule.fault for rule in self.rules if rule.hits(operation, key)]  # every rule counts
+        # Every rule is asked, also behind the first that matches: each counts its own requests for `nth`.
+        hits = [rule.fault for rule in self.rules if rule.hits(operation, key)]
         if hits:
             return hits[0]
+        # A random number is drawn only for a fault that fits, so the requests alone fix the run.
         for fault, chance in self.chances.items():
             if fault.fits(operation) and self.random.random() < chance:
                 return fault

@@ -1,9 +1,12 @@
-"""Keys spread over sixteen folders, by a hash of their first part: `orders/x` becomes `7/orders/x`.
+"""Keys spread over sixteen folders by a hash of their first part: `orders/x` becomes `7/orders/x`.
 
-Stores that split a bucket by ranges of keys put neighbours on one machine; without this, all streams
-of a tier are neighbours. One first part stays in one folder, so listings below it stay one listing;
-a listing that reaches over first parts asks all sixteen folders and merges. Keys of one part, such as
-anchors of tiers, stay where they are, and are listed only under `lone`, which they all begin with.
+Some stores split a bucket by ranges of keys and put neighbouring keys on one machine. Without this module all
+streams of a tier are neighbours.
+
+- All keys with the same first part are in the same folder, so a listing below it is one listing.
+- A listing over several first parts lists all sixteen folders and merges them.
+- A key of one part, such as a tier's anchor, stays as it is. Such keys all begin with `lone`. Other keys of
+  one part are not listed.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ FOLDERS: Final = "0123456789abcdef"
 
 
 def folder_of(part: str) -> str:
-    """The folder of all keys with this first part."""
+    """Return the folder of all keys with this first part."""
     return FOLDERS[crc32c(part.encode()) & 15]
 
 
 class HashedStore(StoreDecorator):
-    """Looks like `inner`, and keeps objects in it as the head of this module says."""
+    """A store with the keys of its callers, which keeps its objects in the folders of `inner`."""
 
     __slots__ = ("_lone",)
 
@@ -38,7 +41,7 @@ class HashedStore(StoreDecorator):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the store behind, but for the length of keys."""
+        """The capabilities of the inner store, with shorter keys: the folder takes two bytes."""
         return self.inner.capabilities.behind("0/")
 
     async def put(self, key: str, body: Body) -> None:
@@ -60,21 +63,21 @@ class HashedStore(StoreDecorator):
             raise NotFound(key, store=self.url) from error
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """Ask in the key's folder."""
+        """Ask for the checksum of the object in the key's folder."""
         try:
             return await self.inner.stored_crc32c(_placed(key))
         except NotFound as error:
             raise NotFound(key, store=self.url) from error
 
     async def retained(self, key: str) -> str | None:
-        """Ask in the key's folder."""
+        """Ask about the object in the key's folder."""
         try:
             return await self.inner.retained(_placed(key))
         except NotFound as error:
             raise NotFound(key, store=self.url) from error
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """One listing where the prefix holds a whole first part, else seventeen, merged."""
+        """List one folder if the prefix has a whole first part. Otherwise merge up to seventeen."""
         part, slash, _ = prefix.partition("/")
         folders = [folder_of(part)] if slash else [*FOLDERS]
         listings = [self._folder(folder, prefix, after) for folder in folders]
@@ -84,7 +87,7 @@ class HashedStore(StoreDecorator):
             yield row
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """One level where the prefix holds a whole first part, else those of all folders, gathered."""
+        """List one folder if the prefix has a whole first part. Otherwise gather those of all folders."""
         part, slash, _ = prefix.partition("/")
         if slash:
             async for name in self.inner.level(f"{folder_of(part)}/{prefix}"):
@@ -93,6 +96,7 @@ class HashedStore(StoreDecorator):
         found = [row.key async for row in self._alone(self._lone, "")]
         for folder in FOLDERS:
             below = [name[2:] async for name in self.inner.level(f"{folder}/")]
+            # A name in another folder than that of its hash is somebody else's: `get` would not find it.
             found += [name for name in below if name.endswith("/") and folder_of(name[:-1]) == folder]
         for name in sorted(found):
             yield name
@@ -106,7 +110,7 @@ class HashedStore(StoreDecorator):
         return await self.inner.start_upload(_placed(key))
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Those in one folder where the prefix holds a whole first part, else in all, and lone ones."""
+        """List those of one folder if the prefix has a whole first part, else those of all, and lone ones."""
         part, slash, _ = prefix.partition("/")
         found = [
             replace(upload, key=upload.key[2:])
@@ -120,11 +124,11 @@ class HashedStore(StoreDecorator):
         return found
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Abort one in its key's folder."""
+        """Abort an upload in its key's folder."""
         await self.inner.abort_upload(replace(upload, key=_placed(upload.key)))
 
     def _lone_prefix(self, prefix: str) -> str | None:
-        """What the keys of one part begin with that have this prefix; None if there can be none."""
+        """Return the prefix by which to list the keys of one part under `prefix`. None if none can exist."""
         if "/" in prefix or not (self._lone.startswith(prefix) or prefix.startswith(self._lone)):
             return None
         return max(prefix, self._lone, key=len)
@@ -133,12 +137,13 @@ class HashedStore(StoreDecorator):
         start = f"{folder}/{after}" if after else ""
         async for row in self.inner.list(f"{folder}/{prefix}", after=start):
             key = row.key[2:]
-            if _placed(key) == row.key:  # else somebody else's
+            # An object in another folder than that of its hash is somebody else's: `get` would not find it.
+            if _placed(key) == row.key:
                 yield Listed(key, row.size_bytes)
 
     async def _alone(self, prefix: str, after: str) -> AsyncIterator[Listed]:
         async for row in self.inner.list(prefix, after=after):
-            if "/" not in row.key:
+            if "/" not in row.key:  # a longer key is in the listing of its folder, if it is ours
                 yield row
 
 

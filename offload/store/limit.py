@@ -1,9 +1,12 @@
-"""At most so many requests at once, at most so fast, and none for ever; up and down apart from each other.
+"""Limits of requests: how many at once, how many and how many bytes a second, and how long each may take.
 
-Up is what changes the store (put, create, delete, uploads), down is what reads it. A request waits for
-its turn without its clock running. Past its deadline it is cancelled: a read then raises `TryAgain`,
-and so does waiting for the next row of a listing; a mutation raises `OutcomeUnknown`, because nobody
-can tell how far the store had come. A store that throttles lowers the bound of that direction (`turns`).
+The two directions have separate limits. Up are the requests that change the store (put, create, delete,
+uploads), down are those that read it.
+
+- The deadline of a request starts when it gets its turn.
+- A request that exceeds its deadline is cancelled. A read then raises `TryAgain`, and so does the wait for a
+  row of a listing. A mutation raises `OutcomeUnknown`, because the store may have applied it.
+- A store that throttles lowers the bound of that direction (`turns`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from offload.contracts.opening import RequestLimits
@@ -27,7 +31,7 @@ T = TypeVar("T")
 
 
 class LimitedStore(StoreDecorator):
-    """Holds every request to `limits`. `aclose` is not limited."""
+    """A store that bounds every request by `limits`. `aclose` is not limited."""
 
     __slots__ = ("_deadline_seconds", "down", "up")
 
@@ -40,7 +44,7 @@ class LimitedStore(StoreDecorator):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         turns: RequestTurns | None = None,
     ) -> None:
-        """Stores that are given the same `turns` are bounded together; without, this one is by itself."""
+        """Stores with the same `turns` are bounded together. Without `turns`, this store has its own."""
         super().__init__(inner)
         limits = limits or RequestLimits()
         self._deadline_seconds = limits.deadline_seconds
@@ -48,38 +52,59 @@ class LimitedStore(StoreDecorator):
         self.up, self.down = turns.up, turns.down
 
     async def put(self, key: str, body: Body) -> None:
-        """Put when it is our turn."""
-        await self.up.pay(body.size_bytes)
-        await self.limit(self.up, lambda: self.inner.put(key, body), f"put of {key!r}", OutcomeUnknown)
+        """Put the object in turn."""
+        # Paid before the turn, here and below: a request that waits for its rate holds no turn.
+        if not body.is_bound:
+            await self.up.pay(body.size_bytes)
+            await self.limit(self.up, lambda: self.inner.put(key, body), f"put of {key!r}", OutcomeUnknown)
+            return
+        # Only the windows show how many bytes they are, so the next request pays for them.
+        size_bytes = 0
+
+        async def counted() -> AsyncIterator[bytes]:
+            nonlocal size_bytes
+            async for window in body.windows():
+                size_bytes += len(window)
+                yield window
+
+        await self.up.pay(0)
+        sent = replace(body, windows=counted)
+        try:
+            await self.limit(self.up, lambda: self.inner.put(key, sent), f"put of {key!r}", OutcomeUnknown)
+        finally:
+            self.up.owe(size_bytes)
 
     async def create(self, key: str, data: bytes) -> None:
-        """Create when it is our turn."""
+        """Create the object in turn."""
         await self.up.pay(len(data))
         await self.limit(self.up, lambda: self.inner.create(key, data), f"create of {key!r}", OutcomeUnknown)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Read when it is our turn."""
+        """Read the object in turn."""
         await self.down.pay(0)
         data = await self.limit(self.down, lambda: self.inner.get(key, span), f"get of {key!r}", TryAgain)
+        # Noted afterwards, because only the reply shows how many bytes came. The next read waits for them.
         self.down.owe(len(data))
         return data
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """Ask when it is our turn."""
+        """Ask for the checksum in turn."""
         await self.down.pay(0)
         what = f"checksum of {key!r}"
         return await self.limit(self.down, lambda: self.inner.stored_crc32c(key), what, TryAgain)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """List; each row is a request of its own, so that a slow consumer holds up nobody."""
+        """List objects. Each row takes a turn of its own, so a slow consumer holds none between rows."""
         await self.down.pay(0)
         rows = aiter(self.inner.list(prefix, after=after))
+        # A turn for the whole listing would be held while the consumer works, perhaps for hours, and a
+        # deadline for the whole listing would cut a long one.
         what = f"list of {prefix!r}"
         while (row := await self.limit(self.down, lambda: _next(rows), what, TryAgain)) is not None:
             yield row
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """List one level; each name is a request of its own, as the rows of a listing are."""
+        """List one level. Each name takes a turn of its own, as each row of `list` does."""
         await self.down.pay(0)
         names = aiter(self.inner.level(prefix))
         what = f"list of {prefix!r}"
@@ -87,26 +112,26 @@ class LimitedStore(StoreDecorator):
             yield name
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete when it is our turn."""
+        """Delete the objects in turn."""
         await self.up.pay(0)
         what = f"delete of {len(keys)} objects"
         await self.limit(self.up, lambda: self.inner.delete(keys), what, OutcomeUnknown)
 
     async def start_upload(self, key: str) -> Upload:
-        """Begin an upload whose every call waits for its turn."""
+        """Begin an upload in turn. Each of its calls takes a turn too."""
         await self.up.pay(0)
         what = f"upload of {key!r}"
         begun = await self.limit(self.up, lambda: self.inner.start_upload(key), what, OutcomeUnknown)
         return _LimitedUpload(begun, self, key)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """List them when it is our turn."""
+        """List unfinished uploads in turn."""
         await self.down.pay(0)
         what = f"list of uploads of {prefix!r}"
         return await self.limit(self.down, lambda: self.inner.unfinished_uploads(prefix), what, TryAgain)
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Abort when it is our turn."""
+        """Abort an upload in turn."""
         await self.up.pay(0)
         what = f"abort of {upload.key!r}"
         await self.limit(self.up, lambda: self.inner.abort_upload(upload), what, OutcomeUnknown)
@@ -118,7 +143,9 @@ class LimitedStore(StoreDecorator):
         what: str,
         overdue: type[OffloadError],
     ) -> T:
-        """Make `request` in its turn; past the deadline cancel it and raise `overdue`."""
+        """Make `request` in its turn. Past the deadline, cancel it and raise `overdue`."""
+        # Without a time at first: the deadline starts when the turn is taken, so a long queue costs no
+        # request its deadline.
         scope = asyncio.timeout(None)
         try:
             async with direction.turns, scope:
@@ -129,17 +156,17 @@ class LimitedStore(StoreDecorator):
             direction.turns.throttled()
             raise
         except TimeoutError as error:
-            if not scope.expired():
+            if not scope.expired():  # the store's own error, and not this deadline
                 raise
             raise overdue(
-                f"{what} at {self.url} took longer than {self._deadline_seconds} s and was given up"
+                f"{what} at {self.url} took longer than {self._deadline_seconds} s and was cancelled"
             ) from error
         direction.turns.succeeded()
         return result
 
 
 class RequestTurns:
-    """What is bounded: the turns and the rates of both directions, for one store or for several."""
+    """The turns and the rates of both directions, for one store or for several together."""
 
     __slots__ = ("down", "up")
 
@@ -163,7 +190,7 @@ class RequestTurns:
 
 
 class _Direction:
-    """Up or down: turns, and the rates of requests and bytes."""
+    """One direction, up or down: its turns, and its rates of requests and bytes."""
 
     __slots__ = ("_requests", "_size_bytes", "turns")
 
@@ -173,12 +200,12 @@ class _Direction:
         self._size_bytes = size_bytes
 
     async def pay(self, size_bytes: int) -> None:
-        """Wait until earlier use is paid for; note one request, and bytes where they are known."""
+        """Note one request and its bytes, if they are known, and wait until earlier use is paid for."""
         await self._requests.take(1)
         await self._size_bytes.take(size_bytes)
 
     def owe(self, size_bytes: int) -> None:
-        """Note bytes that came; the next request waits for them."""
+        """Note received bytes without waiting. The next request waits for them."""
         self._size_bytes.note(size_bytes)
 
 

@@ -1,8 +1,9 @@
-"""Logging each request to a store, and what came of it: the log that `offload --debug` shows.
+"""A log of each request to a store and its outcome: the log that `offload --debug` shows.
 
-Stand it directly before the backend, so that every attempt is a line. A line holds the operation, the key,
-sizes, times and the error: never the bytes of an object, and no option of the backend. Invariant: a request
-does the same with and without the log.
+Place it directly before the backend's store, so that every attempt is a line. A line has the operation, the
+key, sizes, times and the error. It never has the bytes of an object or an option of the backend.
+
+Invariant: a request does the same with and without the log.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _log: Final = logging.getLogger(__name__)
 
 
 def logged(store: ObjectStore, clock: Callable[[], float] = time.monotonic) -> ObjectStore:
-    """`store`, which logs its requests if anybody listens to debug messages now."""
+    """Return `store` with a log of its requests if debug messages are enabled now, else `store` itself."""
     return LoggedStore(store, clock) if _log.isEnabledFor(logging.DEBUG) else store
 
 
 class LoggedStore(StoreDecorator):
-    """Logs every request when it ends, at level DEBUG."""
+    """A store that logs every request when it ends, at level DEBUG."""
 
     __slots__ = ("_clock",)
 
@@ -37,58 +38,61 @@ class LoggedStore(StoreDecorator):
         self._clock = clock
 
     async def put(self, key: str, body: Body) -> None:
-        """Log the size."""
+        """Put the object, and log its size."""
         with _told(self._clock, f"put {key}, {body.size_bytes} bytes"):
             await self.inner.put(key, body)
 
     async def create(self, key: str, data: bytes) -> None:
-        """Log the size."""
+        """Create the object, and log its size."""
         with _told(self._clock, f"create {key}, {len(data)} bytes"):
             await self.inner.create(key, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Log the span, and the size of the reply."""
+        """Read the object, and log the span and the size of the reply."""
         with _told(self._clock, f"get {key}{_place(span)}") as found:
             data = await self.inner.get(key, span)
             found.append(f"{len(data)} bytes")
         return data
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """Log it."""
+        """Ask for the checksum, and log the request."""
         with _told(self._clock, f"ask for the CRC-32C of {key}"):
             return await self.inner.stored_crc32c(key)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Log how many rows were taken. The time includes that of whoever takes them."""
+        """List objects, and log the number of rows that were taken.
+
+        The time includes that of the consumer.
+        """
         with _told(self._clock, f"list {prefix!r} after {after!r}") as found:
             async with aclosing(_counted(self.inner.list(prefix, after=after), found)) as rows:
                 async for row in rows:
                     yield row
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """As `list`."""
+        """List one level, and log the same as for `list`."""
         with _told(self._clock, f"list the level {prefix!r}") as found:
             async with aclosing(_counted(self.inner.level(prefix), found)) as names:
                 async for name in names:
                     yield name
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Log the keys."""
+        """Delete the objects, and log their keys."""
         with _told(self._clock, f"delete {' '.join(keys)}"):
             await self.inner.delete(keys)
 
     async def start_upload(self, key: str) -> Upload:
-        """Log it; the upload logs its own requests."""
+        """Begin an upload, and log the request. The upload logs its own requests."""
         with _told(self._clock, f"start upload {key}"):
             return _LoggedUpload(await self.inner.start_upload(key), key, self._clock)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Log it."""
+        """List unfinished uploads, and log the request."""
         with _told(self._clock, f"list unfinished uploads {prefix!r}"):
             return await self.inner.unfinished_uploads(prefix)
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Log it."""
+        """Abort an upload, and log the request."""
         with _told(self._clock, f"abort upload {upload.key}"):
             await self.inner.abort_upload(upload)
 
@@ -115,12 +119,12 @@ class _LoggedUpload(UploadDecorator):
 
 @contextmanager
 def _told(clock: Callable[[], float], request: str) -> Iterator[list[str]]:
-    """Log the request when it ends: its time, and what was found or raised."""
+    """Log the request when it ends: its time, and its result or error."""
     found: list[str] = []
     began = clock()
     try:
         yield found
-    except (NotFound, AlreadyExists) as answer:
+    except (NotFound, AlreadyExists) as answer:  # their texts only repeat the key
         found.append(type(answer).__name__)
         raise
     except BaseException as error:
@@ -131,7 +135,7 @@ def _told(clock: Callable[[], float], request: str) -> Iterator[list[str]]:
 
 
 async def _counted(rows: AsyncIterator[T], found: list[str]) -> AsyncGenerator[T, None]:
-    """The rows; and how many were taken, once they end or nobody wants more."""
+    """Yield the rows. When they end, or the consumer stops, add the number that was taken to `found`."""
     count = 0
     try:
         async with aclosing(cast("AsyncGenerator[T, None]", rows)):

@@ -1,7 +1,7 @@
-"""A store in memory, for tests: the whole contract, durability excepted, and nothing else.
+"""A store in memory, for tests: the whole contract except durability, and nothing more.
 
-Several stores over one `objects` dict are several processes at one bucket. Every request gives
-way to other tasks once before it acts, so that writers really interleave.
+Several stores over one `objects` dict behave like several processes with one bucket. Every request yields to
+other tasks once before it acts, so that writers really interleave.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from offload.store.spans import clip
 __all__ = ["MemoryStore"]
 
 
-_CREATING: Final = threading.Lock()  # "absent?" and "store it" are one step, also between threads
+_CREATING: Final = threading.Lock()  # the check and the store of a create are one step, also between threads
 
 
 class MemoryStore(ObjectStore):
-    """Objects in `objects`, which may be shared and looked at; only `bytes` that never change are in it."""
+    """A store of the objects in `objects`. Tests may share and read this dict; its values never change."""
 
     __slots__ = ("_now_ms", "_unfinished", "_url", "objects")
 
@@ -43,36 +43,41 @@ class MemoryStore(ObjectStore):
 
     @property
     def url(self) -> str:
-        """`memory://` and the name that was given."""
+        """`memory://` and the store's name."""
         return self._url
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything but durability, and but other processes."""
+        """All capabilities except durability and use by several processes."""
         return Capabilities(
-            atomic_create=True, strong_listing=True, multipart=True, durable=False, one_process=True
+            atomic_create=True,
+            strong_listing=True,
+            multipart=True,
+            unsized_put=True,
+            durable=False,
+            one_process=True,
         )
 
     async def put(self, key: str, body: Body) -> None:
         """Gather the windows, then store them in one step."""
         check_key(key)
         data = b"".join([window async for window in body.windows()])
-        if len(data) != body.size_bytes:
-            raise Misuse(f"the body of {key!r} has {len(data)} bytes and announced {body.size_bytes}")
+        body.check_size(len(data))
+        # The only wait is before the object is stored: readers see the old object or the new one.
         await asyncio.sleep(0)
         self.objects[key] = data
 
     async def create(self, key: str, data: bytes) -> None:
-        """Store `data` unless the key is taken."""
+        """Store `data` unless the key exists."""
         check_key(key)
         await asyncio.sleep(0)
         with _CREATING:
             if key in self.objects:
                 raise AlreadyExists(key)
-            self.objects[key] = bytes(data)
+            self.objects[key] = bytes(data)  # a copy, because the caller may change its buffer
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Read what `span` names."""
+        """Read the bytes of `span`."""
         check_key(key)
         await asyncio.sleep(0)
         if key not in self.objects:
@@ -82,7 +87,7 @@ class MemoryStore(ObjectStore):
         return data[start:end]
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """The objects as they were when the listing began."""
+        """List the objects as they were when the listing began."""
         await asyncio.sleep(0)
         rows = [
             Listed(key, len(data))
@@ -93,28 +98,28 @@ class MemoryStore(ObjectStore):
             yield row
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """The names as they were when the listing began."""
+        """List the names as they were when the listing began."""
         await asyncio.sleep(0)
         below = (key[len(prefix) :].partition("/") for key in self.objects if key.startswith(prefix))
         for name in sorted({prefix + part + slash for part, slash, _ in below}):
             yield name
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Remove each key that is there."""
-        for key in keys:
+        """Remove each key that exists."""
+        for key in keys:  # all of them first: a malformed key fails the call before anything is deleted
             check_key(key)
         await asyncio.sleep(0)
         for key in keys:
             self.objects.pop(key, None)
 
     async def start_upload(self, key: str) -> Upload:
-        """Begin an upload, whose parts wait outside `objects`."""
+        """Begin an upload. Its parts are not in `objects` until it completes."""
         upload_id = str(uuid4())
         self._unfinished[upload_id] = upload = _MemoryUpload(self, check_key(key), upload_id)
         return upload
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Those that were begun here, by the clock that was given."""
+        """Return the uploads that were begun on this store, with times of its clock."""
         await asyncio.sleep(0)
         return [
             Unfinished(each.key, name, each.started_ms)
@@ -123,7 +128,7 @@ class MemoryStore(ObjectStore):
         ]
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Abort it, if it is there."""
+        """Abort the upload if it exists."""
         if (found := self._unfinished.get(upload.upload_id)) is not None:
             await found.abort()
 
@@ -153,6 +158,7 @@ class _MemoryUpload(Upload):
         sizes = [len(self._parts[number]) for number in numbers]
         if any(size != sizes[0] for size in sizes[:-1]) or sizes[-1] > sizes[0]:
             raise Misuse(f"the parts of {self.key!r} have different sizes: {sizes}")
+        # Ended after the put: if the put is cancelled, the upload can still be completed or aborted.
         await self._store.put(self.key, Body.of(b"".join(self._parts[number] for number in numbers)))
         self._end()
 

@@ -1,6 +1,6 @@
-"""What backends of distant stores share: a body gathered in memory, or sent in parts.
+"""Helpers for the backends of remote stores: gathering a body in memory, and sending it in parts.
 
-Invariant: an upload in parts that does not complete is aborted, whatever ended it.
+Invariant: an upload in parts that does not complete is aborted, for every kind of failure.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ __all__ = ["check_create", "part_numbers", "parts_of", "put_in_parts", "whole", 
 
 
 async def windows_in_memory(body: Body) -> list[bytes]:
-    """The windows of a body, not joined. Raises `Misuse` where they are not as long as it says."""
+    """Return the windows of a body, not joined.
+
+    Raises `Misuse` if they are not `body.size_bytes` together.
+    """
     windows, size = [], 0
     async for window in body.windows():
         windows.append(window)
         size += len(window)
-        if size > body.size_bytes:
-            raise Misuse(f"a body of {body.size_bytes} bytes yielded more")
-    if size != body.size_bytes:
-        raise Misuse(f"a body of {body.size_bytes} bytes yielded {size}")
+        body.check_size(size, is_end=False)
+    body.check_size(size)
     return windows
 
 
@@ -34,25 +35,27 @@ def check_create(key: str, data: bytes, capabilities: Capabilities) -> None:
     """Raise `Misuse` if `data` is more than one create takes."""
     most = capabilities.create_size_bytes_max
     if most is not None and len(data) > most:
-        raise Misuse(f"creating {key!r}: {len(data)} bytes in one request; at most {most} are possible")
+        raise Misuse(f"cannot create {key!r}: it has {len(data)} bytes, and one request takes at most {most}")
 
 
 async def whole(body: Body) -> bytes:
-    """The bytes of a body, in memory once. Raises `Misuse` where they are not as many as it says."""
+    """Return the bytes of a body, in memory once. Raises `Misuse` if they are not `body.size_bytes`."""
     gathered = io.BytesIO()
     async for window in body.windows():
-        if gathered.tell() + len(window) > body.size_bytes:
-            raise Misuse(f"a body of {body.size_bytes} bytes yielded more")
+        # Checked for each window: a body that never ends must not fill the memory.
+        body.check_size(gathered.tell() + len(window), is_end=False)
         gathered.write(window)
-    if gathered.tell() != body.size_bytes:
-        raise Misuse(f"a body of {body.size_bytes} bytes yielded {gathered.tell()}")
-    return gathered.getvalue()  # hands its buffer over, and copies nothing
+    body.check_size(gathered.tell())
+    return gathered.getvalue()  # returns the buffer without a copy
 
 
 async def put_in_parts(
     store: ObjectStore, key: str, body: Body, *, part_size_bytes: int, at_once: int
 ) -> None:
-    """Store a body as a multipart upload, `at_once` parts under way. Memory: so many parts and one more."""
+    """Store a body as a multipart upload, with at most `at_once` parts under way.
+
+    Up to `at_once` + 1 parts are in memory.
+    """
     upload = await store.start_upload(key)
     try:
         turns = asyncio.Semaphore(at_once)
@@ -67,13 +70,16 @@ async def put_in_parts(
             sent = number = 0
             async with aclosing(parts_of(body, part_size_bytes)) as parts:
                 async for data in parts:
+                    # Checked for each part, as in `whole`: a body that never ends must not fill the store.
+                    body.check_size(sent + len(data), is_end=False)
+                    # Before the task is made: a part without a turn would be held in memory too.
                     await turns.acquire()
                     number, sent = number + 1, sent + len(data)
                     group.create_task(put(number, data))
-        if sent != body.size_bytes:
-            raise Misuse(f"a body of {body.size_bytes} bytes yielded {sent}")
+        # Before `complete`, which makes the object visible: an object of another size must never be seen.
+        body.check_size(sent)
         await upload.complete()
-    except BaseExceptionGroup as group_of_errors:
+    except BaseExceptionGroup as group_of_errors:  # callers tell errors apart by class, and a group hides it
         await upload.abort()
         raise group_of_errors.exceptions[0] from None
     except BaseException:
@@ -82,7 +88,7 @@ async def put_in_parts(
 
 
 async def parts_of(body: Body, part_size_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The body cut anew: every part but the last has `part_size_bytes`."""
+    """Yield the body in parts of `part_size_bytes`. Only the last part may be shorter."""
     held: list[bytes] = []
     size = 0
     async for window in body.windows():
@@ -97,7 +103,7 @@ async def parts_of(body: Body, part_size_bytes: int) -> AsyncGenerator[bytes, No
 
 
 def part_numbers(numbers: Iterable[int], key: str) -> list[int]:
-    """The numbers of an upload's parts, from 1 on. Raises `Misuse` where one is missing."""
+    """Return the numbers of an upload's parts in order, from 1 on. Raises `Misuse` if one is missing."""
     found = sorted(numbers)
     if found != [*range(1, len(found) + 1)]:
         raise Misuse(f"the upload of {key!r} lacks a part: it has {found}")

@@ -1,6 +1,7 @@
-"""A part of a store that looks like a whole one: keys below `<prefix>/`, named without it.
+"""A part of a store as a store of its own: the keys below `<prefix>/`, without the prefix in their names.
 
-Nothing escapes: a key is checked before the prefix is set before it, and no key has a part `..`.
+Invariant: no call reaches a key outside the prefix. Each key is checked before the prefix is added, and no
+valid key has a part `..`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ __all__ = ["PrefixStore"]
 
 
 class PrefixStore(StoreDecorator):
-    """The objects of `inner` whose keys begin with `<prefix>/`. Errors name keys as the caller does.
+    """A store of the objects of `inner` below `<prefix>/`. Errors name keys without the prefix.
 
-    The prefix takes its share of a key's bytes, as `capabilities` declare.
+    Keys can be shorter than in `inner`, by the length of the prefix, and `capabilities` declare that.
     """
 
     __slots__ = ("_below",)
@@ -31,18 +32,18 @@ class PrefixStore(StoreDecorator):
 
     @property
     def prefix(self) -> str:
-        """What stands before all keys, without the slash at its end."""
+        """The prefix of all keys, without the slash at its end."""
         return self._below[:-1]
 
     @property
     def url(self) -> str:
-        """The url of the store behind, and the prefix."""
+        """The URL of the inner store, with the prefix."""
         outer = self.inner.url
         return f"{outer}{'' if outer.endswith('/') else '/'}{self._below[:-1]}"
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the store behind, but for the length of keys."""
+        """The capabilities of the inner store, with keys shorter by the prefix."""
         return self.inner.capabilities.behind(self._below)
 
     async def put(self, key: str, body: Body) -> None:
@@ -60,24 +61,24 @@ class PrefixStore(StoreDecorator):
             return await self.inner.get(self._full(key), span)
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """Ask below the prefix."""
+        """Ask for a checksum below the prefix."""
         with self._naming(key):
             return await self.inner.stored_crc32c(self._full(key))
 
     async def retained(self, key: str) -> str | None:
-        """Ask below the prefix."""
+        """Ask about an object below the prefix."""
         with self._naming(key):
             return await self.inner.retained(self._full(key))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """List what is below the prefix."""
+        """List the objects below the prefix."""
         cut = len(self._below)
         start = self._below + after if after else ""
         async for row in self.inner.list(self._below + prefix, after=start):
             yield Listed(row.key[cut:], row.size_bytes)
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """What is directly below, below the prefix."""
+        """List one level below the prefix."""
         cut = len(self._below)
         async for name in self.inner.level(self._below + prefix):
             yield name[cut:]
@@ -91,12 +92,12 @@ class PrefixStore(StoreDecorator):
         return await self.inner.start_upload(self._full(key))
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Those of keys below the prefix."""
+        """Return the unfinished uploads of keys below the prefix."""
         cut, found = len(self._below), await self.inner.unfinished_uploads(self._below + prefix)
         return [replace(upload, key=upload.key[cut:]) for upload in found]
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Abort one below the prefix."""
+        """Abort an upload of a key below the prefix."""
         await self.inner.abort_upload(replace(upload, key=self._full(upload.key)))
 
     def _full(self, key: str) -> str:

@@ -1,8 +1,8 @@
-"""Finding out whether a store keeps what a commit rests on: above all, that create refuses what exists.
+"""A test of a store before a tier is made on it: above all, that a create refuses an existing key.
 
-Some servers that speak S3's protocol answer 200 to a conditional put and overwrite. On such a store
-two writers would both believe that they had committed. So where the backend cannot know, an object
-is created twice under a name of its own, and the second must lose.
+Some servers that speak S3's protocol answer 200 to a conditional put and overwrite the object. On such a
+store two writers would both believe that they had committed. So if the backend cannot know what its server
+does, an object is created twice under a fresh name, and the second create must fail.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from offload.errors import AlreadyExists, Corrupt, Denied, OutcomeUnknown, TryAg
 from offload.store.checked import checked
 
 PROBE: Final = "tier.probe."
-"""What the names of probes begin with."""
+"""The prefix of the names of probes."""
 
 CHECK: Final = "tier.check."
-"""What the names of `offload check` begin with."""
+"""The prefix of the names that `offload check` uses."""
 
 LEFT_BEHIND_MS: Final = 24 * 3600 * 1000
-"""A trial takes minutes, so one that began so long ago was interrupted. Clocks differ by less."""
+"""In milliseconds. A trial takes minutes, so an older one was interrupted. Clocks differ by less."""
 
 _TRIAL: Final = re.compile(rf"(?:{re.escape(PROBE)}|{re.escape(CHECK)})([0-9]{{20}})\.")
 
@@ -34,11 +34,12 @@ FIRST, SECOND = b"ledger-offload probe 1\n", b"ledger-offload probe 2\n"
 
 
 async def make_sure_of_create(store: ObjectStore, env: Env) -> None:
-    """Return where create-if-absent holds. Raises `Denied`, with what to do, where it does not.
+    """Raise `Denied` if the store cannot hold a tier, above all if its create overwrites existing objects.
 
-    Costs four small requests where `capabilities.create_is_probed`, else none. Leaves nothing behind
-    unless it is interrupted: then an object that nothing reads, and that the sweep removes after a day.
-    Raises `TryAgain` or `OutcomeUnknown` where the store does not answer in several trials.
+    The error says what to do. Costs four small requests if `capabilities.create_is_probed`, else none. If it
+    is interrupted, it leaves an object behind that nothing reads and that the sweep removes after a day;
+    otherwise it leaves nothing. Raises `TryAgain` or `OutcomeUnknown` if the store does not answer in several
+    trials.
     """
     capabilities = store.capabilities
     if not capabilities.strong_listing:
@@ -57,25 +58,26 @@ async def make_sure_of_create(store: ObjectStore, env: Env) -> None:
         return
     if not capabilities.atomic_create or not await _second_create_loses(store, env):
         raise Denied(
-            f"{store.url} cannot hold a tier: it overwrites what it was asked to create only if absent, "
+            f"{store.url} cannot hold a tier: its create overwrites existing objects, "
             "so two writers could both commit; use a server that honours If-None-Match, or keep the roots "
             "elsewhere: `offload sync --commit-store URL`"
         )
 
 
 def trial_name(prefix: str, env: Env) -> str:
-    """A name for a trial that begins now: the time in milliseconds, and a UUID."""
+    """Return a name for a trial that begins now: `prefix`, the time in milliseconds, and a UUID."""
     return f"{prefix}{max(env.now_ms(), 0):020d}.{env.uuid()}"
 
 
 def is_left_behind(key: str, env: Env) -> bool:
-    """Whether a trial left this object that was interrupted more than a day ago."""
+    """Return True if the object is of a trial that began more than a day ago, and so was interrupted."""
     trial = _TRIAL.match(key)
     return trial is not None and env.now_ms() - int(trial[1]) > LEFT_BEHIND_MS
 
 
 async def _second_create_loses(store: ObjectStore, env: Env) -> bool:
-    """The verdict; a trial that was interrupted says nothing, and the next one is made under a new name."""
+    """Return the verdict of the first trial that ends. A trial that fails half-way proves nothing."""
+    # Each trial has a new name: under the old one, a late create of the failed trial could decide the next.
     for attempt in range(PROBE_TRIALS_MAX - 1):
         try:
             return await _try_once(store, trial_name(PROBE, env))
@@ -86,11 +88,14 @@ async def _second_create_loses(store: ObjectStore, env: Env) -> bool:
 
 async def _try_once(store: ObjectStore, key: str) -> bool:
     try:
-        with suppress(AlreadyExists):  # nobody else knows the name: our own, sent again by the client
+        # Nobody else knows the name. If it exists, the client library sent our own create twice.
+        with suppress(AlreadyExists):
             await store.create(key, FIRST)
         try:
             await store.create(key, SECOND)
         except AlreadyExists:
+            # The answer alone is not enough: the store may have overwritten the object and then answered so,
+            # or the client may have sent the second create twice and have met it.
             await checked(store, key, partial(_make_sure_it_is_first, key=key))
             return True
         return False

@@ -1,17 +1,21 @@
-"""Asking again, for as long as the store may need to recover.
+"""Repeating requests that fail, for as long as a store may need to recover.
 
-Only a request that is the same the second time is repeated: reads, listings (which continue after the last
-key that they gave), deletes, and puts, whose bytes are fixed before the first attempt. Puts and deletes are
-also repeated if nobody knows their outcome.
+A request is repeated only if it has the same effect the second time:
 
-A `create` is repeated only after `TryAgain`: the store refused it, or never heard of it. If it took effect
-all the same, the repeat raises `AlreadyExists`, and every caller of `create` reads back after that. If
-nobody knows its outcome (a timeout, a lost reply), it is not repeated: the commit protocol lists first.
-`complete` is never repeated: its upload may be gone because it succeeded.
+- Reads, listings, deletes and puts are repeated. A listing continues after its last key. The bytes of a put
+  are fixed before the first attempt. Deletes and puts are also repeated if their outcome is unknown.
+- A `create` is repeated only after `TryAgain`: the store refused it, or did not receive it. If it took effect
+  all the same, the repeat raises `AlreadyExists`, and every caller of `create` reads back after that. If its
+  outcome is unknown (a timeout, a lost reply), it is not repeated: the commit protocol lists first.
+- `complete` is never repeated: the upload may be gone because it was completed.
 
-All requests of one store share their patience, because a store that is down or overloaded is so for all of
-them. Invariants: an answer to any request renews the patience of all; once it is spent, all waiting
-requests fail at the same moment; a waiting request holds no turn of `LimitedStore`.
+All requests of one store share their patience, because a store that is down or overloaded fails all of them.
+
+Invariants:
+
+- An answer to any request renews the patience of all.
+- When patience is spent, all waiting requests fail at the same moment.
+- A waiting request holds no turn of `LimitedStore`.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import math
 import random as randomness
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from offload.contracts.events import Event, Waiting
@@ -40,36 +44,39 @@ _REFUSED_OR_UNKNOWN: Final = (TryAgain, OutcomeUnknown)
 _NEVER: Final[tuple[type[OffloadError], ...]] = ()
 
 NOTICE_SECONDS: Final = 5.0
-"""`Waiting` is emitted at most this often."""
+"""The shortest time between two `Waiting` events of a store."""
 
 BLIP_SECONDS: Final = 1.0
-"""A shorter wait is not worth a word."""
+"""A wait shorter than this is not announced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How patiently a store is asked again."""
+    """The bounds and pauses of repeated requests."""
 
+    # Long enough for the restart of a server and for a bucket that throttles: neither may end a sync.
     patience_seconds: float = 120.0
-    """How long requests may go on failing, from the first failure after the store's last answer."""
+    """The time for which requests may fail, from the first failure after the store's last answer."""
 
     attempts_max: int = 120
-    """Of one request: some ten minutes. Ends one that always fails while the store answers all others."""
+    """The most attempts of one request, some ten minutes. Ends one that fails while others succeed."""
 
     pause_seconds_first: float = 0.1
     pause_seconds_max: float = 10.0
 
     def pause_seconds(self, failures: int, chance: float) -> float:
-        """The pause after so many failures in a row: a random part of a bound that doubles ("full jitter").
+        """Return the pause after `failures` failures in a row: a random part of a bound that doubles.
 
-        `chance` in [0, 1) is that part. Any part, so that clients that failed together come back apart.
+        `chance` in [0, 1) is that part ("full jitter"). So clients that failed at the same moment come back
+        at different times.
         """
+        # The exponent is bounded because a large one would overflow a float before `min` could cut it off.
         doubled = self.pause_seconds_first * 2.0 ** min(failures - 1, 32)
         return chance * min(doubled, self.pause_seconds_max)
 
 
 class RetryingStore(StoreDecorator):
-    """Repeats what the module head allows. When patience ends, the last error is raised as it came."""
+    """A store that repeats failed requests. When patience ends, it raises the last error unchanged."""
 
     __slots__ = ("_patience",)
 
@@ -83,16 +90,16 @@ class RetryingStore(StoreDecorator):
         random: Callable[[], float] = randomness.random,
         emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        """`emit` hears of `Waiting`, now and then, as long as requests wait."""
+        """`emit` gets a `Waiting` event every few seconds as long as requests wait."""
         super().__init__(inner)
         self._patience = _Patience(
             inner.url, policy or RetryPolicy(), clock=clock, sleep=sleep, random=random, emit=emit
         )
 
     async def put(self, key: str, body: Body) -> None:
-        """Put, again from the first byte if refused or if nobody knows: the bytes are the same.
+        """Put the object. After a refusal or an unknown outcome, repeat it from the first byte.
 
-        An error of the body is raised at once, as it came: the store is well, and its patience stays whole.
+        An error of the body's source is raised at once and unchanged. It costs the store no patience.
         """
         watched = _WatchedBody(body)
 
@@ -102,39 +109,47 @@ class RetryingStore(StoreDecorator):
             except _REFUSED_OR_UNKNOWN:
                 if watched.error is None:
                     raise
+                # The source of the body may raise `TryAgain` too. Taken for the store's, it would spend the
+                # patience of every request of this store. `retry` does not repeat after this class.
                 raise _BodyFailed from watched.error
 
         try:
             await self.retry(put, on=_REFUSED_OR_UNKNOWN)
         except _BodyFailed as failed:
+            # The caller gets the source's own error, with its cause, and never sees the class of this module.
             raise watched.error or failed from None
 
     async def create(self, key: str, data: bytes) -> None:
-        """Create, again if refused. `OutcomeUnknown` is raised at once: read back before you repeat it."""
+        """Create the object.
+
+        Repeats after a refusal only: after `OutcomeUnknown` the caller must read back.
+        """
         await self.retry(lambda: self.inner.create(key, data))
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Read, again if refused."""
+        """Read the object. Repeats after a refusal."""
         return await self.retry(lambda: self.inner.get(key, span))
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """Ask, again if refused."""
+        """Ask for the checksum. Repeats after a refusal."""
         return await self.retry(lambda: self.inner.stored_crc32c(key))
 
     async def retained(self, key: str) -> str | None:
-        """Ask, again if refused."""
+        """Ask whether bytes are kept after a deletion. Repeats after a refusal."""
         return await self.retry(lambda: self.inner.retained(key))
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete, again if refused or if nobody knows; a key that is gone counts as deleted."""
+        """Delete the objects. Repeats after a refusal or an unknown outcome: absent keys count as deleted."""
         await self.retry(lambda: self.inner.delete(keys), on=_REFUSED_OR_UNKNOWN)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """List, continuing after the last key that was given."""
+        """List objects. After a refusal, continue after the last key that was yielded."""
         attempts = self._patience.attempts()
         while True:
             try:
                 async for row in self.inner.list(prefix, after=after):
+                    # `answered` comes before the yield, during which the consumer may take any time. After
+                    # it, this old answer could end a trouble that began meanwhile.
                     after = row.key
                     attempts.answered()
                     yield row
@@ -142,16 +157,19 @@ class RetryingStore(StoreDecorator):
                 if not await attempts.pause(error):
                     raise
             else:
-                attempts.answered()
+                attempts.answered()  # a listing of nothing is an answer too
                 return
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """List one level, from its beginning if it breaks off, without the names that were given already."""
+        """List one level. After a refusal, begin again and leave out the names that were yielded before."""
+        # `level` of the port has no `after`, so a level cannot be continued like a listing.
         attempts, given = self._patience.attempts(), set()
         while True:
             try:
                 async for name in self.inner.level(prefix):
-                    if name not in given:  # one that comes again is no progress
+                    # A name that comes again is no progress. If it counted as an answer, a level that always
+                    # breaks off at the same place would be repeated for ever.
+                    if name not in given:
                         given.add(name)
                         attempts.answered()
                         yield name
@@ -163,29 +181,35 @@ class RetryingStore(StoreDecorator):
                 return
 
     async def start_upload(self, key: str) -> Upload:
-        """Begin an upload whose parts are repeated if refused. A begun one may be left behind, unseen."""
+        """Begin an upload.
+
+        Repeats after a refusal, so an earlier attempt may leave an upload that nobody uses.
+        """
+        # The store can list such an upload (`unfinished_uploads`), and a sweep aborts it later.
         return _RetryingUpload(await self.retry(lambda: self.inner.start_upload(key)), self)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """List them, again if refused."""
+        """List unfinished uploads. Repeats after a refusal."""
         return await self.retry(lambda: self.inner.unfinished_uploads(prefix))
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Abort, again if refused or if nobody knows."""
+        """Abort an upload. Repeats after a refusal or an unknown outcome."""
         await self.retry(lambda: self.inner.abort_upload(upload), on=_REFUSED_OR_UNKNOWN)
 
     async def retry(
         self, request: Callable[[], Awaitable[T]], *, on: tuple[type[OffloadError], ...] = _REFUSED
     ) -> T:
-        """Make `request` until it answers, raises anything but errors of `on`, or patience ends."""
+        """Repeat `request` until it returns, raises an error that is not in `on`, or patience ends."""
         attempts = self._patience.attempts()
         while True:
             try:
                 result = await request()
             except (NotFound, AlreadyExists):
+                # Only a store that works can say so. As an answer, it renews the patience of all requests.
                 attempts.answered()
                 raise
             except on as error:
+                # The pause is out here, before the limits of `LimitedStore`, so it holds no turn.
                 if not await attempts.pause(error):
                     raise
             else:
@@ -194,7 +218,7 @@ class RetryingStore(StoreDecorator):
 
 
 class _BodyFailed(Exception):
-    """The source of a body failed, and not the store."""
+    """The error of a put whose body's source failed, and not the store."""
 
 
 class _WatchedBody:
@@ -204,24 +228,24 @@ class _WatchedBody:
 
     def __init__(self, of: Body) -> None:
         self._of = of
-        self.body = Body(size_bytes=of.size_bytes, windows=self._windows)
+        self.body = replace(of, windows=self._windows)
         self.error: OffloadError | None = None
 
     async def _windows(self) -> AsyncIterator[bytes]:
         try:
             async for window in self._of.windows():
                 yield window
-        except OffloadError as error:
+        except OffloadError as error:  # no other error could be taken for the store's refusal
             self.error = error
             raise
 
 
 class _Patience:
-    """How long the requests of one store wait for it, together.
+    """The patience that all requests of one store share.
 
-    Trouble begins with the first failure after an answer, and the next answer ends it. When it has lasted
+    Trouble begins with the first failure after an answer, and ends with the next answer. When it has lasted
     for `patience_seconds`, waiting requests give up, and each later request gets one attempt, until one of
-    them is answered. Trouble of which nobody heard for that long is over too: it says nothing about today.
+    them is answered. Trouble also ends if no request failed for that long.
     """
 
     __slots__ = (
@@ -249,41 +273,50 @@ class _Patience:
         self.policy = policy
         self._url, self._clock, self._sleep, self._random, self._emit = url, clock, sleep, random, emit
         self._since: float | None = None
-        """When the trouble began; None while there is none."""
+        """The time at which the trouble began. None if there is none."""
 
+        # The time of the newest failure, and that of the newest failure that was announced.
         self._failed_at = self._noticed_at = -math.inf
 
     def attempts(self) -> _Attempts:
-        """Those of a request that begins now."""
+        """Return the attempts of a request that begins now."""
+        # If no request is sent, nobody notices that the store works again. An old failure says nothing about
+        # the present, so this request gets the whole patience.
         if self._clock() - self._failed_at > self.policy.patience_seconds:
             self._since = None
         return _Attempts(self)
 
     def answered(self) -> None:
-        """The store answered some request: whatever trouble there was is over."""
+        """End the trouble: the store answered a request."""
         self._since = None
 
     async def pause(self, error: OffloadError, failures: int) -> bool:
-        """Wait for the next attempt and return True, or return False if there is to be none.
+        """Wait and return True if the request may be repeated. Return False if it may not.
 
-        A store that says how long it wants to be left alone (`Throttled`) is left alone for at least so long.
-        If that is longer than patience lasts, nobody waits. The random part comes on top, so that many who
-        were told the same do not return at once.
+        If the store asks for a pause (`Throttled`), the wait is at least as long. If that exceeds the
+        patience, nobody waits. The random part is added to it, so that clients that got the same reply do not
+        come back at the same moment.
         """
         now = self._failed_at = self._clock()
+        # Trouble begins with this failure, not with the beginning of the request: an attempt that hung for
+        # longer than the patience is still followed by another one.
         self._since = since = now if self._since is None else self._since
         left = since + self.policy.patience_seconds - now
         asked = (error.pause_seconds if isinstance(error, Throttled) else None) or 0.0
+        # The bound of attempts ends a request that always fails while answers to others renew its patience.
         if left <= 0 or asked > left or failures >= self.policy.attempts_max:
             _log.debug("%s: gives up after attempt %d", self._url, failures)
             return False
+        # At most until patience ends, so that all waiting requests fail at that moment.
         pause = min(asked + self.policy.pause_seconds(failures, self._random()), left)
         _log.debug("%s: waits %.1f s after attempt %d", self._url, pause, failures)
         self._notice(error, waited=now - since, pause=pause)
         await self._sleep(pause)
+        # `_since` is read again: during the sleep, the answer to another request may have ended the trouble.
         return self._since is None or self._clock() < self._since + self.policy.patience_seconds
 
     def _notice(self, error: OffloadError, *, waited: float, pause: float) -> None:
+        # Announced before the pause, which may be long if the store asks for it.
         if waited + pause < BLIP_SECONDS or self._failed_at - self._noticed_at < NOTICE_SECONDS:
             return
         self._noticed_at = self._failed_at
@@ -307,12 +340,12 @@ class _Attempts:
         self._failures = 0
 
     def answered(self) -> None:
-        """The store answered: what follows may fail as often again."""
+        """Count failures from 0 again: the store answered this request, if only with a row of a listing."""
         self._failures = 0
         self._patience.answered()
 
     async def pause(self, error: OffloadError) -> bool:
-        """As `_Patience.pause`."""
+        """Count a failure, and do as `_Patience.pause`."""
         self._failures += 1
         return await self._patience.pause(error, self._failures)
 
@@ -325,9 +358,11 @@ class _RetryingUpload(UploadDecorator):
         self._store = store
 
     async def put_part(self, number: int, data: bytes) -> None:
+        # The contract allows the same number again with the same bytes, so an unknown outcome does no harm.
         await self._store.retry(lambda: self.inner.put_part(number, data), on=_REFUSED_OR_UNKNOWN)
 
     async def complete(self) -> None:
+        # It is never repeated. It goes through `retry` because its answer renews the patience.
         await self._store.retry(self.inner.complete, on=_NEVER)
 
     async def abort(self) -> None:

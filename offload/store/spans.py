@@ -1,4 +1,4 @@
-"""What a span means once the size of the object is known: clipped at its end, never padded."""
+"""The bytes of a span in an object of known size: clipped at the object's end, never padded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["clip"]
 
 
 def clip(span: Span | Suffix | None, size_bytes: int) -> tuple[int, int]:
-    """Return where `span` begins and ends in an object of `size_bytes`; both within the object.
+    """Return the start and the end of `span` in an object of `size_bytes`. Both are within the object.
 
-    Raises `Misuse` for a negative start or length, which no store could read alike.
+    Raises `Misuse` for a negative start or length, which stores would interpret differently.
     """
     match span:
         case None:
@@ -21,4 +21,4 @@ def clip(span: Span | Suffix | None, size_bytes: int) -> tuple[int, int]:
             return start, min(start + length, size_bytes)
         case Suffix(length) if length >= 0:
             return max(0, size_bytes - length), size_bytes
-    raise Misuse(f"{span} is no part of an object: start and length count from zero")
+    raise Misuse(f"{span} is not a part of an object: start and length must be 0 or more")

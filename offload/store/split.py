@@ -1,8 +1,10 @@
-"""Two stores as one: what commits rest on lies on one of them, everything else on the other.
+"""Two stores as one: the objects on which commits depend are on one of them, all others on the other.
 
-For a store of data that cannot create only if absent. `decisive` says of a key where its object
-belongs; no object is ever on both sides. Of the data store is asked what any store can do: put,
-read, list, delete.
+It serves a data store that cannot create an object only if it is absent. The data store gets only requests
+that every store supports: put, read, list and delete.
+
+Invariant: `decisive` alone decides on which side a key belongs. An object on the other side is never read,
+listed or deleted.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from offload.store.wrap import StoreDecorator
 
 
 class SplitStore(StoreDecorator):
-    """`inner` holds the data, `commits` what is `decisive`. Owns both.
+    """A store of `decisive` keys on `commits` and of all other keys on `inner`. It owns both stores.
 
-    `create` is for decisive keys only; another raises `Misuse`.
+    `create` accepts decisive keys only, and raises `Misuse` for others.
     """
 
     __slots__ = ("_commits", "_decisive", "_sides_of")
@@ -33,7 +35,7 @@ class SplitStore(StoreDecorator):
         decisive: Callable[[str], bool],
         sides_of: Callable[[str], tuple[bool, bool]],
     ) -> None:
-        """`sides_of` a prefix: whether decisive keys may begin with it, and whether others may."""
+        """`sides_of` says of a prefix whether decisive keys may begin with it, and whether other keys may."""
         super().__init__(inner)
         self._commits = commits
         self._decisive = decisive
@@ -41,7 +43,9 @@ class SplitStore(StoreDecorator):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of creating, those of the commit store; of the rest, those of the data store or of both."""
+        """The capabilities of the pair. Those for creating are the commit store's."""
+        # Creates go to the commit store alone. Listings are merged, and a tier needs the objects of both
+        # sides, so these capabilities must hold on both.
         data, commits = self.inner.capabilities, self._commits.capabilities
         return replace(
             data,
@@ -49,34 +53,38 @@ class SplitStore(StoreDecorator):
             create_is_probed=commits.create_is_probed,
             create_size_bytes_max=commits.create_size_bytes_max,
             strong_listing=data.strong_listing and commits.strong_listing,
+            # Keys of both sides begin with the stream's name, so the shorter limit holds for all.
             key_size_bytes_max=min(data.key_size_bytes_max, commits.key_size_bytes_max),
             durable=data.durable and commits.durable,
         )
 
     async def put(self, key: str, body: Body) -> None:
-        """Put where the key belongs."""
+        """Put the object on its side."""
         await self._home(key).put(key, body)
 
     async def create(self, key: str, data: bytes) -> None:
-        """Create on the commit store."""
+        """Create the object on the commit store."""
+        # The data store may overwrite existing objects: that is the reason for a commit store.
         if not self._decisive(key):
             raise Misuse(f"{key!r} is data: {self.url} cannot create it only if absent")
         await self._commits.create(key, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Read where the key belongs."""
+        """Read the object from its side."""
         return await self._home(key).get(key, span)
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """Ask where the key belongs."""
+        """Ask the object's side for the checksum."""
         return await self._home(key).stored_crc32c(key)
 
     async def retained(self, key: str) -> str | None:
-        """Ask where the key belongs."""
+        """Ask the object's side."""
         return await self._home(key).retained(key)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """List both sides, or only the one that can hold such keys."""
+        """List both sides and merge them, or list only the side that can have such keys."""
+        # Most prefixes belong to one side, and the other is then not asked: a commit lists roots, and costs
+        # no request to the data store.
         on_commits, on_data = self._sides_of(prefix)
         sides = [self._side(self._commits, prefix, after, decisive=True)] if on_commits else []
         if on_data:
@@ -85,7 +93,8 @@ class SplitStore(StoreDecorator):
             yield row
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
-        """Those of either side, gathered: a folder may be on both."""
+        """List one level of both sides, or of the one side that can have such keys."""
+        # A set, because a folder may be on both sides. Keys are filtered by their side, and folders are not.
         found = set()
         on_commits, on_data = self._sides_of(prefix)
         for store, decisive, is_asked in ((self._commits, True, on_commits), (self.inner, False, on_data)):
@@ -96,18 +105,19 @@ class SplitStore(StoreDecorator):
             yield name
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete where the keys belong."""
+        """Delete each object on its side."""
         for store, decisive in ((self.inner, False), (self._commits, True)):
             mine = [key for key in keys if self._decisive(key) is decisive]
             if mine:
                 await store.delete(mine)
 
     async def start_upload(self, key: str) -> Upload:
-        """Begin an upload where the key belongs."""
+        """Begin an upload on the key's side."""
         return await self._home(key).start_upload(key)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Those of either side."""
+        """Return the unfinished uploads of both sides, each on the side to which its key belongs."""
+        # Filtered like a listing: an upload on the wrong side could not be aborted through this store.
         sides = (
             (store, decisive, await store.unfinished_uploads(prefix))
             for store, decisive in ((self.inner, False), (self._commits, True))
@@ -120,11 +130,11 @@ class SplitStore(StoreDecorator):
         ]
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Abort one where its key belongs."""
+        """Abort an upload on its key's side."""
         await self._home(upload.key).abort_upload(upload)
 
     async def aclose(self) -> None:
-        """Close both."""
+        """Close both stores. If the first one fails, the second one is still closed."""
         try:
             await self._commits.aclose()
         finally:
@@ -136,6 +146,8 @@ class SplitStore(StoreDecorator):
     async def _side(
         self, store: ObjectStore, prefix: str, after: str, *, decisive: bool
     ) -> AsyncIterator[Listed]:
+        # The data store has a copy of the tier's anchor, which is decisive. Unfiltered, its key would be
+        # listed twice, because `merged` drops no duplicates.
         async for row in store.list(prefix, after=after):
             if self._decisive(row.key) is decisive:
                 yield row

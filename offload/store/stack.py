@@ -1,11 +1,11 @@
-"""The decorators that stand before every store, in one order.
+"""The decorators of every store, in a fixed order.
 
 ```text
 caller -> RetryingStore -> LimitedStore -> LoggedStore -> the backend's store, or a session's lease of it
 ```
 
-A retry takes its turn among the others (so it stands before the limits), and the log shows each request that
-is sent (so it stands behind both).
+The retries come before the limits, so that a repeated request waits for its turn like any other. The log
+comes after both, so that it shows each request that is sent.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def stacked_store(
     emit: Callable[[Event], None] = lambda event: None,
     turns: RequestTurns | None = None,
 ) -> ObjectStore:
-    """A store with a log, deadlines, bounds on what is asked of it, and patience, in this order.
+    """Return `store` behind a log, limits and retries, in this order.
 
-    Its patience is its own: the two stores of a tier wait each for itself. `emit` hears of the waiting.
-    Stores with the same `turns` are bounded together.
+    Its patience is its own: each of the two stores of a tier waits by itself. `emit` gets events about
+    waiting. Stores with the same `turns` are bounded together.
     """
     limits = limits or RequestLimits()
     return RetryingStore(

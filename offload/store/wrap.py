@@ -1,7 +1,7 @@
-"""The base of a store that stands before another and changes one thing.
+"""The base class of decorators: stores that forward to another store and change one thing.
 
-Every method forwards, so that a decorator overrides what it is about and nothing is forgotten: a
-new method of the port fails here first, because the class would stay abstract.
+Every method forwards its call, so a decorator overrides only the methods that it changes. A new abstract
+method of the port fails here first, because this class would stay abstract without it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["StoreDecorator", "UploadDecorator"]
 
 
 class StoreDecorator(ObjectStore):
-    """Passes every request on to `inner`, and closes it when closed."""
+    """A store that forwards every request to `inner`, and closes `inner` when it is closed."""
 
     __slots__ = ("inner",)
 
@@ -24,70 +24,70 @@ class StoreDecorator(ObjectStore):
 
     @property
     def url(self) -> str:
-        """The url of the store behind."""
+        """The URL of the inner store."""
         return self.inner.url
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the store behind can do."""
+        """The capabilities of the inner store."""
         return self.inner.capabilities
 
     async def put(self, key: str, body: Body) -> None:
-        """Pass on."""
+        """Forward to `inner`."""
         await self.inner.put(key, body)
 
     async def create(self, key: str, data: bytes) -> None:
-        """Pass on."""
+        """Forward to `inner`."""
         await self.inner.create(key, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Pass on."""
+        """Forward to `inner`."""
         return await self.inner.get(key, span)
 
     async def stored_crc32c(self, key: str) -> int | None:
-        """Pass on."""
+        """Forward to `inner`."""
         return await self.inner.stored_crc32c(key)
 
     async def retained(self, key: str) -> str | None:
-        """Pass on."""
+        """Forward to `inner`."""
         return await self.inner.retained(key)
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Pass on."""
+        """Forward to `inner`."""
         return self.inner.list(prefix, after=after)
 
     def level(self, prefix: str) -> AsyncIterator[str]:
-        """Pass on."""
+        """Forward to `inner`."""
         return self.inner.level(prefix)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Pass on."""
+        """Forward to `inner`."""
         await self.inner.delete(keys)
 
     async def start_upload(self, key: str) -> Upload:
-        """Pass on."""
+        """Forward to `inner`."""
         return await self.inner.start_upload(key)
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
-        """Pass on."""
+        """Forward to `inner`."""
         return await self.inner.unfinished_uploads(prefix)
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        """Pass on."""
+        """Forward to `inner`."""
         await self.inner.abort_upload(upload)
 
     def note_mended(self) -> None:
-        """Pass on that a reply was damaged and a second one was sound (`store.checked`)."""
+        """Report to the inner store that a reply was damaged and a second one was sound (`store.checked`)."""
         if isinstance(self.inner, StoreDecorator):
             self.inner.note_mended()
 
     async def aclose(self) -> None:
-        """Close the store behind."""
+        """Close the inner store."""
         await self.inner.aclose()
 
 
 class UploadDecorator(Upload):
-    """Passes every call on to the upload `inner`."""
+    """An upload that forwards every call to the upload `inner`."""
 
     __slots__ = ("inner",)
 
@@ -95,13 +95,13 @@ class UploadDecorator(Upload):
         self.inner = inner
 
     async def put_part(self, number: int, data: bytes) -> None:
-        """Pass on."""
+        """Forward to `inner`."""
         await self.inner.put_part(number, data)
 
     async def complete(self) -> None:
-        """Pass on."""
+        """Forward to `inner`."""
         await self.inner.complete()
 
     async def abort(self) -> None:
-        """Pass on."""
+        """Forward to `inner`."""
         await self.inner.abort()

@@ -1,1 +1,1 @@
-"""What embedders use: writing, reading and syncing streams through any offloader."""
+"""Writing, reading and syncing streams through any offloader. Embedders use this room."""

@@ -1,6 +1,6 @@
-"""Ledgers that need no file: chunks in memory, and a part of another ledger.
+"""Ledgers without a file: chunks in memory, and a part of another ledger.
 
-For brokers that build their chunks themselves, and for tests.
+They are for brokers that build their chunks themselves, and for tests.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["MemoryHandle"]
 
 
 class MemoryHandle(ReadHandle):
-    """A snapshot made of stored chunks (`formats.chunk_writer.build_chunk`) that follow each other.
+    """A snapshot of stored chunks that follow each other (`formats.chunk_writer.build_chunk`).
 
-    Raises `Corrupt` where a chunk's header breaks its rules or does not continue the offsets. The
-    bytes are kept as one piece: hand over ledgers of a size that memory can hold.
+    Raises `Corrupt` if a chunk's header breaks its rules or does not continue the offsets. The bytes are
+    joined in memory, so memory must have room for the whole ledger.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class MemoryHandle(ReadHandle):
 
     @property
     def ledger_id(self) -> int:
-        """As given, or the first offset."""
+        """The id that was given, or else the first offset."""
         return self._ledger_id
 
     @property
@@ -47,15 +47,15 @@ class MemoryHandle(ReadHandle):
 
     @property
     def where(self) -> str:
-        """As given."""
+        """The name that was given, for messages."""
         return self._where
 
     async def table(self) -> ChunkTable:
-        """One row per chunk; `position` counts from the first."""
+        """Return one row per chunk. `position` counts from the first chunk."""
         return self._table
 
     async def read(self, rows: ChunkTable) -> bytes:
-        """The bytes of these rows."""
+        """Return the bytes of these rows."""
         start = int(rows["position"][0])
         return self._data[start : start + int(rows["size_bytes"].sum())]
 
@@ -70,7 +70,7 @@ class CutHandle(ReadHandle):
 
     @property
     def ledger_id(self) -> int:
-        """The ledger."""
+        """The id of the whole handle's ledger."""
         return self._whole.ledger_id
 
     @property
@@ -89,7 +89,7 @@ class CutHandle(ReadHandle):
         return self._whole.where
 
     async def table(self) -> ChunkTable:
-        """The rows of the part. Raises `Misuse` where it does not begin and end with a chunk."""
+        """Return the rows of the part. Raises `Misuse` if it does not begin and end with a chunk."""
         table = rows_from(await self._whole.table(), self._first_offset)
         rows = table[: row_from(table, self._next_offset)]
         if int(rows["offset"][-1]) + int(rows["records"][-1]) != self._next_offset:
@@ -97,8 +97,8 @@ class CutHandle(ReadHandle):
         return rows
 
     async def read(self, rows: ChunkTable) -> bytes:
-        """As the whole handle reads them."""
+        """Return the bytes of these rows, as the whole handle reads them."""
         return await self._whole.read(rows)
 
     async def aclose(self) -> None:
-        """The whole handle is its owner's to close."""
+        """Do nothing: the owner of the whole handle closes it."""

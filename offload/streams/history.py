@@ -1,8 +1,9 @@
-"""Comparing two histories of a stream: the source's, and what is committed."""
+"""Comparing the source's history of a stream with the committed one."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,15 +15,14 @@ from offload.errors import Absent, Corrupt, Diverged, NotOffloaded
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_check import check_source
 from offload.model.attempt import Leftover
-from offload.model.chunk_table import windows_of
 from offload.model.manifest import Manifest
 from offload.streams.reader import newer_manifest
 from offload.streams.writer import Agree
 
 
 async def first_damage(handle: ReadHandle) -> tuple[int, Corrupt] | None:
-    """The offset of the first chunk of `handle` that does not hold, and what is wrong with it; or None."""
-    for rows in windows_of(await handle.table()):
+    """Return the offset of the first damaged chunk of `handle`, and the damage, or None if there is none."""
+    for rows in handle.windows(await handle.table()):
         raw = await handle.read(rows)
         try:
             await asyncio.to_thread(check_source, raw, rows, where=handle.where)
@@ -33,11 +33,11 @@ async def first_damage(handle: ReadHandle) -> tuple[int, Corrupt] | None:
 
 
 PAGE: Final = 'see "A sync stopped: what now" (docs/a-sync-stopped.md)'
-"""Where a person reads on whose stream the source does not continue."""
+"""The page that an operator reads if the source does not continue a stream."""
 
 
 async def newest(offloader: LedgerOffloader, stream: str) -> Manifest | None:
-    """The newest manifest, or None where the stream, or the whole tier, is not there yet."""
+    """Return the newest manifest, or None if the stream or the whole tier does not exist yet."""
     try:
         return await offloader.load_manifest(stream)
     except NotOffloaded:
@@ -45,11 +45,13 @@ async def newest(offloader: LedgerOffloader, stream: str) -> Manifest | None:
 
 
 def agreement(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> Agree:
-    """Return the function that says whether the source still has what an earlier writer left.
+    """Return the function that decides whether the source still has what an earlier writer left.
 
-    The histories are compared once more before the first answer, which may raise `Diverged`. A job may have
-    appended since the sync compared them, and the leftovers continue what that job appended.
+    Its first call compares the histories once more, and may raise `Diverged`.
     """
+    # The sync compared the histories before the claim. A job may have appended since, from another log, and
+    # the leftovers continue the job's data. One comparison is enough: nobody else appends after the claim but
+    # jobs, and the resolution is refused if one of them does.
     is_compared = False
 
     async def agrees(leftover: Leftover) -> bool:
@@ -59,7 +61,7 @@ def agreement(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> Ag
             await check_same_history(offloader, manifest, snapshot)
         is_compared = True
         if leftover.last_chunk_offset < snapshot.first_offset:
-            return True  # the source no longer has it, so nobody can disagree
+            return True  # the source no longer has this chunk, so it cannot contradict it
         return await checksum_at(snapshot, leftover.last_chunk_offset) == leftover.last_chunk_checksum
 
     return agrees
@@ -68,11 +70,34 @@ def agreement(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> Ag
 async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, snapshot: Snapshot) -> None:
     """Raise `Diverged` unless the source continues what is committed.
 
-    The last committed chunk must be the source's chunk at that offset: same id, leader epoch and
-    CRC; and the source must neither end before it nor begin behind it. If that chunk was trimmed and swept
-    since `manifest` was loaded, the newest manifest is asked instead. Raises `Absent` if it too names what
-    is gone, and `StreamDeleted`.
+    The last committed chunk must be the source's chunk at that offset, with the same id, leader epoch and
+    CRC. The source must neither end before it nor begin behind it. If that chunk was trimmed and swept since
+    `manifest` was loaded, the newest manifest is compared instead. Raises `Absent` if the newest manifest
+    names an object that is gone, and `StreamDeleted` if the stream was deleted.
     """
+    # Without a committed chunk that the source still has, there is nothing to compare.
+    if not _has_chunk_to_compare(manifest, snapshot):
+        return
+    try:
+        raw = await last_chunk(offloader, manifest)
+    except Absent as absent:
+        newer = await newer_manifest(offloader, manifest, absent)
+        await check_same_history(offloader, newer, snapshot)
+        return
+    await _check_chunk(manifest.stream, raw, snapshot)
+
+
+async def check_continues(manifest: Manifest, last: bytes | None, snapshot: Snapshot) -> None:
+    """Raise `Diverged` unless the source continues this writer's data. Sends no request.
+
+    `last` is the last chunk that the writer copied, or None if it copied none yet.
+    """
+    if _has_chunk_to_compare(manifest, snapshot) and last is not None:
+        await _check_chunk(manifest.stream, last, snapshot)
+
+
+def _has_chunk_to_compare(manifest: Manifest, snapshot: Snapshot) -> bool:
+    """Return whether both have a last committed chunk. Raises `Diverged` for a gap, or a source too short."""
     stream, end = manifest.stream, manifest.next_offset
     if snapshot.first_offset > end:
         gap = f"{snapshot.first_offset}, but offset {end} is the next to be copied: there is a gap"
@@ -82,42 +107,46 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
             f"stream {stream!r}: the source ends at offset {snapshot.next_offset}, "
             f"but the tier holds it up to {end}; {PAGE}"
         )
-    if not manifest.fragments or snapshot.first_offset == end:
-        return
-    try:
-        committed = await last_chunk(offloader, manifest)
-    except Absent as absent:
-        newer = await newer_manifest(offloader, manifest, absent)
-        await check_same_history(offloader, newer, snapshot)
-        return
+    return bool(manifest.fragments) and snapshot.first_offset != end
+
+
+async def _check_chunk(stream: str, raw: bytes, snapshot: Snapshot) -> None:
+    """Raise `Diverged` unless the source has this committed chunk."""
+    committed = ChunkHeader.decode(raw, where=f"last chunk of stream {stream!r}")
     offset = committed.offset
     if offset < snapshot.first_offset:
         within = f"within the tier's last chunk, which is at offset {offset}"
         raise Diverged(f"stream {stream!r}: the source begins {within}; {PAGE}")
-    raw = await snapshot.chunk_at(offset)
-    found = None if raw is None else ChunkHeader.decode(raw, where=f"chunk at offset {offset}")
-    if found is None or (found.epoch, found.crc) != (committed.epoch, committed.crc):
-        theirs = (
-            "no chunk begins there" if found is None else f"leader epoch {found.epoch}, CRC {found.crc:08x}"
-        )
+    theirs = await (snapshot.holds or partial(_lacks, snapshot, committed))(raw)
+    if theirs is not None:
         raise Diverged(
             f"stream {stream!r}: source and tier part at or before offset {offset}: the tier's chunk has "
             f"leader epoch {committed.epoch}, CRC {committed.crc:08x}; in the source: {theirs}; {PAGE}"
         )
 
 
-async def last_chunk(offloader: LedgerOffloader, manifest: Manifest) -> ChunkHeader:
-    """The header of the last committed chunk, read and checked."""
+async def _lacks(snapshot: Snapshot, committed: ChunkHeader, _: bytes) -> str | None:
+    """Return what the source has instead of this chunk, or None if it has the same. See `Snapshot.holds`."""
+    raw = await snapshot.chunk_at(committed.offset)
+    if raw is None:
+        return "no chunk begins there"
+    found = ChunkHeader.decode(raw, where=f"chunk at offset {committed.offset}")
+    if (found.epoch, found.crc) == (committed.epoch, committed.crc):
+        return None
+    return f"leader epoch {found.epoch}, CRC {found.crc:08x}"
+
+
+async def last_chunk(offloader: LedgerOffloader, manifest: Manifest) -> bytes:
+    """Return the last committed chunk, read and checked."""
     view = offloader.view_of(manifest)
     entry = await view.find(manifest.next_offset - 1)
-    assert entry is not None, "only asked where there are fragments"
+    assert entry is not None, "the caller has checked that there are fragments"
     async with await view.open(entry) as handle:
-        rows = (await handle.table())[-1:]
-        return ChunkHeader.decode(await handle.read(rows), where=handle.where)
+        return await handle.read((await handle.table())[-1:])
 
 
 async def checksum_at(snapshot: Snapshot, offset: int) -> int | None:
-    """CRC-32 of the source's whole stored chunk at `offset`; None where there is no sound one."""
+    """Return the CRC-32 of the source's whole stored chunk at `offset`, or None if it has no sound one."""
     for ledger in snapshot.ledgers:
         if ledger.first_offset <= offset < ledger.next_offset:
             try:

@@ -1,17 +1,18 @@
-"""A job: a guest that adds data to a stream which it does not hold, such as a back-fill or a parallel write.
+"""A job: a guest that adds data to a stream that it does not hold, such as a back-fill or a parallel write.
 
     announce      its attempts run; only then does the first upload start
-    upload        on as many machines as there are, each with the manifest and an attempt of its own
-    contribute    all of it is named by one commit, if it continues the stream; or
-    replace       copies are named where committed fragments were, if those still are
+    upload        on any number of machines, each with the manifest and an attempt of its own
+    contribute    one commit names all fragments, if they continue the stream; or
+    replace       one commit names copies in the place of committed fragments, if these are still named
 
     stopped                left behind                           cured by
     before the announce    nothing                               nothing to cure
     after it               attempts that run, perhaps uploads    `abort`, by anyone who knows the job's UUID
     after the last         a committed root                      nothing to cure
 
-Invariants: a job names only what runs as its own; claims neither adopt nor drop that; a job deletes no
-object. What was aborted is the sweep's. (docs/commit-protocol.md, step "guests")
+Invariants: a job names only fragments of attempts that run as its own; claims neither adopt nor drop these
+attempts; a job deletes no object. The sweep deletes what was aborted. (docs/commit-protocol.md, step
+"guests")
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ __all__ = ["Job"]
 
 @dataclass(kw_only=True)
 class Job:
-    """Adds data to one stream of a tier as a guest. Made by `begin`; used by one task.
+    """A guest that adds data to one stream of a tier. `begin` makes one. A job is used by one task.
 
-    A job takes part in nothing but its own attempts: the stream's writer stays, and goes on beside it. Of
-    the two, whoever continues the stream first wins; for the other, what it uploaded does not fit any more.
+    A job changes nothing but its own attempts: the stream's writer stays, and continues beside it. If both
+    append, the first one wins, and the uploads of the other no longer fit.
     """
 
     offloader: LedgerOffloader
@@ -50,7 +51,7 @@ class Job:
     """The newest manifest that is known to be accepted."""
 
     uid: UUID
-    """The job's identity. Who knows it may abort the job."""
+    """The job's identity. Anyone who knows it may abort the job."""
 
     env: Env = field(default_factory=Env)
 
@@ -66,11 +67,12 @@ class Job:
     ) -> Self:
         """Begin a job on the stream as it is now. Commits nothing.
 
-        With the `uid` of a job that crashed, that one is gone on with: `abort` drops what it left, and an
-        `append` of its receipts still counts. Raises `NotOffloaded` where there is no such stream, and
-        `StreamDeleted` where it has another `incarnation` than the one that is given: a task that outlives
-        its job would otherwise announce in the stream that somebody began under the same name.
+        The `uid` of a job that crashed continues that job: `abort` drops what it left, and an `append` of its
+        receipts still counts. Raises `NotOffloaded` if there is no such stream, and `StreamDeleted` if an
+        `incarnation` is given and the stream has another one.
         """
+        # A task may outlive its job. Without the incarnation it would announce in a stream that somebody
+        # began under the same name since.
         env = env or Env()
         manifest = await offloader.load_manifest(stream)
         _check_is_of(manifest, incarnation or manifest.incarnation)
@@ -79,30 +81,33 @@ class Job:
     async def prepare(
         self, ledger_ids: Sequence[int], *, token: bytes = b""
     ) -> tuple[Manifest, list[Attempt]]:
-        """Announce one fresh attempt per ledger, in one commit. Hand both to whoever uploads.
+        """Announce one fresh attempt per ledger, in one commit, and return the manifest and the attempts.
 
-        The attempts' UUIDs begin with `token` (`tokens.token_for`), so that who runs a batch again can tell
-        by the tier's own entries that it is there. After an error some of them may run, unknown to anybody:
-        prepare anew, and `abort` in the end. Raises `StreamDeleted` where the stream was deleted.
+        Hand both to the processes that upload. The attempts' UUIDs begin with `token` (`tokens.token_for`),
+        so that a batch that is run again is found among the tier's entries. After an error, the attempts may
+        run although nobody knows them: prepare again, and `abort` in the end. Raises `StreamDeleted` if the
+        stream was deleted.
         """
         return await self._announce([(ledger_id, token) for ledger_id in ledger_ids], AttemptKind.JOB)
 
     async def prepare_copies(self, runs: Sequence[Sequence[Entry]]) -> tuple[Manifest, list[Attempt]]:
         """Announce one fresh attempt per run of fragments, in one commit, for a copy of it and for `replace`.
 
-        An attempt has the token of those that it copies. For the rest, as `prepare`.
+        Each attempt has the token of the fragments that it copies. Returns and raises as `prepare` does.
         """
         return await self._announce(
             [(run[0].ledger_id, token_of(run[0].attempt)) for run in runs], AttemptKind.COPY
         )
 
     async def announce_here(self, uids: Sequence[UUID]) -> Manifest:
-        """Announce attempts of these UUIDs, all of them new, unless the job's manifest is not the newest.
+        """Announce attempts of these UUIDs, all of them new, if the job's manifest is still the newest.
 
-        Their ledger is one that begins where the stream ends. It is for workers that announce for each other.
-        Raises `Conflict` if another commit came between, and nothing of it is announced then. After
-        `OutcomeUnknown` or `TryAgain` the attempts may run: look, and `abort` in the end.
+        Their ledger begins at the stream's end. Workers use this to announce for each other. Raises
+        `Conflict` if another commit came between, and announces nothing then. After `OutcomeUnknown` or
+        `TryAgain` the attempts may run: `refresh` and look, and `abort` in the end.
         """
+        # The base is the job's own manifest, not the newest. The worker has looked at that one and found its
+        # attempts missing. On a newer one, another worker may have announced them already.
         ledger_id = self.manifest.next_offset
         change = Announce(
             job=self.uid,
@@ -116,32 +121,37 @@ class Job:
         return self.manifest
 
     async def refresh(self) -> Manifest:
-        """Load the newest manifest. Raises `StreamDeleted` if it is another stream's of this name."""
+        """Load the newest manifest. Raises `StreamDeleted` if the stream was deleted, or begun again."""
         newest = await self.offloader.load_manifest(self.manifest.stream)
         _check_is_of(newest, self.manifest.incarnation)
         self.manifest = newest
         return self.manifest
 
     async def append(self, receipts: Sequence[Receipt], *, ends: bool = False) -> Manifest:
-        """Name what these attempts made durable, in order of offsets and in one commit; they end with it.
+        """Name the uploaded fragments of these attempts, in order of offsets, and end the attempts.
 
-        With `ends`, all attempts that are known to run as this job's end with it, spares and failed ones too.
-        Repeatable: what is in already stays in, once. Raises
+        All of it is one commit. With `ends`, every attempt that is known to run as this job's ends too,
+        including spare and failed ones. The call may be repeated: fragments that are committed already are
+        not appended again. Raises
 
-        - `Misuse` where the receipts leave a hole or overlap, before anything is asked; or where they begin
-          beyond the end of the stream;
-        - `Conflict` where they do not continue the stream, since another appended there first, or where
-          somebody aborted them. Nothing of them is in, nor will be. To go on, `abort`, and upload under new
-          attempts from the stream's end;
-        - `StreamDeleted` where the stream was deleted, also where one of that name was born since;
-        - `OutcomeUnknown` if the store did not say what became of it: append again. If what was appended may
-          have been trimmed or compacted since, it stays unknown.
+        - `Misuse` if the receipts leave a hole or overlap, before any request; or if they begin beyond the
+          end of the stream;
+        - `Conflict` if they do not continue the stream, because another author appended first, or if somebody
+          aborted the attempts. None of the fragments is committed, and none will be. To continue, `abort`,
+          and upload under new attempts from the stream's end;
+        - `StreamDeleted` if the stream was deleted, also if one of that name was born since;
+        - `OutcomeUnknown` if the store did not answer whether the commit is in: append again. If the
+          fragments may have been trimmed or compacted since, the outcome stays unknown.
         """
+        # A batch is in as a whole or not at all, so this is one commit, however many fragments it names. A
+        # repeated call sends the same change, and its verdict finds the entries of the first.
         entries = _entries_of(receipts)
         for before, after in pairwise(entries):
             if after.first_offset != before.next_offset:
                 raise Misuse(f"offset {after.first_offset} does not continue {before.next_offset}")
         finished = frozenset(receipt.attempt.uid for receipt in receipts)
+        # Spares end with the same commit. A second commit for them would be lost if the driver died before
+        # it, and the attempts would run until somebody aborts them.
         await self._commit(
             Contribute(
                 job=self.uid,
@@ -153,17 +163,19 @@ class Job:
         return self.manifest
 
     async def replace(self, old: Sequence[Entry], receipts: Sequence[Receipt]) -> Manifest:
-        """Name what these attempts copied in the place of `old`, in one commit; they end with it.
+        """Name the copies of these attempts in the place of `old`, in one commit, and end the attempts.
 
-        Readers go on at the very offset where they are. The old objects stay until a sweep takes them, for
-        readers' sake. Repeatable: what is in already stays in, once. Raises
+        Readers continue at their exact offset. The old objects stay until a sweep deletes them, because
+        readers may still use them. The call may be repeated: a replacement that is committed already is not
+        made again. Raises
 
-        - `Misuse`, before anything is asked, where the receipts are not of the same records as `old`;
-        - `Conflict` where `old` is not what the stream names any more, where it has the newest fragment, or
-          stands in several groups, or where somebody aborted the copies. Nothing is in, nor will be;
-        - `StreamDeleted` where the stream was deleted, also where one of that name was born since;
-        - `OutcomeUnknown` where the store did not say what became of it: replace again. Where what stands
-          there was trimmed or replaced since, it stays unknown. Look at what stands there, and `abort`.
+        - `Misuse`, before any request, if the receipts are not of the same records as `old`;
+        - `Conflict` if the stream no longer names `old`, if `old` has the newest fragment or is in several
+          groups, or if somebody aborted the copies. No copy is committed, and none will be;
+        - `StreamDeleted` if the stream was deleted, also if one of that name was born since;
+        - `OutcomeUnknown` if the store did not answer whether the commit is in: replace again. If the
+          fragments there were trimmed or replaced since, the outcome stays unknown. Read which fragments are
+          there, and `abort`.
         """
         await self._commit(
             Replace(
@@ -176,12 +188,14 @@ class Job:
         return self.manifest
 
     async def abort(self) -> None:
-        """Drop every attempt that runs as this job's. What they uploaded goes with the sweep.
+        """Drop every attempt that runs as this job's. The sweep deletes their uploads.
 
-        Repeatable, and to be repeated where a `prepare` of this job may still be on its way. Of a deleted
-        stream nothing runs, so nothing is done.
+        The call may be repeated. Repeat it if a `prepare` of this job may still be on its way. Does nothing
+        if the stream was deleted, because a deleted stream runs no attempts.
         """
         with suppress(StreamDeleted):
+            # The newest manifest, because attempts may run that this process never heard of: those of other
+            # workers, and those whose announcement was not answered.
             base = await self.offloader.load_manifest(self.manifest.stream)
             own = attempts_of(base, self.uid)
             if own:
@@ -192,7 +206,9 @@ class Job:
     async def _announce(
         self, wanted: Sequence[tuple[int, bytes]], kind: AttemptKind
     ) -> tuple[Manifest, list[Attempt]]:
-        """An attempt for each ledger, whose UUID begins with its token."""
+        """Announce an attempt for each ledger, whose UUID begins with its token."""
+        # Fresh UUIDs on every call, also after an error. An attempt of a lost announcement may have been
+        # aborted since, and then it is condemned.
         stream = self.manifest.stream
         attempts = [
             Attempt(stream=stream, ledger_id=ledger_id, uid=with_token(token, self.env.uuid()))
@@ -204,11 +220,9 @@ class Job:
         return self.manifest, attempts
 
     async def _commit(self, change: Change) -> None:
-        """On the newest manifest: the one that is known may be old, for others commit meanwhile.
-
-        If it cannot be loaded, the known one has to do. To raise `TryAgain` here would say that nothing was
-        committed, although an earlier call may have sent this change.
-        """
+        """Commit on the newest manifest, because others commit beside a job and the known one may be old."""
+        # If the newest cannot be loaded, the known one serves as the base. To raise `TryAgain` here would say
+        # that nothing was committed, although an earlier call may have sent this very change.
         stream, base = self.manifest.stream, self.manifest
         with suppress(TryAgain):
             base = await self.offloader.load_manifest(stream)
@@ -222,7 +236,8 @@ def _check_is_of(manifest: Manifest, incarnation: UUID) -> None:
 
 
 def attempts_of(manifest: Manifest, job: UUID) -> frozenset[UUID]:
-    """The attempts that run as this job's."""
+    """Return the attempts that run as this job's."""
+    # A writer may have the same UUID as a job. Its attempts are of another kind, and not the job's to end.
     return frozenset(
         running.attempt
         for running in manifest.running
@@ -231,6 +246,6 @@ def attempts_of(manifest: Manifest, job: UUID) -> frozenset[UUID]:
 
 
 def _entries_of(receipts: Sequence[Receipt]) -> list[Entry]:
-    """In order of offsets."""
+    """Return the entries of all receipts, in order of offsets."""
     entries = (entry for receipt in receipts for entry in receipt.entries)
     return sorted(entries, key=lambda entry: entry.first_offset)

@@ -1,17 +1,18 @@
 """Reading a stream back: chunks in order, checked, several requests ahead of the consumer.
 
-A reader sees one view of the stream, the newest when it was opened, until something that it names is gone.
+A reader uses one view of the stream, the newest when it was opened, until an object that it names is gone.
 Then the newest view decides:
 
-    names it too                              it is damage, and the error stands
+    the newest view                           then
+    names the object too                      it is damage, and the error is raised
     is of another incarnation, or there is
     a tombstone                               `StreamDeleted`
-    does not name it                          the stream was trimmed: reading goes on by this view, at
-                                              its first offset where that is higher, and `Skipped` is told
+    does not name it                          the stream was trimmed or compacted: reading continues on this
+                                              view, at its first offset if that is higher. `Skipped` is then
+                                              reported
 
-Invariants: offsets ascend, each is delivered once; nothing is delivered that its checksum does not
-vouch for, and nothing is left out unsaid. Memory is bounded as `windows` says, and by the messages of one
-chunk.
+Invariants: offsets ascend, and each is delivered once; every delivered byte was checked; every offset that is
+left out is reported. Memory is bounded as `windows` says, and by the messages of one chunk.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
 from offload.model.position import OFFSET_MAX, AtEdge, AtOffset, AtTime, Position
 from offload.streams.windows import Keep, Window, WindowStream
+from offload.tracing import span
 
 __all__ = ["Messages", "StreamReader"]
 
@@ -44,7 +46,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def warn_of_skips(event: Event) -> None:
-    """What listens to a reader where nothing else does: a warning in the log."""
+    """Log a warning for each `Skipped`. Readers report to this function if none is given."""
     if isinstance(event, Skipped):
         skipped = f"[{event.from_offset}, {event.to_offset})"
         _log.warning("stream %r: offsets %s were trimmed before they were read", event.stream, skipped)
@@ -52,7 +54,7 @@ def warn_of_skips(event: Event) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The messages of one chunk, from `offset` on: body k has offset `offset + k`."""
+    """The messages of one chunk, from `offset` on. Body k has offset `offset + k`."""
 
     offset: int
     timestamp_ms: int
@@ -60,10 +62,10 @@ class Messages:
 
 
 class StreamReader:
-    """Reads one stream of a tier, or of whatever else is a `Catalogue`. Belongs to one event loop.
+    """A reader of one stream of a tier, or of any other `Catalogue`. It belongs to one event loop.
 
-    `emit` is told of `Skipped` and `DamageFound`. Every method but `open` raises `StreamDeleted` where the
-    stream is deleted and its objects are swept.
+    `emit` is called with each `Skipped` and `DamageFound`. Every method but `open` raises `StreamDeleted` if
+    the stream was deleted and its objects were swept.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class StreamReader:
         in_flight: int = IN_FLIGHT,
         emit: Callable[[Event], None] = warn_of_skips,
     ) -> None:
-        """`committed` is what an earlier view of this catalogue said. Asks for nothing."""
+        """`committed` comes from an earlier view of this catalogue. Makes no request."""
         self._catalogue, self._in_flight, self.emit = catalogue, in_flight, emit
         self._view = catalogue.view_of(committed)
 
@@ -87,48 +89,54 @@ class StreamReader:
         in_flight: int = IN_FLIGHT,
         emit: Callable[[Event], None] = warn_of_skips,
     ) -> StreamReader:
-        """A reader of the newest view, with so many requests ahead of its consumer.
+        """Return a reader of the newest view. `in_flight` is the number of requests ahead of its consumer.
 
-        Raises `NotOffloaded` where there is no such stream.
+        Raises `NotOffloaded` if there is no such stream.
         """
         view = await catalogue.view(stream)
         return cls(catalogue, view.committed, in_flight=in_flight, emit=emit)
 
     @property
     def manifest(self) -> CommittedStream:
-        """What is committed, as the reader has seen it last: a `Manifest` if the tier takes commits."""
+        """The committed state that the reader uses: a `Manifest` if the tier takes commits."""
         return self._view.committed
 
     async def offset_of(self, position: Position) -> int:
-        """The offset from which a reader of this position is served.
+        """Return the offset at which reading from this position begins.
 
-        An offset below the first becomes the first. A time, and `last`, become the first offset of
-        a chunk; where no chunk fits, `next_offset`. Raises `NotOffloaded` for an offset beyond
-        `next_offset`. Where a chunk must be found, costs one request for an index, and one for each group
-        above it that was not used lately; else none. Those are three at most; for a time six, where the
-        stream was trimmed within a group that says that it reaches so far, and what of it lives does not.
+        An offset below the first becomes the first. A time and `last` become the first offset of a chunk, or
+        `next_offset` if no chunk fits. Raises `NotOffloaded` for an offset beyond `next_offset`.
+
+        If a chunk must be found, this costs one request for an index, and one for each group above it that
+        was not used lately. Otherwise it costs no request. There are at most three such groups. For a time
+        there may be six, if the stream was trimmed within a group: the group's entry reaches that time, and
+        the part that is left of the group does not.
         """
         return await self._asked(partial(_offset_of, position))
 
     async def last_timestamp_ms(self) -> int | None:
-        """The greatest timestamp of any chunk; None where the stream is empty. Mostly without a request."""
+        """Return the greatest timestamp of any chunk, or None if the stream is empty.
+
+        Costs a request only if the stream was trimmed within a group.
+        """
         return await self._asked(lambda view: view.last_timestamp_ms())
 
     def windows(self, offset: int, *, until: int = OFFSET_MAX, keep: Keep | None = None) -> StreamWindows:
-        """The chunks from the one that holds `offset` to the end, a window at a time. Close it when done.
+        """Return the chunks from the one that holds `offset` to the end, a window at a time.
 
-        Those that begin at `until` or behind it are left out unfetched, and so are those that `keep` does not
-        want; what is fetched is as if they were not there.
+        Chunks that begin at `until` or behind it are not fetched, and neither are those that `keep` leaves
+        out. Close the iterator when done.
         """
         return StreamWindows(self, self._view, offset, in_flight_max=self._in_flight, until=until, keep=keep)
 
     async def messages(self, offset: int) -> AsyncGenerator[Messages, None]:
-        """The messages from `offset` on, chunk by chunk; chunks without any are passed over.
+        """Yield the messages from `offset` on, chunk by chunk. Chunks without messages are left out.
 
-        A generator: where a wait for it is cancelled, it is over. Begin again behind the last offset.
+        This is a generator, so it ends if a wait for it is cancelled. Begin again behind the last offset.
         """
         async with aclosing(self.windows(offset)) as windows:
             async for window in windows:
+                # The first chunk may begin before `offset`. Behind it, nothing is cut.
                 for batch in messages_of(window):
                     skip = offset - batch.offset
                     if skip <= 0:
@@ -137,16 +145,20 @@ class StreamReader:
                         yield Messages(offset, batch.timestamp_ms, batch.bodies[skip:])
 
     async def newer_view(self, view: StreamView, absent: Absent) -> StreamView:
-        """The newest view, which does not name what is absent, though `view` does.
+        """Return the newest view, which does not name the absent object, although `view` does.
 
-        Raises `absent` where it does, and `StreamDeleted` where the stream is not the same any more.
+        Raises `absent` if the newest view names the object too, and `StreamDeleted` if the stream was
+        deleted, or begun again since.
         """
+        # Each round ends with an answer, or with a view that is newer than the last: the loop follows a
+        # stream that is trimmed, or compacted, and swept while it is looked at.
         seen = view.committed
         while True:
             newest = await self._newest_of(seen, absent)
+            # The same version names the same objects, so nothing was trimmed, and the object is really lost.
             try:
                 is_named = newest.committed.version == seen.version or await newest.names(absent.where)
-            except Absent as another:  # trimmed once more, and swept, while it was looked at
+            except Absent as another:
                 seen, absent = newest.committed, another
                 continue
             if is_named:
@@ -161,6 +173,7 @@ class StreamReader:
             newest = await self._catalogue.view(seen.stream)
         except StreamDeleted:
             raise StreamDeleted(deleted) from absent
+        # The same offsets hold other records in another life of the stream. To continue would mix the two.
         if newest.committed.incarnation != seen.incarnation:
             if isinstance(newest.committed, Manifest):
                 epoch = newest.committed.epoch
@@ -168,7 +181,7 @@ class StreamReader:
         return newest
 
     async def _asked(self, ask: Callable[[StreamView], Awaitable[T]]) -> T:
-        """What the view answers, or a newer one if what it needed for that was trimmed."""
+        """Return the answer of the view, or of a newer one if an object that it needed is gone."""
         while True:
             view = self._view
             try:
@@ -178,9 +191,9 @@ class StreamReader:
 
 
 async def newer_manifest(offloader: LedgerOffloader, manifest: Manifest, absent: Absent) -> Manifest:
-    """The newest manifest, which does not name what is absent, though `manifest` does.
+    """Return the newest manifest, which does not name the absent object, although `manifest` does.
 
-    Raises as `StreamReader.newer_view`.
+    Raises as `StreamReader.newer_view` does.
     """
     reader = StreamReader(offloader, manifest)
     newest = (await reader.newer_view(offloader.view_of(manifest), absent)).committed
@@ -225,7 +238,7 @@ async def _first_since(timestamp_ms: int, view: StreamView) -> int:
 
 
 class StreamWindows(WindowStream):
-    """The windows of a reader: goes on where the stream begins now when what it came to was trimmed."""
+    """The windows of a reader. After a trim they continue at the stream's new first offset."""
 
     def __init__(
         self,
@@ -242,18 +255,22 @@ class StreamWindows(WindowStream):
         super().__init__(view, self._next_offset, in_flight_max=in_flight_max, until=until, keep=keep)
 
     async def __anext__(self) -> Window:
-        """As `WindowStream` does it. Raises `StreamDeleted` where the stream is gone."""
+        """Return the next window, as `WindowStream` does. Raises `StreamDeleted` if the stream is gone."""
         while True:
             try:
-                window = await super().__anext__()
+                with span("read", stream=self._view.committed.stream, offset=self._next_offset):
+                    window = await super().__anext__()
             except Absent as absent:
                 await self._go_on(absent)
             else:
+                # Only a delivered window moves the offset, so a newer view continues exactly behind it.
                 self._next_offset = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
                 return window
 
     async def _go_on(self, absent: Absent) -> None:
-        """Take a newer view. Where the waiting is cancelled, the next call does it again."""
+        """Take a newer view. If the wait is cancelled, the next call does this again."""
+        # `_next_offset` changes last. After a cancelled wait, the iteration still has its error, and it meets
+        # the same offset again. `Skipped` is reported once, when the newer view is in place.
         newest = await self._reader.newer_view(self._view, absent)
         goes_on = max(self._next_offset, newest.committed.first_offset)
         await self.begin_anew(newest, goes_on)
@@ -264,7 +281,7 @@ class StreamWindows(WindowStream):
 
 
 def messages_of(window: Window) -> Iterator[Messages]:
-    """The messages of every user chunk in a window, in order."""
+    """Yield the messages of every user chunk in a window, in order."""
     rows = window.rows
     start = int(rows["position"][0])
     columns = (rows["type"], rows["position"], rows["size_bytes"], rows["offset"], rows["timestamp_ms"])

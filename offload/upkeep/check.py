@@ -1,18 +1,19 @@
-"""Finding out what a store can do with these credentials, and how fast, by trying it.
+"""Checking what a store can do with these credentials, and how fast it is, by trying it.
 
-Everything is tried under names of its own, `tier.check.<time>.<uuid>.…`, which no tier uses, and removed at
-the end whatever happened. If the store removes nothing, or keeps what was removed, the check puts as little
-as possible, and says what is left. A later check or a sweep removes what an interrupted one left.
+The check uses names of its own, `tier.check.<time>.<uuid>.…`, which no tier uses. It removes its objects at
+the end, whatever happened. If the store cannot remove objects, or keeps old versions of them, the check puts
+as few as possible, and says what is left. A later check or a sweep removes what an interrupted check left.
 
-Each trial is a `CheckFinding`: what was tried, whether it works, what that means and what to change. Later
-trials that rest on a failed one are not made, and say so.
+Each trial is a `CheckFinding`: the name of the trial, whether it works, what that means and what to change. A
+trial that needs an earlier one is not made if that one failed, and its finding says so.
 
-Invariant: the report never says that something works which was not seen to work.
+Invariant: the report never calls something working that was not seen to work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
@@ -20,15 +21,20 @@ from enum import StrEnum
 from statistics import median
 from typing import Any, Final, cast
 
+from offload.contracts.keys import KeyService
 from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix
 from offload.env import Env
-from offload.errors import AlreadyExists, NotFound, OffloadError
+from offload.errors import AlreadyExists, AnchorLost, NotFound, OffloadError
 from offload.formats.anchor import TierAnchor
-from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX
+from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, shows_a_tier
+from offload.formats.sealing import KEY_SIZE_BYTES
+from offload.model.labels import MasterKey
 from offload.native.anchors import read_anchor
 from offload.store.probe import CHECK, is_left_behind, trial_name
 
 SMALL: Final = b"0123456789"
+"""The content of small objects. Each byte is different, so a wrong range shows."""
+
 LISTED_OBJECTS: Final = 5
 LATENCY_ROUNDS: Final = 10
 THROUGHPUT_OBJECTS: Final = 4
@@ -36,7 +42,7 @@ THROUGHPUT_SIZE_BYTES: Final = 8 * 2**20
 
 
 class CheckVerdict(StrEnum):
-    """What became of a trial."""
+    """The outcome of a trial."""
 
     WORKS = "works"
     FAILS = "fails"
@@ -50,15 +56,15 @@ class CheckFinding:
     name: str
     verdict: CheckVerdict
     says: str
-    """What happened, and what it means. One sentence for a person."""
+    """The outcome and its meaning, in one sentence for a person."""
 
     needed_for: str
-    """`read`, `write` or `commit`: the least that does not work without it. Empty: nothing does."""
+    """`read`, `write` or `commit`: the first of these that needs it. Empty: none of them does."""
 
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the finding for `offload check --json`."""
         return asdict(self)
 
 
@@ -69,17 +75,17 @@ class CheckReport:
     url: str
     findings: list[CheckFinding] = field(default_factory=list)
     commit_store: str = ""
-    """Where the tier keeps its roots, if not here: that store is to be checked as well."""
+    """The URL of the store that keeps the tier's roots, if it is another one. Check that store as well."""
 
     def can(self, what: str) -> bool:
-        """Whether all that is needed to `read`, `write` or `commit` was seen to work."""
+        """Return whether everything that `read`, `write` or `commit` needs was seen to work."""
         needs = NEEDS[: NEEDS.index(what) + 1]
         mine = [finding for finding in self.findings if finding.needed_for in needs]
         return bool(mine) and all(finding.verdict is CheckVerdict.WORKS for finding in mine)
 
 
 NEEDS: Final = ("read", "write", "commit")
-"""Each rests on the ones before it."""
+"""Each one needs those before it."""
 
 
 async def check(
@@ -89,13 +95,32 @@ async def check(
     writing: bool = True,
     tell: Callable[[CheckFinding], None] = lambda finding: None,
 ) -> CheckReport:
-    """Try everything. `tell` is called after each trial. Raises nothing that a store may raise.
+    """Try everything. `tell` is called after each trial. An error of the store becomes a finding.
 
-    Without `writing`, nothing is put or deleted, and what would need it is not tried.
+    Without `writing`, nothing is put or deleted, and trials that need it are not made.
     """
     checking = _Checking(store=store, env=env or Env(), tell=tell)
     await checking.run(writing=writing)
     return checking.report
+
+
+async def check_master_key(service: KeyService, label: str) -> CheckFinding:
+    """Wrap and unwrap a key that nothing is encrypted with. An error of the service becomes a finding.
+
+    A label of own master keys is not tried: it would leave a master key in the service.
+    """
+    master, raw = MasterKey.parse(label), os.urandom(KEY_SIZE_BYTES)
+    context = {"purpose": "ledger-offload check"}
+    if master.is_own:
+        says = "a check makes no master key; name one that exists, without own:"
+        return CheckFinding(name="key", verdict=CheckVerdict.NOT_TRIED, says=says, needed_for="")
+    verdict, says = CheckVerdict.WORKS, f"the master key {label!r} wraps and unwraps"
+    try:
+        if await service.unwrap(label, await service.wrap(label, raw, context), context) != raw:
+            verdict, says = CheckVerdict.FAILS, "the key service does not return the key that it has wrapped"
+    except OffloadError as error:
+        verdict, says = CheckVerdict.FAILS, str(error)
+    return CheckFinding(name="key", verdict=verdict, says=says, needed_for="")
 
 
 @dataclass(kw_only=True)
@@ -106,8 +131,9 @@ class _Checking:
     report: CheckReport = field(init=False)
     below: str = field(init=False)
     kept: str | None = None
-    """What stays of objects that were removed, as far as the store says it."""
+    """Remains of removed objects, such as versions, in the words of the store; None if it names none."""
     removes: bool = True
+    """True unless the store failed to remove an object."""
 
     def __post_init__(self) -> None:
         self.report = CheckReport(url=self.store.url)
@@ -117,7 +143,7 @@ class _Checking:
         reached = await self.attempt("list", "read", self._list)
         await self.attempt("read", "read", self._read_anchor)
         if not reached or not writing:
-            why = "the store was not reached" if not reached else "not wanted"
+            why = "the store was not reached" if not reached else "the check is read-only"
             for name, needed_for, _ in self._writing_trials():
                 self._note(name, needed_for, CheckVerdict.NOT_TRIED, why)
             return
@@ -125,17 +151,18 @@ class _Checking:
             written = True
             for name, needed_for, trial in self._writing_trials():
                 if not written:
-                    self._note(name, needed_for, CheckVerdict.NOT_TRIED, "it rests on put")
+                    self._note(name, needed_for, CheckVerdict.NOT_TRIED, "it needs put, which failed")
                 elif not needed_for and self._leaves_objects:
                     self._note(
                         name, needed_for, CheckVerdict.NOT_TRIED, "its objects would stay in the store"
                     )
                 else:
-                    # A measurement that is skipped says nothing. One that fails is a write that failed.
+                    # A measurement that is skipped says nothing about the store. One that fails is a failed
+                    # write, so it counts as one.
                     works = await self.attempt(name, needed_for or "write", trial)
                     written = works if name == "put" else written
                     self.removes = works if name == "delete" else self.removes
-        finally:
+        finally:  # also after Ctrl-C
             await self.attempt("clean up", "", self._clean_up)
 
     @property
@@ -155,14 +182,14 @@ class _Checking:
         )
 
     async def attempt(self, name: str, needed_for: str, trial: Callable[[], Awaitable[str]]) -> bool:
-        """Make one trial; its text is the finding, and so is its error."""
+        """Make one trial. Its text, or its error, becomes the finding. Return whether it worked."""
         begin = self.env.monotonic()
         try:
             says = await trial()
         except (OffloadError, _Broken) as error:
             self._note(name, needed_for, CheckVerdict.FAILS, str(error), self.env.monotonic() - begin)
             return False
-        except Exception as error:  # noqa: BLE001 - a bug in a stranger's backend is a finding as well
+        except Exception as error:  # noqa: BLE001 - a bug in a third party's backend is a finding as well
             says = f"a bug in the backend: {type(error).__name__}: {error}"
             self._note(name, needed_for, CheckVerdict.FAILS, says, self.env.monotonic() - begin)
             return False
@@ -184,11 +211,13 @@ class _Checking:
         try:
             raw, anchor = await read_anchor(self.store, TIER_ANCHOR, _with_bytes)
         except NotFound:
-            first = await self._first("")
+            first = await self._first_of_others()
             if first is None:
                 return "no tier yet; `offload sync` makes one"
+            if shows_a_tier(first):
+                raise AnchorLost(TIER_ANCHOR, tier=self.store.url) from None
             return "no tier; this place is not empty, so `offload sync` will not make one here"
-        part = await self.store.get(TIER_ANCHOR, Span(5, 9))
+        part = await self.store.get(TIER_ANCHOR, Span(5, 9))  # readers need ranges, also with --read-only
         _same(part, raw[5:14], "a part of an object is not that part")
         self.report.commit_store = anchor.commit_store
         return f"a tier; its roots are at {anchor.commit_store}" if anchor.commit_store else "a tier"
@@ -197,7 +226,7 @@ class _Checking:
         await self.store.put(self.below + "small", Body.of(SMALL))
         found = await self.store.get(self.below + "small")
         _same(found, SMALL, "an object does not read back as it was put")
-        with suppress(OffloadError):  # then nothing is known of that
+        with suppress(OffloadError):  # credentials may not allow this question: then nothing is known
             self.kept = await self.store.retained(self.below + "small")
         return f"an object reads back as it was put; names of this check begin with {self.below!r}"
 
@@ -231,6 +260,7 @@ class _Checking:
         for number in range(1 if self._leaves_objects else LISTED_OBJECTS):
             key = f"{self.below}listed.{number}"
             await self.store.put(key, Body.of(b""))
+            # Listed at once, object by object: a listing that is late shows it only in the first moments.
             if await self._first(key) != key:
                 raise _Broken("a listing misses what was just written: commits are not safe here")
         return "listings show what was just written"
@@ -299,17 +329,26 @@ class _Checking:
         if not keys:
             return ""
         await self.store.delete(keys)
-        return f"; removed {len(keys)} that interrupted trials had left"
+        objects = "1 object" if len(keys) == 1 else f"{len(keys)} objects"
+        return f"; removed {objects} of interrupted trials"
 
     async def _first(self, prefix: str) -> str | None:
         async with aclosing(cast("AsyncGenerator[Listed, None]", self.store.list(prefix))) as listing:
             row = await anext(listing, None)
         return None if row is None else row.key
 
+    async def _first_of_others(self) -> str | None:
+        """Return the first key that is no anchor and no object of a check or a probe."""
+        async with aclosing(cast("AsyncGenerator[Listed, None]", self.store.list(""))) as listing:
+            async for row in listing:
+                if not row.key.startswith(TIER_PREFIX):
+                    return row.key
+        return None
+
     async def _timed(self, work: Awaitable[object]) -> float:
         begin = self.env.monotonic()
         await work
-        return max(self.env.monotonic() - begin, 1e-9)
+        return max(self.env.monotonic() - begin, 1e-9)  # never zero: rates divide by it
 
 
 class _Broken(Exception):

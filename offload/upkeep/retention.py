@@ -1,16 +1,20 @@
-"""Retention: the oldest fragments of a stream go, and the stream itself, if it is to be deleted.
+"""Retention: trim the oldest fragments of a stream, or delete the whole stream.
 
-A trim is one commit by a guest, who does not hold the stream: a higher first offset, and smaller totals.
-Groups are not rewritten: of one that is trimmed in part, the root's first offset says what still lives. No
-object is deleted here. What the newest root no longer names is the sweep's.
+A trim is one commit by a guest, a process that does not hold the stream. The commit raises the first offset
+and lowers the totals. Groups are not rewritten: if a group is trimmed in part, the root's first offset shows
+which of its fragments are live. No object is deleted here: the sweep deletes what the newest root no longer
+names.
 
     stopped              left behind                       cured by
     before the commit    nothing                           nothing to cure
     after it             objects that no root names        the sweep
 
-Invariants: what goes is a prefix of whole fragments; the totals taken off are those of live fragments alone,
-so a trim that is repeated, or that follows another within a group, takes nothing off twice; the last
-fragment goes only where an offset at or beyond the stream's end was asked for.
+Invariants:
+
+- A trim removes a prefix of whole fragments.
+- Only live fragments are taken off the totals. So a trim that is repeated, or that follows another one within
+  a group, takes nothing off twice.
+- The last fragment is removed only if the caller named an offset at or beyond the stream's end.
 """
 
 from __future__ import annotations
@@ -36,49 +40,52 @@ __all__ = ["Retention", "TrimReport", "delete_stream", "plan_trim", "trim"]
 
 
 TRIM_TRIALS_MAX: Final = 8
-"""How often a trim is planned anew because another one, or a replacement, came between."""
+"""How often a trim is planned, if another trim or a compaction commits in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What of a stream may go. Where several limits are set, the one that drops more counts.
+    """The limits of a trim. If several are set, the strictest applies.
 
-    By age and size the last fragment always stays, however old or large it is.
+    Age and size never remove the last fragment, however old or large it is.
     """
 
     age_seconds_max: float | None = None
-    """A fragment goes if its greatest timestamp is older, and all fragments before it go."""
+    """Remove a fragment if its greatest timestamp is older than this, and all fragments before it go."""
 
     size_bytes_max: int | None = None
-    """The oldest fragment goes as long as the chunk bytes of all of them are more."""
+    """Remove the oldest fragment as long as the chunk bytes of all fragments exceed this.
+
+    They are counted before compression: a limit means the same history, whatever the codecs of the fragments.
+    """
 
     before_offset: int | None = None
-    """Every fragment goes that ends at or below this offset; at or beyond the stream's end, all do."""
+    """Remove every fragment that ends at or below this offset; all of them if it is at or beyond the end."""
 
     def __post_init__(self) -> None:
         for limit in (self.age_seconds_max, self.size_bytes_max, self.before_offset):
             if limit is not None and not 0 <= limit < inf:
-                raise Misuse(f"a limit of {limit} is none: limits are numbers from 0 on")
+                raise Misuse(f"{limit} cannot be a limit: limits are finite numbers from 0 on")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimReport:
-    """What a trim did, or would do."""
+    """The result of a trim, or of its dry run."""
 
     trim: Trim | None
-    """What goes; None where nothing does."""
+    """The change; None if nothing was removed."""
 
     manifest: Manifest
-    """What stays. In a dry run no root says this yet."""
+    """The manifest after the trim. In a dry run it is not committed."""
 
     @property
     def since(self) -> int:
-        """Where the stream began before."""
+        """The first offset of the stream before the trim."""
         return self.manifest.first_offset if self.trim is None else self.trim.since
 
     @property
     def dropped(self) -> TrimmedTotals:
-        """The fragments that go, counted."""
+        """The totals of the fragments that were removed."""
         return _NOTHING if self.trim is None else self.trim.dropped
 
 
@@ -91,13 +98,14 @@ async def trim(
     now_ms: int | None = None,
     env: Env | None = None,
 ) -> TrimReport:
-    """Drop what may go of a stream, by one commit. With `dry_run`, only say what would go.
+    """Remove the fragments beyond the limits, by one commit. With `dry_run`, only report what would go.
 
-    `now_ms` is the time in milliseconds since 1970 (the wall clock's, where None). Where another trim comes
-    between, what may go is decided anew. Raises `NotOffloaded` where there is no such stream,
-    `StreamDeleted` where it is deleted meanwhile, and `TryAgain` where others trim all the time.
+    `now_ms` is the time in milliseconds since 1970; None means the wall clock. If another trim commits in
+    between, the trim is planned again. Raises `NotOffloaded` if there is no such stream, `StreamDeleted` if
+    it is deleted meanwhile, and `TryAgain` if others keep changing it faster than the trim can be planned.
     """
     env = env or Env()
+    # Once for all trials: a trim that is planned again removes no more than the first plan would have.
     now_ms = env.now_ms() if now_ms is None else now_ms
     manifest = await offloader.load_manifest(stream)
     incarnation = manifest.incarnation
@@ -108,27 +116,30 @@ async def trim(
                 kept = manifest if change is None else change.apply(manifest)
             else:
                 kept = await offloader.commit_manifest(stream, change, base=manifest, committer=env.uuid())
+        # `Conflict`: another trim or a compaction changed the entries that this one was counted on. `Absent`:
+        # a group of the plan was replaced or trimmed by others, and swept.
         except (Conflict, Absent) as error:
             await env.sleep(env.backoff_seconds(attempt))
             seen, manifest = manifest, await offloader.load_manifest(stream)
             if isinstance(error, Absent) and manifest.version == seen.version:
-                raise  # the newest manifest names what is gone
-            if manifest.incarnation != incarnation:  # offsets and sizes of another stream were never meant
-                again = f"stream {stream!r} was deleted and begun anew"
+                raise  # the newest manifest names a group that is gone: that is damage
+            # The limits were meant for the stream that was there. One that began meanwhile keeps its data.
+            if manifest.incarnation != incarnation:
+                again = f"stream {stream!r} was deleted and begun again"
                 raise StreamDeleted(again, epoch=manifest.epoch) from error
         else:
             return TrimReport(trim=change, manifest=kept)
-    raise TryAgain(f"stream {stream!r}: others trim it faster than this can be decided; run again")
+    raise TryAgain(f"stream {stream!r}: it changes faster than a trim can be planned; run again")
 
 
 async def delete_stream(
     offloader: LedgerOffloader, stream: str, *, seen: Manifest | None = None, env: Env | None = None
 ) -> Manifest | None:
-    """Delete a stream for good: a tombstone takes its place, and every writer is fenced.
+    """Delete a stream for good: commit a tombstone, which fences every writer.
 
-    `seen` is the manifest on which that was decided: a stream of the same name that was born since stays.
-    Returns what was committed before, or None where the stream is deleted already. Its objects go with the
-    sweep. Raises `NotOffloaded` where nothing was ever committed, or while the stream is being rebuilt.
+    `seen` is the manifest on which the caller decided. A stream of the same name that began since stays.
+    Returns the manifest before, or None if the stream is deleted already. The sweep deletes its objects.
+    Raises `NotOffloaded` if nothing was ever committed, or while the stream is being rebuilt.
     """
     env = env or Env()
     manifest = seen or await load_unless_deleted(offloader, stream)
@@ -139,7 +150,7 @@ async def delete_stream(
 
 
 async def load_unless_deleted(offloader: LedgerOffloader, stream: str) -> Manifest | None:
-    """The newest manifest, or None where a tombstone stands in its place. Raises as `load_manifest` does."""
+    """Return the newest manifest; None if the stream was deleted. Otherwise raises as `load_manifest`."""
     try:
         return await offloader.load_manifest(stream)
     except StreamDeleted:
@@ -147,21 +158,24 @@ async def load_unless_deleted(offloader: LedgerOffloader, stream: str) -> Manife
 
 
 async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int) -> Trim | None:
-    """The trim that does what `retention` says to the stream of this tree; None where nothing goes.
+    """Return the trim that `retention` asks for on the stream of this tree; None if nothing goes.
 
-    At most three groups are fetched: of each level the one in which the cut may lie. It takes up to three
-    more only where that group turns out to go whole, and the next one has to say how it begins.
+    Fetches at most three groups: of each level the one in which the cut may lie. If such a group turns out to
+    go whole, it fetches up to three more, to learn how the next one begins.
     """
     manifest = tree.manifest
     search = _Search(tree)
     await search.go_over(manifest.entries, _rules_of(retention, manifest, now_ms))
     kept = joined_entries(*search.kept) if search.kept else NO_ENTRIES
     first_offset = int(kept["first_offset"][0]) if len(kept) else manifest.next_offset
-    if first_offset <= manifest.first_offset:
+    if first_offset <= manifest.first_offset:  # nothing goes: a commit would only cost a version
         return None
+    # Counted by what stays: groups that go whole are never fetched, and may be dead in part already.
     stays = {total: exact_sum(kept[total]) for total in (*TOTALS, "ledgers")}
+    # An entry counts the ledgers that begin in it. If the cut goes through a ledger, its beginning goes, and
+    # the rest of it would not be counted.
     if len(kept) and not await _begins_a_ledger(tree, kept[:1]):
-        stays["ledgers"] += 1  # its beginning goes, and what stays of it still counts
+        stays["ledgers"] += 1
     return Trim(
         incarnation=manifest.incarnation,
         since=manifest.first_offset,
@@ -169,6 +183,7 @@ async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int) -> Trim | 
         dropped=TrimmedTotals(
             **{total: getattr(manifest, total) - number for total, number in stays.items()}
         ),
+        # The commit is refused unless the root still has these entries: other totals would be wrong.
         counted=entries_before(manifest, first_offset),
         is_all=first_offset == manifest.next_offset,
     )
@@ -179,7 +194,7 @@ _NOTHING: Final = TrimmedTotals(messages=0, data_size_bytes=0, stored_size_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """Some entries of one level, in order, and how many chunk bytes lie behind each."""
+    """Entries of one level, in order, and the number of chunk bytes behind each."""
 
     entries: Entries
     behind: Sequence[int]
@@ -189,20 +204,20 @@ class _Level:
 
     @property
     def ends(self) -> npt.NDArray[np.uint64]:
-        """First offset after each."""
+        """First offset after each entry."""
         ends: npt.NDArray[np.uint64] = self.entries["first_offset"] + self.entries["records"]
         return ends
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One limit. Which entries go whole by it, and of which a part may go; of a fragment no part does."""
+    """One limit: which entries it removes whole, and which it may remove in part. Fragments go whole."""
 
     whole: Callable[[_Level], npt.NDArray[np.bool_]]
     partly: Callable[[_Level], npt.NDArray[np.bool_]]
 
     def passes(self, level: _Level) -> int:
-        """How many of the first entries go whole."""
+        """Return how many of the first entries go whole."""
         stays = np.flatnonzero(~self.whole(level))
         return int(stays[0]) if len(stays) else len(level.entries)
 
@@ -210,12 +225,12 @@ class _Rule:
 def _rules_of(retention: Retention, manifest: Manifest, now_ms: int) -> list[_Rule]:
     rules = []
     if retention.before_offset is not None:
-        rules.append(_before(min(retention.before_offset, manifest.next_offset)))
+        rules.append(_before(min(retention.before_offset, manifest.next_offset)))  # it must fit a u64
     if retention.size_bytes_max is not None:
         rules.append(_but_the_last(_larger_than(retention.size_bytes_max), manifest))
     if retention.age_seconds_max is not None:
         oldest_ms = now_ms - int(retention.age_seconds_max * 1000)
-        rules.append(_but_the_last(_older_than(max(oldest_ms, -(2**63))), manifest))
+        rules.append(_but_the_last(_older_than(max(oldest_ms, -(2**63))), manifest))  # an i64 in the rows
     return rules
 
 
@@ -229,13 +244,14 @@ def _before(offset: int) -> _Rule:
 def _older_than(oldest_ms: int) -> _Rule:
     return _Rule(
         whole=lambda level: level.entries["last_timestamp_ms"] < oldest_ms,
+        # A group's timestamps are the least and the greatest below it, whatever their order.
         partly=lambda level: level.entries["first_timestamp_ms"] < oldest_ms,
     )
 
 
 def _larger_than(size_bytes: int) -> _Rule:
     def whole(level: _Level) -> npt.NDArray[np.bool_]:
-        """A fragment goes if it and all behind it are too much; a group, if its last one does."""
+        """A fragment goes if it and all behind it are too large. A group goes if its last fragment does."""
         own = np.where(level.entries["kind"] == 0, level.entries["data_size_bytes"], 0).tolist()
         return np.array([a + b > size_bytes for a, b in zip(own, level.behind, strict=True)], bool)
 
@@ -247,41 +263,43 @@ def _larger_than(size_bytes: int) -> _Rule:
 
 
 def _but_the_last(rule: _Rule, manifest: Manifest) -> _Rule:
-    """The same rule, but the entry with the stream's last fragment never goes whole by it."""
+    """Return the same rule, except that the entry with the stream's last fragment never goes whole."""
     end = np.uint64(manifest.next_offset)
     return _Rule(whole=lambda level: rule.whole(level) & (level.ends < end), partly=rule.partly)
 
 
 @dataclass(slots=True)
 class _Search:
-    """A way down the tree to the first fragment that stays."""
+    """A search down the tree for the first fragment that stays."""
 
     tree: Tree
     kept: list[Entries] = field(default_factory=list)
-    """What stays, in order of offsets: all of each of these entries, of any kind."""
+    """The entries that stay, whole, in order of offsets. They may be of any kind."""
 
     async def go_over(self, entries: Entries, rules: list[_Rule], behind: int = 0) -> list[_Rule]:
-        """Keep what stays of `entries`, with so many chunk bytes behind them all.
+        """Keep what stays of `entries`. `behind` is the number of chunk bytes behind all of them.
 
-        Each of the rules lets go of all that is before them. Returns those that let go of all of these too;
-        where there are any, nothing of these is kept.
+        Each of the `rules` removes everything before `entries`. Returns the rules that remove all of
+        `entries` too. If there are any, nothing of `entries` is kept.
         """
         level = _live(entries, self.tree.manifest, behind)
         row = 0
         while row < len(level.entries):
+            # The strictest rule counts. A rule that stopped at an earlier entry removes nothing after it.
             passed = [(row + rule.passes(level[row:]), rule) for rule in rules]
             row = max((rows for rows, _ in passed), default=row)
             rules = [rule for rows, rule in passed if rows == row]
             one = level[row : row + 1]
             if row == len(level.entries):
                 break
+            # Only a group can go in part. It is fetched only if some rule may cut within it.
             rules = [rule for rule in rules if one.entries["kind"][0] and rule.partly(one)[0]]
             if not rules:
                 self.kept.append(level.entries[row:])
                 return []
             below = await self.tree.load(self.tree.manifest, one.entries)
             rules = await self.go_over(below, rules, one.behind[0])
-            row += 1
+            row += 1  # rules that removed all of the group continue with the next entry
             if not rules:
                 self.kept.append(level.entries[row:])
                 return []
@@ -289,16 +307,17 @@ class _Search:
 
 
 def _live(entries: Entries, manifest: Manifest, behind: int) -> _Level:
-    """The entries of which something lives. Of the first a part may be dead."""
+    """Return the entries with live data. A part of the first one may be trimmed already."""
     ends = entries["first_offset"] + entries["records"]
     entries = entries[ends > np.uint64(manifest.first_offset)]
-    sizes = entries["data_size_bytes"].tolist()
+    sizes = entries["data_size_bytes"].tolist()  # Python's integers: a sum of u64 could overflow
     sums = list(accumulate(reversed(sizes), initial=behind))
     return _Level(entries, sums[-2::-1])
 
 
 async def _begins_a_ledger(tree: Tree, entry: Entries) -> bool:
-    """Whether a ledger begins with the first fragment below `entry`, one row."""
+    """Return whether a ledger begins with the first fragment below `entry`, one row."""
+    # 0 ledgers: none begins below. As many as fragments: one begins with each. Otherwise look inside.
     while 0 < entry["ledgers"][0] < entry["fragments"][0]:
         entry = (await tree.load(tree.manifest, entry))[:1]
     return bool(entry["ledgers"][0])

@@ -1,4 +1,4 @@
-"""RabbitMQ streams: the broker's files as a source, and the AMQP 1.0 messages within."""
+"""RabbitMQ streams: the broker's files as a source, and the AMQP 1.0 messages in them."""
 
 from __future__ import annotations
 

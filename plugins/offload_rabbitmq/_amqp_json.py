@@ -1,11 +1,11 @@
-"""AMQP values as JSON has them, for people and their tools: made to be read, not to be read back.
+"""AMQP values as JSON, for people and their tools. They cannot be converted back.
 
 bytes                       {"encoding": "base64", "value": "..."}
 symbol, uuid, decimal       text
-timestamp                   text as in RFC 3339, UTC; a number of milliseconds where no year of ours has it
+timestamp                   text as in RFC 3339, UTC; a number of milliseconds beyond the years 1 to 9999
 infinity and NaN            "Infinity", "-Infinity", "NaN"
 map                         an object whose keys are text; {"encoding": "pairs", "value": [[key, value]]}
-                            where two keys have one text
+                            if two keys have the same text
 described value             {"descriptor": ..., "value": ...}
 """
 
@@ -25,9 +25,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_jsonable(value: Any) -> Any:
-    """`value`, or a message entire, made of what `json.dumps(..., allow_nan=False)` takes.
+    """Return `value`, or a whole message, as values that `json.dumps(..., allow_nan=False)` accepts.
 
-    Takes whatever `decode` returns; raises `TypeError` for anything else.
+    Accepts all that `decode` returns. Raises `TypeError` for anything else.
     """
     match value:
         case Timestamp():
@@ -72,7 +72,7 @@ def _map(value: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _text(key: Any) -> str:
-    """A key, already jsonable, as text."""
+    """Return a jsonable key as text."""
     match key:
         case str():
             return key

@@ -1,6 +1,6 @@
 """AMQP 1.0's type system (part 1 of the OASIS standard): one value from bytes to Python.
 
-What a value becomes:
+A value becomes:
 
     null, boolean, all integers, float, double, string    None, bool, int, float, float, str
     char, binary, uuid                                     str of one character, bytes, UUID
@@ -11,14 +11,16 @@ What a value becomes:
     map                                                    dict
     described value                                        Described
 
-Input may be hostile. Values nest at most `DEPTH_MAX` deep; every size is held against the bytes that
-enclose it, and every count against what so many bytes can hold, before anything is allocated. Elements of
-arrays may have no bytes at all: all of one record together are at most as many as the record has bytes.
-Descriptors that the elements of an array share are scalars, and are repeated only so often: whoever writes
-the value out, as JSON has it, needs memory in proportion to the record.
+Input may be hostile. Four limits keep memory in proportion to the record:
 
-Refused though the standard has it: a map whose keys are equal in Python (1 and true), or cannot be
-keys at all (lists, maps).
+    nesting                     at most `DEPTH_MAX` deep
+    sizes and counts            compared with the bytes around them before anything is allocated
+    array elements of no bytes  in one record together at most as many as it has bytes
+    shared descriptors          scalars, and repeated at most `REPEATED_PER_BYTE` times the record's bytes: a
+                                program that writes the value, as JSON does, repeats them for each element
+
+The standard allows two kinds of maps that are refused here: with keys that are equal in Python (1 and true),
+and with keys that cannot be keys of a dict (lists, maps).
 """
 
 from __future__ import annotations
@@ -35,35 +37,35 @@ from offload.errors import Corrupt
 DEPTH_MAX: Final = 32
 
 REPEATED_PER_BYTE: Final = 64
-"""Bytes of shared descriptors, counted once per element, that a record may hold for each byte of it."""
+"""The limit for bytes of shared descriptors, counted once for each element, per byte of the record."""
 
 _DESCRIBED: Final = 0x00
 
 
 class Symbol(str):
-    """A name from some vocabulary, in ASCII; what AMQP calls a symbol."""
+    """An AMQP symbol: a name in ASCII."""
 
     __slots__ = ()
 
 
 class Timestamp(int):
-    """Milliseconds since 1970, UTC. Any 64-bit number is possible, so it is no datetime."""
+    """Milliseconds since 1970, UTC. It is no datetime because any 64-bit number is possible."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value with a descriptor that gives it a meaning of its own."""
+    """A value with a descriptor that gives it a special meaning."""
 
     descriptor: Any
     value: Any
 
 
 class ValueReader:
-    """Reads values one after the other from `raw`; `at` is the byte that comes next.
+    """A reader of consecutive values in `raw`; `at` is the next byte.
 
-    Raises `Corrupt`, with `where` and the byte at which the broken value begins.
+    Its methods raise `Corrupt` with `where` and the byte at which the broken value begins.
     """
 
     __slots__ = ("_depth", "_empty_elements_left", "_repeated_bytes_left", "_stop", "at", "raw", "where")
@@ -78,7 +80,7 @@ class ValueReader:
         self._repeated_bytes_left = REPEATED_PER_BYTE * len(raw)
 
     def value(self) -> Any:
-        """The next value, whatever its type."""
+        """Return the next value, of any type."""
         start = self.at
         code = self.byte()
         if code != _DESCRIBED:
@@ -89,7 +91,7 @@ class ValueReader:
         return described
 
     def byte(self) -> int:
-        """The next byte: a constructor, or part of a descriptor."""
+        """Return the next byte: a constructor, or part of a descriptor."""
         at = self.at
         if at >= self._stop:
             self.refuse("AMQP value size", expected="a byte more", found="the end", position=at)
@@ -97,7 +99,7 @@ class ValueReader:
         return self.raw[at]
 
     def refuse(self, what: str, *, expected: object, found: object, position: int) -> NoReturn:
-        """Raise `Corrupt` for what begins at `position`."""
+        """Raise `Corrupt` for the value at `position`."""
         raise Corrupt(what, self.where, position=position, expected=expected, found=found)
 
     def _bytes(self, size: int) -> bytes:
@@ -129,14 +131,14 @@ class ValueReader:
             ) from exc
 
     def _compound(self, width: int, made_by: Callable[[ValueReader, int, int], Any], start: int) -> Any:
-        """A list, map or array: its size and count checked, and its elements to fill it exactly."""
+        """Read a list, map or array. Its elements must fill its size exactly."""
         size = self._number(width)
         stop = self.at + size
         if size < width or stop > self._stop:
             expected = f"{width} to {self._stop - self.at} bytes"
             self.refuse("AMQP compound size", expected=expected, found=size, position=start)
         self._enter(start)
-        outer, self._stop = self._stop, stop
+        outer, self._stop = self._stop, stop  # no element may read beyond the end of its list
         value = made_by(self, self._number(width), start)
         if self.at != stop:
             self.refuse("AMQP compound end", expected=stop, found=self.at, position=start)
@@ -158,7 +160,7 @@ class ValueReader:
         return value
 
     def _repeat(self, count: int, size_bytes: int, start: int) -> None:
-        """Account for descriptors of so many bytes, which `count` elements share."""
+        """Count the bytes of descriptors that `count` elements share. Raises `Corrupt` beyond the limit."""
         self._repeated_bytes_left -= count * size_bytes
         if self._repeated_bytes_left < 0:
             expected = f"at most {REPEATED_PER_BYTE} times the record's bytes"
@@ -183,12 +185,12 @@ class ValueReader:
         return pairs
 
     def _array(self, count: int, start: int) -> list[Any]:
-        """Elements that share one constructor, which may be a described one."""
+        """Read elements that share one constructor, which may have descriptors."""
         descriptors: list[Any] = []
         constructor = self.at
         code = self.byte()
         while code == _DESCRIBED:
-            self._enter(start)  # every element is as deep within its descriptors as one written out
+            self._enter(start)  # a descriptor nests the elements as if it were written before each of them
             descriptors.append(self._scalar())
             code = self.byte()
         self._repeat(count, self.at - constructor - 1, start)
@@ -230,10 +232,10 @@ def _symbol(raw: bytes) -> Symbol:
 
 
 def _decimal(exponent_bits: int, coefficient_bits: int, bias: int, digits: int) -> Callable[[bytes], Decimal]:
-    """A reader of IEEE 754 decimals whose coefficient is a binary integer.
+    """Return a reader of IEEE 754 decimals whose coefficient is a binary integer.
 
-    After the sign come the exponent and the coefficient; or, when the two bits there are both set, the
-    exponent two bits later and a coefficient that begins with a hidden 100.
+    The exponent and the coefficient follow the sign. If the two bits behind the sign are both set, the
+    exponent begins two bits later, and the coefficient begins with a hidden 100.
     """
     sign_bit = exponent_bits + coefficient_bits
 
@@ -247,7 +249,7 @@ def _decimal(exponent_bits: int, coefficient_bits: int, bias: int, digits: int) 
         width = coefficient_bits - 2 if hidden else coefficient_bits
         exponent = (bits >> width & (1 << exponent_bits) - 1) - bias
         coefficient = bits & (1 << width) - 1 | (0b100 << width if hidden else 0)
-        if coefficient >= 10**digits:  # not canonical: the standard has it mean zero
+        if coefficient >= 10**digits:  # not canonical: by the standard it means zero
             coefficient = 0
         return Decimal((sign, tuple(map(int, str(coefficient))), exponent))
 
@@ -259,7 +261,7 @@ def _ieee(code: str) -> Callable[[bytes], float]:
     return lambda raw: float(unpack(raw)[0])
 
 
-# constructor: number of bytes, and what they become
+# constructor: number of bytes, and the function that converts them
 _FIXED: Final[dict[int, tuple[int, Callable[[bytes], Any]]]] = {
     0x40: (0, lambda _: None),
     0x41: (0, lambda _: True),
@@ -290,7 +292,7 @@ _FIXED: Final[dict[int, tuple[int, Callable[[bytes], Any]]]] = {
     0x98: (16, lambda raw: UUID(bytes=raw)),
 }
 
-# constructor: width of its length, and what the bytes become
+# constructor: width of its length, and the function that converts the bytes
 _VARIABLE: Final[dict[int, tuple[int, Callable[[bytes], Any]]]] = {
     0xA0: (1, bytes),
     0xA1: (1, bytes.decode),
@@ -303,11 +305,11 @@ _VARIABLE: Final[dict[int, tuple[int, Callable[[bytes], Any]]]] = {
 _SCALARS: Final = {code: (size, 0, made_of) for code, (size, made_of) in _FIXED.items()} | {
     code: (0, width, made_of) for code, (width, made_of) in _VARIABLE.items()
 }
-"""Both as one table: number of bytes, or else width of the length before them; and what they become."""
+"""Both tables as one: number of bytes or 0, width of the length or 0, and the function that converts them."""
 
 _WITHOUT_BYTES: Final = frozenset(code for code, (size, _) in _FIXED.items() if size == 0)
 
-# constructor: width of its size and of its count, and what reads its elements
+# constructor: width of its size and of its count, and the method that reads its elements
 _COMPOUND: Final[dict[int, tuple[int, Callable[[ValueReader, int, int], Any]]]] = {
     0xC0: (1, ValueReader._list),
     0xC1: (1, ValueReader._map),

@@ -1,13 +1,13 @@
-"""AMQP 1.0 messages: what RabbitMQ's own protocols and most stream clients put into a record.
+"""AMQP 1.0 messages, which RabbitMQ's own protocols and most stream clients store in records.
 
-A record is the message's sections back to back, each `00`, a descriptor and one value. The broker does not
-enforce it: a stream client may store any bytes. So what is no AMQP message raises `Corrupt`, and the
-caller decides whether such a record is damage or is simply raw.
+A record holds the message's sections back to back. Each is `00`, a descriptor and one value. The broker does
+not enforce this: a stream client may store any bytes. So a record that is no AMQP message raises `Corrupt`,
+and the caller decides if it is damaged or just raw.
 
-Each section stands at most once, save for data and sequence sections, which may repeat; a body is of one
-kind. The order of the sections is not insisted on. Nothing may follow them.
+Each section occurs at most once, except data and sequence sections, which may repeat. A body is of one kind.
+The sections may be in any order. No bytes may follow them.
 
-`data_bodies` is the hot way, for many records of which only the body is wanted.
+`data_bodies` is the fast way to the bodies of many records.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ PROPERTY_NAMES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmqpMessage:
-    """One message, section by section; a section that is absent is empty."""
+    """One message by sections. An absent section is empty."""
 
     body_kind: BodyKind
     body: Any
-    """The data sections' bytes, joined; or the list of the sequences; or the value; or None."""
+    """The joined bytes of the data sections; or the list of the sequences; or the value; or None."""
     header: dict[str, Any] = field(default_factory=dict)
-    """By `HEADER_NAMES`; fields that are null or absent are left out."""
+    """The fields by `HEADER_NAMES`, without null and absent ones."""
     properties: dict[str, Any] = field(default_factory=dict)
-    """By `PROPERTY_NAMES`; fields that are null or absent are left out."""
+    """The fields by `PROPERTY_NAMES`, without null and absent ones."""
     application_properties: dict[Any, Any] = field(default_factory=dict)
     delivery_annotations: dict[Any, Any] = field(default_factory=dict)
     message_annotations: dict[Any, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class AmqpMessage:
 
 
 def decode(record: bytes, *, where: str = "record") -> AmqpMessage:
-    """The message in `record`. Raises `Corrupt`, with `where` and a position, for what is none."""
+    """Return the message in `record`. Raises `Corrupt`, with `where` and a position, if it is no message."""
     reader = ValueReader(record, where=where)
     sections: dict[str, Any] = {}
     bodies: list[Any] = []
@@ -83,11 +83,11 @@ def decode(record: bytes, *, where: str = "record") -> AmqpMessage:
 
 
 def data_bodies(records: Sequence[bytes], *, where: str = "chunk") -> list[bytes]:
-    """The body of each record as bytes: its data sections joined, or its string or binary value.
+    """Return the body of each record as bytes: its joined data sections, or its string or binary value.
 
-    A message without a body has an empty one. Raises `Corrupt`, which names the first such record by
-    its place in `records`, for one that is no AMQP message or whose body is no bytes. Sections beside
-    a data section are stepped over: what is broken within them, `decode` finds and this does not.
+    A message without a body has an empty one. Raises `Corrupt` if a record is no AMQP message or has another
+    kind of body, and names the first such record by its index in `records`. The content of sections beside
+    one data section is skipped: only `decode` finds errors in it.
     """
     size_by_head = _SIZE_BY_HEAD.get
     try:
@@ -95,7 +95,7 @@ def data_bodies(records: Sequence[bytes], *, where: str = "chunk") -> list[bytes
             record[5:] if size_by_head(record[:5]) == len(record) else _data_body(record, where)
             for record in records
         ]
-    except Corrupt:
+    except Corrupt:  # walk them again for the number of the record, which the fast loop does not count
         for index, record in enumerate(records):
             _data_body(record, f"{where}, record {index}")
         raise
@@ -118,9 +118,9 @@ def _data_body(record: bytes, where: str) -> bytes:
 
 
 def _stepped_body(record: bytes) -> bytes | None:
-    """The body of a message with exactly one data section, by stepping from section to section.
+    """Return the body of a message with exactly one data section, by stepping from section to section.
 
-    Nothing where the record is anything else, or written in any way but the usual one.
+    Returns None for any other record, and for one in an unusual encoding.
     """
     body, at, size = None, 0, len(record)
     try:
@@ -137,13 +137,13 @@ def _stepped_body(record: bytes) -> bytes | None:
                 body = record[start:at]
             elif section not in _STEPPED_OVER or code in _BINARIES:
                 return None
-    except LookupError:  # cut short, or a constructor that no section usually has
+    except LookupError:  # cut short, or with a constructor that is unusual for a section
         return None
     return body if at == size else None
 
 
 def _section_name(reader: ValueReader) -> str:
-    """The name of the section whose descriptor comes next."""
+    """Return the name of the section whose descriptor comes next."""
     start = reader.at
     if reader.byte() != 0:
         reader.refuse("AMQP section", expected="0x00", found=f"{reader.raw[start]:#04x}", position=start)
@@ -179,7 +179,7 @@ def _of_type(reader: ValueReader, value: Any, wanted: type, name: str, start: in
 
 
 def _named(reader: ValueReader, value: Any, name: str, start: int) -> dict[str, Any]:
-    """The fields of a list by their names, without those that are null."""
+    """Return the fields of a list by their names, without null ones."""
     fields, names = _of_type(reader, value, list, name, start), _FIELD_NAMES[name]
     if len(fields) > len(names):
         expected = f"at most {len(names)} fields"
@@ -207,17 +207,17 @@ _SECTIONS: Final = {
     "amqp:amqp-value:*": "value",
     "amqp:footer:map": "footer",
 }
-"""The name of a section by its descriptor: its number or, as rare clients write it, its symbol."""
+"""The names of sections by descriptor: a number or, from a few clients, a symbol."""
 
 _BODY_TYPES: Final[dict[str, type]] = {"data": bytes, "sequence": list, "value": object}
 _FIELD_NAMES: Final = {"header": HEADER_NAMES, "properties": PROPERTY_NAMES}
 
 _SIZE_BY_HEAD: Final = {b"\x00\x53\x75\xa0" + bytes((size,)): 5 + size for size in range(256)}
-"""How long a record is that is one short data section and nothing else, by its first five bytes."""
+"""The length of a record with one short data section and nothing else, by its first five bytes."""
 
 _SMALL_ULONG: Final = 0x53
 _DATA: Final = 0x75
 _STEPPED_OVER: Final = frozenset((0x70, 0x71, 0x72, 0x73, 0x74, 0x78))
 _BINARIES: Final = frozenset((0xA0, 0xB0))
 _STEP_WIDTHS: Final = {0x45: 0, 0xA0: 1, 0xC0: 1, 0xC1: 1, 0xB0: 4, 0xD0: 4, 0xD1: 4}
-"""Of a section's value, by its constructor: how wide the size is that stands before it."""
+"""The width of the size before a section's value, by the value's constructor."""

@@ -1,6 +1,6 @@
 """The `amqp` decoder: records as the AMQP 1.0 messages that RabbitMQ's own clients store.
 
-A record that is no AMQP message stays raw, with empty sections: the broker enforces nothing.
+A record that is no AMQP message stays raw, with empty sections, because the broker accepts any bytes.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from offload.errors import Corrupt
 from offload_rabbitmq.amqp import data_bodies, decode, to_jsonable
 
 ROUTING_KEY: Final = "x-routing-key"
-"""The message annotation in which the broker keeps what AMQP 0.9.1 clients publish with."""
+"""The message annotation in which the broker keeps the routing key of AMQP 0.9.1 clients."""
 
 NO_SECTIONS: Final[dict[str, Any]] = {"properties": {}, "application_properties": {}, "annotations": {}}
 
 
 class AmqpDecoder(Decoder):
-    """Decodes AMQP 1.0 messages."""
+    """A decoder of AMQP 1.0 messages."""
 
     def bodies(self, records: Sequence[bytes]) -> list[bytes]:
-        """See `Decoder.bodies`: the data sections joined; a value's text or bytes, else as JSON."""
+        """Return the bodies as `Decoder.bodies` says: joined data sections, a text or bytes, else JSON."""
         try:
             return data_bodies(records)
-        except Corrupt:  # some record is none, or has another kind of body: one by one
+        except Corrupt:  # one of them is no message, or has another kind of body: decode each by itself
             return [_body_bytes(record) for record in records]
 
     def decode(self, records: Sequence[bytes]) -> list[Decoded]:
-        """See `Decoder.decode`."""
+        """Return values and sections as `Decoder.decode` says."""
         return [
-            # A lone data section, whose length says so, is what nearly every record is.
+            # Nearly every record is one data section with a length of one byte, and needs no decoding.
             Decoded(record[5:], NO_SECTIONS)
             if record[:4] == b"\x00Su\xa0" and len(record) > 4 and record[4] == len(record) - 5
             else _decoded(record)
@@ -40,11 +40,11 @@ class AmqpDecoder(Decoder):
         ]
 
     def keys(self, records: Sequence[bytes]) -> list[bytes | None]:
-        """The routing key that RabbitMQ notes of a message published to an exchange, else its subject."""
+        """Return the routing key that RabbitMQ adds to a message for an exchange, else the subject."""
         return [_key(decoded.sections) for decoded in self.decode(records)]
 
     def headers(self, records: Sequence[bytes]) -> list[list[tuple[str, bytes]]]:
-        """The application properties."""
+        """Return the application properties."""
         return [
             [(name, _as_bytes(value)) for name, value in decoded.sections["application_properties"].items()]
             for decoded in self.decode(records)

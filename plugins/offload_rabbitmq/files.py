@@ -1,7 +1,7 @@
-"""Reading a broker's files: opened for reading alone, and every failure told as one of ours.
+"""Reading a broker's files: opened read-only, every failure raised as an error of the framework.
 
-A broker deletes files whenever its retention says so. A file that is gone is therefore no damage: it
-raises `TryAgain`, and whoever looks again finds the stream without it.
+A broker deletes files by its retention at any time. So a missing file is no damage: it raises `TryAgain`,
+and the next snapshot shows the stream without it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 from offload.errors import Corrupt, Denied, OffloadError, TryAgain
 
 READ_SIZE_BYTES_MAX: Final = 2**30
-"""The most that is asked of one system call; Linux gives less than 2 GiB."""
+"""The largest read in one system call. Linux returns less than 2 GiB."""
 
-# Never waiting for somebody at the other end of a pipe, never handed on to a child process.
+# Opening does not wait for a process at the other end of a pipe, and no child process inherits the file.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 _NEXT: Final[dict[int, tuple[type[OffloadError], str]]] = {
@@ -35,13 +35,13 @@ _NEXT: Final[dict[int, tuple[type[OffloadError], str]]] = {
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """The path as text that can always be printed, whatever bytes its names have."""
+    """Return the path as text that can always be printed, whatever bytes its names have."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 @contextmanager
 def explained(doing: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn the operating system's refusal into the framework's."""
+    """Raise the framework's errors for those of the operating system."""
     try:
         yield
     except OSError as exc:
@@ -50,7 +50,7 @@ def explained(doing: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def open_file(path: Path) -> int:
-    """A descriptor of a regular file, opened for reading. Raises `Corrupt` where it is another thing."""
+    """Return a descriptor of a regular file, opened read-only. Raises `Corrupt` if it is no regular file."""
     with explained("open", path):
         descriptor = os.open(path, _READ)
     mode = os.fstat(descriptor).st_mode
@@ -62,7 +62,7 @@ def open_file(path: Path) -> int:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A descriptor for the length of a block."""
+    """Yield a descriptor, and close it at the end of the block."""
     descriptor = open_file(path)
     try:
         yield descriptor
@@ -71,10 +71,10 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_at(descriptor: int, position: int, size_bytes: int, *, path: Path) -> bytes:
-    """The bytes from `position` on: as many as asked for, or fewer where the file ends before.
+    """Return the bytes from `position` on: as many as asked for, or fewer if the file ends before.
 
-    One system call, unless the size is extreme or the file ends early. The caller has compared the size
-    with the file's own, or bounded it.
+    Makes one system call, unless the size is extreme or the file ends early. The caller bounds the size, or
+    compares it with that of the file.
     """
     parts, at, stop = [], position, position + size_bytes
     with explained("read", path):

@@ -1,7 +1,7 @@
-"""A segment as a ledger: its table from the index, its bytes by one positioned read per window.
+"""A segment as a ledger: the index gives its table, and one positioned read the bytes of each window.
 
-Opened for reading alone, and not before the first read: a stream may have more segments than a
-process may have open files. A closed ledger opens its file again when it is asked to read.
+The file is opened read-only, at the first read: a stream may have more segments than a process may have
+open files. A closed ledger opens its file again at the next read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from offload_rabbitmq.pair import Pair
 class SegmentLedger(ReadHandle):
     """A snapshot of one segment, sealed or still open. Its id is the offset of its first chunk.
 
-    `load` gives the table. For a sealed segment it reads the index, and raises `Corrupt` where the
-    pair does not fit together: then nothing of this ledger can be read. The ledgers before it still can.
+    `load` returns the table. For a sealed segment it reads the index, and raises `Corrupt` if index and
+    segment do not match. Then nothing of this ledger can be read. The ledgers before it still can.
     """
 
     __slots__ = ("_descriptor", "_load", "_next_offset", "_opening", "_pair")
@@ -33,7 +33,7 @@ class SegmentLedger(ReadHandle):
 
     @property
     def ledger_id(self) -> int:
-        """The offset of the first chunk, which names the files too."""
+        """The offset of the first chunk. The files are named after it too."""
         return self._pair.offset
 
     @property
@@ -52,13 +52,13 @@ class SegmentLedger(ReadHandle):
         return shown(self._pair.segment)
 
     async def table(self) -> ChunkTable:
-        """One row per chunk; `position` is the chunk's byte in the segment file."""
+        """Return one row for each chunk; `position` is the byte in the segment file at which it begins."""
         return await asyncio.to_thread(self._load)
 
     async def read(self, rows: ChunkTable) -> bytes:
-        """The bytes from the first row's position to the end of the last row: one read, in a thread.
+        """Return the bytes from the first row's position to the end of the last row: one read, in a thread.
 
-        Fewer where the file ends before. Raises `TryAgain` where the broker has deleted it.
+        Returns fewer if the file ends before. Raises `TryAgain` if the broker has deleted the file.
         """
         if not len(rows):
             return b""
@@ -67,8 +67,9 @@ class SegmentLedger(ReadHandle):
         return await asyncio.to_thread(self._read, start, stop - start)
 
     async def aclose(self) -> None:
-        """Close the file, if it was opened. No read may be under way."""
+        """Close the file if it is open. No read may be running."""
         with self._opening:
+            # Taken away under the lock: a second close could hit a file that got the same number since.
             descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -77,7 +78,8 @@ class SegmentLedger(ReadHandle):
         return read_at(self._open(), start, size_bytes, path=self._pair.segment)
 
     def _open(self) -> int:
-        with self._opening:
+        with self._opening:  # several windows are read at a time, in threads of their own
+            # Once open, the file outlives its deletion by the broker: a running upload is not cut off.
             if self._descriptor is None:
                 self._descriptor = open_file(self._pair.segment)
             return self._descriptor

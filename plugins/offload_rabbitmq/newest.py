@@ -1,7 +1,7 @@
-"""What counts of the newest pair: its tail may be torn, by a crash or by a write under way.
+"""The valid part of the newest pair, whose tail may be torn by a crash or by a write that is running.
 
-The index leads. Records are dropped from its end until one locates a chunk that is whole and sound; the
-segment ends with that chunk, whatever stands behind it.
+The index decides. Records are dropped from its end until one locates a chunk that is whole and sound. The
+segment ends with that chunk, even if bytes follow it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PIECE_SIZE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """A pair that nothing follows, up to its last sound chunk."""
+    """A pair that no other follows, up to its last sound chunk."""
 
     pair: Pair
     rows: ChunkTable
@@ -33,12 +33,14 @@ class Newest:
 
 
 def recover_newest(pair: Pair) -> Newest | None:
-    """The pair up to its last sound chunk; None where it has none.
+    """Return the pair up to its last sound chunk; None if it has none.
 
-    Headers of the files count only where a chunk does: of a pair that a crash left empty, they may be
-    missing too. Raises `Corrupt` where what is kept breaks the format.
+    Raises `Corrupt` if the kept part breaks the format. The headers of the files are checked only if a chunk
+    is kept: a crash may leave an empty pair without them.
     """
-    raw = read_index(pair)  # before the segment's size is taken: the broker writes the chunk first
+    # The index first, the segment's size second. The broker writes the chunk before its index record, so each
+    # record that is read here locates a chunk within that size.
+    raw = read_index(pair)
     records = index_records(raw)
     with opened(pair.segment) as descriptor:
         kept = _keep(pair, records, descriptor)
@@ -51,12 +53,11 @@ def recover_newest(pair: Pair) -> Newest | None:
 
 
 def _keep(pair: Pair, records: IndexRecords, segment: int) -> tuple[int, ChunkHeader] | None:
-    """How many records are kept, and the header of the last one's chunk; None where none is kept.
-
-    A record of zeros, which a crash leaves too, locates no chunk: its position is in the file's header.
-    """
+    """Return the number of kept records, and the header of the last one's chunk; None if none is kept."""
     size_bytes = os.fstat(segment).st_size
+    # Signed and wider than the field: the sum below must not wrap.
     positions = records["position"].astype(np.int64)
+    # A crash may also leave records of zeros. Their position is in the file's header, where no chunk begins.
     within = (positions >= SEGMENT_HEADER.size_bytes) & (positions + CHUNK_HEADER.size_bytes <= size_bytes)
     for row in reversed(np.flatnonzero(within).tolist()):
         header = _sound_chunk(pair, records[row], segment, size_bytes)
@@ -66,19 +67,20 @@ def _keep(pair: Pair, records: IndexRecords, segment: int) -> tuple[int, ChunkHe
 
 
 def _sound_chunk(pair: Pair, record: np.void, segment: int, size_bytes: int) -> ChunkHeader | None:
-    """The header of the record's chunk, if it is the one described, whole, and its checksum holds."""
+    """Return the header of the record's chunk if the record describes it and it is sound; else None."""
     start = int(record["position"])
     try:
         header = header_at(pair, segment, start)
     except Corrupt:
         return None
+    # Before the checksum: a header of garbage may claim 4 GiB, and the data would be read in vain.
     if not describes(record, header) or start + header.size_bytes > size_bytes:
         return None
     return header if _data_checksum(pair, segment, start, header) == header.crc else None
 
 
 def _data_checksum(pair: Pair, segment: int, start: int, header: ChunkHeader) -> int:
-    """CRC-32 of a chunk's data section, taken piece by piece: a chunk may be as large as its segment."""
+    """Return the CRC-32 of a chunk's data, read piece by piece: a chunk may be as large as its segment."""
     checksum, at, stop = 0, start + header.data_start, start + header.trailer_start
     while piece := read_at(segment, at, min(stop - at, _PIECE_SIZE_BYTES), path=pair.segment):
         checksum = crc32(piece, checksum)

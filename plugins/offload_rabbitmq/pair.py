@@ -1,6 +1,7 @@
 """A segment and its index on disk, named after the offset of their first chunk in 20 digits.
 
-Bounded: an index is read whole, but only after its size was looked at; of a segment, headers alone.
+Memory is bounded: an index is read whole, but only after its size was checked; of a segment, only headers
+are read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from offload_rabbitmq.files import opened, read_at, shown
 from offload_rabbitmq.segment import SEGMENT_HEADER, check_index_head, check_segment_head
 
 INDEX_SIZE_BYTES_MAX: Final = 64 << 20
-"""osiris begins a new pair at 256,000 chunks, which is 7.4 MB of index. This is nine times that."""
+"""The largest index that is read. osiris begins a new pair at 256,000 chunks, whose index has 7.4 MB."""
 
 _FILE_NAME: Final = re.compile(r"([0-9]{20})\.(segment|index)")
 
@@ -28,7 +29,7 @@ class Pair:
 
     folder: Path
     offset: int
-    """Of the segment's first chunk: what the files are named after."""
+    """The offset of the segment's first chunk. The files are named after it."""
 
     @property
     def segment(self) -> Path:
@@ -37,18 +38,18 @@ class Pair:
 
     @property
     def index(self) -> Path:
-        """The file that locates them."""
+        """The file that locates the chunks."""
         return self.folder / f"{self.offset:020}.index"
 
 
 def parse_name(name: str) -> tuple[int, str] | None:
-    """The offset and the kind, `segment` or `index`, that a file's name tells; None for any other name."""
+    """Return the offset and the kind, `segment` or `index`, in a file's name; None for any other name."""
     match = _FILE_NAME.fullmatch(name)
     return None if match is None or int(match[1]) >= 2**64 else (int(match[1]), match[2])
 
 
 def read_index(pair: Pair) -> bytes:
-    """The index file, whole. Raises `Corrupt` where it is larger than any that a broker writes."""
+    """Return the whole index file. Raises `Corrupt` if it is larger than any that a broker writes."""
     with opened(pair.index) as descriptor:
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes > INDEX_SIZE_BYTES_MAX:
@@ -58,13 +59,13 @@ def read_index(pair: Pair) -> bytes:
 
 
 def check_heads(pair: Pair, index: bytes, segment: int) -> None:
-    """Check the file headers of both: the index's bytes, and the segment by its descriptor."""
+    """Check the file headers of the index, by its bytes, and of the segment, by its descriptor."""
     check_index_head(index, where=shown(pair.index))
     head = read_at(segment, 0, SEGMENT_HEADER.size_bytes, path=pair.segment)
     check_segment_head(head, where=shown(pair.segment))
 
 
 def header_at(pair: Pair, segment: int, position: int) -> ChunkHeader:
-    """The header of the chunk at `position` of the segment. Raises `Corrupt` where none is there."""
+    """Return the header of the chunk at `position` of the segment. Raises `Corrupt` if there is none."""
     raw = read_at(segment, position, CHUNK_HEADER.size_bytes, path=pair.segment)
     return ChunkHeader.decode(raw, where=shown(pair.segment), origin=position)

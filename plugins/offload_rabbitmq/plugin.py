@@ -1,4 +1,4 @@
-"""What the RabbitMQ plugin declares. Imports nothing of the source itself."""
+"""The declarations of the RabbitMQ plugin. Imports nothing of the source itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from offload.contracts.plugin import DecoderType, SourceType, hookimpl
 
 @hookimpl
 def offload_sources() -> Sequence[SourceType]:
-    """Streams as RabbitMQ keeps them on disk."""
+    """Declare RabbitMQ's files on disk as a source."""
     return [
         SourceType(
             name="rabbitmq",
@@ -22,5 +22,5 @@ def offload_sources() -> Sequence[SourceType]:
 
 @hookimpl
 def offload_decoders() -> Sequence[DecoderType]:
-    """AMQP 1.0, which is what RabbitMQ's own clients store."""
+    """Declare a decoder of AMQP 1.0, the format that RabbitMQ's own clients store."""
     return [DecoderType(name="amqp", target="offload_rabbitmq.decoder:AmqpDecoder")]

@@ -1,28 +1,27 @@
-"""What a broker would still show of a stream after a crash: osiris' recovery, applied in memory.
+"""The part of a stream that a broker would still show after a crash: osiris' recovery, applied in memory.
 
-Where osiris would repair its files, nothing is changed here; the same rules only decide what counts.
+Osiris repairs its files. This module changes no file: the same rules only decide which chunks are valid.
 
     1. The stream begins with the first complete pair. Retention deletes an index before its segment, so a
-       crash can leave a segment without one at the head.
-    2. An index without a segment at the tail is passed over: a new pair begins with its index.
-    3. The index leads. From the end of the newest one, records are dropped until one locates a chunk that
-       is whole and whose checksum holds. Chunks behind that one are dropped, sound or not.
-    4. A newest pair that keeps no chunk is passed over, and the one before it becomes the newest.
+       crash can leave a segment without an index at the head.
+    2. An index without a segment at the tail is ignored: the broker makes the index of a new pair first.
+    3. The index decides. From the end of the newest index, records are dropped until one locates a chunk
+       that is whole and has the right checksum. Chunks behind that one are dropped, sound or not.
+    4. A newest pair without a valid chunk is ignored, and the one before it becomes the newest.
 
-In two things we are stricter than osiris, and may show less, never more: a last chunk must have its
-trailer too, and be the one that its index record describes. A chunk that fails this either becomes
-whole, or is found as damage as soon as another pair follows.
+In two points this module is stricter than osiris. It may show less than the broker, and never more: a last
+chunk must also have its trailer, and must be the one that its index record describes. A chunk that fails
+this either becomes whole later, or is reported as damage as soon as another pair follows.
 
-Only names and the newest pair are looked at, so that looking again every few seconds costs the same for a
-thousand pairs as for one. A sealed pair is taken by its name; its table (`sealed`) is checked when it
-is asked for, and the framework commits what stands before a pair whose table is damaged.
+Only names and the newest pair are read. So a snapshot costs the same for a thousand pairs as for one, and can
+be taken every few seconds. A sealed pair counts by its names alone. Its table (`sealed`) is checked when it
+is needed, and the framework commits the ledgers before a pair with a damaged table.
 
-A broker may be writing. It writes the chunk first and the index record second; so does this read the
-index first and look at the segment second, and finds each record's chunk there. What is half written
-falls to rule 3.
+The broker may be writing. It writes the chunk first and the index record second. This module reads the index
+first and the segment's size second, so it finds each record's chunk. Rule 3 drops a half-written chunk.
 
-Not visible in files: which chunks a majority of replicas holds. The tail of a replica may yet be
-rewritten under a new leader.
+The files do not show which chunks a majority of replicas holds. A new leader may still rewrite the tail of a
+replica.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ TRIES_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What counts of a stream: sealed pairs, then the newest, unless damage comes before it.
+    """The valid part of a stream: sealed pairs, then the newest, unless damage comes before it.
 
-    They follow each other in offsets, by their names.
+    By their names, each pair begins at the offset at which the one before it ends.
     """
 
     sealed: Sequence[SealedPair]
@@ -59,7 +58,7 @@ class Recovered:
 
 
 def recover(folder: Path, *, stream: str) -> Recovered:
-    """Apply the rules to a stream folder. Raises `TryAgain` where the broker keeps moving its files."""
+    """Apply the rules to a stream folder. Raises `TryAgain` if the broker keeps moving its files."""
     for tries_left in reversed(range(TRIES_MAX)):
         try:
             return _recover_once(folder, stream)
@@ -70,27 +69,33 @@ def recover(folder: Path, *, stream: str) -> Recovered:
 
 
 def _recover_once(folder: Path, stream: str) -> Recovered:
+    # By names alone, so that a snapshot of a long stream opens two files and not thousands.
     names = _Names.of(folder)
     offsets, broken = names.counting()
     pairs = [Pair(folder, offset) for offset in offsets]
     if broken is not None:
+        # A listing takes several system calls, in which the broker may roll over or delete a pair. Only a
+        # file that is missing from two equal listings is damage.
         if _Names.of(folder) != names:
-            raise TryAgain(f"{shown(folder)}: files came and went while they were listed")
+            raise TryAgain(f"{shown(folder)}: files were created or deleted while they were listed")
         return _cut(pairs, Pair(folder, broken), names.missing(Pair(folder, broken)), stream)
 
     for count, pair in reversed(list(enumerate(pairs))):
         try:
             newest = recover_newest(pair)
-        except Corrupt as damage:
+        except Corrupt as damage:  # rule 4 ignores only pairs without a valid chunk, not other damage
             return _cut(pairs[:count], pair, damage, stream)
+        # None is rule 4: the next turn of the loop tries the pair before it.
         if newest is not None:
             return _whole(pairs[:count], newest)
+    # No pair has a valid chunk. There may be no segment at all: the broker makes the index of a new pair
+    # first.
     return _empty(min(offsets or names.indexes))
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """A listing of a folder: which segments and which indexes it holds, by offset."""
+    """A listing of a folder: the offsets of its segments and of its indexes."""
 
     segments: frozenset[int]
     indexes: frozenset[int]
@@ -99,30 +104,33 @@ class _Names:
     def of(cls, folder: Path) -> _Names:
         with explained("list", folder):
             found = [parsed for name in os.listdir(folder) if (parsed := parse_name(name))]
+        # A stream that the broker deleted meanwhile is no damage.
         if not found:
-            raise TryAgain(f"{shown(folder)} holds no stream any more")
+            raise TryAgain(f"{shown(folder)} no longer holds a stream")
         return cls(
             frozenset(offset for offset, kind in found if kind == "segment"),
             frozenset(offset for offset, kind in found if kind == "index"),
         )
 
     def counting(self) -> tuple[list[int], int | None]:
-        """The complete pairs that count, by rules 1 and 2, and the incomplete one that ends them, if any."""
+        """Return the valid pairs, by rules 1 and 2, and the incomplete pair that ends them, or None."""
         complete = self.segments & self.indexes
-        first = min(complete or self.segments, default=0)
-        last = max(self.segments, default=-1)
+        # Without any complete pair the first lone segment counts: a stream that lost all its indexes is
+        # reported as damaged.
+        first = min(complete or self.segments, default=0)  # rule 1: lone segments before it do not count
+        last = max(self.segments, default=-1)  # rule 2: lone indexes behind it do not count
         offsets = sorted(offset for offset in self.segments | self.indexes if first <= offset <= last)
         broken = next((offset for offset in offsets if offset not in complete), None)
         return [offset for offset in offsets if broken is None or offset < broken], broken
 
     def missing(self, pair: Pair) -> Corrupt:
-        """What to say of an incomplete pair."""
+        """Return the damage of an incomplete pair: the file that it lacks."""
         absent = pair.segment if pair.offset in self.indexes else pair.index
         return Corrupt("file", shown(absent), expected="a segment and its index", found="no such file")
 
 
 def _cut(sealed: list[Pair], broken: Pair, damage: Corrupt, stream: str) -> Recovered:
-    """The pairs before a broken one, which is sealed by nothing and begins where they end."""
+    """Return the pairs before a broken one. They end at the offset at which it begins."""
     return Recovered(
         sealed=_sealed(sealed, broken.offset),
         newest=None,
@@ -153,7 +161,10 @@ def _sealed(pairs: list[Pair], next_offset: int) -> list[SealedPair]:
 
 
 def _last_epoch(pair: Pair) -> int:
-    """The epoch in a sealed pair's last index record; 0 where the index is broken, as its table will say."""
+    """Return the epoch in a sealed pair's last index record; 0 if the index is broken.
+
+    The pair's table will raise that damage, so nothing rests on the epoch then.
+    """
     try:
         records = index_records(read_index(pair))
     except Corrupt:

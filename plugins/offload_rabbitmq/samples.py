@@ -1,4 +1,4 @@
-"""A real stream that comes with the plugin, so that a demonstration needs no broker."""
+"""A real stream that is part of the plugin, so that a demonstration needs no broker."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def sample_path() -> Path:
-    """The folder that holds the stream `tiny`, to be used as a source. Copy it before writing there."""
+    """Return the folder that holds the stream `tiny`, for use as a source. Copy it before you change it."""
     return Path(__file__).parent / "sample"

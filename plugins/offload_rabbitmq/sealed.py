@@ -1,9 +1,8 @@
-"""A sealed pair: one that another follows, so that neither of its files ever changes again.
+"""A sealed pair: another pair follows it, so neither of its files changes again.
 
-The name of the pair that follows tells how many records the last chunk has, and the end of the segment
-how long it is. Its own header must say the same; so index, segment and names vouch for each other,
-and a pair that lost its end, or its successor, is found out. What lies within the chunks is
-checked when they are read.
+The name of the following pair gives the end of the last chunk in offsets, and the end of the segment gives it
+in bytes. The chunk's own header must agree with both. So index, segment and names confirm each other, and a
+pair that lost its end or its successor is detected. The content of the chunks is checked when they are read.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from offload_rabbitmq.segment import (
 
 @dataclass(frozen=True, slots=True)
 class SealedPair:
-    """A pair by its names alone: nothing of it was read."""
+    """A pair that is known by its names alone. Its files were not read."""
 
     pair: Pair
     next_offset: int
-    """Where the pair that follows begins."""
+    """The offset at which the following pair begins."""
 
 
 def sealed_table(sealed: SealedPair, *, stream: str) -> ChunkTable:
-    """The table of the pair. Raises `Corrupt` where its parts do not fit, `TryAgain` where they are gone."""
+    """Return the table of the pair. Raises `Corrupt` if its parts disagree, `TryAgain` if they are gone."""
     try:
         return _read(sealed.pair, sealed.next_offset)
     except Corrupt as damage:
@@ -44,6 +43,7 @@ def sealed_table(sealed: SealedPair, *, stream: str) -> ChunkTable:
 
 
 def _read(pair: Pair, next_offset: int) -> ChunkTable:
+    # Of the segment, only two headers are read. So a table costs the same for a segment of any size.
     raw = read_index(pair)
     with opened(pair.segment) as segment:
         check_heads(pair, raw, segment)
@@ -55,7 +55,10 @@ def _read(pair: Pair, next_offset: int) -> ChunkTable:
 
 
 def _whole_records(pair: Pair, raw: bytes) -> IndexRecords:
-    """The records, at least one, and nothing behind them."""
+    """Return the records. Raises `Corrupt` unless there is at least one, and no byte behind the last one.
+
+    A cut record is normal in the newest index, which the broker still writes, and damage in a sealed one.
+    """
     records = index_records(raw)
     end = record_position(len(records))
     if len(raw) != end or not len(records):
@@ -70,8 +73,9 @@ def _whole_records(pair: Pair, raw: bytes) -> IndexRecords:
 
 
 def _last_header(pair: Pair, records: IndexRecords, segment: int) -> ChunkHeader:
-    """The last chunk's header, which must be the one that its record describes."""
+    """Return the last chunk's header. Raises `Corrupt` unless its record describes it."""
     size_bytes, start = os.fstat(segment).st_size, int(records["position"][-1])
+    # Checked before the read, which would return less than a header.
     if start + CHUNK_HEADER.size_bytes > size_bytes:
         expected = f"a chunk within the {size_bytes} bytes of the segment"
         raise _at_the_end(pair, records, expected, f"one at byte {start}")
@@ -85,12 +89,16 @@ def _last_header(pair: Pair, records: IndexRecords, segment: int) -> ChunkHeader
 def _check_end(
     pair: Pair, records: IndexRecords, last: ChunkHeader, *, next_offset: int, size_bytes: int
 ) -> None:
-    """The last chunk must end where the next pair begins in offsets, and where the segment ends in bytes."""
+    """Raise `Corrupt` unless the last chunk ends at the next pair's offset and at the segment's last byte."""
+    # An index that lost its last records still ends with a record that describes its chunk. But that chunk
+    # ends before the next pair begins.
     if last.next_offset != next_offset:
         expected = f"a chunk up to offset {next_offset}, where the next segment begins"
         found = f"the chunk at offset {last.offset}, which ends at offset {last.next_offset}"
         raise _at_the_end(pair, records, expected, found)
     start = int(records["position"][-1])
+    # A segment that was cut within its last chunk, or has bytes behind it, agrees in offsets, but not in its
+    # size.
     if start + last.size_bytes != size_bytes:
         raise Corrupt(
             "last chunk of a sealed segment",

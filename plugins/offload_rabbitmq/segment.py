@@ -1,13 +1,13 @@
-"""What stands in a stream's files: segments, which hold chunks, and indexes, which locate them.
+"""The formats of a stream's files: segments, which hold chunks, and indexes, which locate them.
 
     segment    "OSIL", version 1, then chunks back to back
     index      "OSII", version 1, then one record of 29 bytes per chunk, in the order of the chunks
 
-Invariants that `chunk_table` checks: the first chunk has the offset that the file is named after and begins
-behind the segment's header; offsets and positions ascend. The index does not say how long its last
-chunk is: that is in the chunk's own header.
+Invariants that `chunk_table` checks: the first chunk has the offset in the file's name and begins behind the
+segment's header; offsets and positions ascend. The index does not have the length of its last chunk. The
+chunk's own header has it.
 
-Nothing here reads a file.
+This module reads no file.
 """
 
 from __future__ import annotations
@@ -51,23 +51,25 @@ INDEX_RECORD: Final = layout(
 assert INDEX_RECORD.size_bytes == 29
 
 IndexRecords: TypeAlias = npt.NDArray[np.void]
-"""An array of `INDEX_RECORD`, as the file has them: big-endian."""
+"""An array of `INDEX_RECORD`, big-endian as in the file."""
 
-_RECORDS_MAX: Final = 2**32 - 1  # of one chunk: the width of the field in its header
+_RECORDS_MAX: Final = 2**32 - 1
+"""The most records of one chunk: the field in its header has 32 bits."""
 
 
 def check_segment_head(raw: bytes, *, where: str) -> None:
-    """Raise `Corrupt` unless a segment begins so, `UnsupportedFormat` where its version is another."""
+    """Raise `Corrupt` if `raw` is no segment's header, and `UnsupportedFormat` if its version is unknown."""
     _check_head(raw, SEGMENT_HEADER, SEGMENT_MAGIC, where)
 
 
 def check_index_head(raw: bytes, *, where: str) -> None:
-    """Raise `Corrupt` unless an index begins so, `UnsupportedFormat` where its version is another."""
+    """Raise `Corrupt` if `raw` is no index's header, and `UnsupportedFormat` if its version is unknown."""
     _check_head(raw, INDEX_HEADER, INDEX_MAGIC, where)
 
 
 def index_records(raw: bytes) -> IndexRecords:
-    """The whole records of an index file, mapped and not copied. One cut short at the end is left out."""
+    """Return the whole records of an index file, without a copy. A cut record at the end is left out."""
+    # The broker may still write the newest index, so it may end within a record. `sealed` refuses that.
     whole = (len(raw) - INDEX_HEADER.size_bytes) // INDEX_RECORD.size_bytes
     if whole < 1:
         return np.empty(0, INDEX_RECORD.dtype)
@@ -75,18 +77,19 @@ def index_records(raw: bytes) -> IndexRecords:
 
 
 def record_position(row: int) -> int:
-    """The byte of the index file at which record `row` begins."""
+    """Return the byte of the index file at which record `row` begins."""
     return INDEX_HEADER.size_bytes + row * INDEX_RECORD.size_bytes
 
 
 def describes(record: np.void, header: ChunkHeader) -> bool:
-    """Whether an index record is that of the chunk with this header."""
+    """Return True if an index record describes the chunk with this header."""
+    # Without the position: a header does not have it, and the caller read the header there.
     names = ("offset", "timestamp_ms", "epoch", "type")
     return all(int(record[name]) == getattr(header, name) for name in names)
 
 
 def chunk_table(records: IndexRecords, *, last: ChunkHeader, first_offset: int, where: str) -> ChunkTable:
-    """The table of the chunks that `records` locate, at least one; `last` is the last chunk's header.
+    """Return the table of the chunks that `records` (at least one) locate; `last` is the last one's header.
 
     Raises `Corrupt` for the first record that breaks an invariant, at its byte of the index `where`.
     """
@@ -96,11 +99,13 @@ def chunk_table(records: IndexRecords, *, last: ChunkHeader, first_offset: int, 
     record_counts = _steps(rows["offset"], last.records)
     sizes = _steps(rows["position"], last.size_bytes)
     rows["size_bytes"] = sizes
-    rows["records"] = record_counts & np.uint64(_RECORDS_MAX)  # those that this changes are refused below
+    # The column has 32 bits. A count that the mask changes is refused below.
+    rows["records"] = record_counts & np.uint64(_RECORDS_MAX)
 
     first = (int(rows["offset"][0]), int(rows["position"][0]))
     if first != (first_offset, SEGMENT_HEADER.size_bytes):
         raise _disorder(rows, 0, f"offset {first_offset}, byte {SEGMENT_HEADER.size_bytes}", where)
+    # A record that occurs twice has a step of zero. A record out of order has a huge one (`_steps`).
     sound = (record_counts >= 1) & (record_counts <= _RECORDS_MAX)
     sound &= (sizes >= CHUNK_HEADER.size_bytes) & (sizes <= CHUNK_SIZE_BYTES_MAX)
     sound &= rows["type"] <= max(ChunkType)
@@ -113,6 +118,7 @@ def _check_head(raw: bytes, head: Layout, magic: bytes, where: str) -> None:
     if len(raw) < head.size_bytes:
         raise Corrupt("size of the file header", where, expected=head.size_bytes, found=len(raw))
     values = head.unpack(raw)
+    # The magic comes first: in a file of another kind, the next bytes are no version.
     if values["magic"] != magic:
         raise Corrupt("magic of the file header", where, expected=magic, found=values["magic"])
     if values["version"] != VERSION:
@@ -122,7 +128,10 @@ def _check_head(raw: bytes, head: Layout, magic: bytes, where: str) -> None:
 
 
 def _steps(values: npt.NDArray[np.uint64], last: int) -> npt.NDArray[np.uint64]:
-    """From each value to the next, and `last` for the last. A step down wraps, and so is far too large."""
+    """Return the step from each value to the next, and `last` for the last value.
+
+    The values are unsigned: a step down wraps to a huge number, which the caller refuses as too large.
+    """
     steps = np.empty_like(values)
     np.subtract(values[1:], values[:-1], out=steps[:-1])
     steps[-1] = last

@@ -1,14 +1,14 @@
-"""RabbitMQ's streams as a source: `rabbitmq://PATH`, a stream's folder or the folder of many.
+"""RabbitMQ's streams as a source: `rabbitmq://PATH`, the folder of one stream or of many.
 
-PATH is all that follows the two slashes, as the file system has it: relative or absolute, and nothing in
-it is unescaped. A stream is named after its folder, which the broker never uses twice: vhost, queue and
-the time of creation are in it.
+PATH is everything behind the two slashes, as the file system has it: relative or absolute, and not
+unescaped. A stream is named after its folder. The broker never uses a folder name twice: it contains vhost,
+queue and the time of creation.
 
-A folder is a stream if it holds segments. Symbolic links are followed, since operators move large streams
-to other disks with them; the stream is named after the link. Looking goes one level deep.
+A folder is a stream if it holds segments. Symbolic links are followed, because operators use them to move
+large streams to other disks. Such a stream is named after the link. Only one level of folders is searched.
 
-Tables of sealed segments are read from their indexes when asked for, and a few are kept: 37 bytes for each
-chunk, where a lookup by time may walk every segment that a stream has.
+The table of a sealed segment is read from its index when it is needed. A few tables are kept, at 37 bytes
+for each chunk: a lookup by time may walk every segment of a stream.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
 from offload.contracts.source import Snapshot, Source, SourceStream
-from offload.errors import Denied, Misuse, NotOffloaded
+from offload.errors import Denied, Misuse, NotOffloaded, TryAgain
+from offload.model.manifest import Manifest
 from offload_rabbitmq.files import explained, shown
 from offload_rabbitmq.ledger import SegmentLedger
 from offload_rabbitmq.pair import parse_name
@@ -34,25 +36,27 @@ SCHEME: Final = "rabbitmq://"
 EXAMPLE: Final = "/var/lib/rabbitmq/mnesia/rabbit@HOST/stream"
 TABLES_KEPT: Final = 16
 
+FilesMark = tuple[int, tuple[str, ...], tuple[int, ...]]
+
 _BROKER: Final = re.compile(r"([^/]*@)?([\w.-]+|\[[^/]*\]):\d+(/|$)|[^/@]*:[^/@]*@")
-"""HOST:PORT, or a login before a host. `./host:1` is a folder."""
+"""The address of a broker: HOST:PORT, or a login before a host. `./host:1` is a folder."""
 
 
 def open_url(url: str) -> RabbitmqSource:
-    """The source at a URL. Nothing is looked at yet; raises `Misuse` where it is no such URL."""
+    """Return the source at a URL, without access to the disk. Raises `Misuse` if it is no such URL."""
     scheme, slashes, path = url.partition("//")
     if (scheme + slashes).lower() != SCHEME or not path or "\0" in path:
         raise Misuse(f"{url!r} is no source: use {SCHEME} and the path of a stream's folder")
     if _BROKER.match(path):
         raise Misuse(
-            "a source is no broker's address: its streams are read from its disk; use "
+            "a source is a folder, not a broker's address: streams are read from the broker's disk; use "
             f"{SCHEME} and the path of its folder, for example {SCHEME}{EXAMPLE}"
         )
     return RabbitmqSource(Path(path))
 
 
 class RabbitmqSource(Source):
-    """The streams at a path. The broker's files are opened for reading alone; it may run meanwhile."""
+    """The streams at a path. The broker's files are opened read-only, and the broker may run."""
 
     __slots__ = ("_notes", "_path")
 
@@ -67,21 +71,21 @@ class RabbitmqSource(Source):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the last call of `streams` passed over."""
+        """Notes on the folders that the last call of `streams` skipped."""
         return tuple(self._notes)
 
     async def streams(self) -> Sequence[RabbitmqStream]:
-        """The stream whose folder the path is, or those whose folders it holds, in order of names.
+        """Return the stream whose folder the path is, or the streams in its folders, in order of names.
 
-        Raises `NotOffloaded` where there is none, and `Denied` where the path itself may not be listed.
-        A folder within that may not be listed counts as a stream: its snapshot raises `Denied`.
+        Raises `NotOffloaded` if there is none, and `Denied` if the path itself may not be listed. A folder
+        in it that may not be listed counts as a stream, whose snapshot raises `Denied`.
         """
         streams, self._notes = await asyncio.to_thread(_find, self._path)
         return streams
 
 
 class RabbitmqStream(SourceStream):
-    """One stream's folder."""
+    """The folder of one stream."""
 
     __slots__ = ("_folder", "_name")
 
@@ -93,12 +97,22 @@ class RabbitmqStream(SourceStream):
         """The name of the folder."""
         return self._name
 
-    async def snapshot(self) -> Snapshot:
-        """What the broker would show now, as `recovery` decides.
+    async def mark(self) -> FilesMark:
+        """Return the name and the sizes of the newest pair of files, and the number of files.
 
-        Damage of the newest segment, or a file that is missing, ends the snapshot before it and is its
-        `damage`. Damage of a sealed segment is raised by its ledger. Raises `TryAgain` where the
-        broker moves or deletes the files, `UnsupportedFormat` where it is newer than this program.
+        An append makes them larger, and retention and a new segment change the number. Osiris writes the
+        chunk first and its index record second, so a mark may change before a snapshot shows the chunk, and
+        changes once more with the record.
+        """
+        return await asyncio.to_thread(_mark, self._folder)
+
+    async def snapshot(self, since: Manifest | None = None) -> Snapshot:
+        """Return what the broker would show now, as `recovery` decides.
+
+        If the newest segment is damaged, or a file is missing, the snapshot ends before it and has this
+        damage as `damage`. Damage of a sealed segment is raised by its ledger. Raises `TryAgain` if the
+        broker moves or deletes the files, and `UnsupportedFormat` if their version is newer than this
+        program.
         """
         return self._snapshot_of(await asyncio.to_thread(partial(recover, self._folder, stream=self._name)))
 
@@ -120,8 +134,20 @@ class RabbitmqStream(SourceStream):
         )
 
 
+def _mark(folder: Path) -> FilesMark:
+    with explained("list", folder), os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if parse_name(entry.name) is not None]
+    newest = sorted(names)[-2:]
+    sizes = []
+    for name in newest:
+        # The broker may delete a file between the two calls. The next mark then has other names.
+        with suppress(TryAgain), explained("look at", folder / name):
+            sizes.append((folder / name).stat().st_size)
+    return len(names), tuple(newest), tuple(sizes)
+
+
 def _find(path: Path) -> tuple[list[RabbitmqStream], list[str]]:
-    """The streams at `path`, and notes on what was passed over."""
+    """Return the streams at `path`, and notes on skipped folders."""
     with explained("look at", path):
         if not os.path.lexists(path):
             raise NotOffloaded(f"{SCHEME}{shown(path)} does not exist")
@@ -134,9 +160,9 @@ def _find(path: Path) -> tuple[list[RabbitmqStream], list[str]]:
     streams, notes = [], []
     for folder, name in candidates:
         if not _may_hold_segments(folder):
-            notes.append(f"passed over: {shown(folder)} holds no segments")
+            notes.append(f"skipped: {shown(folder)} holds no segments")
         elif not name or shown(name) != name:
-            notes.append(f"passed over: {shown(folder)} has no name that is UTF-8")
+            notes.append(f"skipped: the name of {shown(folder)} is not UTF-8")
         else:
             streams.append(RabbitmqStream(folder, name=name))
     if not streams:
@@ -145,16 +171,16 @@ def _find(path: Path) -> tuple[list[RabbitmqStream], list[str]]:
 
 
 def _subfolders(path: Path) -> list[Path]:
-    """The folders in `path`, and links to folders, in order of names."""
+    """Return the folders in `path`, and links to folders, in order of names."""
     with explained("list", path), os.scandir(path) as entries:
         return sorted(Path(entry.path) for entry in entries if os.path.isdir(entry.path))
 
 
 def _may_hold_segments(folder: Path) -> bool:
-    """Whether this is a stream, or may not be looked into: then it is one whose snapshot says so.
+    """Return True if this folder is a stream, or may not be listed.
 
-    Passing it over would leave a stream behind without a word, and refusing all would leave all behind.
-    A file system's own `lost+found` is neither.
+    To skip an unreadable folder could silently leave out a stream, and an error here would leave out all of
+    them. So it counts as a stream, whose snapshot raises `Denied`. A file system's own `lost+found` does not.
     """
     try:
         return _holds_segments(folder)

@@ -1,8 +1,8 @@
-"""Arrow batches out of stored chunks, a column at a time.
+"""Arrow batches made of stored chunks, one column at a time.
 
-Invariants: every batch has exactly the schema that Spark was promised; values are copied once, from the
-window to the batch. A batch holds at most so many rows and so many bytes of values, or one larger value. No
-Python step is made for each record, unless a column of the decoder is asked for.
+Invariants: every batch has exactly the schema that Spark was given; values are copied once, from the window
+to the batch; a batch respects the limits of rows and of value bytes, unless one value is larger. Python code
+runs for each record only if a column of the decoder is asked for.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from offload_spark.columns import Columns
 
 LONG_MAX: Final = 2**63 - 1
 TIMESTAMP_MS_MAX: Final = LONG_MAX // 1000
-"""Times beyond, in either direction, become this one: a `timestamp` of Spark's counts microseconds."""
+"""The largest time in milliseconds: a Spark `timestamp` counts microseconds. Times beyond, in either
+direction, are clipped."""
 
 SPAN_SIZE_BYTES_MAX: Final = 2**31 - 1
-"""What the offsets of a `binary` array reach."""
+"""The most bytes that the 32-bit offsets of a `binary` array can address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMaker:
-    """Makes the batches of one read. Has no state."""
+    """A maker of the batches of one read. It has no state."""
 
     columns: Columns
     decoder: Decoder | None
@@ -39,9 +40,9 @@ class BatchMaker:
     size_bytes_max: int
 
     def batches(self, run: RecordRun, *, stream: str, ledger_id: int) -> Iterator[pa.RecordBatch]:
-        """A run as batches. Raises `Misuse` for a ledger or offset that a Spark `long` cannot hold."""
+        """Yield a run as batches. Raises `Misuse` for a ledger or offset that a Spark `long` cannot hold."""
         if len(run) and max(ledger_id, int(run.offsets[-1])) > LONG_MAX:
-            beyond = f"offset {run.offsets[-1]} or ledger {ledger_id} is beyond a long of Spark's"
+            beyond = f"offset {run.offsets[-1]} or ledger {ledger_id} is too large for a Spark long"
             raise Misuse(f"stream {stream!r}: {beyond}")
         for part in self._parts(run):
             made = _Made(part, stream, ledger_id, self.decoder)
@@ -60,7 +61,7 @@ class BatchMaker:
 
 
 def runs_of_table(rows: ChunkTable, *, rows_max: int) -> Iterator[RecordRun]:
-    """The messages of these chunks as their table alone knows them, without bodies: `rows_max` in a run."""
+    """Yield the messages of these chunks without bodies, from their table alone: `rows_max` in a run."""
     rows = rows[rows["type"] == ChunkType.USER]
     for offset, records, timestamp_ms in zip(
         *(rows[name].tolist() for name in ("offset", "records", "timestamp_ms")), strict=True
@@ -82,7 +83,7 @@ class _Made:
 
     def __init__(self, run: RecordRun, stream: str, ledger_id: int, decoder: Decoder | None) -> None:
         self._run, self._stream, self._ledger_id, self._decoder = run, stream, ledger_id, decoder
-        self._found: dict[str, Sequence[object]] = {}  # what the decoder makes of the records
+        self._found: dict[str, Sequence[object]] = {}  # columns of the decoder: one call makes several
         self._makers: Mapping[str, Callable[[], pa.Array]] = {
             "stream": lambda: pa.repeat(self._stream, len(self._run)),
             "ledger": lambda: pa.repeat(pa.scalar(self._ledger_id, pa.int64()), len(self._run)),
@@ -92,10 +93,10 @@ class _Made:
         }
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
-        """One column of this type."""
+        """Return the column of this name as this type."""
         if name in self._makers:
             return self._makers[name]()
-        if self._decoder is None:  # of a record as such no key is known
+        if self._decoder is None:  # the column `key`: without a decoder, a record has none
             return pa.nulls(len(self._run), kind)
         return pa.array(self._decoded(name, self._decoder), kind)
 
@@ -104,7 +105,11 @@ class _Made:
         return pa.array(clipped * 1000, pa.timestamp("us", tz="UTC"))
 
     def _values(self) -> pa.Array:
-        """Every second piece of the bytes, where a piece is a value, or what stands between two of them."""
+        """Return the values without a Python step for each.
+
+        The window alternates between values and the bytes between them. An array of all these pieces shares
+        the window's bytes; taking every second piece copies the values once.
+        """
         run, count = self._run, len(self._run)
         begin, end = int(run.starts[0]), int(run.starts[-1] + run.sizes[-1])
         if end - begin > SPAN_SIZE_BYTES_MAX:

@@ -1,7 +1,7 @@
-"""What a read may leave out: streams, offsets and times that its filters rule out.
+"""The bounds of a read: the streams, offsets and times that its filters allow.
 
-Invariant: bounds only ever leave out what no filter would let through; they may let through more, because
-Spark filters every row again.
+Invariant: bounds exclude only records that the filters exclude. They may include more, because Spark filters
+every row again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ TIMESTAMP_MS_MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBounds:
-    """Offsets in [first_offset, next_offset), times from first to last, both included."""
+    """The bounds: offsets in [first_offset, next_offset), and times from first to last, both included."""
 
     first_offset: int = 0
     next_offset: int = OFFSET_MAX
     first_timestamp_ms: int = TIMESTAMP_MS_MIN
     last_timestamp_ms: int = TIMESTAMP_MS_MAX
     streams: frozenset[str] | None = None
-    """None: any."""
+    """The allowed streams; None for all."""
 
     def and_offsets(self, first_offset: int, next_offset: int) -> ScanBounds:
-        """These offsets only."""
+        """Return these bounds, narrowed to offsets in [first_offset, next_offset)."""
         return replace(
             self,
             first_offset=max(self.first_offset, first_offset),
@@ -40,7 +40,7 @@ class ScanBounds:
         )
 
     def and_times(self, first_ms: int, last_ms: int) -> ScanBounds:
-        """These times only."""
+        """Return these bounds, narrowed to times from `first_ms` to `last_ms`."""
         return replace(
             self,
             first_timestamp_ms=max(self.first_timestamp_ms, first_ms),
@@ -48,12 +48,12 @@ class ScanBounds:
         )
 
     def and_streams(self, names: frozenset[str]) -> ScanBounds:
-        """These streams only."""
+        """Return these bounds, narrowed to these streams."""
         return replace(self, streams=names if self.streams is None else self.streams & names)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing at all is within."""
+        """True if the bounds exclude everything."""
         return (
             self.first_offset >= self.next_offset
             or self.first_timestamp_ms > self.last_timestamp_ms
@@ -61,11 +61,11 @@ class ScanBounds:
         )
 
     def holds_stream(self, name: str) -> bool:
-        """Whether the stream is within."""
+        """Return True if the bounds allow the stream."""
         return self.streams is None or name in self.streams
 
     def of_fragments(self, entries: Entries) -> npt.NDArray[np.bool_]:
-        """Which of these fragments have something within."""
+        """Return a mask of the fragments that may have records within the bounds."""
         nexts = entries["first_offset"] + entries["records"]
         wanted: npt.NDArray[np.bool_] = nexts > np.uint64(self.first_offset)
         wanted &= entries["first_offset"] < np.uint64(self.next_offset)
@@ -75,7 +75,7 @@ class ScanBounds:
         return wanted
 
     def of_chunks(self, rows: ChunkTable) -> npt.NDArray[np.bool_]:
-        """Which of these chunks have something within."""
+        """Return a mask of the chunks that may have records within the bounds."""
         wanted: npt.NDArray[np.bool_] = rows["offset"] + rows["records"] > np.uint64(self.first_offset)
         wanted &= rows["offset"] < np.uint64(self.next_offset)
         wanted &= rows["timestamp_ms"] >= self.first_timestamp_ms

@@ -1,6 +1,6 @@
-"""The columns of the data source, and what of a stream must be fetched for them.
+"""The columns of the data source, and the parts of a stream that must be fetched for them.
 
-Invariant: the schema that Spark was promised is the schema of every batch, down to the order of columns.
+Invariant: every batch has exactly the schema that Spark was given, with the columns in the same order.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ PLAIN: Final[dict[str, DataType]] = {
 }
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 OF_TABLE: Final = frozenset({"stream", "ledger", "offset", "timestamp"})
-"""What an index knows: for these no chunk is fetched."""
+"""The columns that an index has. For them no chunk is fetched."""
 
 
 def schema_of(options: ReadOptions, plugins: Plugins) -> StructType:
-    """What the options ask for: the plain columns, and those of the decoder. Raises `Misuse`."""
+    """Return the schema that the options ask for. Raises `Misuse` for unknown or repeated columns."""
     known = all_columns(options, plugins)
     names = options.columns or [*known]
     if not {*names} <= {*known} or len({*names}) < len(names):
-        raise Misuse(f"the option columns names each of {', '.join(known)} once at most, not {list(names)}")
+        raise Misuse(f"the option columns takes each of {', '.join(known)} at most once, not {list(names)}")
     return StructType([StructField(name, known[name]) for name in names])
 
 
 def all_columns(options: ReadOptions, plugins: Plugins) -> dict[str, DataType]:
-    """Every column that these options could give, with its type."""
+    """Return every column that is possible with these options, with its type."""
     found = dict(PLAIN)
     if options.include_headers:
         if not options.decode:
-            raise Misuse("headers stand within records: includeHeaders needs decode, as decode=amqp")
+            raise Misuse("headers are inside records: includeHeaders needs decode, for example decode=amqp")
         found["headers"] = HEADERS
     if options.decode:
         found["body"] = BinaryType()
@@ -71,11 +71,11 @@ class Columns:
 
     @classmethod
     def of(cls, schema: StructType, options: ReadOptions, plugins: Plugins) -> Columns:
-        """For the schema that Spark hands over: ours, or one that the user gave. Raises `Misuse`."""
+        """Return the columns of Spark's schema: ours, or one of the user. Raises `Misuse` if it is wrong."""
         known = all_columns(options, plugins)
         for field in schema.fields:
             if field.name not in known:
-                raise Misuse(f"there is no column {field.name!r}; there are {', '.join(known)}")
+                raise Misuse(f"there is no column {field.name!r}; the columns are {', '.join(known)}")
             wanted, found = known[field.name].simpleString(), field.dataType.simpleString()
             if wanted != found:
                 raise Misuse(f"column {field.name!r} is {wanted}, not {found}")
@@ -83,17 +83,17 @@ class Columns:
 
     @property
     def names(self) -> Sequence[str]:
-        """In their order."""
+        """The names of the columns, in their order."""
         names: list[str] = self.arrow.names
         return names
 
     @property
     def needs_chunks(self) -> bool:
-        """Whether an index alone does not do."""
+        """True if a column needs more than the index."""
         return not OF_TABLE.issuperset(self.names)
 
 
 def decoder_named(name: str, plugins: Plugins) -> Decoder:
-    """The decoder of this name. Raises `Misuse` where there is none."""
+    """Return the decoder of this name. Raises `Misuse` if there is none."""
     decoder: Decoder = plugins.by_name("decoder", name).load()()
     return decoder

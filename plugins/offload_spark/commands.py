@@ -1,4 +1,4 @@
-"""`offload spark …`: each job as a command. It starts Spark, here unless `--master` says otherwise."""
+"""The commands `offload spark …`, one for each job. They start Spark on this machine or at `--master`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offload.cli.kit.arguments import OnlyStream, Options, Tier
+from offload.cli.kit.arguments import Compress, Encrypt, OnlyStream, Options, Tier, compression_of
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, error_line, print_json, print_note, size_text
 from offload.cli.kit.state import CommandContext
@@ -22,7 +22,7 @@ from offload_spark.copying import copy
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
 from offload_spark.rebuilding import rebuild
-from offload_spark.running import Master, given, session_at
+from offload_spark.running import ExecutorKeys, Master, check_keys, given, session_at
 
 app = typer.Typer(help="Jobs that Spark runs in parallel.", no_args_is_help=True)
 app.command()(compact)
@@ -39,16 +39,17 @@ def verify(
         str,
         typer.Option(metavar="OBJECT", help="Resume after this object, as printed by an interrupted run."),
     ] = "",
+    keys: ExecutorKeys = None,
     option: Options = None,
     master: Master = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Read every fragment of TIER that is named, whole, and hold it against all of its checksums."""
+    """Read every committed fragment of TIER whole, and verify all of its checksums."""
     state: CommandContext = context.obj
     report = VerifyReport()
     options = given(state, option)
     try:
-        with session_at(master) as spark, live_line("reading") as show:
+        with session_at(master) as spark, live_line("reading") as show, plain_errors():
             from offload_spark.jobs.verify import verify as run
 
             run(
@@ -56,13 +57,14 @@ def verify(
                 absolute(tier),
                 stream=stream,
                 storage_options=options,
+                keys=keys or "",
                 after=after,
                 report=report,
                 progress=lambda seen: show(_verified(seen)),
             )
     except (KeyboardInterrupt, OffloadError):
         if report.judged_to is not None:
-            print_note(f"everything up to {report.judged_to} was judged; go on with --after")
+            print_note(f"everything up to {report.judged_to} was verified; to continue, use --after with it")
         raise
     for damage in report.damages:
         state.plugins.emit(DamageFound(damage=damage))
@@ -84,19 +86,21 @@ def backfill(
     ],
     tier: Tier,
     stream: Annotated[
-        list[str] | None, typer.Option("--stream", metavar="NAME", help="Only this one; may be repeated.")
+        list[str] | None, typer.Option("--stream", metavar="NAME", help="Only this stream. May be repeated.")
     ] = None,
+    compress: Compress = None,
+    keys: ExecutorKeys = None,
+    encrypt: Encrypt = None,
     give_up: Annotated[
-        bool, typer.Option("--give-up", help="Instead: drop what a run left that did not end, of --stream.")
+        bool, typer.Option("--give-up", help="Discard what an unfinished run left of --stream, and exit.")
     ] = False,
     option: Options = None,
     master: Master = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, one for each stream.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
-    """Bring the sealed ledgers of SOURCE onto TIER, each by a task; one commit for each stream."""
-    options = given(context.obj, option)
+    """Copy the sealed ledgers of SOURCE to TIER, each by a task, with one commit for each stream."""
+    options, compression = given(context.obj, option), compression_of(compress)
+    check_keys(context.obj, keys, encrypt)
     if give_up:
         return _give_up(source, tier, stream or [], options)
     with session_at(master) as spark, live_line("uploading") as show, plain_errors():
@@ -108,6 +112,9 @@ def backfill(
             absolute(tier),
             streams=stream or [],
             storage_options=options,
+            compression=compression,
+            keys=keys or "",
+            encrypt=encrypt or "",
             progress=lambda one: show(
                 f"{one.stream}: {counted(one.ledgers, 'ledger')}, up to {one.next_offset}"
             ),
@@ -127,10 +134,10 @@ def _give_up(source: str, tier: str, streams: list[str], options: Mapping[str, A
     from offload_spark.jobs.backfill import abandon
 
     if not streams:
-        raise Usage("--give-up takes the streams by --stream")
+        raise Usage("--give-up needs --stream: name the streams")
     for stream in streams:
         abandon(source, absolute(tier), stream, storage_options=options)
-        print_note(f"{stream}: what was left is given up; the sweep takes it")
+        print_note(f"{stream}: the unfinished job is discarded; the next sweep deletes its objects")
     return 0
 
 
@@ -143,12 +150,14 @@ def export(
     ],
     stream: Annotated[str | None, typer.Option(metavar="STREAM", help="Only this stream.")] = None,
     decode: Annotated[str | None, typer.Option(metavar="NAME", help="Add a decoder's columns: amqp.")] = None,
+    keys: ExecutorKeys = None,
     option: Options = None,
     master: Master = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Write the streams of TIER as Parquet, by stream and date. Run again, it adds what is new."""
+    """Write the streams of TIER as Parquet files, by stream and date. A repeated run adds new records."""
     options = {"storageOptions": json_module.dumps(given(context.obj, option))}
+    options |= {"keys": keys} if keys else {}
     options |= {"stream": stream} if stream is not None else {}
     options |= {"decode": decode} if decode is not None else {}
     with session_at(master) as spark, live_line("writing") as show:

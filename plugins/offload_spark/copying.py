@@ -1,4 +1,4 @@
-"""`offload spark copy`: one tier onto another, as a command."""
+"""The command `offload spark copy`: copies one tier to another."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from offload.cli.kit.arguments import Compress, Decrypt, Encrypt, SourceKeys, compression_of
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
+from offload.cli.kit.output import (
+    counted,
+    one_line,
+    print_dropped,
+    print_error,
+    print_json,
+    print_note,
+    size_text,
+)
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload_spark.options import absolute
-from offload_spark.running import Master, given, session_at
+from offload_spark.running import ExecutorKeys, Master, check_keys, given, session_at
 
 if TYPE_CHECKING:
     from offload.upkeep.copy.tier import Copied
@@ -26,33 +35,43 @@ def copy(
         str, typer.Argument(metavar="SOURCE", help="The tier to read, by a URL that every executor can open.")
     ],
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="The tier to write, likewise; made where there is none.")
+        str,
+        typer.Argument(
+            metavar="TARGET", help="The tier to write, by a URL that every executor can open. Made if absent."
+        ),
     ],
     stream: Annotated[
-        list[str] | None, typer.Option("--stream", metavar="NAME", help="Only this one; may be repeated.")
+        list[str] | None, typer.Option("--stream", metavar="NAME", help="Only this stream. May be repeated.")
     ] = None,
     read_back: Annotated[
-        bool, typer.Option("--verify", help="Read what was uploaded once more, whole, before it is named.")
+        bool, typer.Option("--verify", help="Read all uploaded data back before it is committed.")
     ] = False,
+    compress: Compress = None,
+    keys: ExecutorKeys = None,
+    from_keys: SourceKeys = None,
+    encrypt: Encrypt = None,
+    decrypt: Decrypt = False,
     give_up: Annotated[
-        bool, typer.Option("--give-up", help="Instead: drop what a run left that did not end, of --stream.")
+        bool, typer.Option("--give-up", help="Discard what an unfinished run left of --stream, and exit.")
     ] = False,
     source_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of SOURCE's backend; may be repeated."),
+        typer.Option(metavar="NAME=VALUE", help="An option of SOURCE's backend. May be repeated."),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", metavar="NAME=VALUE", help="One of TARGET's; may be repeated."),
+        typer.Option(
+            "--option", "-o", metavar="NAME=VALUE", help="An option of TARGET's backend. May be repeated."
+        ),
     ] = None,
     master: Master = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, one for each stream.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
-    """Bring what SOURCE has committed onto TARGET, by tasks; one commit for each stream."""
+    """Copy the committed data of SOURCE to TARGET by tasks, with one commit for each stream."""
     ends = absolute(source), absolute(target)
     options = given(context.obj, source_option), given(context.obj, option)
+    compression = compression_of(compress)
+    check_keys(context.obj, keys, encrypt, decrypt=decrypt)
     if give_up:
         return _give_up(ends, options, stream or [])
     with session_at(master) as spark, progress(json=json) as show:
@@ -63,6 +82,11 @@ def copy(
             *ends,
             streams=stream or [],
             read_back=read_back,
+            compression=compression,
+            keys=keys or "",
+            source_keys=from_keys or "",
+            encrypt=encrypt or "",
+            decrypt=decrypt,
             progress=_Told(show),
             done=lambda copied: _show(copied, json=json),
             source_options=options[0],
@@ -77,15 +101,15 @@ def _give_up(
     from offload_spark.jobs.copy import give_up
 
     if not streams:
-        raise Usage("--give-up takes the streams by --stream")
+        raise Usage("--give-up needs --stream: name the streams")
     for stream in streams:
         give_up(*ends, stream, source_options=options[0], target_options=options[1])
-        print_note(f"{stream}: what was left is given up; the target's sweep takes it")
+        print_note(f"{stream}: the unfinished job is discarded; the target's next sweep deletes its objects")
     return 0
 
 
 class _Told:
-    """Makes a bar of what the job says of each stream. The rate is that of all streams together."""
+    """The progress bar of the job. Its rate is that of all streams together."""
 
     def __init__(self, show: Show) -> None:
         self._show = show
@@ -96,7 +120,7 @@ class _Told:
         if told.stream != self._stream:
             self._stream, self._before = told.stream, self._before + self._bytes
         self._bytes = told.bytes
-        doing = "copying" if told.pieces else "checking what an earlier run left of"
+        doing = "copying" if told.pieces else "checking an earlier run's uploads of"
         self._show(
             CommandProgress(
                 what=f"{doing} {told.stream}",
@@ -115,10 +139,11 @@ def _show(copied: Copied, *, json: bool) -> None:
     elif copied.error is None:
         taken = copied.taken_over
         print(
-            f"{one_line(copied.stream)}: {size_text(copied.bytes)} uploaded "
+            f"{one_line(copied.stream)}: {size_text(copied.stored_bytes)} uploaded "
             f"in {counted(copied.fragments, 'fragment')}"
             + (f", {counted(taken, 'fragment')} taken over from an earlier run" if taken else "")
             + f"; the target ends at {copied.next_offset}"
         )
+        print_dropped(copied.stream, copied.dropped_sections)
     if copied.error is not None:
         print_error(copied.error)

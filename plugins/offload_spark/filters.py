@@ -1,4 +1,4 @@
-"""Spark's filters as bounds. What is not understood bounds nothing: Spark filters every row again."""
+"""Spark's filters as bounds. An unknown filter sets no bound: Spark filters every row again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def bounds_of(filters: Iterable[Filter]) -> ScanBounds:
-    """All of these filters together."""
+    """Return the bounds of all these filters together."""
     bounds = ScanBounds()
     for each in filters:
         column, values = getattr(each, "attribute", None), _values(each)
@@ -54,7 +54,7 @@ def _by_offset(bounds: ScanBounds, each: Filter, values: list[int]) -> ScanBound
 
 
 def _by_timestamp(bounds: ScanBounds, each: Filter, values: list[datetime]) -> ScanBounds:
-    """A stored time is a whole millisecond; one that is cut off here lets through a little more."""
+    """Narrow by time. A bound is cut to milliseconds, as stored times are, and may allow a little more."""
     if any(value.tzinfo is None for value in values):
         return bounds
     low, high = (_milliseconds(edge) for edge in (min(values), max(values)))

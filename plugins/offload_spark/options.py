@@ -1,8 +1,7 @@
-"""What the user of the data source said, as checked values. Knows no Spark.
+"""The options of the data source as checked values. Imports no Spark.
 
-Spark hands over text, under names that it has folded to lower case. Invariant: an option that is not known,
-or whose value makes no sense, is an error that names it; none is passed over, since a misspelt bound would
-read the wrong records and say nothing.
+Spark hands over text, with names in lower case. Invariant: an unknown option, or one with a wrong value,
+raises an error that names it. None is ignored: a misspelt bound would silently read the wrong records.
 """
 
 from __future__ import annotations
@@ -16,29 +15,31 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from offload.errors import Misuse
+from offload.model.compression import Compression
 from offload.urls import scheme_of
+from offload_spark.opening import TierAddress
 
 T = TypeVar("T")
 N = TypeVar("N", int, None)
 
 STORAGE: Final = "storage."
-"""What the options of a backend begin with: `storage.endpoint_url`."""
+"""The prefix of a backend's options: `storage.endpoint_url`."""
 
 MIB: Final = 1024 * 1024
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""As Kafka's source has them, within JSON."""
+"""The offsets for "earliest" and "latest" in JSON, as in Kafka's source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamChoice:
-    """Which streams of a tier: all, unless one of the three is given."""
+    """The chosen streams of a tier: those named, those that match a pattern, or all."""
 
     names: tuple[str, ...] = ()
     pattern: str = ""
 
     def of(self, streams: Sequence[str]) -> list[str]:
-        """The chosen ones. A name that is given is taken as it is: whether it is there, its manifest says."""
+        """Return the chosen streams. Given names are not looked up: loading a manifest finds missing ones."""
         if self.pattern:
             return [stream for stream in streams if re.fullmatch(self.pattern, stream)]
         return [*(self.names or streams)]
@@ -46,14 +47,14 @@ class StreamChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Where reading begins or ends: a time, or an offset for each stream, or `EARLIEST` or `LATEST`."""
+    """The begin or the end of a read: a time, or an offset for each stream, or `EARLIEST` or `LATEST`."""
 
     timestamp_ms: int | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)
     otherwise: int = EARLIEST
 
     def offset(self, stream: str) -> int:
-        """The offset that is said for a stream, if `timestamp_ms` is not."""
+        """Return the offset for a stream. Only used without `timestamp_ms`."""
         return self.offsets.get(stream, self.otherwise)
 
 
@@ -61,8 +62,7 @@ class Edge:
 class ReadOptions:
     """The options of a batch or streaming read. Their names and defaults are in docs/spark.md."""
 
-    url: str
-    storage_options: Mapping[str, Any]
+    tier: TierAddress
     streams: StreamChoice
     start: Edge
     end: Edge
@@ -80,11 +80,15 @@ class ReadOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> ReadOptions:
-        """From what Spark hands over. Raises `Misuse` for what is unknown or makes no sense."""
+        """Read the options that Spark hands over. Raises `Misuse` for unknown options and wrong values."""
         said = _Said(given)
         options = cls(
-            url=absolute(said.text("path")),
-            storage_options=said.storage(),
+            tier=TierAddress(
+                url=absolute(said.text("path")),
+                storage_options=said.storage(),
+                keys=said.text("keys"),
+                encrypted_only=said.truth("encryptedonly", False),
+            ),
             streams=said.streams(),
             start=said.edge("starting", EARLIEST),
             end=said.edge("ending", LATEST),
@@ -101,10 +105,10 @@ class ReadOptions:
             trigger_size_bytes_max=said.number("maxbytespertrigger", None),
         )
         said.check_all_known()
-        if not options.url:
+        if not options.tier.url:
             raise Misuse(
-                "the option path is missing: load(URL), or in SQL a temporary view with OPTIONS (path …); a "
-                "table made with CREATE TABLE … USING offload hands no options over"
+                "the option path is missing: use load(URL), or in SQL a view with OPTIONS (path …); "
+                "a table made with CREATE TABLE … USING offload hands no options over"
             )
         return options
 
@@ -113,42 +117,46 @@ class ReadOptions:
 class WriteOptions:
     """The options of a write. Their names and defaults are in docs/spark.md."""
 
-    url: str
-    storage_options: Mapping[str, Any]
+    tier: TierAddress
     stream: str
     first_offset: int = 0
-    """Where the stream begins, if the write begins it."""
+    """The first offset of the stream, if the write begins it."""
     write_id: str = ""
-    """By what the write is recognized when it comes again. Empty: it is not."""
+    """The name by which a repetition of the write is recognized. Empty: it is not recognized."""
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> WriteOptions:
-        """From what Spark hands over. Raises `Misuse` for what is unknown, missing, or makes no sense."""
+        """Read the options that Spark hands over. Raises `Misuse` for unknown, missing and wrong ones."""
         said = _Said(given)
         said.text("checkpointlocation")  # Spark's own
         said.text("queryname")
         options = cls(
-            url=absolute(said.text("path")),
-            storage_options=said.storage(),
+            tier=TierAddress(
+                url=absolute(said.text("path")),
+                storage_options=said.storage(),
+                keys=said.text("keys"),
+                encrypt=said.text("encrypt"),
+                compression=said.compression(),
+            ),
             stream=said.text("stream"),
             first_offset=said.number("firstoffset", 0, least=0),
             write_id=said.text("writeid"),
         )
         said.check_all_known()
-        if not options.url:
-            raise Misuse('the option path is missing: save(URL), or option("path", URL)')
+        if not options.tier.url:
+            raise Misuse('the option path is missing: use save(URL), or option("path", URL)')
         if not options.stream:
-            raise Misuse('a write goes to one stream: option("stream", NAME)')
+            raise Misuse('the option stream is missing: use option("stream", NAME)')
         return options
 
 
 def absolute(url: str) -> str:
-    """A folder by its whole path, since workers may run elsewhere. A URL stays as it is."""
+    """Return the absolute path of a folder, because workers may run elsewhere. Return a URL as it is."""
     return os.path.abspath(url) if url and scheme_of(url) is None else url
 
 
 class _Said:
-    """The options, and which of them were asked for."""
+    """The options, with a record of which of them were asked for."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
@@ -159,14 +167,14 @@ class _Said:
         return self._given.get(name, "")
 
     def number(self, name: str, default: N, *, least: int = 1) -> int | N:
-        """A whole number, `least` or more."""
+        """Return a whole number, `least` or more."""
         return self._as(name, default, partial(_whole, least=least), f"a whole number from {least} on")
 
     def truth(self, name: str, default: bool) -> bool:
         return self._as(name, default, {"true": True, "false": False}.__getitem__, "true or false")
 
     def words(self, name: str) -> tuple[str, ...]:
-        """Names with commas between them."""
+        """Return names that are separated by commas."""
         return tuple(word.strip() for word in self.text(name).split(",") if word.strip())
 
     def streams(self) -> StreamChoice:
@@ -179,7 +187,7 @@ class _Said:
         return StreamChoice(names=(one,) if one else self.words("streams"), pattern=pattern)
 
     def storage(self) -> dict[str, Any]:
-        """The backend's: JSON in one option, which keeps the case of names, and single ones beside it."""
+        """Return the backend's options: a JSON object, which keeps the case of names, and single options."""
         nothing: dict[str, Any] = {}
         found = dict(self._as("storageoptions", nothing, _object, "a JSON object"))
         for name, value in self._given.items():
@@ -189,20 +197,23 @@ class _Said:
         return found
 
     def edge(self, side: str, otherwise: int) -> Edge:
-        """`startingTimestamp` before `startingOffsets`, as in Kafka's source."""
+        """Return an edge: `startingTimestamp` overrides `startingOffsets`, as in Kafka's source."""
         timestamp = self._as(f"{side}timestamp", None, int, "milliseconds since 1970")
         offsets = self.text(f"{side}offsets")
         if timestamp is not None:
             return Edge(timestamp_ms=timestamp)
         if offsets in ("", "earliest", "latest"):
             return Edge(otherwise={"earliest": EARLIEST, "latest": LATEST, "": otherwise}[offsets])
-        what = 'earliest, latest, or JSON as {"stream": 23}, where -2 is earliest and -1 latest'
+        what = 'earliest, latest, or JSON like {"stream": 23}, with -2 for earliest and -1 for latest'
         return Edge(offsets=self._as(f"{side}offsets", {}, _offsets, what), otherwise=otherwise)
+
+    def compression(self) -> Compression | None:
+        return self._as("compression", None, Compression.parse, "zstd, zstd:1 to zstd:19, lz4 or none")
 
     def check_all_known(self) -> None:
         for name in self._given:
             if name not in self._known:
-                raise Misuse(f"there is no option {name!r}; there are {', '.join(sorted(self._known))}")
+                raise Misuse(f"there is no option {name!r}; the options are {', '.join(sorted(self._known))}")
 
     def _as(self, name: str, default: T, read: Callable[[str], T], wanted: str) -> T:
         text = self.text(name)

@@ -1,12 +1,12 @@
-"""What a read covers, and how it is parted for Spark's tasks. Runs on the driver; knows no Spark.
+"""The range of a read, and its partitions for Spark's tasks. Runs on the driver, without Spark.
 
-A partition is a list of parts; a part is a run of fragments of one stream, or a piece of one fragment. It
-says what is committed of these fragments alone, some hundred bytes each, so a task asks for no manifest, and
-every task of a read sees the stream as it was when the read was planned.
+A partition is a list of parts. A part is a run of fragments of one stream, or a piece of one fragment. It has
+the manifest's entries of these fragments alone, some hundred bytes each. So a task loads no manifest, and all
+tasks of a read see the stream as it was when the read was planned.
 
-Invariants: each chunk of the range belongs to exactly one part, that in whose [`first`, `until`) it begins;
-so no part needs to know where chunks begin. Planning fetches manifests and groups, and an index only to find
-a time.
+Invariants: each chunk of the range belongs to exactly one part: the one in whose [`first`, `until`) it
+begins. So planning does not need to know where chunks begin. It fetches manifests and groups, and an index
+only to find a time.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from offload_spark.bounds import ScanBounds
 from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions
 
 FRAGMENT_COST_BYTES: Final = 4 * 1024 * 1024
-"""What opening one more fragment costs a task, as if it were bytes to read."""
+"""The cost of opening one more fragment, in bytes that could be read instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPart:
-    """A part of one stream, as a task is given it."""
+    """A part of one stream, in the form that a task gets."""
 
     committed: CommittedStream
-    """Cut to the part's own fragments."""
+    """The stream with the part's own fragments alone."""
 
     first: int
     until: int
     """The chunks that begin in [first, until) are the part's."""
 
     bounds: ScanBounds
-    """Of those, what may be wanted."""
+    """The bounds of the read, which apply to those chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPiece:
-    """A fragment, or as much of it as is planned as one."""
+    """A whole fragment, or a piece of one."""
 
     committed: CommittedStream
     entry: Entries
-    """One row."""
+    """The fragment's entry, as an array of one row."""
 
     first: int
     until: int
@@ -63,16 +63,16 @@ class PlannedPiece:
 
     @property
     def is_end(self) -> bool:
-        """Whether the fragment ends with it."""
+        """True if the fragment ends with this piece."""
         return self.until == _next_offset(self.entry)
 
     @property
     def is_begin(self) -> bool:
-        """Whether the fragment begins with it."""
+        """True if the fragment begins with this piece."""
         return self.first == int(self.entry["first_offset"][0])
 
     def split(self, count: int) -> list[PlannedPiece]:
-        """Itself in so many pieces of equal numbers of offsets, or fewer where it has fewer offsets."""
+        """Return `count` pieces with equal numbers of offsets, or fewer if it has fewer offsets."""
         count = min(count, self.until - self.first)
         edges = [self.first + (self.until - self.first) * n // count for n in range(count + 1)]
         return [
@@ -82,10 +82,10 @@ class PlannedPiece:
 
 
 async def plan(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -> list[list[PlannedPart]]:
-    """The partitions of a batch read.
+    """Return the partitions of a batch read.
 
-    Raises `NotOffloaded` for a stream that is named and is not there, and, if `fail_on_data_loss`, for an
-    offset that the stream does not have.
+    Raises `NotOffloaded` for a named stream that does not exist, and, if `fail_on_data_loss`, for an offset
+    that the stream does not have.
     """
     pieces: list[PlannedPiece] = []
     for committed in await chosen(catalogue, options, bounds):
@@ -97,7 +97,7 @@ async def plan(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -
 
 
 async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -> list[CommittedStream]:
-    """What is committed of the wanted streams. One that is gone is left out, unless it was named."""
+    """Return the committed data of the wanted streams. Leave out deleted streams that were not named."""
     names = options.streams.names or options.streams.of(await catalogue.streams())
     found = []
     for name in names:
@@ -112,7 +112,7 @@ async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds)
 
 
 async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:
-    """The offset that an edge means in a stream. Not `strict`: the nearest one that the stream has."""
+    """Return the offset of an edge in a stream. If not `strict`, return the nearest offset that it has."""
     committed = reader.manifest
     if edge.timestamp_ms is not None:
         return await reader.offset_of(AtTime(edge.timestamp_ms))
@@ -123,7 +123,7 @@ async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:
     if strict and within != offset:
         raise NotOffloaded(
             f"stream {committed.stream!r} has offsets [{committed.first_offset}, {committed.next_offset}), "
-            f"and {offset} is asked for; with failOnDataLoss=false what it has is read"
+            f"but {offset} is asked for; to read the offsets that it has, set failOnDataLoss=false"
         )
     return within
 
@@ -131,7 +131,7 @@ async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:
 async def pieces_of(
     catalogue: Catalogue, committed: CommittedStream, bounds: ScanBounds
 ) -> list[PlannedPiece]:
-    """The fragments of a stream that have something within these bounds, each whole."""
+    """Return the fragments of a stream that may have records within these bounds, each as one piece."""
     if bounds.is_empty:
         return []
     found = []
@@ -147,7 +147,7 @@ async def pieces_of(
 
 
 def _piece(committed: CommittedStream, entry: Entries, bounds: ScanBounds) -> PlannedPiece:
-    """A fragment, whose size counts by the share of its offsets that is wanted."""
+    """Return a fragment as a piece. Its size is scaled by the share of its offsets that is wanted."""
     first, until = int(entry["first_offset"][0]), _next_offset(entry)
     share = min(until, bounds.next_offset) - max(first, bounds.first_offset)
     size = int(entry["data_size_bytes"][0]) * share // (until - first)
@@ -159,9 +159,9 @@ def _piece(committed: CommittedStream, entry: Entries, bounds: ScanBounds) -> Pl
 def partitions_of(
     pieces: Sequence[PlannedPiece], *, size_bytes: int, count_min: int
 ) -> list[list[PlannedPart]]:
-    """Pieces in their order, together up to about `size_bytes`, and as many partitions as are asked for.
+    """Pack pieces in order into partitions of about `size_bytes`, and at least `count_min` of them.
 
-    A fragment that is larger is split; a small remainder is not split off.
+    A larger fragment is split. A small remainder is not split off.
     """
     packed = _packed(pieces, size_bytes, cost_bytes=FRAGMENT_COST_BYTES)
     if len(packed) < count_min:
@@ -187,7 +187,7 @@ def _packed(
 
 
 def parts_of(pieces: Iterable[PlannedPiece]) -> list[PlannedPart]:
-    """Pieces as parts: those that follow each other without a gap are one."""
+    """Return pieces as parts. Consecutive pieces without a gap become one part."""
     runs: list[list[PlannedPiece]] = []
     for piece in pieces:
         if runs and _touch(runs[-1][-1], piece):

@@ -1,4 +1,4 @@
-"""What the Spark plugin declares: its commands. Imports no Spark."""
+"""The declarations of the Spark plugin: its commands. Imports no Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from offload.contracts.plugin import Command, hookimpl
 
 @hookimpl
 def offload_commands() -> Sequence[Command]:
-    """`offload spark …`."""
+    """Declare the commands `offload spark …`."""
     return [
         Command(
             name="spark",

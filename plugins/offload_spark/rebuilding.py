@@ -1,4 +1,4 @@
-"""`offload spark rebuild`: as `offload rebuild`, which it shares arguments and report with."""
+"""The command `offload spark rebuild`. It has the arguments and the report of `offload rebuild`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offload.cli.kit.rebuild import Begin, DryRun, End, Incarnation, Yes, make_s
 from offload.cli.kit.terminal import live_line
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.options import absolute
-from offload_spark.running import Master, given, session_at
+from offload_spark.running import ExecutorKeys, Master, given, session_at
 
 
 def rebuild(
@@ -26,10 +26,11 @@ def rebuild(
     end: End = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    keys: ExecutorKeys = None,
     master: Master = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Rebuild the manifest of STREAM, its fragments read by tasks. Stop all writers and sweeps first."""
+    """Rebuild the manifest of STREAM. Tasks read its fragments. Stop all writers and sweeps first."""
     options = given(context.obj, option)
     make_sure(dry_run=dry_run, yes=yes)
     with session_at(master) as spark, live_line("reading") as show, plain_errors():
@@ -44,6 +45,7 @@ def rebuild(
             end=end,
             dry_run=dry_run,
             storage_options=options,
+            keys=keys or "",
             progress=lambda read, listed: show(f"{read} of {counted(listed, 'fragment')}"),
         )
     command = f"offload spark rebuild {shlex.quote(tier)} {shlex.quote(stream)}"

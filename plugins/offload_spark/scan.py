@@ -1,7 +1,8 @@
-"""What a task does: the chunks of its parts, out of the store, into batches.
+"""The work of a reading task: it fetches the chunks of its parts and makes batches of them.
 
-The tier is opened in the task, from URL and options alone, and closed with it: nothing is inherited from the
-process that was forked. Requests run ahead on the tier's own thread while batches are made.
+The task opens the tier from URL and options alone, and closes it at the end. It uses nothing of the process
+that was forked, because connections and threads do not survive a fork. Requests run ahead on the tier's own
+thread while batches are made.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ INDEXES_AHEAD: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """One task's reading."""
+    """A read of one task."""
 
     tier: Blocking
     maker: BatchMaker
     fail_on_data_loss: bool
 
     def batches(self, parts: Sequence[PlannedPart]) -> Iterator[pa.RecordBatch]:
-        """The batches of these parts, in order.
+        """Yield the batches of these parts, in order.
 
-        Raises `Corrupt` at damage, after everything that stands before it; and `NotOffloaded` where records
-        were trimmed and swept since the read was planned, if `fail_on_data_loss`.
+        Raises `Corrupt` at damage, after all records before it. If `fail_on_data_loss`, raises `NotOffloaded`
+        if records were trimmed and swept since the read was planned.
         """
         for part in parts:
             committed = part.committed
@@ -92,7 +93,7 @@ class Scan:
 
 
 def _wanted(part: PlannedPart, rows: ChunkTable) -> npt.NDArray[np.bool_]:
-    """The chunks that are the part's own, and have something that is wanted."""
+    """Return a mask of the part's own chunks that may have wanted records."""
     wanted = part.bounds.of_chunks(rows)
     wanted &= rows["offset"] >= np.uint64(part.first)
     wanted &= rows["offset"] < np.uint64(part.until)
@@ -102,7 +103,7 @@ def _wanted(part: PlannedPart, rows: ChunkTable) -> npt.NDArray[np.bool_]:
 async def _tables(
     catalogue: Catalogue, reader: StreamReader, committed: CommittedStream
 ) -> AsyncGenerator[ChunkTable, None]:
-    """The table of every fragment, in order, a few requests ahead. What was trimmed meanwhile is told."""
+    """Yield the table of every fragment, in order, a few requests ahead. Emits `Skipped` for trimmed ones."""
     ahead: deque[asyncio.Task[list[ChunkTable]]] = deque()
     entries = iter(entries_of_rows(committed.entries))
     try:
@@ -124,7 +125,7 @@ async def _tables(
 async def _tables_of(
     catalogue: Catalogue, reader: StreamReader, committed: CommittedStream, entry: Entry
 ) -> list[ChunkTable]:
-    """The fragment's table. Where it was replaced and swept, those of what stands in its place, cut to it."""
+    """Return the fragment's table. If it was replaced and swept, return its replacement's, cut to it."""
     view = catalogue.view_of(committed)
     try:
         async with await view.open(entry) as handle:

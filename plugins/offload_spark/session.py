@@ -1,4 +1,4 @@
-"""A session of Spark's for commands, examples and tests, on this machine or wherever its master says."""
+"""A Spark session for commands, examples and tests, on this machine or at a given master."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ QUIET: Final[Mapping[str, str]] = {
 def session(
     *, master: str | None = None, name: str = "ledger-offload", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session in which `format("offload")` works. One that runs already is taken, and keeps its settings.
+    """Return a session in which `format("offload")` works. A running session is used, with its settings.
 
-    `master` is that of the environment, or `local[*]`. Raises `Misuse` where there is no Java.
+    `master` defaults to that of the environment, else `local[*]`. Raises `Misuse` if there is no Java.
     """
     prepare()
     from pyspark.sql import SparkSession

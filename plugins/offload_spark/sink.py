@@ -1,8 +1,8 @@
-"""What Spark calls to write: `df.write.format("offload")` and `writeStream`. The work is `writing`'s.
+"""The writers that Spark calls: `df.write.format("offload")` and `writeStream`. `writing` does the work.
 
-Spark makes a writer beside the driver, pickles it to the tasks, and for each batch of a stream makes it anew,
-once to write and once to commit. Invariant: so it holds plain values, and what a commit must know comes with
-the messages of the tasks.
+Spark makes a writer beside the driver and pickles it for the tasks. For each batch of a streaming query it
+makes two more: one to write and one to commit. Invariant: so a writer holds plain values, and the messages of
+the tasks bring what a commit must know.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from offload.blocking import Blocking
 from offload.contracts.offloader import LedgerOffloader
 from offload.env import Env
 from offload.errors import Misuse
@@ -42,31 +41,35 @@ TAKEN: dict[str, tuple[type[DataType], ...]] = {
     "stream": (StringType,),
     "ledger": (LongType,),
 }
-"""The columns of a write. The last two may come from a read: the option says which stream it is."""
+"""The columns of a write. The last two are ignored: a frame that was read has them."""
 
 REQUIRED = ("offset", "value")
 
 
 @dataclass
 class Message(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's message to the driver."""
 
     part: WrittenPart
 
 
 class _Writes:
-    """What both kinds of writer do."""
+    """The common base of both writers."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise Misuse('a stream is only appended to: mode("append"), or outputMode("append")')
+            raise Misuse('a stream can only be appended to: use mode("append") or outputMode("append")')
         check_columns(schema)
+        # Drawn before Spark pickles the writer, so all tries of its tasks have the same time and the same
+        # run.
         self._options, self._now_ms, self._run_id = options, Env().now_ms(), uuid4()
 
     def _written(self, ticket: Ticket, batches: Iterator[pa.RecordBatch]) -> Message:
         context = TaskContext.get()
         if context is None:
-            raise Misuse("rows are written by tasks of Spark's only")
+            raise Misuse("rows can only be written in a task of Spark's")
+        # Unique within the application, even if a task or a whole stage is repeated. So no two tries share
+        # an attempt.
         number = context.taskAttemptId()
         return Message(write_part(self._options, ticket, batches, number=number, timestamp_ms=self._now_ms))
 
@@ -78,12 +81,12 @@ class _Writes:
         self._run(lambda offloader: give_up(offloader, self._options.stream, job))
 
     def _run(self, ask: Callable[[LedgerOffloader], Coroutine[Any, Any, T]]) -> T:
-        with Blocking(self._options.url, storage_options=dict(self._options.storage_options)) as tier:
+        with self._options.tier.opened() as tier:
             return tier.run(ask(tier.offloader))
 
 
 class Writer(_Writes, DataSourceArrowWriter):
-    """One write: all of a frame's rows, or none."""
+    """A write of all rows of a frame, or of none."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
@@ -92,15 +95,16 @@ class Writer(_Writes, DataSourceArrowWriter):
         self._ticket = Ticket.of(incarnation, run=self._run_id, job=name, write=name)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
-        """A task's rows."""
+        """Write a task's rows."""
         return self._written(self._ticket, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks succeeded."""
+        """Commit the write after all tasks succeeded."""
         self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Some did not, or the commit failed. A stream that this write began is deleted again."""
+        """Drop the write after a task or the commit failed. Deletes a stream that this write began."""
+        # The attempts go in any case. The stream goes only if this write began it and nobody else uses it.
         self._give_up(self._ticket.job)
         self._run(
             lambda offloader: withdraw(offloader, self._options.stream, self._begun, job=self._ticket.job)
@@ -108,33 +112,38 @@ class Writer(_Writes, DataSourceArrowWriter):
 
 
 class StreamingWriter(_Writes, DataSourceStreamArrowWriter):
-    """The batches of a streaming query, each of which has a name: the query's and its own number."""
+    """A write of a streaming query's batches. The name of each is the query's id and the batch's number."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
         if options.write_id:
-            raise Misuse("the batches of a query have names of their own: leave out writeId")
+            # With one name for all batches, the second would look like a repetition of the first.
+            raise Misuse("the batches of a query have names of their own: remove writeId")
         self._incarnation = self._run(lambda offloader: begin(offloader, options)).incarnation
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Message:
-        """A task's rows of one batch."""
+        """Write a task's rows of one batch."""
         return self._written(self._ticket(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """All tasks of the batch succeeded."""
+        """Commit a batch after all its tasks succeeded."""
         self._commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        """Some did not, or the commit failed."""
+        """Drop a batch after a task or the commit failed."""
+        # This writer did not send the tasks, so only their messages name the job. Without any message the
+        # attempts stay until the next batch of the query, which has the same job, drops them.
         for job in {part.ticket.job for part in _parts(messages)}:
             self._give_up(job)
 
     def _ticket(self) -> Ticket:
-        """Spark tells a task which query and batch it is of, and nobody else."""
+        """Return the ticket of the batch. Only a task can know the query and the batch, from its context."""
         context = TaskContext.get()
         if context is None:
-            raise Misuse("a batch of a query is written by tasks of Spark's only")
+            raise Misuse("a batch of a query can only be written in a task of Spark's")
         query, batch = map(context.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
+        # All batches of a query are one job, so each commit drops what a killed driver left of earlier ones.
+        # The write's name has the batch, so a batch that Spark repeats is recognized.
         return Ticket.of(
             self._incarnation,
             run=self._run_id,
@@ -144,14 +153,14 @@ class StreamingWriter(_Writes, DataSourceStreamArrowWriter):
 
 
 def check_columns(schema: StructType) -> None:
-    """That these columns can be written. Raises `Misuse` that names the first one that can not."""
+    """Raise `Misuse` that names the first column that cannot be written, or that is missing."""
     for field in schema.fields:
         kinds = TAKEN.get(field.name)
         if kinds is None:
-            raise Misuse(f"column {field.name!r} has no place in a stream; there are {', '.join(TAKEN)}")
+            raise Misuse(f"a stream has no column {field.name!r}; its columns are {', '.join(TAKEN)}")
         if not isinstance(field.dataType, kinds):
             wanted = " or ".join(kind().simpleString() for kind in kinds)
-            raise Misuse(f"column {field.name!r} is {wanted}, not {field.dataType.simpleString()}")
+            raise Misuse(f"column {field.name!r} must be {wanted}, not {field.dataType.simpleString()}")
     for name in REQUIRED:
         if name not in schema.names:
             hint = "; offload_spark.append numbers the rows" if name == "offset" else ""
@@ -159,5 +168,6 @@ def check_columns(schema: StructType) -> None:
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
-    """Of the tasks that sent one."""
+    """Return the parts of the tasks that sent one."""
+    # Spark passes None for a task that failed.
     return [message.part for message in messages if isinstance(message, Message)]

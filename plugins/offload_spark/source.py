@@ -1,7 +1,7 @@
-"""The data source `offload`: streams of a tier as a frame of Spark's.
+"""The data source `offload`: streams of a tier as a Spark frame.
 
-Spark makes the reader in a process beside the driver, and pickles it to the tasks. Invariant: so it holds
-plain values only, and opens the tier anew wherever it runs.
+Spark makes the reader in a process beside the driver, and pickles it for the tasks. Invariant: so it holds
+only plain values, and opens the tier in each process in which it runs.
 """
 
 from __future__ import annotations
@@ -50,35 +50,35 @@ T = TypeVar("T")
 
 
 class OffloadDataSource(DataSource):
-    """`spark.read.format("offload")`. Its options and columns are in docs/spark.md."""
+    """The source of `spark.read.format("offload")`. Its options and columns are in docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
-        """What `format` takes."""
+        """Return the name for `format`."""
         return "offload"
 
     def schema(self) -> StructType:
-        """As the options ask for it."""
+        """Return the schema that the options ask for."""
         return schema_of(self._options(), Plugins.find())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of just these columns."""
+        """Return a reader of these columns alone."""
         options = self._options()
         columns = Columns.of(schema, options, Plugins.find())
         kind = PrunedReader if options.pushdown else Reader
         return kind(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - the name is Spark's
-        """A reader that follows the streams as they grow."""
+        """Return a reader that follows the streams as they grow."""
         options = self._options()
         return StreamingReader(options, Columns.of(schema, options, Plugins.find()))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer of a frame with these columns."""
+        """Return a writer of a frame with these columns."""
         return Writer(self._write_options(), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's
-        """A writer of the batches of a query with these columns."""
+        """Return a writer of the batches of a query with these columns."""
         return StreamingWriter(self._write_options(), schema, overwrite=overwrite)
 
     def _options(self) -> ReadOptions:
@@ -89,9 +89,9 @@ class OffloadDataSource(DataSource):
 
 
 class PushdownDataSource(OffloadDataSource):
-    """The same, with filters pushed down unless the option `pushdown` says otherwise.
+    """The same source, with filters pushed down unless the option `pushdown` is false.
 
-    For sessions with `spark.sql.python.filterPushdown.enabled`: without it Spark refuses every read of it.
+    For sessions with `spark.sql.python.filterPushdown.enabled`. Without it, Spark refuses every read.
     """
 
     def _options(self) -> ReadOptions:
@@ -100,21 +100,21 @@ class PushdownDataSource(OffloadDataSource):
 
 @dataclass
 class Partition(InputPartition):
-    """What one task reads."""
+    """The parts that one task reads."""
 
     value: Sequence[PlannedPart]
 
 
 class _Reads:
-    """What both kinds of reader do in a task."""
+    """The common base of both readers, for their work in a task."""
 
     def __init__(self, options: ReadOptions, columns: Columns) -> None:
         self._options, self._columns = options, columns
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """See `scan.Scan`. Spark replaces an empty plan by one partition of nothing."""
+        """Yield the batches of a partition (`scan.Scan`)."""
         options = self._options
-        if not partition.value:
+        if not partition.value:  # Spark replaces an empty plan by one partition without a value
             return
         with self._open() as tier:
             maker = BatchMaker(
@@ -127,47 +127,47 @@ class _Reads:
             yield from scan.batches(partition.value)
 
     def _open(self) -> Blocking:
-        return Blocking(self._options.url, storage_options=self._options.storage_options)
+        return self._options.tier.opened()
 
 
 class Reader(_Reads, DataSourceReader):
-    """Reads what was planned."""
+    """A reader of a batch read."""
 
     def __init__(self, options: ReadOptions, columns: Columns) -> None:
         super().__init__(options, columns)
         self._bounds = ScanBounds()
 
     def partitions(self) -> list[InputPartition]:
-        """See `planning.plan`."""
+        """Return the partitions of the read (`planning.plan`)."""
         with self._open() as tier:
             planned = tier.run(plan(tier.catalogue, self._options, self._bounds))
         return [Partition(parts) for parts in planned]
 
 
 class PrunedReader(Reader):
-    """Leaves out what filters rule out."""
+    """A reader that skips what filters exclude."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - the name is Spark's
-        """Take what narrows the range; Spark is to filter every row again."""
+        """Take the bounds from the filters. Return all of them: Spark filters every row again."""
         self._bounds = bounds_of(filters)
         return filters
 
 
 class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the streams of a tier. What it says of places is `tailing.Mark`."""
+    """A reader that follows the streams of a tier. Its offsets are those of `tailing.Mark`."""
 
     def __init__(self, options: ReadOptions, columns: Columns) -> None:
         super().__init__(options, columns)
         if options.end != Edge(otherwise=LATEST):
-            raise Misuse("a streaming query has no end: leave out endingOffsets and endingTimestamp")
+            raise Misuse("a streaming query has no end: remove endingOffsets and endingTimestamp")
         self._target: Mark | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - the names are Spark's
-        """Where a new query begins."""
+        """Return the mark at which a new query begins."""
         return self._run(lambda catalogue: initial(catalogue, self._options)).as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """As the options have it."""
+        """Return the limit of the options."""
         if self._options.trigger_rows_max is not None:
             return ReadMaxRows(self._options.trigger_rows_max)
         if self._options.trigger_size_bytes_max is not None:
@@ -175,26 +175,26 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next micro-batch goes."""
+        """Return the end of the next micro-batch."""
         begun, bound = Mark.of_json(start), _limit_of(limit, self._options)
         reached = self._run(lambda catalogue: latest(catalogue, self._options, begun, bound, self._target))
         return reached.as_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is there now is where the query ends."""
+        """Fix the end of the query: what is committed now."""
         self._target = self._run(lambda catalogue: newest(catalogue, self._options))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """See `tailing.plan_between`."""
+        """Return the partitions of a micro-batch (`tailing.plan_between`)."""
         first, last = Mark.of_json(start), Mark.of_json(end)
         planned = self._run(lambda catalogue: plan_between(catalogue, self._options, first, last))
         return [Partition(parts) for parts in planned]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: what was read stays where it is."""
+        """Do nothing: a read changes nothing in the tier."""
 
     def stop(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the reader holds nothing open."""
 
     def _run(self, ask: Callable[[Catalogue], Coroutine[Any, Any, T]]) -> T:
         with self._open() as tier:
@@ -202,7 +202,7 @@ class StreamingReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNo
 
 
 def _limit_of(limit: ReadLimit, options: ReadOptions) -> TailLimit:
-    """Spark's limit; where it is one of ours, the other one holds beside it."""
+    """Return Spark's limit. With a limit of rows, that of bytes in the options holds too."""
     match limit:
         case ReadMaxRows(max_rows=rows):
             return TailLimit(rows=rows, size_bytes=options.trigger_size_bytes_max)

@@ -1,7 +1,7 @@
-"""What one task of a write has to upload: chunks in a file of this machine, until they are read.
+"""The chunks that one task of a write has to upload, in a local file until they are read.
 
-How much a task gets, Spark decides; so the rows are not held in memory. The file has no name from the start
-where the system allows it, and goes with the process.
+Spark decides how many rows a task gets, so they are not held in memory. If the system allows it, the file has
+no name from the start, and disappears with the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHERE: Final = "rows of a task"
 
 
 class Spool(ReadHandle):
-    """A ledger that is written first, then read. By then it has a chunk, and the id of its attempt."""
+    """A ledger that is written first and read later. Before the read it gets a chunk and its ledger id."""
 
     __slots__ = ("_file", "_ledger_id", "_size_bytes", "_tables")
 
@@ -33,7 +33,7 @@ class Spool(ReadHandle):
         self._tables: list[ChunkTable] = []
 
     def add(self, chunks: Iterable[bytes]) -> None:
-        """Write these chunks behind the others."""
+        """Append these chunks."""
         data = b"".join(chunks)
         if data:
             self._tables.append(scan(data, first_position=self._size_bytes, where=WHERE))
@@ -42,12 +42,12 @@ class Spool(ReadHandle):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was added."""
+        """True if no chunk was added."""
         return not self._tables
 
     @property
     def ledger_id(self) -> int:
-        """The ledger of which this is a part."""
+        """The id of the ledger that this is a part of."""
         return self._ledger_id
 
     @ledger_id.setter
@@ -67,18 +67,18 @@ class Spool(ReadHandle):
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The name of the rows in messages."""
         return WHERE
 
     async def table(self) -> ChunkTable:
-        """See `ReadHandle.table`."""
+        """Return the table of all chunks, as `ReadHandle.table` says."""
         self._file.flush()
         if len(self._tables) > 1:
             self._tables = [np.concatenate(self._tables)]
         return self._tables[0]
 
     async def read(self, rows: ChunkTable) -> bytes:
-        """See `ReadHandle.read`."""
+        """Return the bytes of these chunks, as `ReadHandle.read` says."""
         size_bytes, position = int(rows["size_bytes"].sum()), int(rows["position"][0])
         data = await asyncio.to_thread(os.pread, self._file.fileno(), size_bytes, position)
         if len(data) != size_bytes:
@@ -86,5 +86,5 @@ class Spool(ReadHandle):
         return data
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file, which deletes it."""
         self._file.close()

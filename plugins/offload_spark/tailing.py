@@ -1,9 +1,12 @@
-"""How far a streaming query has come, and how far it may go next. Runs beside the driver; knows no Spark.
+"""The position of a streaming query, and the end of its next micro-batch. Runs without Spark.
 
-A `Mark` is what Spark keeps in its checkpoint: of each stream, its incarnation, and the first offset that is
-not read yet. Invariants: two marks alone say what a micro-batch holds, so one that is planned again, in
-another process, holds the same records; no offset is passed over unsaid: what retention took before it was
-read, and a stream that was deleted, are errors, unless the user asked to go on.
+Spark keeps a `Mark` in its checkpoint: for each stream, its incarnation and the first offset that is not read
+yet. Invariants:
+
+- Two marks alone determine the records of a micro-batch. So a batch that is planned again, in another
+  process, has the same records. That is why a sink that takes a repeated batch once has each record once.
+- No offset is skipped silently. Records that were trimmed before they were read, and a deleted stream, are
+  errors, unless the user asked to continue.
 """
 
 from __future__ import annotations
@@ -29,24 +32,28 @@ EVERYTHING: Final = ScanBounds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryProgress:
-    """Where a query stands in one stream."""
+    """The position of a query in one stream."""
 
     incarnation: UUID
     offset: int
-    """The first one that is not read yet."""
+    """The first offset that is not read yet."""
 
     begin: int
-    """Where the query began to read this incarnation: for a mark before which the stream was not known."""
+    """The offset at which the query began to read this incarnation.
+
+    A batch may begin with a mark that does not have the stream, or has an earlier incarnation. Then the batch
+    begins here.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a query stands, in each of its streams."""
+    """The position of a query in each of its streams."""
 
     places: Mapping[str, QueryProgress] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """For Spark's checkpoint."""
+        """Return the mark in the form of Spark's checkpoint."""
         return {
             "version": VERSION,
             "streams": {
@@ -57,7 +64,10 @@ class Mark:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Mark:
-        """From a checkpoint. Raises `UnsupportedFormat` for one of a newer version, `Misuse` for none."""
+        """Read a mark from a checkpoint.
+
+        Raises `UnsupportedFormat` if its version is newer, and `Misuse` if it is no mark.
+        """
         if found.get("version", VERSION) != VERSION:
             raise UnsupportedFormat(
                 f"a checkpoint of version {found['version']}: this program reads {VERSION}"
@@ -72,20 +82,20 @@ class Mark:
                 }
             )
         except (KeyError, TypeError, ValueError) as exc:
-            raise Misuse(f"{str(found)[:200]} is no offset of the source offload") from exc
+            raise Misuse(f"the checkpoint is not of the source offload: {str(found)[:200]}") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailLimit:
-    """How much a micro-batch may hold; None: everything. Of each stream with a backlog, a record at least."""
+    """The limits of a micro-batch; None is no limit. Each stream with a backlog gets at least one record."""
 
     rows: int | None = None
     size_bytes: int | None = None
-    """About: within a fragment, sizes are taken to be even."""
+    """An approximate limit: within a fragment, all records count as equally large."""
 
 
 async def initial(catalogue: Catalogue, options: ReadOptions) -> Mark:
-    """Where a new query begins."""
+    """Return the mark at which a new query begins."""
     places = {}
     for committed in await chosen(catalogue, options, EVERYTHING):
         places[committed.stream] = await _begin(catalogue, committed, options)
@@ -93,7 +103,7 @@ async def initial(catalogue: Catalogue, options: ReadOptions) -> Mark:
 
 
 async def newest(catalogue: Catalogue, options: ReadOptions) -> Mark:
-    """Where everything ends that is there now."""
+    """Return the mark behind everything that is committed now."""
     return Mark(
         {
             each.stream: QueryProgress(
@@ -107,19 +117,24 @@ async def newest(catalogue: Catalogue, options: ReadOptions) -> Mark:
 async def latest(
     catalogue: Catalogue, options: ReadOptions, start: Mark, limit: TailLimit, target: Mark | None
 ) -> Mark:
-    """How far the next micro-batch goes. `start` itself where there is nothing new.
+    """Return the end of the next micro-batch; `start` if there is nothing new.
 
-    A stream that has come since is begun. `target` is where a query ends that reads what is there now.
+    A new stream is begun. `target` is the end of a query that reads what is committed now, and stops.
     """
     manifests = {each.stream: each for each in await chosen(catalogue, options, EVERYTHING)}
+    # A deleted stream leaves the mark. If it is begun again, it is a new stream for the query.
     places = {stream: at for stream, at in start.places.items() if stream in manifests}
     if options.fail_on_data_loss and (gone := start.places.keys() - places.keys()):
-        raise NotOffloaded(f"stream {min(gone)!r} is not there any more; {_GO_ON}")
+        raise NotOffloaded(f"stream {min(gone)!r} no longer exists; {_GO_ON}")
     ends: dict[str, int] = {}
     for stream, committed in manifests.items():
+        # A query with a target does not read streams that came after it began.
         if target is None or stream in target.places:
             places[stream] = await _progress(catalogue, committed, options, places.get(stream))
+            # A mark never moves back, even if the stream ends before it now.
             ends[stream] = max(_end(committed, target), places[stream].offset)
+    # Each stream gets a share of the limit in proportion to its backlog.
+    # All ends are known by now, because a share depends on the backlogs of the other streams.
     backlog = {stream: end - places[stream].offset for stream, end in ends.items()}
     for stream, rows in backlog.items():
         share = _Share(rows, sum(backlog.values()))
@@ -131,9 +146,10 @@ async def latest(
 async def plan_between(
     catalogue: Catalogue, options: ReadOptions, start: Mark, end: Mark
 ) -> list[list[PlannedPart]]:
-    """The partitions of a micro-batch. Raises `NotOffloaded` where some of it is not there any more."""
+    """Return the partitions of a micro-batch. Raises `NotOffloaded` if some of its records are gone."""
     pieces: list[PlannedPiece] = []
     for stream, at in end.places.items():
+        # Only the two marks decide, not the stream as it is: Spark may plan a batch of its checkpoint again.
         before = start.places.get(stream)
         known = before is not None and before.incarnation == at.incarnation
         first = before.offset if before is not None and known else at.begin
@@ -142,7 +158,7 @@ async def plan_between(
     return partitions_of(pieces, size_bytes=options.partition_size_bytes, count_min=options.min_partitions)
 
 
-_GO_ON: Final = "with failOnDataLoss=false the query goes on with what is there"
+_GO_ON: Final = "to continue with the data that exists, set failOnDataLoss=false"
 
 
 async def _begin(catalogue: Catalogue, committed: CommittedStream, options: ReadOptions) -> QueryProgress:
@@ -154,21 +170,23 @@ async def _begin(catalogue: Catalogue, committed: CommittedStream, options: Read
 async def _progress(
     catalogue: Catalogue, committed: CommittedStream, options: ReadOptions, before: QueryProgress | None
 ) -> QueryProgress:
-    """Where the query stands in a stream; at the beginning of one that is new, or was born again."""
+    """Return the query's position in a stream: at its beginning if it is new, or was begun again."""
     if before is None:
         return await _begin(catalogue, committed, options)
     if before.incarnation == committed.incarnation:
         if before.offset > committed.next_offset and options.fail_on_data_loss:
-            ends = f"ends at offset {committed.next_offset}, and was read up to {before.offset}"
+            ends = f"ends at offset {committed.next_offset}, but was read up to {before.offset}"
             raise NotOffloaded(f"stream {committed.stream!r} {ends}; {_GO_ON}")
         return before
     if options.fail_on_data_loss:
-        raise NotOffloaded(f"stream {committed.stream!r} was deleted, and began anew; {_GO_ON}")
+        raise NotOffloaded(f"stream {committed.stream!r} was deleted and begun again; {_GO_ON}")
+    # Another stream of this name: its offsets say nothing about what the query has read.
     first = committed.first_offset
     return QueryProgress(incarnation=committed.incarnation, offset=first, begin=first)
 
 
 def _end(committed: CommittedStream, target: Mark | None) -> int:
+    # The target is an offset of its own incarnation, and means nothing in another one.
     if target is not None and target.places[committed.stream].incarnation == committed.incarnation:
         return min(committed.next_offset, target.places[committed.stream].offset)
     return committed.next_offset
@@ -182,14 +200,14 @@ class _Share:
     of: int
 
     def part(self, limit: int) -> int:
-        """Of a limit for all streams together: at least 1."""
+        """Return the stream's part of a limit for all streams together: at least 1."""
         return max(limit * self.rows // self.of, 1)
 
 
 async def _reached(
     catalogue: Catalogue, committed: CommittedStream, offset: int, share: _Share, limit: TailLimit
 ) -> int:
-    """Where a stream's part of the limit ends."""
+    """Return the offset at which the stream's part of the limit ends."""
     if not share.rows:
         return offset
     end = offset + share.rows
@@ -203,12 +221,15 @@ async def _reached(
 async def _reached_by_bytes(
     catalogue: Catalogue, committed: CommittedStream, offset: int, size_bytes: int
 ) -> int:
+    # A trim may have passed the query's offset; `plan_between` reports that.
     at = max(offset, committed.first_offset)
     async with aclosing(catalogue.view_of(committed).walk(at)) as runs:
         async for run in runs:
             for entry in entries_of_rows(run):
+                # The first entry may begin before `at`: only the rest of it counts, by its share of offsets.
                 left = entry.data_size_bytes * (entry.next_offset - at) // entry.records
                 if left >= size_bytes:
+                    # One record at least: a record larger than the limit would stop the query for ever.
                     return at + max((entry.next_offset - at) * size_bytes // max(left, 1), 1)
                 size_bytes -= left
                 at = entry.next_offset
@@ -219,18 +240,20 @@ async def _pieces(
     catalogue: Catalogue, options: ReadOptions, stream: str, at: QueryProgress, first: int
 ) -> list[PlannedPiece]:
     try:
+        # The manifest as it is now: trims and deletions since the mark are found before a task starts.
         committed = (await catalogue.view(stream)).committed
     except NotOffloaded:
         if options.fail_on_data_loss:
             raise
         return []
+    # The stream's end is a valid position too, at which nothing is left to read.
     kept = range(committed.first_offset, committed.next_offset + 1)
     is_there = committed.incarnation == at.incarnation and first in kept and at.offset in kept
     if not is_there and options.fail_on_data_loss:
         raise NotOffloaded(
-            f"stream {stream!r} has offsets [{committed.first_offset}, {committed.next_offset}) now, and not "
-            f"all of [{first}, {at.offset}), which the query has not read; {_GO_ON}"
+            f"stream {stream!r} has offsets [{committed.first_offset}, {committed.next_offset}) now, but not "
+            f"all of [{first}, {at.offset}), which the query has not read yet; {_GO_ON}"
         )
     if committed.incarnation != at.incarnation:
-        return []
+        return []  # another stream of this name: it has other records at these offsets
     return await pieces_of(catalogue, committed, ScanBounds(first_offset=first, next_offset=at.offset))

@@ -1,15 +1,15 @@
-"""A write in parallel: each task uploads its rows as a guest of the stream, the driver makes one commit.
+"""A write in parallel: each task uploads its rows as a guest of the stream, and the driver makes one commit.
 
-    stopped                  left behind                    cured by
-    before the commit        attempts of the job that run,  the same write again, in the end; or `give_up`
-                             and a stream that it began     and `withdraw`
-    a task that is repeated  the attempt of the first try   the commit, or the abort, of this write
-    after the commit         nothing, or such attempts      the same write again: it is found, not repeated
+    stopped                  left behind                     cured by
+    before the commit        running attempts of the job,    the same write again, at its end; or `give_up`
+                             and a stream that it began      and `withdraw`
+    a task that is repeated  the attempt of the first try    the commit, or the abort, of this write
+    after the commit         nothing, or such attempts       the same write again: it is found, not repeated
 
-A write that has a name is recognized by it: the attempts' UUIDs begin with a token that is made of the name,
-and so does each entry. Invariants: rows have offsets, so nothing is ever appended twice or in another order;
-what is named is what one run of the write uploaded; the tasks of a run know it by its job.
-(docs/commit-protocol.md, step "guests")
+A write with a name is recognized by it: a token is made of the name, and the UUIDs of its attempts begin with
+the token, and so do its entries in the manifest. Invariants: rows have offsets, so nothing is appended twice
+or in another order; one commit names only uploads of one run of the write; the tasks of a run find it by its
+job. (docs/commit-protocol.md, step "guests")
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 import pyarrow as pa
 
-from offload.blocking import Blocking
 from offload.commit.guest import Delete
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Conflict, Misuse, NotOffloaded, OutcomeUnknown, StreamDeleted
@@ -39,66 +38,70 @@ from offload_spark.spool import Spool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """By what the tasks and the driver know a write, and recognize it when it comes again."""
+    """The identity of a write, for its tasks, its driver, and a repetition of the write."""
 
     incarnation: UUID
-    """Of the stream that is written to. One that was begun again since is another stream."""
+    """The incarnation of the stream. A stream that was deleted and begun again is another stream."""
 
     job: UUID
     token: bytes
-    """Empty where the write has no name."""
+    """The token of the write's name; empty if it has none."""
 
     run: UUID
-    """Of this run of the write. Every try of its tasks has it, and no other run."""
+    """The id of this run of the write. Every try of its tasks has it; another run has another id."""
 
     @classmethod
     def of(cls, incarnation: UUID, *, run: UUID, job: str = "", write: str = "") -> Ticket:
-        """For a write of this name, as a job of that one; where a name is empty, it is like no other."""
+        """Return the ticket of the write named `write` in the job named `job`. An empty name is unique."""
         uid = uuid5(NAMESPACE_URL, f"write#{incarnation}#{job}") if job else uuid4()
         return cls(incarnation=incarnation, job=uid, token=token_for(write), run=run)
 
     @property
     def spares(self) -> Spares:
-        """Where the tries of its tasks find their attempts."""
+        """The attempts that are announced for the tries of its tasks."""
         return Spares(job=self.job, token=self.token, run=self.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenPart:
-    """What a task tells the driver."""
+    """A task's report to the driver."""
 
     ticket: Ticket
     receipt: Receipt | None = None
-    """None where there were no rows, or where they are in the stream."""
+    """The receipt of the upload; None if there were no rows, or if the stream has them already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The stream that a write goes to. Goes to every task, so it is small."""
+    """The stream of a write. It is small, because every task gets it."""
 
     incarnation: UUID
     writer: UUID | None
-    """Who claimed the stream, if this write began it."""
+    """The writer that claimed the stream, if this write began it."""
 
 
 async def begin(offloader: LedgerOffloader, options: WriteOptions) -> Begun:
-    """Load the stream that is written to. One that the tier does not have is begun."""
+    """Load the stream of a write. Begin it if the tier does not have it."""
     await offloader.open(create=True)
     try:
+        # An existing stream is not claimed, because that would fence its writer.
         manifest = await offloader.load_manifest(options.stream)
     except NotOffloaded:
+        # Only a writer can begin a stream. The tasks write to it as guests.
         writer = await StreamWriter.claim(offloader, options.stream, first_offset=options.first_offset)
         return Begun(incarnation=writer.manifest.incarnation, writer=writer.manifest.writer)
     return Begun(incarnation=manifest.incarnation, writer=None)
 
 
 async def withdraw(offloader: LedgerOffloader, stream: str, begun: Begun, *, job: UUID) -> None:
-    """Delete the stream that a failed write began, unless somebody else than its own job uses it by now.
+    """Delete the stream that a failed write began, unless another writer or job uses it by now.
 
-    A task that Spark has not ended yet may announce attempts of the job up to the last moment.
+    Attempts of the write's own job do not count as use: a task that Spark has not ended yet may announce some
+    up to the last moment.
     """
     if begun.writer is None:
         return
+    # The condition is part of the change, and so checked again on the manifest that the commit replaces.
     change = Delete(incarnation=begun.incarnation, unused_by=frozenset([begun.writer, job]))
     with suppress(Conflict, StreamDeleted):
         base = await offloader.load_manifest(stream)
@@ -113,7 +116,7 @@ def write_part(
     number: int,
     timestamp_ms: int,
 ) -> WrittenPart:
-    """What a task does with its rows. Raises `Misuse` for rows that make no stream, and as `upload`."""
+    """Store a task's rows. Raises `Misuse` for rows that cannot be in a stream, and as `upload` does."""
     spool, framer = Spool(), Framer(stream=options.stream, timestamp_ms=timestamp_ms)
     try:
         for batch in batches:
@@ -121,14 +124,15 @@ def write_part(
             spool.add(framer.chunks(batch))
         if spool.is_empty:
             return WrittenPart(ticket=ticket)
-        with Blocking(options.url, storage_options=dict(options.storage_options)) as tier:
+        # Opened when all rows are spooled: a wrong row fails before an attempt is announced for it.
+        with options.tier.opened() as tier:
             return tier.run(upload(tier.offloader, options.stream, ticket, spool, number=number))
     finally:
         spool.close()
 
 
 def check_keys(batch: pa.RecordBatch) -> None:
-    """A plain record has no key to keep; one that would be lost is refused."""
+    """Raise `Misuse` if a row has a key: a plain record has no key, so it would be lost."""
     if "key" in batch.schema.names and batch.column("key").null_count < batch.num_rows:
         raise Misuse(
             "column 'key': a stored record has no key of its own; drop the column, or put it in value"
@@ -138,15 +142,17 @@ def check_keys(batch: pa.RecordBatch) -> None:
 async def upload(
     offloader: LedgerOffloader, stream: str, ticket: Ticket, spool: Spool, *, number: int
 ) -> WrittenPart:
-    """Upload under an attempt of this try's own, unless this write is in the stream by now.
+    """Upload under an attempt of this try's own, unless the stream has the rows of this write already.
 
-    `number` is Spark's of the try, which no other one has. Raises `Conflict` where other rows stand at these
-    offsets, and `StreamDeleted`.
+    `number` is Spark's number of the try, which is unique. Raises `Conflict` if the stream has other rows at
+    these offsets, and `StreamDeleted`.
     """
     job = await _job(offloader, stream, ticket)
+    # Spark repeats a write whose commit it did not hear of. The rows are in then, and must not be uploaded.
     if spool.first_offset < job.manifest.next_offset:
         await _check_is_in(offloader, job.manifest, ticket, spool)
         return WrittenPart(ticket=ticket)
+    # Announced before the upload: the objects of an attempt that no root announces could be swept.
     manifest, attempt = await own_attempt(job, ticket.spares, number)
     spool.ledger_id = attempt.ledger_id
     receipt = await offloader.offload(spool, attempt, manifest=manifest, extra_metadata={})
@@ -154,28 +160,30 @@ async def upload(
 
 
 async def commit(offloader: LedgerOffloader, stream: str, parts: Sequence[WrittenPart]) -> None:
-    """Name what the tasks uploaded, and give up spares and what tries that failed left, all in one commit.
+    """Append the uploads of the tasks, and drop spares and the attempts of failed tries, all in one commit.
 
-    Raises as `Job.append` does, above all `Conflict` where another appended first: nothing is named then.
+    Raises as `Job.append` does, above all `Conflict` if another writer appended first. Then nothing is in.
     """
     if not parts:
         return
     job = await _job(offloader, stream, parts[0].ticket)
     receipts = [part.receipt for part in parts if part.receipt is not None]
     if receipts:
+        # `ends` drops the job's other attempts in the same commit: no crash leaves them between two commits.
         await job.append(receipts, ends=True)
-    await job.abort()  # what a late try announced meanwhile
+    await job.abort()  # attempts that a late try announced after that; no commit if there are none
 
 
 async def give_up(offloader: LedgerOffloader, stream: str, job: UUID) -> None:
-    """Drop what runs as this job's. Repeatable; what was committed stays."""
+    """Drop the running attempts of this job. Repeatable; committed data stays."""
     await (await Job.begin(offloader, stream, uid=job)).abort()
 
 
 async def find_write(offloader: LedgerOffloader, manifest: Manifest, token: bytes) -> range | None:
-    """The offsets of a write, by its token, if it is among the newest fragments: last group, or later."""
+    """Return the offsets of a write by its token; None if it is not in the last group or behind it."""
     if not token:
         return None
+    # Older groups are not searched: each would be one more request.
     groups = manifest.entries[manifest.entries["kind"] > EntryKind.FRAGMENT]
     since = int(groups["first_offset"][-1]) if len(groups) else 0
     found: list[Entry] = []
@@ -190,11 +198,12 @@ async def _job(offloader: LedgerOffloader, stream: str, ticket: Ticket) -> Job:
 
 
 async def _check_is_in(offloader: LedgerOffloader, manifest: Manifest, ticket: Ticket, spool: Spool) -> None:
-    """That these rows were named by an earlier run of this write."""
+    """Raise `Conflict` unless an earlier run of this write appended these rows."""
     where = f"stream {manifest.stream!r}: offsets {spool.first_offset} to {spool.next_offset}"
     if ticket.token and spool.first_offset < manifest.first_offset:
-        raise OutcomeUnknown(f"{where} were trimmed in part; nothing tells whether this write put them there")
+        raise OutcomeUnknown(f"{where} were trimmed in part; it is unknown if this write appended them")
     tree = offloader.tree(manifest)
+    # The two ends are enough: a write is one commit, so everything between two of its rows is its own.
     for offset in (spool.first_offset, spool.next_offset - 1):
         found = await tree.find(offset)
         if found is None or not ticket.token or token_of(found.attempt) != ticket.token:

@@ -1,7 +1,7 @@
-"""Found by Spark by its name: makes `format("offload")` work where nobody registered it.
+"""The module by which Spark finds `format("offload")` if a program has not registered it.
 
-Spark looks through modules whose names begin with `pyspark_`, and one that fails to be imported hides all the
-others. So this one never fails: without its extra, it declares nothing.
+Spark imports the modules whose names begin with `pyspark_`. If one import fails, Spark finds none of them. So
+this import never fails: without the extra `spark`, the module declares nothing.
 """
 
 from contextlib import suppress

@@ -1,42 +1,37 @@
-"""The Azure store, held against the contracts on every Azure server of the catalogue."""
+"""Tests of the Azure store by both clients against the contracts, on every server of the catalogue."""
 
 from __future__ import annotations
 
 import pytest
-from offload_azure import AzureOptions, AzureStore
+from campaign import CAMPAIGN, campaign, leaving
+from cloud.on_server import ByObstore, OnServer
 from offload_conformance import OffloaderConformance, ProtocolConformance, StoreConformance
 from offload_conformance.asynchronous import Run
-from servers import Place, Running, servers_of
+from servers import servers_of
 
-from offload import Body, LedgerOffloader, Misuse, ObjectStore, ObjectStoreOffloader
-from offload.store.retry import RetryingStore
+from offload import Body, Misuse, ObjectStore
 
 SERVERS = pytest.mark.parametrize("running_server", servers_of("azure"), indirect=True)
 
+LAYERS = campaign("layers above the Azure store, the slowest client: GCS has both in make test")
 
-class _OnServer:
-    place: Place
+OBSTORE = campaign("all clauses over client=obstore; tests/cloud runs it on imitations and end to end")
 
-    @pytest.fixture(autouse=True)
-    def _place(self, running_server: Running) -> None:
-        self.place = running_server.place()
-        self.bucket, self.options = self.place.name, self.place.options  # for other processes
-
-    def azure_store(self, **options: object) -> AzureStore:
-        checked = AzureOptions.of(self.options | options)
-        return AzureStore(container=self.bucket, options=checked)
-
-    def keys_in_store(self) -> set[str]:
-        """By the synchronous client: the store's own is another."""
-        return self.place.keys()
+SLOW = leaving(
+    "clauses of a thousand requests on Azurite; S3 and GCS have them, and Azure's pages a test of the wire",
+    "test_listing_goes_on_page_after_page",
+    "test_listing_goes_on_while_keys_change",
+    "test_a_level_goes_on_page_after_page",
+    "test_deletion_takes_any_number_of_keys",
+    "test_uploads_may_have_many_parts",
+)
 
 
 @SERVERS
-class TestAzureStore(_OnServer, StoreConformance):
-    listing_keys = 1_100  # a request takes its time here
-
-    def open_store(self) -> ObjectStore:
-        return self.azure_store()
+@SLOW
+class TestAzureStore(OnServer, StoreConformance):
+    listing_keys = 1_100  # each request takes time here
+    model_examples = 30 if CAMPAIGN else 8  # likewise; in memory and in folders all are drawn
 
     @pytest.mark.parametrize("key", ["a\\b", "\\", "a.", "a./b", "a/b..."])
     def test_keys_that_the_service_takes_for_others_are_refused(
@@ -54,15 +49,30 @@ class TestAzureStore(_OnServer, StoreConformance):
         assert self.keys_in_store() == {"a/b"}
 
 
+@LAYERS
 @SERVERS
-class TestAzureOffloader(_OnServer, OffloaderConformance):
-    def open_offloader(self) -> LedgerOffloader:
-        return ObjectStoreOffloader(RetryingStore(self.azure_store()))
+class TestAzureOffloader(OnServer, OffloaderConformance):
+    pass
 
 
+@LAYERS
 @SERVERS
-class TestAzureProtocol(_OnServer, ProtocolConformance):
-    walk_examples = 4  # a request takes its time here; in memory and in folders all are drawn
+class TestAzureProtocol(OnServer, ProtocolConformance):
+    walk_examples = 4  # each request takes time here; in memory and in folders all are drawn
 
-    def open_store(self) -> ObjectStore:
-        return self.azure_store()
+
+@OBSTORE
+@SERVERS
+class TestFastAzureStore(ByObstore, StoreConformance):
+    @pytest.mark.parametrize("key", ["a\\b", "a.", "a/b..."])
+    def test_keys_that_the_service_takes_for_others_are_refused(
+        self, run: Run, store: ObjectStore, key: str
+    ) -> None:
+        with pytest.raises(Misuse):
+            run(store.get(key))
+
+
+@OBSTORE
+@SERVERS
+class TestFastAzureOffloader(ByObstore, OffloaderConformance):
+    pass

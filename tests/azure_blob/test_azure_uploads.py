@@ -1,4 +1,4 @@
-"""Large objects on a server: in blocks, and two writers of one key at a time."""
+"""Tests of large objects on a server: blocks, and two writers of one key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(place: Place, runner: asyncio.Runner) -> Iterator[AzureStore]:
     runner.run(store.aclose())
 
 
-def test_what_is_too_large_for_one_request_is_one_object(
+def test_an_object_too_large_for_one_request_is_stored_whole(
     place: Place, store: AzureStore, runner: asyncio.Runner
 ) -> None:
     window, count = os.urandom(2**20), 129
@@ -43,26 +43,24 @@ def test_what_is_too_large_for_one_request_is_one_object(
         for number in range(count):
             yield number.to_bytes(4, "big") + window[4:]
 
-    async def scenario() -> tuple[bytes, bytes, bytes]:
+    async def scenario() -> list[bytes]:
         await store.put("k", Body(size_bytes=count * 2**20, windows=windows))
-        return (
+        read = [
             await store.get("k"),
             await store.get("k", Span(2**20 - 1, 100 * 2**20)),
             await store.get("k", Suffix(2**20)),
-        )
-
-    whole, part, end = runner.run(scenario())
+        ]
+        return [hashlib.sha256(data).digest() for data in read]  # asyncio takes the repr of any result
 
     expected = b"".join(number.to_bytes(4, "big") + window[4:] for number in range(count))
-    assert hashlib.sha256(whole).digest() == hashlib.sha256(expected).digest()
-    assert part == expected[2**20 - 1 : 101 * 2**20 - 1]
-    assert end == expected[-(2**20) :]
+    parts = [expected, expected[2**20 - 1 : 101 * 2**20 - 1], expected[-(2**20) :]]
+    assert runner.run(scenario()) == [hashlib.sha256(part).digest() for part in parts]
 
 
-def test_of_two_uploads_of_one_key_none_takes_in_the_others_parts(
+def test_two_uploads_of_one_key_never_mix_their_parts(
     place: Place, store: AzureStore, runner: asyncio.Runner
 ) -> None:
-    """They share the parts that are in no list yet. One is stored; the other may be put again."""
+    """Azure lets them share their uncommitted blocks. One upload is stored, the other may be tried again."""
 
     async def scenario() -> None:
         ours, theirs = await store.start_upload("k"), await store.start_upload("k")
@@ -80,9 +78,7 @@ def test_of_two_uploads_of_one_key_none_takes_in_the_others_parts(
     assert place.get("k") == b"ours 1 ours 2"
 
 
-def test_an_upload_that_is_left_lying_is_not_seen(
-    place: Place, store: AzureStore, runner: asyncio.Runner
-) -> None:
+def test_an_unfinished_upload_is_invisible(place: Place, store: AzureStore, runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         left = await store.start_upload("k")
         await left.put_part(1, b"left")
@@ -96,10 +92,10 @@ def test_an_upload_that_is_left_lying_is_not_seen(
     assert place.keys() == {"k"}
 
 
-def test_blocks_of_an_upload_that_is_left_lying_are_no_object_to_a_create(
+def test_a_create_ignores_blocks_of_an_unfinished_upload(
     place: Place, store: AzureStore, runner: asyncio.Runner
 ) -> None:
-    """Azurite says that the object exists, and that it does not."""
+    """Azurite refuses the create as if the object existed, and answers a read with 404."""
 
     async def scenario() -> None:
         left = await store.start_upload("k")
@@ -117,7 +113,7 @@ def test_blocks_of_an_upload_that_is_left_lying_are_no_object_to_a_create(
     assert place.get("k") == b"created"
 
 
-def test_of_creates_beside_an_upload_one_is_in(
+def test_one_of_many_creates_beside_an_upload_wins(
     place: Place, store: AzureStore, runner: asyncio.Runner
 ) -> None:
     async def tried(data: bytes) -> bytes | None:

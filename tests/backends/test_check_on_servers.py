@@ -1,4 +1,6 @@
-"""`offload check` on every server: what works is seen to work, and each fault has a sentence of its own."""
+"""Tests of `offload check` on every server: working features are reported, and each fault has its
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,11 @@ from typing import Any
 
 import pytest
 from command_line import Ran, offload
-from servers import Running
-from servers.catalogue import SERVERS
+from servers import Running, servers_of
 
-HONEST = [pytest.param(each.name, id=each.name) for each in SERVERS if each.honours_create]
-WITH_USERS = [pytest.param(name, id=name) for name in ("rgw", "minio", "azurite")]
-"""Servers that check who asks."""
+HONEST = [each for protocol in ("s3", "gcs", "azure") for each in servers_of(protocol)]
+WITH_USERS = [each for each in HONEST if each.id in ("rgw", "minio", "azurite")]
+"""Servers that check credentials."""
 
 WRONG_AZURE_KEY = "d3Jvbmc="
 
@@ -23,7 +24,7 @@ def checked(url: str, options: dict[str, Any], *more: str) -> Ran:
 
 
 def failures(ran: Ran) -> dict[str, str]:
-    """What fails, by the name of the trial."""
+    """Return the failures by the name of the trial."""
     findings = ran.document["stores"][0]["findings"]
     return {f["name"]: f["says"] for f in findings if f["verdict"] == "fails"}
 
@@ -41,7 +42,7 @@ def test_everything_works_and_nothing_is_left(running_server: Running) -> None:
 
 
 @pytest.mark.parametrize("running_server", HONEST, indirect=True)
-def test_a_bucket_that_is_not_there_is_said_to_be_missing(running_server: Running) -> None:
+def test_check_reports_a_missing_bucket(running_server: Running) -> None:
     place = running_server.place()
 
     ran = checked(f"{place.url}-not", place.options, "--json")
@@ -51,7 +52,7 @@ def test_a_bucket_that_is_not_there_is_said_to_be_missing(running_server: Runnin
 
 
 @pytest.mark.parametrize("running_server", WITH_USERS, indirect=True)
-def test_a_wrong_secret_is_said_to_be_wrong(running_server: Running) -> None:
+def test_check_reports_a_wrong_secret(running_server: Running) -> None:
     place = running_server.place()
     options = dict(place.options)
     if "connection_string" in options:
@@ -64,14 +65,14 @@ def test_a_wrong_secret_is_said_to_be_wrong(running_server: Running) -> None:
     ran = checked(place.url, options, "--json")
 
     assert ran.code == 1
-    says = failures(ran)["list"]  # Azurite tells no wrong key from a missing permission
+    says = failures(ran)["list"]  # Azurite does not distinguish a wrong key from a missing permission
     assert "key" in says or "credentials are wrong" in says
     assert "not-the-secret" not in ran.text + ran.stderr
     assert WRONG_AZURE_KEY not in ran.text + ran.stderr
 
 
-@pytest.mark.parametrize("running_server", [WITH_USERS[0], WITH_USERS[1]], indirect=True)
-def test_a_key_that_nobody_has_is_said_to_be_unknown(running_server: Running) -> None:
+@pytest.mark.parametrize("running_server", WITH_USERS[:2], indirect=True)
+def test_check_reports_an_unknown_key(running_server: Running) -> None:
     place = running_server.place()
 
     ran = checked(place.url, {**place.options, "key": "NOBODYSKEY"}, "--json")
@@ -80,9 +81,9 @@ def test_a_key_that_nobody_has_is_said_to_be_unknown(running_server: Running) ->
 
 
 @pytest.mark.parametrize("running_server", HONEST, indirect=True)
-def test_where_nothing_answers_the_endpoint_is_named(running_server: Running) -> None:
+def test_check_names_an_endpoint_that_does_not_answer(running_server: Running) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: every connection is refused
+        taken.bind(("127.0.0.1", 0))  # the port is bound and not listening, so every connection is refused
         nowhere = f"127.0.0.1:{taken.getsockname()[1]}"
         place = running_server.place()
         there = running_server.endpoint.removeprefix("http://")

@@ -1,4 +1,4 @@
-"""Stores that overwrite what they should only create: no commit, and nothing left behind."""
+"""Tests of stores that overwrite on create: they get no commit, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_sync_ends_with_a_plain_error_and_writes_nothing(place: Place) -> None
 
     assert synced.code == 1
     assert synced.stdout == b""
-    assert "cannot hold a tier: it overwrites what it was asked to create only if absent" in synced.error
+    assert "cannot hold a tier: its create overwrites existing objects" in synced.error
     assert place.keys() == {"of/somebody/else"}
     assert place.get("of/somebody/else") == b"kept"
 
@@ -40,8 +40,8 @@ def test_every_stream_of_a_sync_is_refused_and_nothing_is_written(place: Place) 
     assert place.keys() == set()
 
 
-def test_what_was_committed_elsewhere_and_copied_there_can_be_read(place: Place, tmp_path: Path) -> None:
-    """Only commits need create-if-absent: reading probes nothing, and writes nothing."""
+def test_a_tier_that_was_copied_there_can_be_read(place: Place, tmp_path: Path) -> None:
+    """Only commits need create-if-absent. Reading does not probe the store, and writes nothing."""
     sync(DATA / "tiny", tmp_path)
     committed = {key: (tmp_path / key).read_bytes() for key in keys(tmp_path)}
     for key, data in committed.items():

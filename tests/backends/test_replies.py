@@ -1,4 +1,4 @@
-"""What the backends of distant stores make of prefixes and of replies, whichever the store."""
+"""Tests of the code that backends of distant stores share: prefixes and replies."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ keys = st.lists(parts, min_size=1, max_size=4).map("/".join)
 
 
 @given(keys, st.integers(0, 30))
-def test_what_a_key_begins_with_begins_a_key(key: str, length: int) -> None:
+def test_every_beginning_of_a_key_is_accepted_as_a_prefix(key: str, length: int) -> None:
     assert begins_a_key(key[:length])
 
 
 @pytest.mark.parametrize("prefix", ["/", "//", "a//", ".", "../", "x/.", "x/../", "a\0"])
-def test_what_no_key_begins_with_begins_none(prefix: str) -> None:
+def test_a_prefix_that_no_key_can_have_is_rejected(prefix: str) -> None:
     assert not begins_a_key(prefix)
 
 
-def test_the_end_of_an_empty_object_is_empty_whatever_its_range_is_called() -> None:
-    """MinIO answers 206 and calls it `bytes 0--1/0`."""
+def test_the_suffix_of_an_empty_object_is_empty() -> None:
+    """MinIO answers 206 with the range `bytes 0--1/0`."""
     found = exactly(Suffix(3), b"", status=206, content_range="bytes 0--1/0", where="s3://b: 'k'")
 
     assert found == b""

@@ -1,4 +1,4 @@
-"""`offload abandon`: what a dead job left is listed, and given up by name; nothing else is touched."""
+"""`offload abandon`: it lists the jobs of dead processes and gives up one by name, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tier(tmp_path: Path) -> Path:
 
 
 def left_by_a_dead_job(url: Path) -> UUID:
-    """Two attempts; one has uploaded."""
+    """Return two attempts, of which one has uploaded."""
     with Blocking(str(url)) as tier:
 
         async def work() -> UUID:
@@ -35,8 +35,8 @@ def left_by_a_dead_job(url: Path) -> UUID:
         return tier.run(work())
 
 
-def test_jobs_that_run_are_listed(tier: Path) -> None:
-    assert offload("abandon", tier, "orders").lines == ["orders: no job runs"]
+def test_abandon_lists_the_jobs_that_run(tier: Path) -> None:
+    assert offload("abandon", tier, "orders").lines == ["orders: no job is running"]
     job = left_by_a_dead_job(tier)
 
     assert offload("abandon", tier, "orders").lines == [f"{job}  2 attempts"]
@@ -45,13 +45,13 @@ def test_jobs_that_run_are_listed(tier: Path) -> None:
     assert sum(f"job {job}" in line for line in offload("inspect", tier, "orders").lines) == 2
 
 
-def test_a_job_is_given_up_and_the_sweep_takes_what_it_uploaded(tier: Path) -> None:
+def test_the_sweep_deletes_what_an_abandoned_job_uploaded(tier: Path) -> None:
     job, other = left_by_a_dead_job(tier), left_by_a_dead_job(tier)
     uploaded = {*tier.glob("*/data/**/*.fragment")}
 
     ran = offload("abandon", tier, "orders", job)
 
-    text = f"orders: job {job} given up, 2 attempts; `offload sweep` frees their space"
+    text = f"orders: discarded job {job} with 2 attempts; `offload sweep` frees its space"
     assert (ran.code, ran.lines) == (0, [text])
     assert offload("abandon", tier, "orders").lines == [f"{other}  2 attempts"]
     assert offload("sweep", tier, "--grace", "0s").code == 0
@@ -59,8 +59,11 @@ def test_a_job_is_given_up_and_the_sweep_takes_what_it_uploaded(tier: Path) -> N
     assert len(gone) == 1, "that of the job, and not that of the one that may live"
 
 
-def test_a_job_that_does_not_run_is_an_error(tier: Path) -> None:
+def test_abandoning_a_job_that_does_not_run_is_an_error(tier: Path) -> None:
     job = uuid4()
     ran = offload("abandon", tier, "orders", job)
-    assert (ran.code, ran.error) == (1, f"offload: stream 'orders' runs nothing of job {job}")
+    assert (ran.code, ran.error) == (
+        1,
+        f"offload: stream 'orders' has no running job {job}; leave out JOB to list its jobs",
+    )
     assert offload("abandon", tier, "orders", "no-uuid").code == 2

@@ -1,7 +1,7 @@
-"""What goes wrong is said in one line, with the right exit code; nothing is lost and nothing escapes.
+"""Bad input: each problem is reported in one line with the right exit code, and no data is lost.
 
-A file system that is full or read-only is mounted in a user namespace, since root passes permission bits;
-where there are no such namespaces these tests fail.
+Some tests mount a full or a read-only file system in a user namespace, since root ignores permission bits.
+These tests fail on a machine without such namespaces.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ from osiris_writer import append_chunks, simple_chunks, write_stream
 from offload.errors import OffloadError
 from offload.formats.checksums import crc32c
 from offload.formats.chunk_writer import build_chunk
-from offload.formats.fragment import HEADER, TRAILER
+from offload.formats.fragment import DESCRIPTION, FragmentTail
+from offload.formats.fragment_trailer import FRAGMENT_FORMAT_VERSION, HEADER, TRAILER
 from offload.formats.keys import escape
-from offload.formats.root import ROOT_HEADER
+from offload.formats.root import ROOT_FORMAT_VERSION, ROOT_HEADER
+from offload.formats.sections import SECTION
+from offload.model.compression import BlockCodec
 
 
 def refused(code: int, *arguments: object) -> str:
-    """The one line with which a command line ends that has nothing to say on stdout."""
+    """Return the only line on stderr of a command that fails and prints nothing on stdout."""
     ran = offload(*arguments)
     assert (ran.code, ran.stdout) == (code, b""), ran
     assert "Traceback" not in ran.stderr
@@ -54,26 +57,26 @@ def rabbit(path: Path) -> str:
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Path:
-    """A tier with the stream `tiny`, for a test to spoil."""
+    """A tier with the stream `tiny`. A test may damage it."""
     sync(DATA / "tiny", tmp_path / "good")
     return tmp_path / "good"
 
 
 class TestSources:
-    def test_an_absent_path(self, tmp_path: Path) -> None:
+    def test_a_sync_refuses_a_source_that_does_not_exist(self, tmp_path: Path) -> None:
         line = refused(1, "sync", rabbit(tmp_path / "nowhere"), tmp_path / "tier")
 
         assert line == f"offload: rabbitmq://{tmp_path}/nowhere does not exist"
         assert not (tmp_path / "tier").exists()
 
-    def test_a_file(self, tmp_path: Path) -> None:
+    def test_a_sync_refuses_a_source_that_is_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("hello")
 
         line = refused(1, "sync", rabbit(tmp_path / "file"), tmp_path / "tier")
 
         assert line.endswith("is not a folder")
 
-    def test_a_folder_that_holds_no_stream(self, tmp_path: Path) -> None:
+    def test_a_sync_refuses_a_folder_without_streams(self, tmp_path: Path) -> None:
         (tmp_path / "folder" / "below").mkdir(parents=True)
 
         line = refused(1, "sync", rabbit(tmp_path / "folder"), tmp_path / "tier")
@@ -83,7 +86,7 @@ class TestSources:
 
     @pytest.mark.parametrize("keep_bytes", [0, 5, 8, 8 + 29, 8 + 29 * 9 + 28])
     def test_the_newest_index_cut_short_is_a_torn_tail(self, tmp_path: Path, keep_bytes: int) -> None:
-        """As after a crash: as many chunks count as have a whole record."""
+        """As after a crash: a chunk counts if the index has its whole record."""
         shutil.copytree(DATA / "tiny", tmp_path / "tiny")
         os.truncate(tmp_path / "tiny" / f"{0:020}.index", keep_bytes)
 
@@ -144,7 +147,7 @@ class TestSources:
         assert report["next_offset"] == 9
 
     def test_an_older_history_behind_the_tiers_says_which_epoch_it_has(self, tmp_path: Path) -> None:
-        """A deposed leader's replica, trimmed to exactly where the tier ends."""
+        """The source is the replica of a deposed leader. Retention removed exactly what the tier has."""
         chunks = [build_chunk([b"x"], offset=i, timestamp_ms=1, epoch=7) for i in range(2)]
         write_stream(tmp_path / "orders", chunks)
         sync(tmp_path / "orders", tmp_path / "tier")
@@ -163,11 +166,11 @@ CLAIMS = {"data": (32, b"\xff\xff\xff\xf0"), "trailer": (36, b"\xff\xff\xff\xf0"
 
 
 class TestHeadersThatClaimGigabytes:
-    """A length from a file is never believed before it was compared with what there is."""
+    """A length in a file is compared with the size of the file before any memory is allocated."""
 
     @pytest.fixture(autouse=True)
     def little_memory(self) -> Iterator[None]:
-        """One GiB more than this process has by now."""
+        """Limit the memory of a process to 1 GiB more than it uses now."""
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), hard))
@@ -176,7 +179,7 @@ class TestHeadersThatClaimGigabytes:
 
     @pytest.mark.parametrize("place", ["newest", "sealed"])
     @pytest.mark.parametrize("claim", CLAIMS)
-    def test_a_chunk_of_4_gib(self, tmp_path: Path, claim: str, place: str) -> None:
+    def test_a_chunk_that_claims_4_gib_takes_no_memory(self, tmp_path: Path, claim: str, place: str) -> None:
         source, tier = tmp_path / "orders", tmp_path / "tier"
         write_stream(source, simple_chunks(20), segment_chunks=10)
         segment = source / f"{0 if place == 'sealed' else 30:020}.segment"
@@ -195,7 +198,7 @@ class TestHeadersThatClaimGigabytes:
             assert "offset 3" in ran.error
         assert bodies(tier, "orders") == [b"message %d" % i for i in range(report["next_offset"])]
 
-    def test_an_index_that_claims_a_chunk_of_4_gib(self, tmp_path: Path) -> None:
+    def test_an_index_that_claims_a_chunk_of_4_gib_takes_no_memory(self, tmp_path: Path) -> None:
         source, tier = tmp_path / "orders", tmp_path / "tier"
         write_stream(source, simple_chunks(20), segment_chunks=10)
         index = source / f"{0:020}.index"
@@ -209,22 +212,34 @@ class TestHeadersThatClaimGigabytes:
         assert ran.code == 1
         assert index.name in ran.error or f"{0:020}.segment" in ran.error
 
-    def test_a_tiers_objects_that_claim_gigabytes(self, tier: Path) -> None:
-        """Counts and lengths in root and trailer, with every checksum put right again."""
+    def test_objects_of_a_tier_that_claim_gigabytes_take_no_memory(self, tier: Path) -> None:
+        """The counts and lengths are in the root and in a fragment's tail. Every checksum is correct."""
         root = max((tier / "tiny/metadata").iterdir())
         [fragment] = (tier / "tiny/data").iterdir()
+        size_bytes = fragment.stat().st_size
+        sound = FragmentTail.decode(fragment.read_bytes(), where="memory", size_bytes=size_bytes)
+        trailer = size_bytes - TRAILER.size_bytes
+        directory = trailer - len(sound.sections) * SECTION.size_bytes
+        description = sound.sections["description"].position
         for path, layout, field, start_of in (
             (root, ROOT_HEADER, "entry_count", 0),
             (root, ROOT_HEADER, "running_count", 0),
             (root, ROOT_HEADER, "stream_size_bytes", 0),
-            (fragment, TRAILER, "index_count", fragment.stat().st_size - TRAILER.size_bytes),
-            (fragment, TRAILER, "description_size_bytes", fragment.stat().st_size - TRAILER.size_bytes),
+            (fragment, TRAILER, "chunk_count", trailer),
+            (fragment, TRAILER, "section_count", trailer),
+            (fragment, TRAILER, "data_size_bytes", trailer),
+            (fragment, TRAILER, "size_bytes", trailer),
+            *((fragment, SECTION, name, directory) for name in ("size_bytes", "plain_size_bytes")),
+            *((fragment, DESCRIPTION, each.name, description) for each in DESCRIPTION.fields),
         ):
-            sound = path.read_bytes()
-            raw = bytearray(sound)
+            before = path.read_bytes()
+            raw = bytearray(before)
             at = start_of + layout.offset_of(field)
             raw[at : at + 4] = b"\xff\xff\xff\xf0"
-            raw[-4:] = crc32c(bytes(raw[start_of:-4])).to_bytes(4, "big")
+            if path == fragment:
+                seal(raw, sound)
+            else:
+                raw[-4:] = crc32c(bytes(raw[:-4])).to_bytes(4, "big")
             path.write_bytes(raw)
 
             for command in (("read", tier, "tiny"), ("verify", tier)):
@@ -232,7 +247,19 @@ class TestHeadersThatClaimGigabytes:
                 assert ran.code == 1, (field, command)
                 assert path.name in ran.stderr + ran.text, (field, command)
                 assert "Traceback" not in ran.stderr
-            path.write_bytes(sound)
+            path.write_bytes(before)
+
+
+def seal(raw: bytearray, sound: FragmentTail) -> None:
+    """Correct the checksums of a fragment's tail. `sound` is the tail before it was changed."""
+    trailer = len(raw) - TRAILER.size_bytes
+    directory = trailer - len(sound.sections) * SECTION.size_bytes
+    for number, section in enumerate(sound.sections.values()):
+        at = directory + number * SECTION.size_bytes + SECTION.offset_of("checksum")
+        raw[at : at + 4] = crc32c(bytes(raw[section.position : section.stop])).to_bytes(4, "big")
+    at = trailer + TRAILER.offset_of("tail_checksum")
+    raw[at : at + 4] = crc32c(bytes(raw[sound.trailer.tail_start : trailer])).to_bytes(4, "big")
+    raw[-4:] = crc32c(bytes(raw[trailer:-4])).to_bytes(4, "big")
 
 
 MALFORMED = (
@@ -257,7 +284,9 @@ class TestArguments:
             ("read", "TIER", "tiny", "--decode", "protobuf"),
         ],
     )
-    def test_what_no_plugin_knows(self, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    def test_a_command_refuses_a_scheme_or_an_encoding_that_no_plugin_has(
+        self, tmp_path: Path, arguments: tuple[str, ...]
+    ) -> None:
         named = [str(tmp_path / "tier") if argument == "TIER" else argument for argument in arguments]
 
         line = refused(2, *named)
@@ -265,7 +294,7 @@ class TestArguments:
         assert line.startswith("offload: ")
         assert not (tmp_path / "tier").exists()
 
-    def test_an_unknown_scheme_names_the_known_ones(self, tmp_path: Path) -> None:
+    def test_the_error_about_an_unknown_scheme_lists_the_known_ones(self, tmp_path: Path) -> None:
         assert "rabbitmq" in refused(2, "sync", "kafka:///x", tmp_path / "tier")
         assert "file" in refused(2, "ls", "s4://bucket")
 
@@ -285,7 +314,7 @@ class TestArguments:
             (("sync", "rabbitmq://[::1]:5672", "TIER"), "its folder"),
         ],
     )
-    def test_a_url_that_is_none_makes_no_folder(
+    def test_a_malformed_url_creates_no_folder(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], hint: str
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -296,7 +325,7 @@ class TestArguments:
         assert "secret" not in line
         assert [*tmp_path.iterdir()] == []
 
-    def test_a_folder_whose_name_has_a_colon_is_named_by_a_path(self, tmp_path: Path) -> None:
+    def test_a_path_can_name_a_folder_with_a_colon(self, tmp_path: Path) -> None:
         done = offload("sync", f"RABBITMQ://{Path(SOURCE.partition('://')[2])}", tmp_path / "a:b")
 
         assert done.code == 0
@@ -306,10 +335,10 @@ class TestArguments:
         "spec",
         MALFORMED,
     )
-    def test_a_malformed_place_to_read_from(self, tier: Path, spec: str) -> None:
+    def test_a_malformed_position_is_an_error(self, tier: Path, spec: str) -> None:
         line = refused(2, "read", tier, "tiny", f"--from={spec}")
 
-        assert "is no position" in line or "is no offset" in line
+        assert "is not a position" in line or "is not an offset" in line
 
     @pytest.mark.parametrize(
         "arguments",
@@ -327,37 +356,41 @@ class TestArguments:
             ("sync", SOURCE, "TIER", "--stream"),
         ],
     )
-    def test_what_the_command_line_does_not_have(self, tier: Path, arguments: tuple[str, ...]) -> None:
+    def test_unknown_commands_options_and_values_are_one_error(
+        self, tier: Path, arguments: tuple[str, ...]
+    ) -> None:
         ran = offload(*[tier if argument == "TIER" else argument for argument in arguments])
 
         assert (ran.code, ran.stdout) == (2, b"")
         assert "Traceback" not in ran.stderr
         assert ran.stderr.count("Error: ") == 1
 
-    def test_malformed_is_found_before_anything_is_looked_at(self, tmp_path: Path) -> None:
-        assert "is no position" in refused(2, "read", tmp_path / "absent", "tiny", "--from", "soon")
+    def test_a_malformed_position_is_reported_before_the_tier_is_opened(self, tmp_path: Path) -> None:
+        assert "is not a position" in refused(2, "read", tmp_path / "absent", "tiny", "--from", "soon")
 
 
 class TestThingsThatAreNotThere:
     @pytest.mark.parametrize("command", ["read", "inspect", "verify"])
-    def test_an_unknown_stream(self, tier: Path, command: str) -> None:
+    def test_an_unknown_stream_is_an_error_that_names_it(self, tier: Path, command: str) -> None:
         assert "has no stream 'orders'" in refused(1, command, tier, "orders")
 
     @pytest.mark.parametrize("name", ["x" * 5000, "..", "tiny/", "TINY", "tiny\n", "tin%79"])
-    def test_names_that_could_be_mistaken(self, tier: Path, name: str) -> None:
+    def test_a_name_similar_to_an_existing_one_finds_no_stream(self, tier: Path, name: str) -> None:
         for command in ("read", "inspect", "verify"):
             refused(1, command, tier, name)
 
-    def test_an_empty_name(self, tier: Path) -> None:
+    def test_an_empty_stream_name_is_an_error(self, tier: Path) -> None:
         for command in ("read", "inspect", "verify"):
             assert "stream name" in refused(1, command, tier, "")
 
-    def test_an_offset_beyond_the_end(self, tier: Path) -> None:
+    def test_an_offset_beyond_the_end_is_an_error(self, tier: Path) -> None:
         assert "11 is beyond" in refused(1, "read", tier, "tiny", "--from", 11)
 
     @pytest.mark.parametrize("command", [("ls",), ("read", "tiny"), ("inspect", "tiny"), ("verify",)])
     @pytest.mark.parametrize("place", ["absent", "empty", "file", "other"])
-    def test_a_place_that_is_no_tier(self, tmp_path: Path, place: str, command: tuple[str, ...]) -> None:
+    def test_the_error_about_a_place_that_is_no_tier_names_it(
+        self, tmp_path: Path, place: str, command: tuple[str, ...]
+    ) -> None:
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_text("hello")
         (tmp_path / "other").mkdir()
@@ -367,7 +400,7 @@ class TestThingsThatAreNotThere:
 
         assert f"{tmp_path / place}" in line
 
-    def test_a_tier_that_is_a_file(self, tmp_path: Path) -> None:
+    def test_a_sync_refuses_a_file_as_its_tier(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("hello")
 
         ran = offload("sync", SOURCE + "/tiny", tmp_path / "file")
@@ -382,7 +415,9 @@ def sum_anchor(lines: bytes) -> bytes:
 
 
 class TestFutureVersions:
-    """Written by a later program, with sound checksums: not damage, but a reason to upgrade."""
+    """Objects that a later program wrote, with correct checksums. They are not damaged: the user must
+    upgrade.
+    """
 
     def check(self, tier: Path, path: Path, raw: bytes, *, sync_too: bool = True) -> None:
         path.write_bytes(raw)
@@ -398,35 +433,36 @@ class TestFutureVersions:
             assert "upgrade" in offload("sync", f"{SOURCE}/tiny", tier).error
         assert contents(tier) == before
 
-    def test_a_root(self, tier: Path) -> None:
+    def test_a_root_of_a_later_version_asks_for_an_upgrade(self, tier: Path) -> None:
         path = max((tier / "tiny/metadata").iterdir())
         raw = bytearray(path.read_bytes())
-        raw[ROOT_HEADER.offset_of("format_version") + 1] = 3
+        raw[ROOT_HEADER.offset_of("format_version") + 1] = ROOT_FORMAT_VERSION + 1
         self.check(tier, path, bytes(raw[:-4]) + crc32c(bytes(raw[:-4])).to_bytes(4, "big"))
 
-    def test_a_fragments_trailer(self, tier: Path) -> None:
+    def test_a_trailer_of_a_later_version_asks_for_an_upgrade(self, tier: Path) -> None:
         [path] = (tier / "tiny/data").iterdir()
         raw = bytearray(path.read_bytes())
         trailer = len(raw) - TRAILER.size_bytes
-        raw[trailer + TRAILER.offset_of("version") + 1] = 2
+        raw[trailer + TRAILER.offset_of("version") + 1] = FRAGMENT_FORMAT_VERSION + 1
         raw[-4:] = crc32c(bytes(raw[trailer:-4])).to_bytes(4, "big")
         self.check(tier, path, bytes(raw))
 
-    def test_a_fragments_codec(self, tier: Path) -> None:
+    def test_an_unknown_codec_of_a_fragment_asks_for_an_upgrade(self, tier: Path) -> None:
         [path] = (tier / "tiny/data").iterdir()
         raw = bytearray(path.read_bytes())
         trailer = len(raw) - TRAILER.size_bytes
-        raw[trailer + TRAILER.offset_of("codec")] = 1
+        raw[trailer + TRAILER.offset_of("codec")] = max(BlockCodec) + 1
         raw[-4:] = crc32c(bytes(raw[trailer:-4])).to_bytes(4, "big")
         path.write_bytes(raw)
 
-        assert "compressed or encrypted; upgrade" in refused(1, "read", tier, "tiny")
+        assert "codec 3 is not known; upgrade" in refused(1, "read", tier, "tiny")
 
-    def test_a_fragments_header_alone_is_damage(self, tier: Path) -> None:
-        """The trailer, whose checksum holds, says which version the fragment has."""
+    @pytest.mark.parametrize("version", [FRAGMENT_FORMAT_VERSION - 1, FRAGMENT_FORMAT_VERSION + 1])
+    def test_another_version_in_a_fragments_header_alone_is_damage(self, tier: Path, version: int) -> None:
+        """The trailer has a correct checksum and says which version the fragment has."""
         [path] = (tier / "tiny/data").iterdir()
         raw = bytearray(path.read_bytes())
-        raw[HEADER.offset_of("version") + 1] = 2
+        raw[HEADER.offset_of("version") + 1] = version
         path.write_bytes(raw)
 
         code, document = verify(tier)
@@ -435,15 +471,15 @@ class TestFutureVersions:
         assert document["damages"][0]["what"] == "header version"
 
     @pytest.mark.parametrize("name", ["tier.anchor", "tiny/stream.anchor"])
-    def test_an_anchor(self, tier: Path, name: str) -> None:
+    def test_an_anchor_of_a_later_version_asks_for_an_upgrade(self, tier: Path, name: str) -> None:
         lines = (tier / name).read_bytes().split(b"\n")
-        changed = lines[0].replace(b" 1", b" 2") + b"\n" + lines[1] + b"\n"
+        changed = lines[0].replace(b" 1", b" 9") + b"\n" + lines[1] + b"\n"
         self.check(tier, tier / name, sum_anchor(changed))
 
 
 class TestFileSystemsThatRefuse:
     def within(self, mount: str, folder: Path, *arguments: object) -> Ran:
-        """Run a command line where `mount` was run first, in a namespace of its own; $1 is `folder`."""
+        """Run `mount` and then a command line, in a namespace of their own. `$1` is `folder`."""
         script = f'{mount} && shift && exec "$@"'
         done = subprocess.run(
             ["unshare", "-Urm", "sh", "-c", script, "sh", folder, *PROGRAM, *map(str, arguments)],
@@ -458,7 +494,7 @@ class TestFileSystemsThatRefuse:
 
     READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"'
 
-    def test_a_read_only_target_that_is_new(self, tmp_path: Path) -> None:
+    def test_a_sync_to_a_new_tier_on_a_read_only_file_system_fails(self, tmp_path: Path) -> None:
         (tmp_path / "place").mkdir()
 
         ran = self.within(
@@ -469,7 +505,7 @@ class TestFileSystemsThatRefuse:
         assert "read-only" in ran.error
         assert not list((tmp_path / "place").iterdir())
 
-    def test_a_read_only_tier(self, tmp_path: Path) -> None:
+    def test_a_read_only_tier_can_be_read_and_verified_but_takes_no_sync(self, tmp_path: Path) -> None:
         source, tier = tmp_path / "orders", tmp_path / "tier"
         write_stream(source, simple_chunks(2))
         sync(source, tier)
@@ -489,7 +525,7 @@ class TestFileSystemsThatRefuse:
         assert contents(tier) == before
 
     def test_a_full_disk_leaves_what_is_committed_good(self, tmp_path: Path) -> None:
-        """8 MiB take the first ledgers of the stream; what is verified and read there is sound."""
+        """8 MiB have room for the first ledgers of the stream. `verify` and `read` find those sound."""
         source, place = tmp_path / "orders", tmp_path / "place"
         place.mkdir()
         records = [bytes([65 + i % 26]) * 1000 for i in range(200)]
@@ -516,7 +552,7 @@ class TestFileSystemsThatRefuse:
         assert '"damages": []' in done.stdout
         assert done.stdout.rstrip().endswith("}"), "nothing is left of what was under way"
 
-    def test_a_disk_full_from_the_start(self, tmp_path: Path) -> None:
+    def test_a_sync_to_a_full_disk_fails_with_one_error(self, tmp_path: Path) -> None:
         (tmp_path / "place").mkdir()
         mount = 'mount -t tmpfs -o size=8k none "$1" && head -c 8192 /dev/zero >"$1/filler"'
 
@@ -525,8 +561,8 @@ class TestFileSystemsThatRefuse:
         assert ran.code == 1
         assert "full" in ran.error
 
-    def test_room_made_again_and_the_next_sync_goes_on(self, tmp_path: Path) -> None:
-        """Full in the middle of a growing stream; the same tier with more room takes the rest."""
+    def test_a_sync_continues_once_the_disk_has_room_again(self, tmp_path: Path) -> None:
+        """The disk fills in the middle of a growing stream. With more room the tier takes the rest."""
         source, place = tmp_path / "orders", tmp_path / "place"
         place.mkdir()
         records = [b"x" * 1000] * 200
@@ -578,7 +614,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of streams with hostile names, and a tier that has them. Tests only look at it."""
+    """A folder of streams with hostile names, and a tier that has them. Tests change neither."""
     folder = tmp_path_factory.mktemp("hostile")
     for number, name in enumerate(HOSTILE):
         write_stream(folder / "streams" / name, simple_chunks(1, first_offset=number, records=2))
@@ -587,7 +623,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestHostileNames:
-    def test_names_come_back_exactly(self, streams: Path) -> None:
+    def test_ls_shows_the_exact_names(self, streams: Path) -> None:
         found = {
             row["stream"]: row["first_offset"] for row in offload("ls", streams / "tier", "--json").objects
         }
@@ -595,20 +631,20 @@ class TestHostileNames:
         assert found == {name: number for number, name in enumerate(HOSTILE)}
 
     @pytest.mark.parametrize("number", range(len(HOSTILE)))
-    def test_each_reads_back_by_its_name(self, streams: Path, number: int) -> None:
+    def test_each_stream_reads_back_by_its_name(self, streams: Path, number: int) -> None:
         ran = offload("read", streams / "tier", "--format", "body", "--", HOSTILE[number])
 
         assert ran.code == 0, ran.stderr
         assert ran.lines == [f"message {number}", f"message {number + 1}"]
 
-    def test_no_key_leaves_its_prefix_and_no_two_meet(self, streams: Path) -> None:
+    def test_no_key_leaves_its_prefix_and_no_two_streams_share_one(self, streams: Path) -> None:
         parts = {key.split("/")[0] for key in keys(streams / "tier")} - {"tier.anchor"}
 
         assert parts == {escape(name) for name in HOSTILE}
         assert sorted(path.name for path in streams.iterdir()) == ["streams", "tier"]
         assert all(part.isascii() and "." not in part and len(part) <= 201 for part in parts)
 
-    def test_a_line_is_a_line_whatever_the_name(self, streams: Path) -> None:
+    def test_no_name_breaks_a_line_of_output(self, streams: Path) -> None:
         assert len(offload("ls", streams / "tier").lines) == 1 + len(HOSTILE)
         assert len(offload("ls", streams / "tier", "--json").lines) == len(HOSTILE)
         assert len(offload("sync", rabbit(streams / "streams"), streams / "tier").lines) == len(HOSTILE)
@@ -617,18 +653,18 @@ class TestHostileNames:
             assert "2 messages in offsets" in head
             assert all(character.isprintable() for character in head)
 
-    def test_an_error_is_a_line_whatever_the_name(self, streams: Path) -> None:
+    def test_no_name_breaks_an_error_line(self, streams: Path) -> None:
         for name in HOSTILE:
             line = refused(1, "read", streams / "tier", "--from", "999", "--", name)
             assert all(character.isprintable() for character in line)
             assert "999 is beyond" in line
 
-    def test_the_tier_is_sound(self, streams: Path) -> None:
+    def test_a_tier_of_hostile_names_is_sound(self, streams: Path) -> None:
         code, document = verify(streams / "tier")
 
         assert (code, document["streams"], document["unreferenced"]) == (0, len(HOSTILE), [])
 
-    def test_a_name_that_is_no_text_is_passed_over_with_a_note(self, tmp_path: Path) -> None:
+    def test_a_sync_skips_a_name_that_is_not_utf_8_with_a_note(self, tmp_path: Path) -> None:
         write_stream(tmp_path / "streams" / "good", simple_chunks(1))
         bad = os.fsencode(tmp_path / "streams") + b"/bad\xff"
         os.rename(shutil.copytree(tmp_path / "streams" / "good", tmp_path / "copy"), bad)
@@ -636,15 +672,15 @@ class TestHostileNames:
         ran = offload("sync", rabbit(tmp_path / "streams"), tmp_path / "tier", "--json")
 
         assert (ran.code, [row["stream"] for row in ran.objects]) == (0, ["good"])
-        assert ran.error.endswith("has no name that is UTF-8")
+        assert ran.error.endswith("is not UTF-8")
 
-    def test_a_source_path_that_is_no_text_can_be_named_in_an_error(self, tmp_path: Path) -> None:
+    def test_an_error_can_name_a_source_path_that_is_not_utf_8(self, tmp_path: Path) -> None:
         ran = finish(start("sync", os.fsdecode(b"rabbitmq:///nowhere\xff"), tmp_path / "tier"))
 
         assert ran.code == 1
         assert "nowhere\\xff does not exist" in ran.error
 
-    def test_a_tier_path_that_is_no_text(self, tmp_path: Path) -> None:
+    def test_an_error_can_name_a_tier_path_that_is_not_utf_8(self, tmp_path: Path) -> None:
         ran = finish(start("ls", os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
 
         assert ran.code == 1
@@ -652,14 +688,14 @@ class TestHostileNames:
 
 
 class TestDebug:
-    def test_it_shows_the_traceback(self, tmp_path: Path) -> None:
+    def test_debug_shows_the_traceback(self, tmp_path: Path) -> None:
         ran = finish(start("--debug", "ls", tmp_path))
 
         assert ran.code == 1
         assert "Traceback (most recent call last)" in ran.stderr
         assert "offload.errors.NotOffloaded" in ran.stderr
 
-    def test_it_shows_each_request_and_each_decision(self, tmp_path: Path) -> None:
+    def test_debug_shows_each_request_and_each_decision(self, tmp_path: Path) -> None:
         ran = finish(start("--debug", "sync", f"rabbitmq://{DATA / 'tiny'}", tmp_path / "tier", "--json"))
 
         assert len(ran.objects) == 1
@@ -667,13 +703,13 @@ class TestDebug:
             r"offload\.store\.logged: get tier\.anchor .*: [0-9.]+ s, NotFound",
             r"offload\.store\.logged: put tiny/data/\S+\.fragment, \d+ bytes: [0-9.]+ s",
             r"offload\.session: ManifestCommitted\(stream='tiny', change='append', version=3, .*",
-            r"offload\.streams\.sync: stream 'tiny': the source has offsets \[0, 10\), to copy from 0",
+            r"offload\.streams\.copier: stream 'tiny': the source has offsets \[0, 10\), to copy from 0",
         ):
             assert re.search(rf"^[-0-9]+ [:,0-9]+ DEBUG {line}$", ran.stderr, re.MULTILINE), line
 
-    def test_without_it_there_is_none(self, tmp_path: Path) -> None:
+    def test_no_traceback_is_shown_without_debug(self, tmp_path: Path) -> None:
         assert "Traceback" not in finish(start("ls", tmp_path)).error
 
-    def test_in_a_process_that_embeds_the_command_line_it_is_raised(self, tmp_path: Path) -> None:
+    def test_debug_raises_the_error_in_a_process_that_embeds_the_command_line(self, tmp_path: Path) -> None:
         with pytest.raises(OffloadError):
             offload("--debug", "ls", tmp_path)

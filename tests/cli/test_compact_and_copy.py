@@ -1,12 +1,16 @@
-"""`offload compact` and `offload copy`: what they print, and how they end."""
+"""`offload compact` and `offload copy`: their output and exit codes."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import bodies, keys, offload, sync, verify
 from osiris_writer import append_chunks, simple_chunks, write_stream
+
+from offload.formats.sections import encode_sections
 
 CHUNKS = 9
 
@@ -25,7 +29,7 @@ def tier(tmp_path: Path, source: Path) -> Path:
     return tmp_path / "tier"
 
 
-def test_a_ledger_that_grew_is_merged_and_shown_as_a_table(tmp_path: Path) -> None:
+def test_compact_merges_a_ledger_that_grew_and_shows_a_table(tmp_path: Path) -> None:
     source, tier = tmp_path / "source", tmp_path / "tier"
     chunks = [*simple_chunks(CHUNKS)]
     write_stream(source / "orders", chunks[:2])
@@ -40,15 +44,17 @@ def test_a_ledger_that_grew_is_merged_and_shown_as_a_table(tmp_path: Path) -> No
 
     assert (ran.code, ran.stderr) == (0, "")
     heads, row = (line.split("\t") for line in ran.lines)
-    assert heads == ["stream", "fragments", "became", "copied", "changed meanwhile"]
-    assert (row[0], row[1], row[2], row[4]) == ("orders", "3", "1", "0")
+    assert heads == ["stream", "fragments", "became", "copied", "stored", "changed meanwhile"]
+    assert (row[0], row[1], row[2], row[5]) == ("orders", "3", "1", "0")
     [done] = again.objects
-    assert done == {"stream": "orders", "runs": 0, "fragments": 0, "bytes": 0, "passed_over": 0}
+    nothing = {"runs": 0, "fragments": 0, "bytes": 0, "stored_bytes": 0, "passed_over": 0}
+    nothing |= {"dropped_sections": {}}
+    assert done == {"stream": "orders", **nothing}
     assert bodies(tier, "orders") == before
     assert verify(tier)[0] == 0
 
 
-def test_a_copy_is_a_table_and_the_next_one_uploads_nothing(tier: Path, tmp_path: Path) -> None:
+def test_copy_shows_a_table_and_a_second_copy_uploads_nothing(tier: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
 
     ran = offload("copy", tier, target, "orders")
@@ -63,7 +69,45 @@ def test_a_copy_is_a_table_and_the_next_one_uploads_nothing(tier: Path, tmp_path
     assert verify(target)[0] == 0
 
 
-def test_a_deleted_stream_is_passed_over_unless_it_is_named(tier: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def tier_of_a_later_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tier whose three small fragments have sections that today's program does not know."""
+    source, tier, chunks = tmp_path / "later", tmp_path / "later-tier", [*simple_chunks(CHUNKS)]
+
+    def encode(parts: dict[str, bytes], **how: Any) -> list[tuple[bytes, bytes]]:
+        parts |= {"words": b"of messages", "later": b"bytes"}
+        return encode_sections(parts, **how)
+
+    write_stream(source / "orders", chunks[:2])
+    with monkeypatch.context() as patched:
+        patched.setattr("offload.formats.fragment.encode_sections", encode)
+        for first in (2, 4, 6):
+            sync(source, tier, "--compress", "zstd")
+            append_chunks(source / "orders", chunks[first : first + 2])
+    sync(source, tier)
+    return tier
+
+
+@pytest.mark.parametrize("command", ["compact", "copy"])
+def test_sections_of_other_programs_that_a_copy_lacks_are_reported(
+    tier_of_a_later_program: Path, tmp_path: Path, command: str
+) -> None:
+    tier, target = tier_of_a_later_program, [tmp_path / "target"] if command == "copy" else []
+    again = tmp_path / "again"
+    shutil.copytree(tier, again)
+
+    shown = offload(command, tier, *target)
+
+    assert shown.code == 0
+    text = "note: orders: dropped sections of other programs: later in 3 fragments; words in 3 fragments\n"
+    assert shown.stderr == text
+    [done] = offload(command, again, *(each / "json" for each in target), "--json").objects
+    assert done["dropped_sections"] == {"later": 3, "words": 3}
+    [done] = offload(command, tier, *target, "--json").objects
+    assert done["dropped_sections"] == {}
+
+
+def test_copy_skips_a_deleted_stream_unless_it_is_named(tier: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     assert offload("delete", tier, "orders", "--yes").code == 0
 
@@ -77,7 +121,7 @@ def test_a_deleted_stream_is_passed_over_unless_it_is_named(tier: Path, tmp_path
         assert (ran.code, "was deleted" in ran.error) == (1, True)
 
 
-def test_damage_ends_one_stream_and_the_others_are_copied(tier: Path, tmp_path: Path) -> None:
+def test_damage_stops_the_copy_of_one_stream_only(tier: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     [damaged] = (tier / key for key in keys(tier) if key.startswith("orders/data/"))
     raw = bytearray(damaged.read_bytes())
@@ -97,7 +141,9 @@ def test_damage_ends_one_stream_and_the_others_are_copied(tier: Path, tmp_path: 
     assert offload("abandon", target, "orders", "--json").document["jobs"] == []
 
 
-def test_a_target_with_another_history_is_refused_and_stays(tier: Path, tmp_path: Path) -> None:
+def test_copy_refuses_a_target_with_another_history_and_leaves_it_unchanged(
+    tier: Path, tmp_path: Path
+) -> None:
     other, target = tmp_path / "other", tmp_path / "target"
     write_stream(other / "orders", simple_chunks(CHUNKS, records=2))
     sync(other, target)
@@ -116,4 +162,4 @@ def test_a_place_that_is_no_tier_is_an_error_of_one_line(tmp_path: Path) -> None
         assert ran.code == 1
         assert "is no tier" in ran.error
     ran = offload("copy", "one", "other", "--give-up")
-    assert (ran.code, "--give-up takes the streams" in ran.error) == (2, True)
+    assert (ran.code, "--give-up needs the names of the streams" in ran.error) == (2, True)

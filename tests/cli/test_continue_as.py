@@ -1,4 +1,4 @@
-"""`offload sync --continue-as`: a stream that stopped goes on under a new name, beside its archive."""
+"""`offload sync --continue-as`: a stopped stream continues under a new name, beside its archive."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refused(source: Path, tier: Path, part: str = PART) -> str:
 
 
 class TestASyncThatStopped:
-    def test_it_prints_the_whole_command_which_then_works(self, gap: tuple[Path, Path]) -> None:
+    def test_a_stopped_sync_prints_a_command_that_works(self, gap: tuple[Path, Path]) -> None:
         source, tier = gap
 
         stopped = offload("sync", f"rabbitmq://{source}", tier, "-o", "down_requests_max=7", "--json")
@@ -68,10 +68,14 @@ class TestASyncThatStopped:
         assert offload(*command[1:]).code == 0
         assert bodies(tier, PART) == TOLD[12500:18750]
 
-    def test_its_command_shows_no_secret(self) -> None:
-        shown = _shown(["endpoint_url=http://here", "secret=hush", "account_key=hush", "sas_token=hush"])
+    def test_the_printed_command_shows_no_secret(self) -> None:
+        options = ["endpoint_url=http://here", "secret=hush", "account_key=hush", "sas_token=hush"]
+
+        shown = _shown(options, "zstd:9")
 
         assert shown == [
+            "--compress",
+            "zstd:9",
             "-o",
             "endpoint_url=http://here",
             "-o",
@@ -82,7 +86,7 @@ class TestASyncThatStopped:
             "sas_token=...",
         ]
 
-    def test_it_stops_each_time_with_the_same_command(self, gap: tuple[Path, Path]) -> None:
+    def test_every_later_sync_stops_with_the_same_command(self, gap: tuple[Path, Path]) -> None:
         """Nothing on the tier records the link."""
         source, tier = gap
         go_on(source, tier)
@@ -92,7 +96,7 @@ class TestASyncThatStopped:
         assert again.code == 1
         assert again.error.endswith(f"--stream filtered --continue-as {PART}")
 
-    def test_it_names_the_next_part_after_a_second_gap(self, gap: tuple[Path, Path]) -> None:
+    def test_a_second_gap_makes_the_command_name_the_next_part(self, gap: tuple[Path, Path]) -> None:
         source, tier = gap
         go_on(source, tier)
         shutil.rmtree(source)
@@ -105,7 +109,7 @@ class TestASyncThatStopped:
 
 
 class TestThePart:
-    def test_it_leaves_the_archive_as_it_is(self, gap: tuple[Path, Path]) -> None:
+    def test_a_part_leaves_the_archive_unchanged(self, gap: tuple[Path, Path]) -> None:
         source, tier = gap
         before = {k: v for k, v in contents(tier).items() if k.startswith("filtered/")}
 
@@ -115,7 +119,7 @@ class TestThePart:
         assert bodies(tier, "filtered") == TOLD[:6250]
         assert verify(tier)[0] == 0
 
-    def test_it_is_continued_by_the_same_command(self, gap: tuple[Path, Path]) -> None:
+    def test_the_same_command_continues_a_part(self, gap: tuple[Path, Path]) -> None:
         source, tier = gap
         go_on(source, tier)
         put_segments(source, slice(2, 4))
@@ -127,8 +131,8 @@ class TestThePart:
         assert bodies(tier, PART) == TOLD[12500:]
         assert contents(tier) == before
 
-    def test_it_holds_all_of_a_source_that_tells_another_history(self, gap: tuple[Path, Path]) -> None:
-        """Also what both hold: nothing that the source still has depends on a comparison."""
+    def test_a_part_holds_all_of_a_source_with_another_history(self, gap: tuple[Path, Path]) -> None:
+        """It also holds what both have: no data of the source depends on a comparison."""
         source, tier = gap
         put_segments(source, slice(0, 1))
         append_chunks(source, [build_chunk([b"other"] * 3, offset=6250, timestamp_ms=TIMESTAMP_MS, epoch=9)])
@@ -141,7 +145,7 @@ class TestThePart:
         assert "source and tier part at or before offset 6250" in stopped.error
         assert bodies(tier, PART) == TOLD[:12500]
 
-    def test_it_holds_all_of_a_source_that_ends_before_the_tier(self, gap: tuple[Path, Path]) -> None:
+    def test_a_part_holds_all_of_a_source_that_ends_before_the_tier(self, gap: tuple[Path, Path]) -> None:
         source, tier = gap
         shutil.rmtree(source)
         write_stream(source, simple_chunks(3))
@@ -152,8 +156,8 @@ class TestThePart:
         assert "the source ends at offset 9, but the tier holds it up to 6250" in stopped.error
         assert len(bodies(tier, PART)) == 9
 
-    def test_it_goes_on_where_the_end_of_the_archive_is_damaged(self, gap: tuple[Path, Path]) -> None:
-        """Nothing can be appended to a stream whose last chunk cannot be read."""
+    def test_a_part_can_continue_an_archive_with_a_damaged_end(self, gap: tuple[Path, Path]) -> None:
+        """A stream takes no more data if its last chunk cannot be read."""
         source, tier = gap
         put_segments(source, slice(0, 2))
         [fragment] = tier.glob("filtered/data/*.fragment")
@@ -168,20 +172,20 @@ class TestThePart:
 
 
 class TestItIsRefused:
-    def test_if_the_source_continues_the_stream(self, gap: tuple[Path, Path]) -> None:
+    def test_a_part_is_refused_if_the_source_continues_the_stream(self, gap: tuple[Path, Path]) -> None:
         source, tier = gap
         put_segments(source, slice(0, 2))
 
         assert "the source continues stream 'filtered': sync it without a new name" in refused(source, tier)
 
-    def test_if_the_tier_does_not_have_the_stream(self, gap: tuple[Path, Path]) -> None:
+    def test_a_part_is_refused_if_the_tier_does_not_have_the_stream(self, gap: tuple[Path, Path]) -> None:
         source, tier = gap
         shutil.rmtree(tier / "filtered")
 
         assert "the tier has no stream 'filtered' yet" in refused(source, tier)
 
-    def test_if_the_part_holds_something_else(self, gap: tuple[Path, Path], tmp_path: Path) -> None:
-        """And the next name is proposed."""
+    def test_a_part_is_refused_if_it_holds_other_data(self, gap: tuple[Path, Path], tmp_path: Path) -> None:
+        """The error proposes the next name."""
         source, tier = gap
         write_stream(tmp_path / PART, simple_chunks(6000))
         sync(tmp_path / PART, tier)
@@ -191,27 +195,29 @@ class TestItIsRefused:
         assert f"stream '{PART}': source and tier part" in error
         assert error.endswith("--continue-as filtered-part-3")
 
-    def test_if_the_part_is_begun_and_would_leave_something_out(self, gap: tuple[Path, Path]) -> None:
+    def test_a_part_is_refused_if_it_would_leave_out_data_of_the_source(self, gap: tuple[Path, Path]) -> None:
         source, tier = gap
         write_empty(tier, PART, first_offset=12600)
 
         assert f"stream '{PART}' holds nothing and goes on at offset 12600" in refused(source, tier)
 
-    def test_if_the_source_has_a_stream_of_that_name(self, gap: tuple[Path, Path]) -> None:
+    def test_a_part_is_refused_if_the_source_has_a_stream_of_its_name(self, gap: tuple[Path, Path]) -> None:
         source, tier = gap
         write_stream(source.parent / "other", simple_chunks(1))
 
         assert "the source has a stream of that name" in refused(source.parent, tier, "other")
 
     @pytest.mark.parametrize("streams", [(), ("--stream", "a", "--stream", "b")], ids=["none", "two"])
-    def test_unless_one_stream_is_named(self, gap: tuple[Path, Path], streams: tuple[str, ...]) -> None:
+    def test_a_part_is_refused_unless_one_stream_is_named(
+        self, gap: tuple[Path, Path], streams: tuple[str, ...]
+    ) -> None:
         source, tier = gap
 
         ran = offload("sync", f"rabbitmq://{source}", tier, *streams, "--continue-as", PART)
 
         assert (ran.code, ran.error) == (
             2,
-            "offload: --continue-as needs one --stream: the one that goes on under the new name",
+            "offload: --continue-as needs one --stream: the one that continues under the new name",
         )
 
 
@@ -223,7 +229,7 @@ def write_empty(tier: Path, stream: str, *, first_offset: int) -> None:
 
 
 def test_programs_continue_streams_too(gap: tuple[Path, Path]) -> None:
-    """Beside the source's other streams, which keep their names."""
+    """The source's other streams keep their names."""
     source, tier = gap
     write_stream(source.parent / "orders", simple_chunks(1))
 

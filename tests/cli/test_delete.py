@@ -1,4 +1,6 @@
-"""`offload delete`: for good, asked for by name, and said plainly; and the stream that is born again."""
+"""`offload delete`: it asks for the name, says plainly what it deletes, and a sync can begin the stream
+again.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ GONE = "offload: file://{tier} has no stream 'orders'; `offload ls` shows which 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Three segments of a chunk of three messages each."""
+    """A source of three segments, each a chunk of three messages."""
     write_stream(tmp_path / "orders", simple_chunks(3), segment_chunks=1)
     return tmp_path / "orders"
 
@@ -46,7 +48,7 @@ def tier(tmp_path: Path, source: Path) -> Path:
 
 
 def on_a_terminal(typed: str, *arguments: object) -> Ran:
-    """Run a command whose stdin is a terminal, at which somebody types this line."""
+    """Run a command on a terminal at which a user types this line."""
     ours, theirs = pty.openpty()
     try:
         process = start(*arguments, stdin=theirs)
@@ -69,22 +71,22 @@ def test_the_stream_is_gone_and_its_objects_are_left_to_the_sweep(tier: Path) ->
     assert before < keys(tier)
     assert [*(keys(tier) - before)] == [f"orders/metadata/root.{4:020}.manifest"]
     assert offload("ls", tier, "--json").objects == []
-    deleted = f"offload: stream 'orders' of file://{tier} was deleted; a sync begins it anew"
+    deleted = f"offload: stream 'orders' of file://{tier} was deleted; a sync begins it again"
     assert offload("read", tier, "orders").error == deleted
     assert verify(tier)[0] == 0
 
 
-def test_again_it_says_that_there_is_nothing_to_do(tier: Path) -> None:
+def test_a_second_delete_says_that_there_is_nothing_to_do(tier: Path) -> None:
     offload("delete", tier, "orders", "--yes")
     before = contents(tier)
 
     ran = offload("delete", tier, "orders", "--yes")
 
-    assert (ran.code, ran.lines, ran.stderr) == (0, ["orders: deleted already, nothing to do"], "")
+    assert (ran.code, ran.lines, ran.stderr) == (0, ["orders: already deleted, nothing to do"], "")
     assert contents(tier) == before
 
 
-def test_a_stream_that_never_was(tier: Path) -> None:
+def test_deleting_an_unknown_stream_is_an_error(tier: Path) -> None:
     ran = offload("delete", tier, "invoices", "--yes")
 
     assert (ran.code, ran.stdout) == (1, b"")
@@ -97,21 +99,21 @@ def test_a_dry_run_changes_nothing(tier: Path) -> None:
     ran = offload("delete", tier, "orders", "--dry-run")
 
     assert (ran.code, ran.stderr) == (0, "")
-    assert ran.text.endswith(", offsets [0, 9) would go\n")
+    assert ran.text.endswith(", offsets [0, 9) would be deleted\n")
     assert contents(tier) == before
 
 
-def test_without_a_terminal_it_must_be_told_yes(tier: Path) -> None:
+def test_delete_requires_yes_without_a_terminal(tier: Path) -> None:
     before = contents(tier)
 
     ran = finish(start("delete", tier, "orders", stdin=subprocess.DEVNULL))
 
     assert (ran.code, ran.stdout) == (2, b"")
-    assert ran.error.endswith("there is none here: add --yes")
+    assert ran.error.endswith("there is no terminal to ask on: add --yes")
     assert contents(tier) == before
 
 
-def test_on_a_terminal_the_name_is_asked_for(tier: Path) -> None:
+def test_delete_asks_for_the_name_on_a_terminal(tier: Path) -> None:
     ran = on_a_terminal("orders", "delete", tier, "orders")
 
     assert ran.code == 0
@@ -122,7 +124,7 @@ def test_on_a_terminal_the_name_is_asked_for(tier: Path) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "y", "yes", "order", "Orders"])
-def test_anything_else_deletes_nothing(tier: Path, typed: str) -> None:
+def test_any_other_answer_deletes_nothing(tier: Path, typed: str) -> None:
     before = contents(tier)
 
     ran = on_a_terminal(typed, "delete", tier, "orders")
@@ -132,7 +134,7 @@ def test_anything_else_deletes_nothing(tier: Path, typed: str) -> None:
     assert contents(tier) == before
 
 
-def test_one_json_object(tier: Path) -> None:
+def test_delete_prints_one_json_object(tier: Path) -> None:
     [row] = offload("ls", tier, "--json").objects
     totals = {key: row[key] for key in STREAM_TOTALS}
 
@@ -146,11 +148,9 @@ def test_one_json_object(tier: Path) -> None:
 
 
 class TestBornAgain:
-    """A sync onto a deleted stream begins a new one of the same name."""
+    """A sync to a deleted stream begins a new stream of the same name."""
 
-    def test_it_holds_what_the_source_holds_and_nothing_of_its_ancestor(
-        self, tier: Path, source: Path
-    ) -> None:
+    def test_the_new_stream_holds_the_source_and_no_deleted_data(self, tier: Path, source: Path) -> None:
         ancestors = {key for key in keys(tier) if key.endswith(".fragment")}
         [before] = offload("ls", tier, "--json").objects
         offload("delete", tier, "orders", "--yes")
@@ -167,8 +167,8 @@ class TestBornAgain:
         assert sync(source, tier).objects == [report | {"uploaded_bytes": 0}]
         assert verify(tier)[0] == 0
 
-    def test_what_an_upload_left_of_the_ancestor_is_never_adopted(self, tier: Path, source: Path) -> None:
-        """A fragment that would continue the new stream exactly, by its offsets."""
+    def test_a_sync_never_adopts_uploads_of_the_deleted_stream(self, tier: Path, source: Path) -> None:
+        """The offsets of this fragment would continue the new stream exactly."""
         ancestors = sorted(key for key in keys(tier) if key.endswith(".fragment"))
         offload("delete", tier, "orders", "--yes")
         sync(source, tier)
@@ -181,8 +181,8 @@ class TestBornAgain:
         assert len([key for key in keys(tier) if key.endswith(".fragment")]) == 9
         assert not {*ancestors} & {fragment["object"] for fragment in fragments}
 
-    def test_it_may_begin_elsewhere(self, tier: Path, tmp_path: Path) -> None:
-        """The offsets of a new source need not go on where the deleted stream ended."""
+    def test_the_new_stream_may_begin_at_another_offset(self, tier: Path, tmp_path: Path) -> None:
+        """The offsets of a new source need not continue those of the deleted stream."""
         write_stream(tmp_path / "new" / "orders", simple_chunks(2, first_offset=100))
         offload("delete", tier, "orders", "--yes")
 
@@ -192,8 +192,8 @@ class TestBornAgain:
         assert [line["offset"] for line in read(tier, "orders").objects] == [*range(100, 106)]
 
 
-def test_the_end_of_input_is_no_name(tier: Path) -> None:
-    """Ctrl-D."""
+def test_ctrl_d_at_the_prompt_deletes_nothing(tier: Path) -> None:
+    """Ctrl-D ends the input before a name is typed."""
     before = contents(tier)
     ran = on_a_terminal("\x04", "delete", tier, "orders")
 
@@ -201,8 +201,12 @@ def test_the_end_of_input_is_no_name(tier: Path) -> None:
     assert contents(tier) == before
 
 
-def test_killed_at_any_call_and_run_again(tier: Path, source: Path, tmp_path: Path) -> None:
-    """After the kill the stream is whole, or deleted. Run again it is deleted, and may be born again."""
+def test_a_delete_killed_at_any_call_completes_when_run_again(
+    tier: Path, source: Path, tmp_path: Path
+) -> None:
+    """After the kill the stream is either whole or deleted. After a second run it is deleted and can begin
+    again.
+    """
     copies = (shutil.copytree(tier, tmp_path / f"copy-{number}") for number in count())
     reference = next(copies)
     calls = calls_of(finish(start_dying(0, "delete", reference, "orders", "--yes")))

@@ -1,4 +1,4 @@
-"""`offload demo`: the idea, in a few seconds, for somebody who has never seen it."""
+"""`offload demo`: it shows the idea in a few seconds to somebody who has never seen it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from command_line import bodies, contents, finish, formula, offload, start, veri
 from offload_rabbitmq import sample_path
 
 
-def test_it_says_what_it_does_within_ten_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a processor: what else the machine does is not counted."""
+def test_the_demo_explains_itself_within_ten_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds of processor time: other work of the machine does not count."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = os.times()
 
@@ -37,7 +37,7 @@ def test_it_says_what_it_does_within_ten_seconds(tmp_path: Path, monkeypatch: py
         assert said in ran.text, said
 
 
-def test_it_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("home", "temporary"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "home")
@@ -51,7 +51,7 @@ def test_it_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert contents(sample_path()) == before
 
 
-def test_with_a_folder_it_keeps_a_good_tier_there(tmp_path: Path) -> None:
+def test_the_demo_keeps_a_sound_tier_in_a_given_folder(tmp_path: Path) -> None:
     ran = offload("demo", tmp_path / "tier")
 
     assert ran.code == 0
@@ -61,7 +61,7 @@ def test_with_a_folder_it_keeps_a_good_tier_there(tmp_path: Path) -> None:
     assert bodies(tmp_path / "tier", row["stream"]) == formula(10)
 
 
-def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
+def test_the_demo_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("years of work")
     offload("demo", tmp_path / "tier")
@@ -75,7 +75,7 @@ def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
         assert contents(folder) == before
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_the_demo_refuses_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("hello")
 
     ran = offload("demo", tmp_path / "file")

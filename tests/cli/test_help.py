@@ -1,4 +1,4 @@
-"""Help and shell completion: `-h` everywhere, names of arguments that say what they are."""
+"""Help and shell completion: every command takes `-h`, and its arguments have descriptive names."""
 
 from __future__ import annotations
 

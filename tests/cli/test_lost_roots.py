@@ -1,6 +1,7 @@
-"""Roots that were removed from under a tier, by hand or by accident, as an operator meets it: by commands.
+"""A tier whose roots were removed, by hand or by accident, as an operator sees it through commands.
 
-The stream `orders` loses roots; `bills` is sound. The accident is the same on a folder and on every server.
+The stream `orders` loses roots, and `bills` is sound. The accident is the same on a folder and on every
+server.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from command_line import CAMPAIGN, Ran, offload
+from campaign import CAMPAIGN
+from command_line import Ran, offload
 from osiris_writer import append_chunks, simple_chunks, write_stream
-from servers import Running, real_servers
+from servers import Running, servers_at_risk
 
 from offload.formats.keys import StreamKeys
 from offload.opening import open_store
@@ -41,7 +43,7 @@ class Source:
             write_stream(self.folder / keys.stream, chunks, segment_chunks=2)
 
     def turn(self) -> None:
-        """Append some chunks, and drop the oldest segment: the tier is to have it by now."""
+        """Append some chunks and delete the oldest segment, which the tier already has."""
         first_offset = next(self.ends) * SEGMENT_RECORDS
         for keys in (LOST, SOUND):
             chunks = simple_chunks(2, first_offset=first_offset, records=SEGMENT_RECORDS // 2)
@@ -53,13 +55,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Tier:
-    """A place, for commands and for looking at it behind their backs."""
+    """A tier, for commands and for direct access to its objects."""
 
     url: str
     options: dict[str, Any]
 
     def run(self, command: str, *arguments: object) -> Ran:
-        """A command about this tier."""
+        """Run a command on this tier."""
         pairs = [word for pair in self.options.items() for word in ("--option", "=".join(pair))]
         return offload(command, *arguments, *pairs)
 
@@ -67,7 +69,7 @@ class Tier:
         return self.run("sync", f"rabbitmq://{source.folder}", self.url)
 
     def objects(self, keys: StreamKeys) -> list[str]:
-        """The keys of a stream's objects."""
+        """Return the keys of a stream's objects."""
 
         async def listed() -> list[str]:
             async with aclosing(self._store()) as store:
@@ -76,7 +78,7 @@ class Tier:
         return asyncio.run(listed())
 
     def lose_roots(self, keys: StreamKeys, *, above: int = 0) -> None:
-        """Every root is gone, or every one above this number."""
+        """Remove every root, or every root above this number."""
         lost = [key for key in self.objects(keys) if (keys.parse_root(key) or 0) > above]
 
         async def delete() -> None:
@@ -103,12 +105,12 @@ def folder(tmp_path: Path) -> Tier:
 
 
 def advice(tier: Tier) -> str:
-    """The command that every error names."""
+    """Return the command that every error names."""
     return f"run: offload rebuild {tier.url} {LOST.stream}"
 
 
 def refuses(ran: Ran, tier: Tier) -> None:
-    """The command failed, by one sentence on stderr that helps."""
+    """Assert that the command failed with one helpful sentence on stderr."""
     [line] = [line for line in ran.stderr.split("\n") if LOST.stream in line]
     assert ran.code == 1
     assert "are lost" in line
@@ -117,7 +119,7 @@ def refuses(ran: Ran, tier: Tier) -> None:
 
 
 def endure(tier: Tier, source: Source, *, rounds: int) -> None:
-    """All roots of one stream are lost; a cron of sync, sweep and verify goes on; then somebody rebuilds."""
+    """Lose all roots of one stream, let a cron of sync, sweep and verify continue, then rebuild it."""
     assert tier.sync(source).code == 0
     tier.lose_roots(LOST)
     before = tier.objects(LOST)
@@ -145,14 +147,7 @@ def test_a_cron_loses_nothing_of_a_stream_without_roots(folder: Tier, source: So
     endure(folder, source, rounds=ROUNDS)
 
 
-def one_server_of_each_protocol() -> list[Any]:
-    """In the campaign, every server that is real."""
-    if CAMPAIGN:
-        return real_servers()
-    return [each for each in real_servers() if each.id != "rgw"]
-
-
-@pytest.mark.parametrize("running_server", one_server_of_each_protocol(), indirect=True)
+@pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
 def test_a_cron_loses_nothing_of_a_stream_without_roots_on_servers(
     running_server: Running, source: Source
 ) -> None:
@@ -177,7 +172,9 @@ def test_a_command_about_a_stream_without_roots_says_what_to_do(
 
 
 def test_a_cron_loses_nothing_of_a_stream_that_lost_its_newest_roots(folder: Tier, source: Source) -> None:
-    """The source still has all of it, so a sync could go on, and would hide the loss from the sweep."""
+    """The source still has all of it. A sync could therefore continue, which would hide the loss from the
+    sweep.
+    """
     folder.sync(source)
     newest = max(LOST.parse_root(key) or 0 for key in folder.objects(LOST))
     source.turn()
@@ -211,10 +208,10 @@ def test_a_stream_that_lost_its_anchor_as_well_is_reported(
     assert advice(folder) in folder.run("verify", folder.url).text
 
 
-def test_a_tier_to_which_nothing_was_committed_is_not_called_sound(
+def test_verify_does_not_call_a_tier_without_commits_sound(
     folder: Tier, source: Source, tmp_path: Path
 ) -> None:
-    """The stream anchors remain, as after a crash that came before the first commit."""
+    """The stream anchors remain, as after a crash before the first commit."""
     folder.sync(source)
     for keys in (LOST, SOUND):
         for key in {*folder.objects(keys)} - {keys.anchor}:

@@ -1,4 +1,4 @@
-"""Offsets have 64 bits, and what a person types any number of digits: an answer or one line, and no crash."""
+"""Offsets have 64 bits. More digits give a result or one error line, never a crash."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from osiris_data import DATA
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Path:
-    """Ten messages, offsets 0 to 9."""
+    """A tier with ten messages, offsets 0 to 9."""
     sync(DATA / "tiny", tmp_path / "tier")
     return tmp_path / "tier"
 
 
 @pytest.mark.parametrize("offset", [2**64, 10**20, 10**40])
-def test_no_reading_from_beyond_64_bits(tier: Path, offset: int) -> None:
+def test_read_refuses_an_offset_beyond_64_bits(tier: Path, offset: int) -> None:
     ran = offload("read", tier, "tiny", "--from", offset)
 
     assert (ran.code, ran.stdout) == (2, b"")
-    assert ran.error == f"offload: '{offset}' is no offset: the greatest is {2**64 - 1}"
+    assert ran.error == f"offload: '{offset}' is not an offset: the greatest is {2**64 - 1}"
 
 
 @pytest.mark.parametrize("offset", [2**64 - 1, 2**64, 10**40])
-def test_a_trim_before_any_offset_beyond_the_end_drops_all(tier: Path, offset: int) -> None:
+def test_a_trim_before_an_offset_beyond_the_end_deletes_everything(tier: Path, offset: int) -> None:
     before = contents(tier)
 
     ran = offload("trim", tier, "tiny", "--before", offset, "--dry-run", "--json")
@@ -38,7 +38,7 @@ def test_a_trim_before_any_offset_beyond_the_end_drops_all(tier: Path, offset: i
 
 
 @pytest.mark.parametrize("start", ["@" + "9" * 18, f"@-{2**63}", f"@{2**63 - 1}"])
-def test_a_moment_before_or_after_all(tier: Path, start: str) -> None:
+def test_read_accepts_times_before_and_after_all_messages(tier: Path, start: str) -> None:
     ran = offload("read", tier, "tiny", "--from", start)
 
     is_before = start.startswith("@-")

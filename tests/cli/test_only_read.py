@@ -1,4 +1,4 @@
-"""A tier that is only read: what reads works on it, and what writes refuses it in one sentence."""
+"""A read-only tier: commands that read work on it, and commands that write refuse it in one sentence."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"lines://{root}"
 
 
-def test_its_streams_are_listed(url: str) -> None:
+def test_ls_lists_the_streams_of_a_read_only_tier(url: str) -> None:
     [row] = offload("ls", url, "--json").objects
 
     assert (row["stream"], row["messages"], row["fragments"], row["version"]) == ("orders", 7, 2, 2)
     assert row["newest"] == "1970-01-01T00:00:02.000Z"
 
 
-def test_its_messages_are_read_by_offset_and_by_time(url: str) -> None:
+def test_read_finds_messages_of_a_read_only_tier_by_offset_and_time(url: str) -> None:
     assert offload("read", url, "orders", "--from", "2", "--format", "body").lines == [
         "c",
         "d",
@@ -37,7 +37,7 @@ def test_its_messages_are_read_by_offset_and_by_time(url: str) -> None:
     assert offload("read", url, "orders", "--from", "@1001", "--format", "body").lines == ["e", "f", "g"]
 
 
-def test_its_fragments_are_inspected_under_their_own_names(url: str) -> None:
+def test_inspect_shows_the_fragments_of_a_read_only_tier_by_their_own_names(url: str) -> None:
     document = offload("inspect", url, "orders", "--json").document
 
     assert [each["object"] for each in document["fragments"]] == [
@@ -50,7 +50,7 @@ def test_its_fragments_are_inspected_under_their_own_names(url: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["manifest", "checksum", "bytes"])
-def test_it_is_verified_at_every_level(url: str, level: str) -> None:
+def test_verify_checks_a_read_only_tier_at_every_level(url: str, level: str) -> None:
     ran = offload("verify", url, "--level", level, "--json")
 
     report = ran.document
@@ -61,10 +61,10 @@ def test_it_is_verified_at_every_level(url: str, level: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["manifest", "bytes"])
-def test_a_fragment_that_is_not_what_its_entry_says_is_damage(
+def test_a_fragment_that_contradicts_its_entry_is_damage(
     url: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other fragments are verified all the same, and a later run goes on behind the one named."""
+    """`verify` also checks the other fragments, and a later run resumes after the damaged one."""
     monkeypatch.setattr("foreign_tier.chunks_in", _without_the_last(0))
 
     ran = offload("verify", url, "--level", level, "--json")
@@ -88,11 +88,11 @@ def test_a_fragment_that_is_not_what_its_entry_says_is_damage(
     ],
     ids=lambda command: command[0],
 )
-def test_what_writes_refuses_it_in_one_sentence(url: str, command: list[str]) -> None:
+def test_commands_that_write_refuse_a_read_only_tier_in_one_sentence(url: str, command: list[str]) -> None:
     ran = offload(*(url if word == "TIER" else word for word in command))
 
     assert ran.code == 2
-    assert ran.error == f"offload: {url} can only be read: its layout takes no data and no commits from here"
+    assert ran.error == f"offload: {url} is read-only: its layout accepts no data or commits from here"
 
 
 def _without_the_last(first_offset: int) -> object:

@@ -1,4 +1,4 @@
-"""`offload rebuild`: a lost manifest comes back from the data, and nothing is invented."""
+"""`offload rebuild`: it restores a lost manifest from the data, and invents nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lose_roots(tier: Path, stream: str = STREAM) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Eight segments."""
+    """A source of eight segments."""
     write_stream(tmp_path / "source" / STREAM, simple_chunks(40), segment_chunks=5)
     return tmp_path / "source"
 
@@ -36,7 +36,7 @@ def fragments(tier: Path, stream: str = STREAM) -> list[Path]:
     return sorted((tier / stream / "data").iterdir())
 
 
-def test_every_message_is_back_and_sync_goes_on(source: Path, tier: Path) -> None:
+def test_a_rebuild_restores_every_message_and_sync_continues(source: Path, tier: Path) -> None:
     before = bodies(tier, STREAM)
     lose_roots(tier)
     assert offload("read", tier, STREAM, "--format", "body").code == 1
@@ -52,18 +52,18 @@ def test_every_message_is_back_and_sync_goes_on(source: Path, tier: Path) -> Non
     assert contents(tier) == again, "there was nothing new"
 
 
-def test_without_a_word_that_writers_are_stopped_nothing_is_done(tier: Path) -> None:
+def test_a_rebuild_needs_confirmation_that_writers_are_stopped(tier: Path) -> None:
     lose_roots(tier)
     before = contents(tier)
 
     ran = offload("rebuild", tier, STREAM)
 
     assert ran.code == 2
-    assert "No writer, no sync and no sweep" in ran.error
+    assert "Stop every writer, sync and sweep" in ran.error
     assert contents(tier) == before
 
 
-def test_a_dry_run_shows_it_all_and_writes_nothing(tier: Path) -> None:
+def test_a_dry_run_shows_the_whole_rebuild_and_writes_nothing(tier: Path) -> None:
     lose_roots(tier)
     before = contents(tier)
 
@@ -77,14 +77,14 @@ def test_a_dry_run_shows_it_all_and_writes_nothing(tier: Path) -> None:
     assert contents(tier) == before
 
 
-def test_a_sound_stream_is_left_alone(tier: Path) -> None:
+def test_a_rebuild_leaves_a_sound_stream_unchanged(tier: Path) -> None:
     ran = offload("rebuild", tier, STREAM, "--yes")
 
     assert ran.code == 1
     assert "nothing is lost" in ran.error
 
 
-def test_a_hole_is_named_with_both_ways_out(source: Path, tier: Path) -> None:
+def test_a_rebuild_reports_a_gap_with_both_ways_out(source: Path, tier: Path) -> None:
     lose_roots(tier)
     paths = fragments(tier)
     assert len(paths) > 2
@@ -102,12 +102,12 @@ def test_a_hole_is_named_with_both_ways_out(source: Path, tier: Path) -> None:
     assert contents(tier) == before
 
     assert offload("rebuild", tier, STREAM, "--yes", "--end-before", hole).code == 0
-    sync(source, tier)  # copies what is missing
+    sync(source, tier)  # the first way: copy the missing data
     assert verify(tier)[1]["damages"] == []
 
 
 def test_a_cron_of_sync_and_sweep_costs_nothing_before_a_rebuild(source: Path, tier: Path) -> None:
-    """The source meanwhile drops its oldest segments: the tier has the only copy of them."""
+    """Meanwhile the source loses its oldest segments, so the tier has the only copy of them."""
     before, held = offload("read", tier, STREAM).stdout, fragments(tier)
     lose_roots(tier)
 
@@ -131,8 +131,8 @@ def test_a_cron_of_sync_and_sweep_costs_nothing_before_a_rebuild(source: Path, t
     assert verify(tier)[1]["damages"] == []
 
 
-def test_a_stream_that_was_begun_again_is_joined_to_its_lost_history(source: Path, tier: Path) -> None:
-    """As an older release did it: it began the stream again where the source begins by then."""
+def test_a_rebuild_joins_a_restarted_stream_to_its_lost_history(source: Path, tier: Path) -> None:
+    """An older release began the stream again at the offset at which the source began by then."""
     before = offload("read", tier, STREAM).stdout
     lose_roots(tier)
     lost = (tier / STREAM / "data").rename(tier.parent / "lost")
@@ -148,6 +148,8 @@ def test_a_stream_that_was_begun_again_is_joined_to_its_lost_history(source: Pat
     assert asked.code == 1
     assert "data of 2 histories was found" in asked.text
     assert ", which the manifest names: " in asked.text
+    assert "epoch" not in asked.text
+    assert ", writers' epochs 1 to " in offload("rebuild", tier, STREAM, "--dry-run", "--verbose").text
     [command] = [line.partition(": ")[2] for line in asked.lines if "to bring it back" in line]
     program, *words = shlex.split(command)
     assert program == "offload"
@@ -159,12 +161,12 @@ def test_a_stream_that_was_begun_again_is_joined_to_its_lost_history(source: Pat
 
 
 def pasted(text: str) -> list[str]:
-    """The arguments of the command that an error prints, as a shell takes them."""
+    """Return the arguments of the command that an error prints, as a shell parses them."""
     return shlex.split(text[text.rindex("offload rebuild ") :].partition("`")[0])[1:]
 
 
 def test_the_printed_commands_restore_what_is_lost(source: Path, tmp_path: Path) -> None:
-    """The place has spaces and quotes in its name, and a stream begins with a dash."""
+    """The folder has spaces and quotes in its name, and a stream name begins with a dash."""
     tier, stream = tmp_path / "a tier's place", "-x y"
     (source / STREAM).rename(source / stream)
     sync(source, tier)
@@ -184,7 +186,53 @@ def test_the_printed_commands_restore_what_is_lost(source: Path, tmp_path: Path)
     assert offload("read", tier, "--", stream).stdout == before
 
 
-def test_a_verify_finds_a_tier_that_lost_all_anchors(tier: Path) -> None:
+@pytest.mark.parametrize("left", [None, b"", b"junk"], ids=["gone", "empty", "junk"])
+def test_a_sync_names_once_the_command_that_restores_the_tiers_anchor(
+    source: Path, tier: Path, left: bytes | None
+) -> None:
+    write_stream(source / "bills", simple_chunks(2))
+    (tier / "tier.anchor").unlink()
+    if left is not None:
+        (tier / "tier.anchor").write_bytes(left)
+
+    ran = offload("sync", f"rabbitmq://{source}", tier)
+
+    assert (ran.code, ran.stdout) == (1, b"")
+    assert len(ran.stderr.splitlines()) == 1
+    assert pasted(ran.error) == ["rebuild", tier.as_uri()]
+    assert offload(*pasted(ran.error)).code == 0
+    sync(source, tier)
+
+
+def test_every_command_names_the_command_that_replaces_a_damaged_anchor_of_a_stream(
+    source: Path, tier: Path
+) -> None:
+    anchor = tier / STREAM / "stream.anchor"
+    anchor.unlink()
+    anchor.write_bytes(b"junk")
+
+    for command in (("sync", f"rabbitmq://{source}", tier), ("ls", tier), ("read", tier, STREAM)):
+        ran = offload(*command)
+        assert (ran.code, pasted(ran.error)) == (1, ["rebuild", tier.as_uri(), STREAM])
+
+    assert offload("rebuild", tier, STREAM, "--yes").code == 0
+    sync(source, tier)
+
+
+def test_a_sound_anchor_of_another_stream_is_not_called_lost(source: Path, tier: Path) -> None:
+    """A rebuild would refuse to replace it, so no error names that command."""
+    write_stream(source / "bills", simple_chunks(2))
+    sync(source, tier)
+    anchor = tier / STREAM / "stream.anchor"
+    anchor.unlink()
+    anchor.write_bytes((tier / "bills" / "stream.anchor").read_bytes())
+
+    for command in (("ls", tier), ("read", tier, STREAM)):
+        ran = offload(*command)
+        assert (ran.code, "offload rebuild" in ran.error) == (1, False)
+
+
+def test_verify_reports_a_tier_without_anchors(tier: Path) -> None:
     (tier / "tier.anchor").unlink()
     (tier / STREAM / "stream.anchor").unlink()
 
@@ -197,7 +245,7 @@ def test_a_verify_finds_a_tier_that_lost_all_anchors(tier: Path) -> None:
     ]
 
 
-def test_lost_anchors_come_back(tier: Path) -> None:
+def test_a_rebuild_restores_lost_anchors(tier: Path) -> None:
     before = offload("read", tier, STREAM).stdout
     (tier / "tier.anchor").unlink()
     (tier / STREAM / "stream.anchor").unlink()
@@ -212,8 +260,8 @@ def test_lost_anchors_come_back(tier: Path) -> None:
     assert [offload("rebuild", tier).code, offload("rebuild", tier, STREAM, "--yes").code] == [1, 1]
 
 
-def test_killed_at_any_call_and_run_again_it_ends_right(tier: Path) -> None:
-    """Each time on a tier whose roots are lost anew."""
+def test_a_rebuild_killed_at_any_call_completes_when_run_again(tier: Path) -> None:
+    """Each round uses a tier that has just lost its roots."""
     before = bodies(tier, STREAM)
     lose_roots(tier)
     calls = calls_of(finish(start_dying(0, "rebuild", tier, STREAM, "--yes")))

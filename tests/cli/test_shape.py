@@ -1,4 +1,4 @@
-"""The commands' own code: each function of a size that the eye takes in."""
+"""The code of the commands: each function is short enough to see at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES: Final = sorted(Path(offload.cli.__path__[0]).glob("*.py"))
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_no_function_is_longer_than_forty_lines(path: Path) -> None:
-    """Its arguments included; what they mean to a person stands above it, in annotations with names."""
+    """The arguments count too. Their help texts are annotations with names, above the function."""
     functions = [
         node
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

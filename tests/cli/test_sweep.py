@@ -1,4 +1,4 @@
-"""`offload sweep` on folders: what crashes, trims and deletions left goes, and nothing else does."""
+"""`offload sweep` on folders: it deletes what crashes, trims and deletions left, and nothing else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STREAM_REPORT = [
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tier with the real streams. Tests change copies."""
+    """A tier with the real streams. Tests change copies of it."""
     folder = tmp_path_factory.mktemp("sound") / "tier"
     sync(DATA, folder)
     return folder
@@ -51,7 +51,7 @@ def tier(sound: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def crashed(tmp_path: Path) -> Path:
-    """A tier on which two writers crashed: the attempt of one was dropped, that of the other still runs."""
+    """A tier on which two writers crashed. The attempt of one was abandoned. That of the other still runs."""
     folder = tmp_path / "crashed"
     for key, data in small_tier.make(tmp_path / "source").items():
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def crashed(tmp_path: Path) -> Path:
 
 
 def garbage(tier: Path, stream: str, count: int) -> set[str]:
-    """Fragments of attempts that nobody knows."""
+    """Return fragments of unknown attempts."""
     names = {StreamKeys(stream).fragment(number, UUID(int=number + 1)) for number in range(count)}
     for name in names:
         (tier / name).write_bytes(b"left by a crash")
@@ -71,7 +71,7 @@ def sightings(tier: Path) -> list[Path]:
     return sorted(tier.rglob("*.sighting"))
 
 
-def test_a_tier_without_garbage_stays_as_it_is(tier: Path) -> None:
+def test_a_sweep_leaves_a_tier_without_garbage_unchanged(tier: Path) -> None:
     before = contents(tier)
 
     ran = offload("sweep", tier, "--grace", "0")
@@ -81,10 +81,10 @@ def test_a_tier_without_garbage_stays_as_it_is(tier: Path) -> None:
     assert [line.rpartition("; ")[2] for line in ran.lines] == ["nothing to delete"] * 3
 
 
-def test_what_a_crash_left_goes_and_what_runs_stays(crashed: Path) -> None:
+def test_a_sweep_deletes_what_a_crash_left_and_keeps_running_attempts(crashed: Path) -> None:
     _, document = verify(crashed)
     rows = {row["object"]: row["reason"] for row in document["unreferenced"]}
-    dropped = {key for key, reason in rows.items() if "was dropped" in reason}
+    dropped = {key for key, reason in rows.items() if "given up" in reason}
     assert len(dropped) == 1
     before = keys(crashed)
 
@@ -101,7 +101,7 @@ def test_what_a_crash_left_goes_and_what_runs_stays(crashed: Path) -> None:
     assert verify(crashed)[0] == 0
 
 
-def test_what_was_trimmed_goes_and_the_rest_reads_on(tier: Path) -> None:
+def test_a_sweep_deletes_trimmed_data_and_the_rest_stays_readable(tier: Path) -> None:
     whole = bodies(tier, "batches")
     assert offload("trim", tier, "batches", "--before", "6937").code == 0
 
@@ -115,7 +115,7 @@ def test_what_was_trimmed_goes_and_the_rest_reads_on(tier: Path) -> None:
     assert verify(tier)[1]["unreferenced"] == []
 
 
-def test_of_a_deleted_stream_the_tombstone_and_the_anchor_stay(tier: Path) -> None:
+def test_a_sweep_keeps_the_tombstone_and_the_anchor_of_a_deleted_stream(tier: Path) -> None:
     assert offload("delete", tier, "tiny", "--yes").code == 0
 
     ran = offload("sweep", tier, "--grace", "0")
@@ -131,12 +131,12 @@ def test_of_a_deleted_stream_the_tombstone_and_the_anchor_stay(tier: Path) -> No
     assert bodies(tier, "tiny") == formula(10)
 
 
-def test_two_runs_around_the_grace(tier: Path) -> None:
+def test_the_second_sweep_after_the_grace_period_deletes(tier: Path) -> None:
     names = garbage(tier, "filtered", 3)
 
     first = offload("sweep", tier, "--grace", "1s")
     assert names <= keys(tier)
-    assert "up to 1s still: 3 objects" in first.text
+    assert "kept for up to 1s more: 3 objects" in first.text
     [note] = sightings(tier)
     reasons = {row["object"]: row["reason"] for row in verify(tier)[1]["unreferenced"]}
     assert reasons[str(note.relative_to(tier))].startswith("a sweep's note")
@@ -148,17 +148,17 @@ def test_two_runs_around_the_grace(tier: Path) -> None:
     assert sightings(tier) == []
 
 
-def test_by_default_an_object_stays_for_an_hour(tier: Path) -> None:
+def test_a_sweep_keeps_objects_for_an_hour_by_default(tier: Path) -> None:
     names = garbage(tier, "filtered", 2)
 
     for _ in range(2):
-        assert "up to 60m still: 2 objects" in offload("sweep", tier).text
+        assert "kept for up to 60m more: 2 objects" in offload("sweep", tier).text
 
     assert names <= keys(tier)
     assert len(sightings(tier)) == 1
 
 
-def test_a_dry_run_lists_and_changes_nothing(tier: Path) -> None:
+def test_a_dry_run_lists_objects_and_changes_nothing(tier: Path) -> None:
     [name] = garbage(tier, "filtered", 1)
     before = contents(tier)
 
@@ -174,7 +174,7 @@ def test_a_dry_run_lists_and_changes_nothing(tier: Path) -> None:
     assert contents(tier) == before
 
 
-def test_what_is_not_ours_stays_and_is_told(tier: Path) -> None:
+def test_a_sweep_keeps_and_reports_foreign_objects(tier: Path) -> None:
     strangers = ["README", "photos/cat.jpg", "tiny/data/notes.txt", "tiny/metadata/root.old", "tier.probe.1"]
     for name in strangers:
         (tier / name).parent.mkdir(exist_ok=True)
@@ -188,7 +188,7 @@ def test_what_is_not_ours_stays_and_is_told(tier: Path) -> None:
     assert ran.code == 0
 
 
-def test_one_stream_alone(tier: Path) -> None:
+def test_a_sweep_of_one_stream_leaves_the_others(tier: Path) -> None:
     kept, gone = garbage(tier, "batches", 1), garbage(tier, "tiny", 1)
 
     assert offload("sweep", tier, "tiny", "--grace", "0").code == 0
@@ -198,7 +198,7 @@ def test_one_stream_alone(tier: Path) -> None:
     assert "has no stream 'orders'" in offload("sweep", tier, "orders").error
 
 
-def test_where_roots_were_lost_nothing_goes_and_it_says_so(tier: Path) -> None:
+def test_a_sweep_deletes_nothing_of_a_stream_that_lost_roots(tier: Path) -> None:
     names = garbage(tier, "tiny", 1)
     for root in tier.glob("tiny/metadata/*"):
         root.unlink()
@@ -214,7 +214,7 @@ def test_where_roots_were_lost_nothing_goes_and_it_says_so(tier: Path) -> None:
     assert f"offload rebuild file://{tier} tiny" in ran.error
 
 
-def test_a_damaged_root_is_an_error_and_nothing_of_its_stream_goes(tier: Path) -> None:
+def test_a_sweep_reports_a_damaged_root_and_deletes_nothing_of_its_stream(tier: Path) -> None:
     kept, gone = garbage(tier, "tiny", 1), garbage(tier, "filtered", 1)
     max(tier.glob("tiny/metadata/*")).write_bytes(b"damaged")
 
@@ -227,15 +227,15 @@ def test_a_damaged_root_is_an_error_and_nothing_of_its_stream_goes(tier: Path) -
 
 
 @pytest.mark.parametrize("grace", ["1", "-1h", "soon", ""])
-def test_a_grace_that_is_none(tier: Path, grace: str) -> None:
+def test_a_malformed_grace_period_is_an_error(tier: Path, grace: str) -> None:
     ran = offload("sweep", tier, f"--grace={grace}")
 
     assert ran.code == 2
     assert "--grace" in ran.error
 
 
-def test_killed_at_any_call_and_run_again_it_comes_to_the_right_end(tier: Path, tmp_path: Path) -> None:
-    """What is named is there after each kill, and is read in the end."""
+def test_a_sweep_killed_at_any_call_completes_when_run_again(tier: Path, tmp_path: Path) -> None:
+    """After each kill every referenced object exists, and in the end every message can be read."""
     assert offload("trim", tier, "batches", "--before", "6937").code == 0
     named = keys(tier) - {row["object"] for row in verify(tier)[1]["unreferenced"]}
     names = garbage(tier, "filtered", 200)
@@ -247,7 +247,7 @@ def test_killed_at_any_call_and_run_again_it_comes_to_the_right_end(tier: Path, 
     left = []
     for _ in range(3):
         killed = finish(start_dying(chance.randint(1, calls), "sweep", tier, "--grace", "0"))
-        assert killed.code in (0, -signal.SIGKILL), killed.stderr  # what was deleted is no call any more
+        assert killed.code in (0, -signal.SIGKILL), killed.stderr  # a deleted object needs no second call
         assert named <= keys(tier)
         left.append(len(names & keys(tier)))
     assert offload("sweep", tier, "--grace", "0").code == 0

@@ -1,4 +1,4 @@
-"""`offload sync`: what is new in a source goes to the tier, once, and as far as it is sound."""
+"""`offload sync`: it copies the new data of a source to the tier, once, up to the first damage."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from offload.formats.chunk_writer import build_chunk
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tier with the real streams. Tests only look at it."""
+    """A tier with the real streams. Tests do not change it."""
     tier = tmp_path_factory.mktemp("real") / "tier"
     sync(DATA, tier)
     return tier
 
 
 class TestWholeStreams:
-    def test_one_object_per_stream_with_exactly_these_keys(self, tmp_path: Path) -> None:
+    def test_sync_prints_one_object_per_stream_with_exactly_these_keys(self, tmp_path: Path) -> None:
         reports = sync(DATA, tmp_path / "tier").objects
 
         assert [report["stream"] for report in reports] == sorted(STREAMS)
         assert {frozenset(report) for report in reports} == {STREAM_TOTALS | {"uploaded_bytes"}}
 
     @pytest.mark.parametrize("stream", STREAMS)
-    def test_its_numbers_are_those_of_the_data(self, tmp_path: Path, stream: str) -> None:
+    def test_the_numbers_of_a_report_match_the_data(self, tmp_path: Path, stream: str) -> None:
         [report] = sync(DATA, tmp_path / "tier", "--stream", stream).objects
 
         assert {name: report[name] for name in expected_totals(stream)} == expected_totals(stream)
@@ -56,32 +56,34 @@ class TestWholeStreams:
         assert report["uploaded_bytes"] == sum(map(len, fragments))
 
     @pytest.mark.parametrize("stream", STREAMS)
-    def test_every_message_comes_back(self, real: Path, stream: str) -> None:
+    def test_every_synced_message_can_be_read(self, real: Path, stream: str) -> None:
         assert bodies(real, stream) == formula(MANIFEST["streams"][stream]["messages"])
 
-    def test_for_people_a_line_per_stream(self, tmp_path: Path) -> None:
+    def test_sync_prints_a_line_per_stream(self, tmp_path: Path) -> None:
         ran = offload("sync", SOURCE, tmp_path / "tier")
 
         assert [line.split(":")[0] for line in ran.lines] == sorted(STREAMS)
         assert "10 messages in offsets [0, 10)" in ran.lines[-1]
 
-    def test_folders_without_segments_are_noted(self, tmp_path: Path) -> None:
+    def test_sync_notes_folders_without_segments(self, tmp_path: Path) -> None:
         ran = offload("sync", SOURCE, tmp_path / "tier")
 
-        assert (ran.code, ran.error) == (0, f"note: passed over: {DATA / 'torn'} holds no segments")
+        assert (ran.code, ran.error) == (0, f"note: skipped: {DATA / 'torn'} holds no segments")
 
-    def test_a_streams_own_folder_will_do(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_folder_of_one_stream_is_a_source(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(DATA)
 
         assert offload("sync", "rabbitmq://tiny", tmp_path / "tier").code == 0
         assert bodies(tmp_path / "tier", "tiny") == formula(10)
 
-    def test_the_sample_that_comes_with_the_plugin(self, tmp_path: Path) -> None:
+    def test_the_sample_of_the_plugin_syncs(self, tmp_path: Path) -> None:
         [report] = sync(sample_path(), tmp_path / "tier").objects
 
         assert bodies(tmp_path / "tier", report["stream"]) == formula(10)
 
-    def test_the_brokers_files_are_left_as_they_are(self, tmp_path: Path) -> None:
+    def test_sync_leaves_the_brokers_files_unchanged(self, tmp_path: Path) -> None:
         shutil.copytree(DATA / "torn", tmp_path / "source")
         before = contents(tmp_path / "source")
 
@@ -101,7 +103,7 @@ class TestAgain:
         assert contents(tier) == before
         assert second == [report | {"uploaded_bytes": 0} for report in first]
 
-    def test_an_open_segments_new_chunks_are_all_that_is_uploaded(self, tmp_path: Path) -> None:
+    def test_sync_uploads_only_the_new_chunks_of_an_open_segment(self, tmp_path: Path) -> None:
         source, tier = tmp_path / "orders", tmp_path / "tier"
         chunks = list(simple_chunks(30))
         write_stream(source, chunks[:20])
@@ -121,7 +123,7 @@ class TestAgain:
         assert (report["ledgers"], report["fragments"], report["next_offset"]) == (1, 2, 90)
         assert bodies(tier, "orders") == [b"message %d" % i for i in range(90)]
 
-    def test_a_new_segment_and_the_rest_of_the_one_before_it(self, tmp_path: Path) -> None:
+    def test_sync_uploads_the_rest_of_a_segment_and_the_next_one(self, tmp_path: Path) -> None:
         source, tier = tmp_path / "orders", tmp_path / "tier"
         chunks = list(simple_chunks(40))
         write_stream(source, chunks[:10])
@@ -137,7 +139,7 @@ class TestAgain:
         assert (report["ledgers"], report["fragments"], report["next_offset"]) == (2, 3, 120)
         assert bodies(tier, "orders") == [b"message %d" % i for i in range(120)]
 
-    def test_growing_a_chunk_at_a_time_ends_where_one_sync_ends(self, tmp_path: Path) -> None:
+    def test_a_sync_per_chunk_gives_the_same_stream_as_one_sync(self, tmp_path: Path) -> None:
         source, tier = tmp_path / "orders", tmp_path / "tier"
         chunks = list(simple_chunks(12))
         write_stream(source, chunks[:1])
@@ -151,7 +153,7 @@ class TestAgain:
         assert bodies(tier, "orders") == [b"message %d" % i for i in range(36)]
         assert verify(tier)[1]["damages"] == []
 
-    def test_retention_up_to_the_very_next_offset_loses_nothing(self, tmp_path: Path) -> None:
+    def test_source_retention_up_to_the_next_offset_loses_nothing(self, tmp_path: Path) -> None:
         source, tier = tmp_path / "orders", tmp_path / "tier"
         chunks = list(simple_chunks(20))
         write_stream(source, chunks[:10])
@@ -164,7 +166,7 @@ class TestAgain:
         assert (report["first_offset"], report["next_offset"]) == (0, 60)
         assert bodies(tier, "orders") == [b"message %d" % i for i in range(60)]
 
-    def test_retention_within_what_is_committed_takes_nothing_from_the_tier(self, tmp_path: Path) -> None:
+    def test_source_retention_of_committed_data_takes_nothing_from_the_tier(self, tmp_path: Path) -> None:
         source, tier = tmp_path / "orders", tmp_path / "tier"
         chunks = list(simple_chunks(30))
         write_stream(source, chunks[:20], segment_chunks=10)
@@ -180,13 +182,13 @@ class TestAgain:
 
 
 class TestChoosing:
-    def test_only_the_named_streams(self, tmp_path: Path) -> None:
+    def test_sync_copies_only_the_named_streams(self, tmp_path: Path) -> None:
         reports = sync(DATA, tmp_path / "tier", "--stream", "tiny", "--stream", "batches").objects
 
         assert sorted(report["stream"] for report in reports) == ["batches", "tiny"]
         assert not list((tmp_path / "tier").glob("filtered*"))
 
-    def test_a_name_that_is_not_there_fails_before_anything_is_copied(self, tmp_path: Path) -> None:
+    def test_an_unknown_name_fails_before_anything_is_copied(self, tmp_path: Path) -> None:
         ran = offload("sync", SOURCE, tmp_path / "tier", "--stream", "tiny", "--stream", "orders")
 
         assert ran.code == 1
@@ -201,16 +203,18 @@ class TestChoosing:
 
 class TestTornSources:
     @pytest.mark.parametrize("case", [case for case in TORN if case != "crc_mismatch_middle_chunk"])
-    def test_as_far_as_osiris_kept_it(self, tmp_path: Path, case: str) -> None:
+    def test_sync_copies_as_much_as_osiris_keeps(self, tmp_path: Path, case: str) -> None:
         kept = MANIFEST["torn"]["cases"][case]["after_osiris_recovery"]["next_offset"]
-        begin = 77 if case == "orphan_first_segment" else 0  # the orphan is no part of the stream any more
+        begin = 77 if case == "orphan_first_segment" else 0  # the orphan no longer belongs to the stream
 
         [report] = sync(DATA / "torn" / case, tmp_path / "tier").objects
 
         assert (report["first_offset"], report["next_offset"]) == (begin, kept)
         assert bodies(tmp_path / "tier", case) == formula(kept)[begin:]
 
-    def test_before_a_damaged_chunk_all_is_committed_and_nothing_behind_it(self, tmp_path: Path) -> None:
+    def test_sync_commits_everything_before_a_damaged_chunk_and_nothing_after_it(
+        self, tmp_path: Path
+    ) -> None:
         case, tier = "crc_mismatch_middle_chunk", tmp_path / "tier"
 
         ran = offload("sync", f"rabbitmq://{DATA}/torn/{case}", tier, "--json")
@@ -223,7 +227,7 @@ class TestTornSources:
         assert bodies(tier, case) == formula(161)
         assert verify(tier)[1]["damages"] == []
 
-    def test_a_damaged_source_synced_again_creates_nothing_more(self, tmp_path: Path) -> None:
+    def test_a_second_sync_of_a_damaged_source_creates_nothing(self, tmp_path: Path) -> None:
         command = ("sync", f"rabbitmq://{DATA}/torn/crc_mismatch_middle_chunk", tmp_path / "tier", "--json")
         first = offload(*command)
         before = contents(tmp_path / "tier")
@@ -234,15 +238,15 @@ class TestTornSources:
         assert [row["uploaded_bytes"] for row in second.objects] == [0]
         assert contents(tmp_path / "tier") == before
 
-    def test_all_cases_at_once_stop_at_none(self, tmp_path: Path) -> None:
+    def test_a_damaged_stream_does_not_stop_the_others(self, tmp_path: Path) -> None:
         ran = offload("sync", f"rabbitmq://{DATA}/torn", tmp_path / "tier", "--json")
 
         assert ran.code == 1
         assert [report["stream"] for report in ran.objects] == sorted(TORN)
         assert "damaged chunk at offset 161" in ran.error
 
-    def test_what_osiris_repairs_later_continues(self, tmp_path: Path) -> None:
-        """A torn tail is synced up to its last sound chunk; the broker restarts, and writes on from there."""
+    def test_a_stream_continues_after_osiris_repairs_it(self, tmp_path: Path) -> None:
+        """A sync copies a torn tail up to its last sound chunk. The restarted broker continues from there."""
         source, tier = tmp_path / "orders", tmp_path / "tier"
         chunks = list(simple_chunks(12))
         write_stream(source, chunks[:6])
@@ -258,7 +262,7 @@ class TestTornSources:
 
 
 class TestEmptySources:
-    def test_an_empty_stream_creates_nothing_not_even_the_tier(self, tmp_path: Path) -> None:
+    def test_an_empty_stream_creates_nothing_and_no_tier(self, tmp_path: Path) -> None:
         write_stream(tmp_path / "orders", [])
         (tmp_path / "orders" / f"{0:020}.segment").write_bytes(b"OSIL\0\0\0\1")
         (tmp_path / "orders" / f"{0:020}.index").write_bytes(b"OSII\0\0\0\1")
@@ -268,7 +272,7 @@ class TestEmptySources:
         assert report == dict.fromkeys(STREAM_TOTALS | {"uploaded_bytes"}, 0) | {"stream": "orders"}
         assert not (tmp_path / "tier").exists()
 
-    def test_a_stream_that_begins_empty_begins_where_its_first_chunk_does(self, tmp_path: Path) -> None:
+    def test_a_stream_begins_at_the_offset_of_its_first_chunk(self, tmp_path: Path) -> None:
         write_stream(tmp_path / "orders", simple_chunks(2, first_offset=500))
 
         [report] = sync(tmp_path / "orders", tmp_path / "tier").objects
@@ -278,21 +282,21 @@ class TestEmptySources:
 
 class TestTiersAreMadeBySyncAlone:
     @pytest.mark.parametrize("command", [("ls",), ("inspect", "tiny"), ("read", "tiny"), ("verify",)])
-    def test_no_other_command_makes_one(self, tmp_path: Path, command: tuple[str, ...]) -> None:
+    def test_no_other_command_creates_a_tier(self, tmp_path: Path, command: tuple[str, ...]) -> None:
         ran = offload(command[0], tmp_path / "tier", *command[1:])
 
         assert ran.code == 1
         assert "is no tier" in ran.error
         assert not (tmp_path / "tier").exists()
 
-    def test_an_empty_folder_becomes_one(self, tmp_path: Path) -> None:
+    def test_sync_makes_a_tier_of_an_empty_folder(self, tmp_path: Path) -> None:
         (tmp_path / "tier").mkdir()
 
         sync(DATA / "tiny", tmp_path / "tier")
 
         assert "tier.anchor" in keys(tmp_path / "tier")
 
-    def test_a_folder_that_holds_anything_else_is_refused_and_left_alone(self, tmp_path: Path) -> None:
+    def test_sync_refuses_a_folder_that_holds_anything_else(self, tmp_path: Path) -> None:
         (tmp_path / "home").mkdir()
         (tmp_path / "home" / "thesis.txt").write_text("years of work")
         before = contents(tmp_path / "home")
@@ -304,7 +308,7 @@ class TestTiersAreMadeBySyncAlone:
         assert "thesis.txt" in ran.error
         assert contents(tmp_path / "home") == before
 
-    def test_a_tier_by_its_url(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sync_accepts_the_url_of_a_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
 
         assert run(["sync", SOURCE, f"file://{tmp_path}/tier", "--stream", "tiny"]) == 0
@@ -316,7 +320,7 @@ def bodies_at(offset: int, records: int = 3) -> list[bytes]:
 
 
 def chunk(offset: int, *, epoch: int = 1, records: list[bytes] | None = None) -> bytes:
-    """A chunk as `simple_chunks` has it at this offset, or with something else about it."""
+    """Return a chunk as `simple_chunks` has it at this offset, with these differences."""
     timestamp_ms = 1_700_000_000_000 + 250 * offset // 3
     return build_chunk(records or bodies_at(offset), offset=offset, timestamp_ms=timestamp_ms, epoch=epoch)
 
@@ -338,7 +342,7 @@ OTHER_HISTORIES = {
 
 class TestDivergence:
     @pytest.mark.parametrize("what", OTHER_HISTORIES)
-    def test_nothing_is_appended_to_a_history_that_the_source_does_not_continue(
+    def test_sync_appends_nothing_to_a_history_that_the_source_does_not_continue(
         self, tmp_path: Path, what: str
     ) -> None:
         streams, tier = tmp_path / "streams", tmp_path / "tier"
@@ -363,7 +367,7 @@ class TestDivergence:
         }
         assert {row["stream"]: row["next_offset"] for row in ran.objects} == {"a": 36, "orders": 30, "z": 36}
 
-    def test_the_error_says_what_both_have_where_they_part(self, tmp_path: Path) -> None:
+    def test_the_error_shows_both_histories_at_the_point_where_they_differ(self, tmp_path: Path) -> None:
         write_stream(tmp_path / "orders", BEFORE)
         sync(tmp_path / "orders", tmp_path / "tier")
         shutil.rmtree(tmp_path / "orders")
@@ -392,10 +396,10 @@ class TestDivergence:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_fragments_go_up_as_many_at_once_as_asked(
+def test_sync_uploads_as_many_fragments_at_once_as_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """Each waits until there are so many, and a little longer, so that one too many would show."""
+    """Each upload waits until there are that many, and a little longer to reveal one too many."""
     under_way, most, put = 0, 0, PosixStore.put
     enough = asyncio.Event()
 

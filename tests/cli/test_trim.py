@@ -1,4 +1,4 @@
-"""`offload trim`: quantities as people write them, what is said, and kills at any moment."""
+"""`offload trim`: quantities as users write them, its output, and kills at any moment."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import CAMPAIGN
 from command_line import (
-    CAMPAIGN,
     SEED,
     STREAM_TOTALS,
     bodies,
@@ -78,13 +78,13 @@ class TestQuantities:
             ("0.001s", 0.001),
         ],
     )
-    def test_durations(self, text: str, seconds: float) -> None:
+    def test_a_duration_is_a_number_and_a_unit(self, text: str, seconds: float) -> None:
         assert parse_duration(text, option="--max-age") == seconds
 
     @pytest.mark.parametrize(
         "text", ["", "7", "d", "-7d", "7y", "7d7h", "1e3s", "7 d d", "\u0667d", "7d\n8d"]
     )
-    def test_what_is_no_duration(self, text: str) -> None:
+    def test_a_malformed_duration_is_refused(self, text: str) -> None:
         with pytest.raises(Usage, match=r"--max-age takes .* such as 36h or 7d"):
             parse_duration(text, option="--max-age")
 
@@ -103,11 +103,11 @@ class TestQuantities:
             ("1.5", 1),
         ],
     )
-    def test_sizes(self, text: str, size_bytes: int) -> None:
+    def test_a_size_is_a_number_and_a_unit(self, text: str, size_bytes: int) -> None:
         assert parse_size(text, option="--max-bytes") == size_bytes
 
     @pytest.mark.parametrize("text", ["", "GB", "-1", "1XB", "1K", "1GBit", "0x10", "1,5GB", "nan"])
-    def test_what_is_no_size(self, text: str) -> None:
+    def test_a_malformed_size_is_refused(self, text: str) -> None:
         with pytest.raises(Usage, match="--max-bytes takes bytes, such as 100GB, 64MiB"):
             parse_size(text, option="--max-bytes")
 
@@ -116,8 +116,11 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            ([], "say what may go: --max-age 7d, --max-bytes 100GB or --before OFFSET"),
-            (["--dry-run", "--json"], "say what may go: --max-age 7d, --max-bytes 100GB or --before OFFSET"),
+            ([], "trim needs a limit: --max-age 7d, --max-bytes 100GB or --before OFFSET"),
+            (
+                ["--dry-run", "--json"],
+                "trim needs a limit: --max-age 7d, --max-bytes 100GB or --before OFFSET",
+            ),
             (
                 ["--max-age", "7"],
                 "--max-age takes a number and one of s, m, h, d, w, such as 36h or 7d, not '7'",
@@ -125,7 +128,7 @@ class TestArguments:
             (["--max-bytes", "7q"], "--max-bytes takes bytes, such as 100GB, 64MiB or 1000000, not '7q'"),
         ],
     )
-    def test_wrong_ones_are_one_line_and_exit_code_2(
+    def test_wrong_arguments_give_one_line_and_exit_code_2(
         self, tier: Path, arguments: list[str], says: str
     ) -> None:
         before = contents(tier)
@@ -135,18 +138,18 @@ class TestArguments:
         assert (ran.code, ran.stdout, ran.error) == (2, b"", f"offload: {says}")
         assert contents(tier) == before
 
-    def test_an_offset_below_0(self, tier: Path) -> None:
+    def test_an_offset_below_0_is_refused(self, tier: Path) -> None:
         assert offload("trim", tier, "orders", "--before", -1).code == 2
 
-    def test_an_unknown_stream(self, tier: Path) -> None:
+    def test_trimming_an_unknown_stream_is_an_error(self, tier: Path) -> None:
         ran = offload("trim", tier, "invoices", "--before", 9)
 
         assert (ran.code, ran.stdout) == (1, b"")
         assert "has no stream 'invoices'" in ran.error
 
 
-class TestWhatIsSaid:
-    def test_what_went_and_what_stays(self, tier: Path) -> None:
+class TestOutput:
+    def test_trim_says_what_it_deleted_and_what_remains(self, tier: Path) -> None:
         ran = offload("trim", tier, "orders", "--before", 10)
 
         assert (ran.code, ran.stderr) == (0, "")
@@ -156,7 +159,7 @@ class TestWhatIsSaid:
         assert stays.startswith("orders: 9 fragments, ")
         assert stays.endswith(", offsets [9, 36) stay")
 
-    def test_nothing_to_drop(self, tier: Path) -> None:
+    def test_trim_says_that_there_is_nothing_to_delete(self, tier: Path) -> None:
         before = contents(tier)
 
         ran = offload("trim", tier, "orders", "--before", 2)
@@ -165,7 +168,7 @@ class TestWhatIsSaid:
         assert ran.code == 0
         assert contents(tier) == before
 
-    def test_an_emptied_stream(self, tier: Path) -> None:
+    def test_trim_can_empty_a_stream(self, tier: Path) -> None:
         ran = offload("trim", tier, "orders", "--before", 36)
 
         assert ran.lines[-1] == "orders: nothing stays; offset 36 is the next"
@@ -181,7 +184,7 @@ class TestWhatIsSaid:
         assert contents(tier) == before
 
     @pytest.mark.parametrize("before", [2, 10, 36])
-    def test_one_json_object_that_adds_up(self, tier: Path, before: int) -> None:
+    def test_trim_prints_one_json_object_with_correct_sums(self, tier: Path, before: int) -> None:
         was = totals(tier)
 
         [said] = offload("trim", tier, "orders", "--before", before, "--dry-run", "--json").objects
@@ -200,7 +203,7 @@ class TestWhatIsSaid:
         assert (dropped["first_offset"], dropped["next_offset"]) == (0, done["first_offset"])
 
 
-def test_by_age_what_is_older_goes_and_the_last_stays(tmp_path: Path) -> None:
+def test_a_trim_by_age_deletes_older_fragments_and_keeps_the_last(tmp_path: Path) -> None:
     now_ms = int(time.time() * 1000)
     ages_hours = [50, 40, 30, 20, 10]
     chunks = simple_chunks(5, timestamps_ms=[now_ms - hours * 3_600_000 for hours in ages_hours])
@@ -213,8 +216,8 @@ def test_by_age_what_is_older_goes_and_the_last_stays(tmp_path: Path) -> None:
     assert totals(tmp_path / "tier")["first_offset"] == 12
 
 
-def test_by_size_the_oldest_go_and_the_last_stays(tier: Path) -> None:
-    """The size is that of the chunks, as `ls --json` says it."""
+def test_a_trim_by_size_deletes_the_oldest_fragments_and_keeps_the_last(tier: Path) -> None:
+    """The size is that of the chunks, as `ls --json` reports it."""
     size = totals(tier)["bytes"]
 
     offload("trim", tier, "orders", "--max-bytes", size // 2)
@@ -223,8 +226,8 @@ def test_by_size_the_oldest_go_and_the_last_stays(tier: Path) -> None:
     assert (totals(tier)["fragments"], totals(tier)["first_offset"]) == (1, 33)
 
 
-def test_everything_else_goes_on_beside_it(tier: Path, source: Path) -> None:
-    """Reading, verifying, and syncing: the source still has what was trimmed, and it does not come back."""
+def test_reads_verifies_and_syncs_work_beside_a_trim(tier: Path, source: Path) -> None:
+    """The source still has the trimmed data, and a sync does not copy it again."""
     offload("trim", tier, "orders", "--before", 10)
 
     assert [line["offset"] for line in read(tier, "orders").objects] == [*range(9, 36)]
@@ -242,7 +245,7 @@ def test_everything_else_goes_on_beside_it(tier: Path, source: Path) -> None:
     assert [line["offset"] for line in read(tier, "orders").objects] == [*range(9, 42)]
 
 
-def test_a_stream_that_was_emptied_is_synced_on(tier: Path, source: Path) -> None:
+def test_a_sync_continues_an_emptied_stream(tier: Path, source: Path) -> None:
     offload("trim", tier, "orders", "--before", 36)
     write_stream(source, simple_chunks(2, first_offset=36), segment_chunks=1)
 
@@ -252,8 +255,8 @@ def test_a_stream_that_was_emptied_is_synced_on(tier: Path, source: Path) -> Non
     assert len(bodies(tier, "orders")) == 6
 
 
-def test_a_reader_that_is_overtaken_says_so_on_stderr(tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was trimmed is swept the moment after the reader has opened the stream."""
+def test_a_reader_overtaken_by_a_trim_says_so_on_stderr(tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep deletes the trimmed data immediately after the reader has opened the stream."""
     opened = StreamReader.open
     swept = [path for number in (0, 3, 6) for path in tier.glob(f"orders/data/{number:020}.*")]
 
@@ -269,11 +272,13 @@ def test_a_reader_that_is_overtaken_says_so_on_stderr(tier: Path, monkeypatch: p
     ran = read(tier, "orders")
 
     assert [line["offset"] for line in ran.objects] == [*range(9, 36)]
-    assert ran.error == "note: offsets [0, 9) were trimmed before they were read; reading goes on at offset 9"
+    assert (
+        ran.error == "note: offsets [0, 9) were trimmed before they were read; reading continues at offset 9"
+    )
 
 
-def test_killed_at_any_call_and_run_again(tmp_path: Path, source: Path) -> None:
-    """A cut at a time, each killed once: no total is off, and nothing but roots is added."""
+def test_a_trim_killed_at_any_call_completes_when_run_again(tmp_path: Path, source: Path) -> None:
+    """Several trims are each killed at a random call. Totals stay correct, and only roots are added."""
     tier = synced(source, tmp_path / "tier")
     objects = keys(tier)
     print(f"OFFLOAD_SEED={SEED}")
@@ -282,8 +287,9 @@ def test_killed_at_any_call_and_run_again(tmp_path: Path, source: Path) -> None:
 
     was = 3
     for before in range(6, 36, 6 if CAMPAIGN else 12):
+        # later cuts take another path down the tree
         killed = finish(start_dying(chance.randint(1, calls), "trim", tier, "orders", "--before", before))
-        assert killed.code in (0, -signal.SIGKILL), killed.stderr  # later cuts go another way down the tree
+        assert killed.code in (0, -signal.SIGKILL), killed.stderr
         assert totals(tier)["first_offset"] in (was, before)
         assert verify(tier)[0] == 0
         ran = offload("trim", tier, "orders", "--before", before)
@@ -298,4 +304,4 @@ def test_killed_at_any_call_and_run_again(tmp_path: Path, source: Path) -> None:
     assert objects <= keys(tier)
     assert {Path(key).suffix for key in keys(tier) - objects} == {".manifest"}
     for path in tier.glob("orders/metadata/*.manifest"):
-        decode_root(path.read_bytes(), where=path.name)  # which holds all invariants
+        decode_root(path.read_bytes(), where=path.name)  # this checks all invariants

@@ -1,4 +1,4 @@
-"""Values that are taken as they are arrive as Typer would deliver them."""
+"""Values that need no conversion reach a command exactly as Typer would deliver them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ LINES = [
 
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("env", [{}, {"LOUD": "from the environment"}], ids=["plain", "env"])
-def test_every_value_and_error_is_what_it_is_without_this(
+def test_every_value_and_error_is_that_of_typer(
     line: str, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in env.items():
@@ -83,14 +83,14 @@ def test_every_value_and_error_is_what_it_is_without_this(
 
 
 def outcome(parsed: Any, line: str) -> Any:
-    """What each parameter became, or what the user reads."""
+    """Return what each parameter became, or the error that the user reads."""
     try:
         return parsed.make_context("program", line.split()).params
     except Exception as error:  # noqa: BLE001 - Typer exports no base of its errors
         return type(error), str(error)
 
 
-def test_a_typer_that_keeps_types_elsewhere_converts_every_value_itself() -> None:
+def test_a_typer_that_stores_types_elsewhere_converts_every_value_itself() -> None:
     def convert(ctx: object, value: object) -> object:
         return "converted", value
 

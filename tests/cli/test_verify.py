@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import CAMPAIGN, SOURCE, bodies, contents, finish, keys, offload, read, start, sync, verify
+from campaign import CAMPAIGN
+from command_line import SOURCE, bodies, contents, finish, keys, offload, read, start, sync, verify
 from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 
@@ -21,12 +22,13 @@ from offload.cli.kit.ending import Interrupted
 from offload.errors import TryAgain
 from offload.upkeep.verify.stream import StreamJudge
 
-DOCUMENT = ["level", "streams", "objects", "bytes", "not_compared", "judged_to", "damages", "unreferenced"]
+DOCUMENT = ["level", "streams", "objects", "bytes", "not_compared", "not_opened", "judged_to", "damages"]
+DOCUMENT += ["unreferenced"]
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tier with the real streams. Tests damage copies."""
+    """A tier with the real streams. Tests damage copies of it."""
     folder = tmp_path_factory.mktemp("sound") / "tier"
     sync(DATA, folder)
     return folder
@@ -44,7 +46,7 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
     path.write_bytes(raw)
 
 
-def test_a_sound_tier(tier: Path) -> None:
+def test_a_sound_tier_passes(tier: Path) -> None:
     code, document = verify(tier)
 
     assert code == 0
@@ -69,7 +71,7 @@ def test_a_damage_has_exactly_these_keys(tier: Path) -> None:
     assert damage["expected"] != damage["found"]
 
 
-def test_an_unreferenced_object_has_exactly_these_keys_and_is_no_damage(tier: Path) -> None:
+def test_an_unreferenced_object_has_exactly_these_keys_and_is_not_damage(tier: Path) -> None:
     (tier / "README").write_text("hello")
 
     code, document = verify(tier)
@@ -80,7 +82,7 @@ def test_an_unreferenced_object_has_exactly_these_keys_and_is_no_damage(tier: Pa
     assert (row["object"], row["attempt"]) == ("README", None)
 
 
-def test_a_bit_anywhere_in_real_fragments_is_found(sound: Path, tier: Path) -> None:
+def test_verify_finds_a_flipped_bit_anywhere_in_real_fragments(sound: Path, tier: Path) -> None:
     choose = random.Random(1)
     fragments = sorted(tier.rglob("*.fragment"))
     for _ in range(40):
@@ -97,7 +99,7 @@ def test_a_bit_anywhere_in_real_fragments_is_found(sound: Path, tier: Path) -> N
     assert verify(tier)[0] == 0
 
 
-def test_for_people_a_line_per_damage_and_a_verdict(tier: Path) -> None:
+def test_verify_prints_a_line_per_damage_and_a_verdict(tier: Path) -> None:
     assert offload("verify", tier).lines[-1].endswith("all of them sound")
     flip(min(tier.glob("tiny/data/*")), 100)
     (tier / "README").write_text("hello")
@@ -111,7 +113,7 @@ def test_for_people_a_line_per_damage_and_a_verdict(tier: Path) -> None:
     assert verdict.endswith("1 damaged")
 
 
-def test_one_stream_alone(tier: Path) -> None:
+def test_verify_checks_one_stream_alone(tier: Path) -> None:
     flip(min(tier.glob("tiny/data/*")), 100)
 
     assert verify(tier, "batches")[0] == 0
@@ -119,8 +121,8 @@ def test_one_stream_alone(tier: Path) -> None:
     assert offload("verify", tier, "orders").code == 1
 
 
-def test_what_was_not_compared_is_said(tier: Path) -> None:
-    """Folders keep no checksums. So a flipped bit is not found, and nothing passes for compared."""
+def test_verify_says_what_it_did_not_compare(tier: Path) -> None:
+    """Folders keep no checksums. So `verify` does not find a flipped bit, and claims no comparison."""
     flip(min(tier.glob("tiny/data/*")), 1000)
 
     ran = offload("verify", tier, "tiny", "--level", "checksum")
@@ -134,7 +136,9 @@ def test_what_was_not_compared_is_said(tier: Path) -> None:
     assert document["not_compared"] == len([*tier.rglob("*.fragment")])
 
 
-def test_an_error_tells_what_was_found_and_how_to_go_on(tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_says_what_was_found_and_how_to_continue(
+    tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, *_, last = sorted(tier.rglob("*.fragment"))
     flip(first, 1000)
 
@@ -151,7 +155,7 @@ def test_an_error_tells_what_was_found_and_how_to_go_on(tier: Path, monkeypatch:
     assert ran.code == 1
     note, error = ran.stderr.splitlines()
     judged_to = ran.document["judged_to"]
-    assert note.endswith(f"go on with --after {judged_to}")
+    assert note.endswith(f"resume with --after {judged_to}")
     assert error == "offload: the store is busy"
     assert [damage["object"] for damage in ran.document["damages"]] == [str(first.relative_to(tier))]
     assert judged_to < str(last.relative_to(tier))
@@ -160,7 +164,7 @@ def test_an_error_tells_what_was_found_and_how_to_go_on(tier: Path, monkeypatch:
     assert ran.document["objects"] + rest["objects"] == len(keys(tier))
 
 
-def test_ctrl_c_tells_how_to_go_on(
+def test_ctrl_c_says_how_to_continue(
     tier: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     last = max(tier.rglob("*.fragment"))
@@ -178,18 +182,18 @@ def test_ctrl_c_tells_how_to_go_on(
 
     judged_to = json.loads(capsys.readouterr().out)["judged_to"]
     assert judged_to < str(last.relative_to(tier))
-    assert str(stopped.value) == f"everything up to {judged_to} was judged; go on with --after {judged_to}"
+    assert str(stopped.value) == f"everything up to {judged_to} was verified; resume with --after {judged_to}"
 
 
 @pytest.mark.parametrize("rate", ["0", "fast", "-1"])
-def test_a_rate_that_is_none_is_refused(tier: Path, rate: str) -> None:
+def test_a_malformed_rate_is_refused(tier: Path, rate: str) -> None:
     ran = offload("verify", tier, f"--rate={rate}")
 
     assert ran.code == 2
     assert "--rate" in ran.error
 
 
-def test_it_changes_nothing(tier: Path) -> None:
+def test_verify_changes_nothing(tier: Path) -> None:
     flip(min(tier.glob("tiny/data/*")), 100)
     before = contents(tier)
 
@@ -198,7 +202,7 @@ def test_it_changes_nothing(tier: Path) -> None:
     assert contents(tier) == before
 
 
-def test_reading_a_damaged_stream_ends_with_an_error_behind_what_is_sound(tier: Path) -> None:
+def test_read_prints_the_sound_part_of_a_damaged_stream_and_then_fails(tier: Path) -> None:
     whole = bodies(tier, "filtered")
     victim = sorted(tier.glob("filtered/data/*"))[1]  # [6250, 12500)
     flip(victim, victim.stat().st_size // 2)
@@ -211,12 +215,12 @@ def test_reading_a_damaged_stream_ends_with_an_error_behind_what_is_sound(tier: 
     assert victim.name in ran.error
     assert found == whole[: len(found)]
     assert 6250 <= len(found) < 12500
-    assert len(found) % 250 == 0  # whole chunks, of 250 messages each
+    assert len(found) % 250 == 0  # whole chunks of 250 messages each
 
 
 @pytest.mark.parametrize("victim", ["tier.anchor", "tiny/stream.anchor", "newest root"])
 def test_no_command_trusts_a_damaged_anchor_or_root(tier: Path, victim: str) -> None:
-    """Not even `sync`, which would otherwise build upon it."""
+    """Not even `sync` does, which would otherwise build upon it."""
     path = max(tier.glob("tiny/metadata/*")) if victim == "newest root" else tier / victim
     flip(path, path.stat().st_size - 3)
     before = contents(tier)
@@ -230,8 +234,8 @@ def test_no_command_trusts_a_damaged_anchor_or_root(tier: Path, victim: str) -> 
     assert contents(tier) == before
 
 
-def test_beside_a_running_sync_there_is_never_damage(tmp_path: Path) -> None:
-    """Verified again and again, from before the tier is there until after the sync has ended."""
+def test_verify_reports_no_damage_beside_a_running_sync(tmp_path: Path) -> None:
+    """`verify` runs repeatedly, from before the tier exists until after the sync has ended."""
     chunks = simple_chunks(6000, records=20)
     write_stream(tmp_path / "orders", chunks, segment_chunks=60)
     rounds = 0
@@ -251,11 +255,11 @@ def test_beside_a_running_sync_there_is_never_damage(tmp_path: Path) -> None:
         assert (code, document["unreferenced"]) == (0, [])
         if rounds >= 3 and not CAMPAIGN:
             break
-    assert rounds >= 3  # the sync was caught at work
+    assert rounds >= 3  # `verify` saw the sync at work
     assert len(read(tier, "orders").lines) == 120_000
 
 
-def test_a_folder_that_is_no_stream_is_no_stream_to_verify(tmp_path: Path) -> None:
+def test_verify_refuses_a_folder_that_is_not_a_stream(tmp_path: Path) -> None:
     sync(DATA / "tiny", tmp_path / "tier")
     (tmp_path / "tier" / "foreign").mkdir()
     (tmp_path / "tier" / "foreign" / "file").write_bytes(b"x")

@@ -1,56 +1,35 @@
-"""Every client of every distant backend, on a server that a test names."""
+"""Every client of every cloud backend, for tests on a server that a test names."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import azure_calls
-import s3_calls
-from offload_gcs import GcsOptions, GcsStore
-from wire import Answer, Heard
+import pytest
+from cloud.azure import AZURE
+from cloud.gcs import GCS
+from cloud.s3 import S3
 
-from offload import ObjectStore
-
-Call = Callable[[ObjectStore], Awaitable[Any]]
-
-
-@dataclass(frozen=True)
-class Client:
-    """One of them."""
-
-    of_store: Callable[..., Any]
-    """What a call of a store at a URL returns; further arguments are options."""
-
-    answers: Callable[[Heard], Answer]
-    """Enough of the service for every call to succeed."""
-
-
-def _of_gcs(url: str, call: Call, **options: Any) -> Any:
-    async def main() -> Any:
-        given = {"endpoint_url": url, "anonymous": True} | options
-        store = GcsStore(bucket="bucket", options=GcsOptions.of(given))
-        try:
-            return await call(store)
-        finally:
-            await store.aclose()
-
-    return asyncio.run(main())
-
-
-def _gcs_answers(heard: Heard) -> Answer:
-    if heard.method == "GET" and "alt" in heard.query:
-        return Answer(body=b"0123456789")
-    return Answer(body=b"{}", headers={"Content-Type": "application/json"})
-
+FAST_S3: Final = S3.given(client="obstore")
+FAST_AZURE: Final = AZURE.given(client="obstore")
+SERVICES: Final = {"s3": S3, "gcs": GCS, "azure": AZURE}
+"""The client of each backend that sends all calls."""
 
 CLIENTS: Final = {
-    "s3fs": Client(s3_calls.of_store, s3_calls.answers),
-    "s3-obstore": Client(partial(s3_calls.of_store, client="obstore"), s3_calls.answers),
-    "gcsfs": Client(_of_gcs, _gcs_answers),
-    "adlfs": Client(azure_calls.of_store, azure_calls.answers),
-    "azure-obstore": Client(partial(azure_calls.of_store, client="obstore"), azure_calls.answers),
+    "s3fs": S3,
+    "s3-obstore": FAST_S3,
+    "gcsfs": GCS,
+    "adlfs": AZURE,
+    "azure-obstore": FAST_AZURE,
 }
+
+EACH_SERVICE: Final = pytest.mark.parametrize("client", SERVICES.values(), ids=list(SERVICES))
+EACH_CLIENT: Final = pytest.mark.parametrize("client", CLIENTS.values(), ids=list(CLIENTS))
+EACH_CALL: Final = pytest.mark.parametrize(
+    ("client", "call"),
+    [
+        pytest.param(client, call, id=f"{name}-{call.__name__}")
+        for name, client in CLIENTS.items()
+        for call in client.calls
+    ],
+)
+"""Every call that is one request, by every client."""

@@ -1,4 +1,4 @@
-"""A large body goes out in slices: the same bytes, no more than announced, and never all at once."""
+"""Tests of large bodies: they are sent in slices, with the same bytes, and never all at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ WINDOWS = [DATA[:100], DATA[100 : SLICE_SIZE_BYTES + 7], DATA[SLICE_SIZE_BYTES +
 
 
 class Writer:
-    """Takes what is written, and notes how much before each wait for the socket."""
+    """A writer that collects bytes, and records their number before each wait for the socket."""
 
     def __init__(self) -> None:
         self.taken = bytearray()
+        self.transport = None
         self.between_waits: list[int] = [0]
 
     async def write(self, piece: Any) -> None:
@@ -28,7 +29,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("announced", [None, len(DATA), SLICE_SIZE_BYTES + 1, 0])
-def test_what_goes_out_is_what_was_announced_slice_by_slice(announced: int | None) -> None:
+def test_exactly_the_announced_bytes_are_sent_slice_by_slice(announced: int | None) -> None:
     writer: Any = Writer()
 
     asyncio.run(SlicedBody(WINDOWS).write_with_length(writer, announced))
@@ -37,7 +38,7 @@ def test_what_goes_out_is_what_was_announced_slice_by_slice(announced: int | Non
     assert max(writer.between_waits) <= SLICE_SIZE_BYTES
 
 
-def test_it_can_be_sent_again() -> None:
+def test_a_body_can_be_sent_again() -> None:
     writer: Any = Writer()
     body = SlicedBody(WINDOWS)
 
@@ -47,14 +48,14 @@ def test_it_can_be_sent_again() -> None:
     assert writer.taken == DATA + DATA
 
 
-def test_it_reads_and_seeks_like_a_file() -> None:
+def test_a_body_reads_and_seeks_like_a_file() -> None:
     body = SlicedBody(WINDOWS)
 
     assert (body.read(4), body.tell(), body.seek(-3, 2), body.read()) == (DATA[:4], 4, len(DATA) - 3, b"end")
     assert (body.seek(1), body.seek(2, 1), body.read(2), len(body)) == (1, 3, DATA[3:5], len(DATA))
 
 
-def test_small_bytes_stay_as_they_are() -> None:
+def test_a_small_body_is_sent_unchanged() -> None:
     assert sliced([b"sm", b"all"]) == b"small"
     assert sliced([]) == b""
     assert isinstance(sliced([DATA]), SlicedBody)

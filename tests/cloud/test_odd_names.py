@@ -1,4 +1,6 @@
-"""Obstore's errors are known by their text, which holds the key too: no key is taken for an error."""
+"""Tests of obstore's errors: their text decides and also contains the key, so no key may look like
+an error.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from offload.store.memory import MemoryStore
 
 
 def never(status: int, body: str, *, what: str, key: str, mutation: bool) -> OffloadError | None:
-    """Nothing here has a status."""
+    """Fail, because no reply with a status exists here."""
     raise AssertionError(f"no server answered: {status}")
 
 
@@ -26,8 +28,8 @@ def fast(objects: ObstoreMemory) -> FastStore:
 
 
 @pytest.mark.parametrize("name", ["StartTooLarge", "NotPartial", "ParseContentRange", "orders"])
-def test_an_absent_object_is_absent_whatever_its_stream_is_called(name: str) -> None:
-    """Under the first of these names an absent object read as an empty one."""
+def test_an_absent_object_is_absent_with_any_stream_name(name: str) -> None:
+    """With the first of these names, an absent object was read as an empty one."""
     with pytest.raises(NotFound):
         asyncio.run(fast(ObstoreMemory()).get(f"{name}/stream.anchor"))
 

@@ -1,4 +1,4 @@
-"""`Retry-After` is read as seconds and as a date; what cannot be read asks for nothing."""
+"""Tests of `Retry-After`: it is read as seconds or as a date, and ignored if it is invalid."""
 
 from __future__ import annotations
 

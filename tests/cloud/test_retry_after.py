@@ -1,4 +1,6 @@
-"""Every client leaves a server alone for as long as it asks, and repeats nothing by itself."""
+"""Tests of `Retry-After` with every client: it waits as long as the server asks, and repeats
+nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +8,24 @@ from collections.abc import Callable
 from typing import Final
 
 import pytest
-from cloud.clients import CLIENTS, Call
+from cloud.calls import Call, create, get, names, put
+from cloud.clients import CLIENTS
 from wire import Answer, Heard, Wire, wire
 
-from offload import Body, ObjectStore
+from offload import ObjectStore
 from offload.store.retry import RetryingStore
 
 ASKED_SECONDS: Final = 30.0
 BUSY: Final = Answer(503, b"", {"Retry-After": "30", "x-amz-request-id": "r", "x-ms-request-id": "r"})
 
 
-async def put(store: ObjectStore) -> None:
-    await store.put("a/key", Body.of(b"0123456789"))
-
-
-async def create(store: ObjectStore) -> None:
-    await store.create("a/key", b"0123456789")
-
-
-async def get(store: ObjectStore) -> None:
-    await store.get("a/key")
-
-
-async def names(store: ObjectStore) -> None:
-    async for _ in store.list("a/"):
-        pass
-
-
 def busy_at_first(server: Wire, answers: Callable[[Heard], Answer]) -> Callable[[Heard], Answer]:
-    """Refuses two requests and answers all others."""
+    """Return the answers of a server that refuses two requests and answers all others."""
     return lambda heard: BUSY if len(server.heard) <= 2 else answers(heard)
 
 
 def pauses_of(client: str, call: Call) -> tuple[list[float], int]:
-    """How long the call waited each time, without waiting for it; and how many requests the server heard."""
+    """Return each pause of the call, without waiting for it, and how many requests the server got."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -56,8 +42,10 @@ def pauses_of(client: str, call: Call) -> tuple[list[float], int]:
 
 @pytest.mark.parametrize("call", [put, create, get, names])
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_server_that_asks_for_a_pause_is_left_alone_for_so_long(client: str, call: Call) -> None:
-    """Obstore keeps no headers of a reply, so after its first refusal the client behind it asks."""
+def test_every_client_pauses_as_long_as_the_server_asks(client: str, call: Call) -> None:
+    """Obstore keeps no headers of a reply, so after its first refusal the client behind it sends the
+    request.
+    """
     pauses, requests = pauses_of(client, call)
 
     assert requests == 3

@@ -1,4 +1,4 @@
-"""http:// to a server that speaks TLS, and https:// to one that does not: one line that names the mistake."""
+"""Tests of http:// to a TLS server and https:// to a plain one: one line names the mistake."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ TO_PLAIN_HTTP = {
     "nginx": b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(PAGE), PAGE),
 }
-"""What servers of HTTPS say to a request without TLS."""
+"""The replies of HTTPS servers to a request without TLS."""
 
 
 def answering(answer: bytes) -> AbstractAsyncContextManager[int]:
-    """A port where whatever comes is answered so, once its first bytes have come."""
+    """Return a port that sends this reply after the first bytes of any request."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(65536)
@@ -87,13 +87,13 @@ def test_https_to_a_plain_port_is_named(url: str, options: dict[str, str]) -> No
 
 @pytest.mark.parametrize(("url", "options"), CLIENTS)
 def test_a_server_that_hangs_up_in_the_handshake_is_tried_again(url: str, options: dict[str, str]) -> None:
-    """A server that is being stopped does so, and nothing was sent yet."""
+    """A server that is stopping does this, and no request was sent yet."""
     for error in asyncio.run(errors_of("https", b"", url, options)):
         assert type(error) is TryAgain
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_a_tls_port_that_hangs_up_is_a_guess(client: str) -> None:
+def test_the_hint_for_a_tls_port_that_hangs_up_is_a_guess(client: str) -> None:
     for error in asyncio.run(errors_of("http", b"", "s3://bucket", S3 | {"client": client})):
         assert type(error) is not StoreDenied
         assert "does the server want https:// in `endpoint_url`?" in str(error)

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 class Site:
-    """A folder of installed distributions. This checkout's entry points are always among them.
+    """A folder of installed distributions, with the entry points of this checkout.
 
-    So an installation that is older than the checkout's `pyproject.toml` is no trouble.
+    An installation that is older than the checkout's `pyproject.toml` therefore does no harm.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,7 +28,7 @@ class Site:
         self._metadata(project["name"], version(project["name"]), points)
 
     def install(self, name: str, source: str) -> None:
-        """A distribution with one module, whose function `open_url` opens the scheme of the same name."""
+        """Install a distribution of one module, whose `open_url` opens the scheme of the same name."""
         (self.folder / f"{name}_code.py").write_text(textwrap.dedent(source))
         (self.folder / f"{name}.py").write_text(
             "from offload import Capabilities\nfrom offload.contracts.plugin import Backend, hookimpl\n"
@@ -40,7 +40,7 @@ class Site:
         self._metadata(name, "1.5", {name: name})
 
     def objects(self, name: str) -> dict[str, bytes]:
-        """What the backend `name` keeps in memory."""
+        """Return the objects that the backend `name` keeps in memory."""
         return sys.modules[f"{name}_code"].OBJECTS  # type: ignore[no-any-return]
 
     def _metadata(self, name: str, number: str, points: dict[str, str]) -> None:
@@ -52,12 +52,12 @@ class Site:
 
 
 def box(*arguments: object) -> Ran:
-    """`offload conformance`, in this process."""
+    """Run `offload conformance` in this process."""
     return offload("conformance", *arguments)
 
 
 def outcomes(report: dict[str, Any]) -> dict[str, str]:
-    """What became of each clause that was asked."""
+    """Return the outcome of each clause that was selected."""
     return {each["id"]: each["outcome"] for each in report["clauses"] if each["message"] != "not selected"}
 
 

@@ -1,4 +1,4 @@
-"""The event loop that the clauses run on."""
+"""The event loop on which clauses run: its errors, and its messages about hangs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from offload_conformance import asynchronous
 from offload_conformance.asynchronous import Loop, Overdue
 
 
-def test_an_error_that_no_one_took_is_logged_outside_of_garbage_collection(
+def test_an_unretrieved_error_is_logged_outside_of_garbage_collection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Python 3.11 cannot parse source while it parses source, and a logged traceback parses."""
+    """Python 3.11 cannot parse source while it parses source, and logging a traceback parses source."""
     loop = Loop(60)
     threads = []
 
@@ -55,7 +55,7 @@ def test_a_hang_is_placed_in_the_backend_s_listing_and_not_in_the_clause_that_re
         await asyncio.Event().wait()
         yield "never"
 
-    assert "found: the backend still waits, in `rows` at " in hang(lambda: read(rows()))
+    assert "found the backend still waiting, in `rows` at " in hang(lambda: read(rows()))
 
 
 async def read(rows: AsyncIterator[str]) -> list[str]:
@@ -73,11 +73,11 @@ def test_a_hang_is_placed_in_the_backend_alone_if_the_clause_waits_for_several_c
     found = hang(lambda: clause["clause"](create, create))
 
     assert found.count(" in `") == 1
-    assert "found: the backend still waits, in `create` at " in found
+    assert "found the backend still waiting, in `create` at " in found
 
 
 def hang(start: Callable[[], Coroutine[Any, Any, object]]) -> str:
-    """The message of what never ends."""
+    """Return the message about a coroutine that never ends."""
     loop = Loop(0.1)
     try:
         with pytest.raises(Overdue) as caught:

@@ -1,4 +1,4 @@
-"""One class per backend: every layer is collected from it, with what its author wrote at hand."""
+"""One class per backend: pytest collects every layer from it, with the author's methods."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestMine(StoreBackend):
 
 
 def test_a_backend_of_few_lines_collects_every_clause(tmp_path: Path) -> None:
-    """That they pass is shown by `examples/offload-sqlite`, which is such a backend."""
+    """This test only collects. The tests of `examples/offload-sqlite`, such a backend, run the clauses."""
     (tmp_path / "test_mine.py").write_text(MINE)
 
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_a_layer_collects_neither_another_nor_what_its_author_adds() -> None:
         assert issubclass(layer, Mine)
 
 
-def test_capabilities_are_held_against_what_the_store_declares() -> None:
+def test_capabilities_are_compared_with_those_of_the_store() -> None:
     class Boastful(Mine):
         capabilities = Capabilities(atomic_create=True, strong_listing=True, multipart=False)
 
@@ -108,7 +108,7 @@ def test_an_offloader_has_no_layer_of_a_store() -> None:
     assert isinstance(Whole.TestOffloader().open_offloader(), LedgerOffloader)  # type: ignore[attr-defined]
 
 
-# Clauses are read off the tests
+# Clauses are derived from the tests
 
 
 class Suite:
@@ -134,17 +134,17 @@ class Built(Suite):
         """Above."""
 
 
-def test_a_clause_is_a_method_and_its_first_sentence() -> None:
+def test_a_clause_has_the_name_of_a_method_and_its_first_sentence() -> None:
     assert clause_of(Suite, "test_old") == Clause(id="store/old", text="It holds.")
     assert clause_of(Suite, "test_new").text == "Whatever happens (this; or that): it holds"
     assert (clause_of(Suite, "test_new").since, clause_of(Suite, "test_new").advisory) == ("0.9", True)
 
 
-def test_a_clause_is_of_the_layer_that_defines_it() -> None:
+def test_a_clause_belongs_to_the_layer_that_defines_it() -> None:
     assert [clause.id for clause in clauses_of(Built)] == ["store/old", "store/new", "contract/above"]
 
 
-def test_every_clause_of_the_suite_says_something_of_its_own() -> None:
+def test_every_clause_of_the_suite_has_its_own_id_and_a_text() -> None:
     clauses = clauses_of(*SUITES)
 
     assert len({clause.id for clause in clauses}) == len(clauses) > 60
@@ -162,7 +162,7 @@ def test_every_clause_of_the_suite_says_something_of_its_own() -> None:
         ("contract", False),
     ],
 )
-def test_patterns_mean_layers_or_ids(pattern: str, matches: bool) -> None:
+def test_patterns_match_layers_or_ids(pattern: str, matches: bool) -> None:
     assert clause_of(Suite, "test_old").matches(pattern) == matches
 
 
@@ -173,7 +173,7 @@ def test_an_advisory_clause_may_fail(advisory: bool, passes: bool) -> None:
     assert verdict({"clauses": clauses}) == passes
 
 
-def test_a_run_that_asked_nothing_is_no_pass() -> None:
+def test_a_run_without_clauses_has_not_passed() -> None:
     assert not verdict({"clauses": [{"outcome": "not_run", "advisory": False}]})
 
 
@@ -187,7 +187,9 @@ def test_a_run_that_asked_nothing_is_no_pass() -> None:
         (Result(ONE, "failed", "why", cases=1, skipped="no room"), "failed", "why"),
     ],
 )
-def test_passed_is_what_was_asked_to_its_end(result: Result, outcome: str, message: str) -> None:
+def test_a_clause_passed_only_if_every_case_ran_to_its_end(
+    result: Result, outcome: str, message: str
+) -> None:
     result.settle()
 
     assert (result.outcome, result.message) == (outcome, message)

@@ -1,4 +1,4 @@
-"""The badge: a picture that is whole by itself and says the numbers, or what shields.io makes one of."""
+"""The badge: an image without external parts, or JSON from which shields.io makes an image."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def report(*outcomes: str, advisory: bool = False) -> dict[str, Any]:
     }
 
 
-def test_the_picture_says_what_was_tested_when_and_by_what() -> None:
+def test_the_picture_shows_the_backend_the_date_and_the_suite() -> None:
     root = ET.fromstring(svg(report("passed", "passed", "failed")))
 
     label, message = (text.text for text in root.iter(f"{SVG}text"))
@@ -47,7 +47,7 @@ def test_the_picture_says_what_was_tested_when_and_by_what() -> None:
         (report("not_run"), "red"),
     ],
 )
-def test_green_is_a_verdict_on_every_clause(made: dict[str, Any], color: str) -> None:
+def test_the_badge_is_green_only_after_a_verdict_on_every_clause(made: dict[str, Any], color: str) -> None:
     picture = ET.fromstring(svg(made))
 
     assert badge(made)["color"] == color
@@ -62,20 +62,20 @@ def test_the_words_lie_within_the_picture_and_beside_each_other() -> None:
     assert 0 < first < first + first_length < second < second + second_length < int(root.get("width", ""))
 
 
-def test_the_picture_needs_nothing_from_elsewhere_and_runs_nothing() -> None:
+def test_the_picture_loads_nothing_and_runs_nothing() -> None:
     picture = svg(report("passed")).decode()
 
     assert re.findall(r"https?://[^\"' ]+", picture) == ["http://www.w3.org/2000/svg"]
     assert not re.search(r"href|<script|url\(|<!|\bon\w+=", picture)
 
 
-def test_a_version_can_be_no_markup() -> None:
+def test_a_version_cannot_inject_markup() -> None:
     root = ET.fromstring(svg(report("passed") | {"contract": '<"&>'}))
 
     assert next(root.iter(f"{SVG}text")).text == 'ledger-offload contract <"&>'
 
 
-def test_the_file_s_name_decides_what_is_written(site: Site, tmp_path: Path) -> None:
+def test_the_name_of_the_file_decides_its_format(site: Site, tmp_path: Path) -> None:
     picture, endpoint = tmp_path / "badge.SVG", tmp_path / "badge.json"
     select = ("--select", "store/puts_are_whole")
 

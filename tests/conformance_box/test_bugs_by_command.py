@@ -1,14 +1,17 @@
-"""What an author's class catches, `offload conformance` catches too, though it sees less of the store."""
+"""`offload conformance` catches every bug that an author's own test class catches, although it sees less."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import pytest
+from campaign import CAMPAIGN, keeping
 from conformance_box.installed import Site, box
 from contract.all_store_bugs import ALL_STORE_BUGS
 from contract.bugs import Bug
 from contract.offloader_bugs import OFFLOADER_BUGS
 from contract.protocol_bugs import PROTOCOL_BUGS
-from servers.selection import CAMPAIGN
 
 from offload.contracts.store import ObjectStore
 
@@ -19,7 +22,7 @@ SEEN_FROM_OUTSIDE = (
     "SaysItOnManyLines",
     "TakesItForOneOfTwo",
 )
-"""They leave objects beside those that were written, or live in an error that the box translates."""
+"""Bugs that leave other objects beside the written ones, or that are in an error which the box translates."""
 
 NOT_A_CLAUSE = {
     "DeniesTheAbsent": "the command ends before the first clause: nothing may be read there",
@@ -40,10 +43,14 @@ BACKEND = """
 
 
 def asked(bug: Bug) -> bool:
-    """Bugs of what an author states of capabilities are the plugin's to state here: test_declared.py."""
-    if bug.name in NOT_A_CLAUSE or hasattr(bug.make, "declared"):
-        return False
-    return CAMPAIGN or bug.name in SEEN_FROM_OUTSIDE
+    """Return the bugs to test. Wrong declarations of capabilities are tested in test_declared.py."""
+    return bug.name not in NOT_A_CLAUSE and not hasattr(bug.make, "declared")
+
+
+def cases(bugs: Iterable[Bug], kept: Sequence[str]) -> list[Any]:
+    """Return the bugs as parameters; those whose names are not `kept` are left to the campaign."""
+    seen = [bug for bug in bugs if bug.name in kept]
+    return keeping(seen, bugs, "planted bugs, each by the whole command", id_=lambda bug: bug.name)
 
 
 OFFLOADER = """
@@ -69,21 +76,15 @@ OFFLOADER = """
 SEEN_BENEATH = ("SharesObjects", "ChecksNothingItReads", "AdoptsNothing", "AsksAgainAtOnce")
 """Bugs of offloaders that show only in the store beneath, or under its faults."""
 
-OFFLOADERS_AND_TIERS = [*OFFLOADER_BUGS, *PROTOCOL_BUGS]
 
-
-@pytest.mark.parametrize("bug", [*filter(asked, ALL_STORE_BUGS)], ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", cases([*filter(asked, ALL_STORE_BUGS)], SEEN_FROM_OUTSIDE))
 def test_a_bug_is_caught_by_its_clause_through_the_command(bug: Bug, site: Site) -> None:
     site.install("bugs", BACKEND)
 
     assert caught(bug, "store")
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [each for each in OFFLOADERS_AND_TIERS if CAMPAIGN or each.name in SEEN_BENEATH],
-    ids=lambda bug: bug.name,
-)
+@pytest.mark.parametrize("bug", cases([*OFFLOADER_BUGS, *PROTOCOL_BUGS], SEEN_BENEATH))
 def test_an_offloaders_bug_is_caught_by_its_clause_through_the_command(bug: Bug, site: Site) -> None:
     is_store = issubclass(bug.make, ObjectStore) if isinstance(bug.make, type) else False
     site.install("bugs", BACKEND if is_store else OFFLOADER)
@@ -91,8 +92,8 @@ def test_an_offloaders_bug_is_caught_by_its_clause_through_the_command(bug: Bug,
     assert caught(bug, "*")
 
 
-def test_a_sound_offloader_is_caught_by_no_clause_through_the_command(site: Site) -> None:
-    """It is asked whatever a store's tier is asked, and everything that it stored is removed."""
+def test_a_sound_offloader_fails_no_clause_through_the_command(site: Site) -> None:
+    """All clauses of a store's tier run on it, and everything that it stored is removed."""
     site.install("bugs", OFFLOADER)
 
     ran = box("bugs://Sound", *([] if CAMPAIGN else ["--select", "protocol/t*"]), "--json")
@@ -104,7 +105,7 @@ def test_a_sound_offloader_is_caught_by_no_clause_through_the_command(site: Site
 
 
 def caught(bug: Bug, layer: str) -> bool:
-    """Whether the command fails, and by the clause that the bug breaks."""
+    """Return True if the command fails by the clause that the bug breaks."""
     name = bug.clause.removeprefix("test_")
     server = "server:80/" if hasattr(bug.make, "unreachable") else ""
     ran = box(f"bugs://{server}{bug.name}", "--select", f"{layer}/{name}", "--seed", "0", "--json")

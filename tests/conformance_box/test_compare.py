@@ -1,4 +1,4 @@
-"""`offload conformance --compare`: what changed between two reports."""
+"""`offload conformance --compare`: the changes between two reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write(name: str, outcomes: dict[str, str], *, version: int = 1) -> str:
     return name
 
 
-def test_each_change_is_a_line_and_a_new_failure_ends_with_1() -> None:
+def test_each_change_is_one_line_and_a_new_failure_gives_exit_code_1() -> None:
     ran = box("--compare", write("old", OLD), write("new", NEW))
 
     assert ran.code == 1
@@ -36,13 +36,13 @@ def test_each_change_is_a_line_and_a_new_failure_ends_with_1() -> None:
     ]
 
 
-def test_an_old_failure_is_no_new_one() -> None:
+def test_an_old_failure_is_not_reported_as_new() -> None:
     ran = box("--compare", write("old", {"broken": "failed"}), write("new", {"broken": "failed"}))
 
     assert (ran.code, ran.stdout, ran.stderr) == (0, b"", "note: nothing changed\n")
 
 
-def test_a_clause_that_comes_and_fails_newly_fails() -> None:
+def test_a_new_clause_that_fails_is_newly_failing() -> None:
     ran = box("--compare", write("old", {}), write("new", {"comes": "failed"}), "--json")
 
     assert ran.code == 1
@@ -52,13 +52,13 @@ def test_a_clause_that_comes_and_fails_newly_fails() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "old is no report of a conformance run"),
-        ("[]", "old is no report of a conformance run"),
-        ('{"report": 1}', "old is no report of a conformance run"),
-        ('{"report": 2, "clauses": []}', "old is a report of version 2, and this program reads version 1"),
+        ("{", "old is not a report of a conformance run"),
+        ("[]", "old is not a report of a conformance run"),
+        ('{"report": 1}', "old is not a report of a conformance run"),
+        ('{"report": 2, "clauses": []}', "old is a report of version 2; this program reads version 1"),
     ],
 )
-def test_what_is_no_report_is_refused(content: str, says: str) -> None:
+def test_compare_refuses_a_file_that_is_not_a_report(content: str, says: str) -> None:
     Path("old").write_text(content)
 
     ran = box("--compare", "old", write("new", {}))
@@ -66,5 +66,5 @@ def test_what_is_no_report_is_refused(content: str, says: str) -> None:
     assert (ran.code, ran.error) == (1, f"offload: {says}")
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
+def test_the_error_about_an_absent_file_names_it() -> None:
     assert "no-such-file" in box("--compare", "no-such-file", write("new", {})).error

@@ -1,4 +1,4 @@
-"""Five states of a capability: what is meant, what the store says and what is found must fit."""
+"""Five states of a capability: the declaration, the store's own answer and the finding must agree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FITS = {
 
 
 @pytest.mark.parametrize(("state", "found"), [*itertools.product(State, Finding)], ids=str)
-def test_each_state_fits_what_it_says_and_what_nobody_can_see(state: State, found: Finding) -> None:
+def test_each_state_agrees_with_its_own_finding_and_with_undecided(state: State, found: Finding) -> None:
     fits = FITS[state] | {Finding.UNDECIDED}
 
     assert ((state, found) not in COMPLAINTS) == (found in fits)
@@ -55,7 +55,9 @@ def test_each_state_fits_what_it_says_and_what_nobody_can_see(state: State, foun
         (None, UNKNOWN),
     ],
 )
-def test_a_version_decides_what_is_supported_since_one(server: str | None, is_meant: State) -> None:
+def test_the_version_decides_a_capability_supported_since_a_version(
+    server: str | None, is_meant: State
+) -> None:
     declared = Declared(multipart=since("2.3"), server_version=server)
 
     assert state_of(declared, "multipart", says=True) is is_meant
@@ -63,12 +65,12 @@ def test_a_version_decides_what_is_supported_since_one(server: str | None, is_me
 
 
 @pytest.mark.parametrize("says", [True, False])
-def test_where_nothing_is_meant_the_store_is_taken_at_its_word(says: bool) -> None:
+def test_the_store_s_answer_replaces_a_missing_declaration(says: bool) -> None:
     for meant in (None, Declared()):
         assert state_of(meant, "durable", says=says) is (SUPPORTED if says else UNSUPPORTED)
 
 
-def test_a_plugin_says_it_in_words() -> None:
+def test_a_plugin_declares_states_as_text() -> None:
     states = {"multipart": "not yet", "server_checksum": "since 2.3"}
     stated = MemoryStore().capabilities
 
@@ -87,15 +89,19 @@ def test_a_plugin_says_it_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [("maybe", "'maybe' is no state"), ("since soon", "'soon' is no version"), ("", "'' is no state")],
+    [
+        ("maybe", "'maybe' is not a state"),
+        ("since soon", "'soon' is not a version"),
+        ("", "'' is not a state"),
+    ],
 )
-def test_words_that_are_no_state_are_refused(words: str, says: str) -> None:
+def test_text_that_is_not_a_state_is_refused(words: str, says: str) -> None:
     with pytest.raises(Misuse, match=says):
         parsed(words)
 
 
-def test_what_is_no_capability_has_no_state() -> None:
-    with pytest.raises(Misuse, match="'colour' is no capability"):
+def test_an_unknown_capability_is_refused() -> None:
+    with pytest.raises(Misuse, match="'colour' is not a capability"):
         Declared.of({"colour": "unknown"}, stated=None, server_version=None)
 
 
@@ -103,7 +109,7 @@ def test_every_capability_with_a_state_is_probed() -> None:
     assert tuple(PROBES) == NAMES
 
 
-# In the black box
+# The command.
 
 
 WITHOUT_UPLOADS = """
@@ -127,7 +133,7 @@ async def start_upload(self, key):
         ("{'multipart': 'unknown'}", "1", True),
     ],
 )
-def test_the_plugin_s_states_are_held_against_the_store(
+def test_the_plugin_s_states_are_compared_with_the_store(
     site: Site, states: str, server_version: str, holds: bool
 ) -> None:
     site.install("broken", broken(WITHOUT_UPLOADS, declares=f"{{'states': {states}}}"))
@@ -143,7 +149,7 @@ def test_the_plugin_s_states_are_held_against_the_store(
     assert ran.document["server_version"] == server_version
 
 
-def test_the_report_tells_what_was_said_declared_and_found(site: Site) -> None:
+def test_the_report_has_the_answer_the_declaration_and_the_finding(site: Site) -> None:
     site.install("broken", broken(WITHOUT_UPLOADS, declares="{'states': {'multipart': 'since 2.3'}}"))
 
     report = box("broken://here", "--select", "store/capabilities_are_as_meant", "--json").document
@@ -162,11 +168,11 @@ def test_the_report_tells_what_was_said_declared_and_found(site: Site) -> None:
 @pytest.mark.parametrize(
     ("states", "arguments", "says"),
     [
-        ("{'multipart': 'maybe'}", (), "'maybe' is no state of a capability"),
-        ("{'multipart': 'unknown'}", ("--server-version", "latest"), "'latest' is no version"),
+        ("{'multipart': 'maybe'}", (), "'maybe' is not a state"),
+        ("{'multipart': 'unknown'}", ("--server-version", "latest"), "'latest' is not a version"),
     ],
 )
-def test_what_is_no_state_or_version_ends_with_2(
+def test_an_invalid_state_or_version_gives_exit_code_2(
     site: Site, states: str, arguments: tuple[str, ...], says: str
 ) -> None:
     site.install("broken", broken("pass", declares=f"{{'states': {states}}}"))
@@ -177,7 +183,7 @@ def test_what_is_no_state_or_version_ends_with_2(
     assert says in ran.stderr
 
 
-# Creates, in processes of their own
+# Creates in several processes.
 
 
 KNOWS_ITS_OWN = """
@@ -191,7 +197,7 @@ def capabilities(self):
 """
 
 
-def test_a_store_that_other_processes_do_not_see_is_caught_and_where_it_says_so_not_asked(
+def test_a_store_for_one_process_fails_unless_it_declares_so(
     site: Site,
 ) -> None:
     found = {}
@@ -206,7 +212,7 @@ def test_a_store_that_other_processes_do_not_see_is_caught_and_where_it_says_so_
     assert found == {False: "failed", True: "not_run"}
 
 
-def test_what_other_processes_create_is_removed(site: Site, tmp_path: Path) -> None:
+def test_keys_that_other_processes_create_are_removed(site: Site, tmp_path: Path) -> None:
     ran = box(tmp_path / "place", "--select", "store/create_is_atomic_between_processes", "--json")
 
     assert ran.code == 0

@@ -1,4 +1,4 @@
-"""What the suite draws depends on its seed alone."""
+"""The draws of the suite depend on its seed alone."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def drawn() -> list[int]:
     return found
 
 
-def test_what_was_drawn_before_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hypothesis remembers constants of local modules from tests that ran before, in the same process."""
+def test_earlier_draws_do_not_change_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis remembers constants of local modules from earlier tests in the same process."""
     module: Any = providers
     monkeypatch.setattr(module, "CONSTANTS_CACHE", module.LRUCache(16))
     with by_seed_alone():

@@ -1,4 +1,4 @@
-"""docs/conformance.md says what the schema and the command say."""
+"""docs/conformance.md agrees with the schema, the command and the reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = (DOCS / "conformance.md").read_text(encoding="utf-8")
 
 
 def fields(schema: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Every field that the schema describes, and those within it."""
+    """Yield every field that the schema describes, and the fields within it."""
     for name, described in schema.get("properties", {}).items():
         yield before + name, described["description"].removesuffix(".")
         yield from fields(described, f"{before}{name}.")
@@ -37,7 +37,7 @@ def test_the_page_lists_the_fields_of_the_report() -> None:
 
 
 def test_the_page_lists_the_options_of_the_command(site: Site) -> None:
-    section = PAGE[PAGE.index("## Ask a backend") : PAGE.index("## Layers")]
+    section = PAGE[PAGE.index("## Test a backend") : PAGE.index("## Layers")]
     listed = {
         option
         for row in re.findall(r"^\| (`-.*?) \|", section, re.MULTILINE)
@@ -51,14 +51,14 @@ def test_the_page_lists_the_options_of_the_command(site: Site) -> None:
     assert {each for each in known if each.startswith("--")} - listed == {"--help", "--option"}
 
 
-def test_the_matrix_is_what_the_reports_say() -> None:
+def test_the_matrix_matches_the_reports() -> None:
     made = runpy.run_path(str(DOCS / "make_conformance.py"))["page"]()
 
     assert made == PAGE, "run: python docs/make_conformance.py"
 
 
-def test_the_matrix_has_every_clause_as_it_is_now() -> None:
-    """Outcomes are those of the day that each column names; clauses and their texts are today's."""
+def test_the_matrix_has_every_current_clause() -> None:
+    """Outcomes date from the day that each column names. Clauses and their texts are current."""
     rows = re.findall(r"^\| `(\w+/\w+)` \| (.*?) \|(?: (?:yes|\*\*no\*\*|-) \|)+$", PAGE, re.MULTILINE)
 
     now = [(clause.id, clause.text.replace("|", "\\|")) for clause in clauses_of(*SUITES)]

@@ -1,4 +1,4 @@
-"""`offload conformance --performance`: it says what the clock says, stays in bounds, and is no verdict."""
+"""`offload conformance --performance`: correct figures, limits that hold, and no effect on the verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL, LARGE = 1000, 4 * MIB
 
 
 class Slow(MemoryStore):
-    """Takes as long as `seconds` says, by the clock of its loop."""
+    """A store whose calls take `seconds` each, by the clock of its loop."""
 
     seconds: dict[str, float]
 
@@ -80,7 +80,7 @@ class SlowUpload(UploadDecorator):
 
 
 def measured(store: MemoryStore, **bounds: Any) -> dict[str, Any]:
-    """A measurement in a world in which time is a number, and moves to whatever is waited for next."""
+    """Measure with a clock that jumps to the next moment for which a task waits."""
 
     def director(wait: float | None) -> None:
         assert wait is not None
@@ -105,7 +105,7 @@ def throughput(found: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["operation"], row["at_once"]): row for row in found["throughput"]}
 
 
-def test_each_latency_is_that_of_its_call() -> None:
+def test_each_row_has_the_latency_of_its_call() -> None:
     seconds = {"put": 0.03, "create": 0.04, "get": 0.01, "get_range": 0.02, "list": 0.05, "delete": 0.06}
 
     found = latency(measured(Slow(**seconds), calls_max=20))
@@ -117,15 +117,17 @@ def test_each_latency_is_that_of_its_call() -> None:
             assert row[f"{which}_seconds"] == pytest.approx(seconds[operation], abs=1e-5)
 
 
-def test_throughput_grows_with_callers_where_the_store_takes_them_together() -> None:
+def test_throughput_grows_with_callers_if_the_store_serves_them_together() -> None:
     store = Slow(put_large=0.5, get_large=0.25, part=0.1)
 
     found = throughput(measured(store, seconds_max=600))
 
     assert store.most_at_once == 16
     for (operation, at_once), row in found.items():
-        seconds = {"put": 8, "get": 4, "upload": 1.6}[operation] / at_once  # for sixteen, or sixteen parts
-        seconds += 0.5 if operation == "upload" else 0  # this store ends an upload with a put
+        seconds = {"put": 8, "get": 4, "upload": 1.6}[
+            operation
+        ] / at_once  # the bytes of sixteen objects or sixteen parts
+        seconds += 0.5 if operation == "upload" else 0  # this store completes an upload with a put
         size = 16 * (MIB if operation == "upload" else LARGE)
         assert (row["calls"] * row["size_bytes"], row["error"]) == (size, "")
         assert row["duration_seconds"] == pytest.approx(seconds, rel=1e-3)
@@ -133,7 +135,7 @@ def test_throughput_grows_with_callers_where_the_store_takes_them_together() -> 
     assert list(found) == [(what, n) for what in ("put", "get", "upload") for n in (1, 4, 16)]
 
 
-def test_one_slow_call_of_a_hundred_shows_in_the_maximum_alone() -> None:
+def test_one_slow_call_of_a_hundred_changes_only_the_maximum() -> None:
     assert spread([0.001] * 99 + [9.0]) == {
         "median_seconds": 0.001, "p99_seconds": 0.001, "max_seconds": 9.0,
     }  # fmt: skip
@@ -142,8 +144,8 @@ def test_one_slow_call_of_a_hundred_shows_in_the_maximum_alone() -> None:
     assert spread([]) == {"median_seconds": None, "p99_seconds": None, "max_seconds": None}
 
 
-def test_a_slow_store_is_called_less_often_and_every_row_has_its_share() -> None:
-    """Fifteen rows share a minute, so a call of two seconds is made twice; more where others were quick."""
+def test_a_slow_store_gets_fewer_calls_and_every_row_has_its_share() -> None:
+    """Fifteen rows share a minute. A call of two seconds is made twice, or more often after quick rows."""
     slow = dict.fromkeys(("put", "create", "get", "get_range", "list", "delete"), 2.0)
 
     found = measured(Slow(**slow), seconds_max=60)
@@ -154,17 +156,17 @@ def test_a_slow_store_is_called_less_often_and_every_row_has_its_share() -> None
     assert found["duration_seconds"] <= 60
 
 
-def test_a_store_that_hangs_is_given_up_when_the_time_is_up() -> None:
+def test_the_measurement_of_a_hanging_store_ends_at_the_time_limit() -> None:
     found = measured(Slow(get=1e6), seconds_max=60)
 
     rows = latency(found)
-    assert (rows["create"]["error"], rows["get"]["error"]) == ("", "the time was up")
+    assert (rows["create"]["error"], rows["get"]["error"]) == ("", "time limit reached")
     assert (rows["get"]["calls"], rows["get"]["median_seconds"]) == (0, None)
-    assert rows["list"]["error"] == "the time was up"
+    assert rows["list"]["error"] == "time limit reached"
     assert found["duration_seconds"] == pytest.approx(60)
 
 
-def test_a_call_that_fails_ends_its_row_and_no_other() -> None:
+def test_a_failed_call_ends_only_its_own_row() -> None:
     class Refuses(Slow):
         async def create(self, key: str, data: bytes) -> None:
             if key.endswith("0003"):
@@ -203,7 +205,7 @@ def test_an_upload_that_fails_is_aborted() -> None:
 
 
 class Counts(MemoryStore):
-    """Adds up what is moved."""
+    """A store that counts the bytes that it moves."""
 
     def __init__(self, **capabilities: Any) -> None:
         super().__init__()
@@ -224,7 +226,7 @@ class Counts(MemoryStore):
         return data
 
 
-def test_what_is_moved_is_bounded() -> None:
+def test_the_bytes_moved_are_limited() -> None:
     store = Counts()
 
     measured(store, calls_max=10, large_size_bytes=2000, row_size_bytes_max=50_000)
@@ -233,7 +235,7 @@ def test_what_is_moved_is_bounded() -> None:
     assert sum(map(len, store.objects.values())) == 50_000 + 10 * SMALL, "put/ was deleted, create/ was not"
 
 
-def test_what_a_store_declares_is_kept_to() -> None:
+def test_declared_limits_of_a_store_are_kept() -> None:
     found = measured(Counts(put_size_bytes_max=MIB), calls_max=2)
     assert {row["size_bytes"] for row in found["throughput"]} == {MIB}
     assert {row["operation"] for row in found["throughput"]} == {"put", "get"}
@@ -246,10 +248,10 @@ def test_what_a_store_declares_is_kept_to() -> None:
         for row in measured(Counts(multipart=True, part_size_bytes_min=2**40), calls_max=2)["throughput"]
         if row["operation"] == "upload"
     ]
-    assert huge["error"] == "Misuse: a part has 1099511627776 bytes, which is more than is measured"
+    assert huge["error"] == "Misuse: a part has 1099511627776 bytes, which is too large to measure"
 
 
-# The command
+# The command.
 
 
 BACKEND = """
@@ -271,7 +273,7 @@ BACKEND = """
 """
 
 
-def test_the_verdict_is_the_same_whatever_is_measured(site: Site, tmp_path: Path) -> None:
+def test_measurements_do_not_change_the_verdict(site: Site, tmp_path: Path) -> None:
     site.install("lists", BACKEND.replace("LISTS", "raise Denied('no lists')"))
     report, page = tmp_path / "report.json", tmp_path / "report.md"
 
@@ -290,7 +292,7 @@ def test_the_verdict_is_the_same_whatever_is_measured(site: Site, tmp_path: Path
     assert (site.objects("lists"), document["left"]) == ({}, {})
 
 
-def test_measuring_alone_asks_no_clause(site: Site, tmp_path: Path) -> None:
+def test_a_measurement_alone_runs_no_clause(site: Site, tmp_path: Path) -> None:
     site.install("lists", BACKEND.replace("LISTS", "pass"))
 
     ran = box("lists://here", "--performance-only", "--json")
@@ -303,7 +305,7 @@ def test_measuring_alone_asks_no_clause(site: Site, tmp_path: Path) -> None:
     assert box("lists://here", "--performance-only").lines[0].startswith("one caller\t")
 
 
-def test_without_the_option_nothing_is_measured(site: Site) -> None:
+def test_the_command_measures_nothing_without_the_option(site: Site) -> None:
     site.install("lists", BACKEND.replace("LISTS", "pass"))
 
     ran = box("lists://here", "--select", "store/puts_are_whole", "--json")
@@ -311,7 +313,7 @@ def test_without_the_option_nothing_is_measured(site: Site) -> None:
     assert ran.document["performance"] is None
 
 
-def test_ctrl_c_leaves_the_rows_that_were_whole(site: Site, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_complete_rows(site: Site, tmp_path: Path) -> None:
     site.install("lists", BACKEND.replace("LISTS", "signal.raise_signal(signal.SIGINT)"))
     report = tmp_path / "report.json"
 
@@ -326,11 +328,11 @@ def test_ctrl_c_leaves_the_rows_that_were_whole(site: Site, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("other", [("--select", "store"), ("--badge", "b.svg"), ("--junit", "j.xml")])
-def test_measuring_alone_has_no_verdict_to_write(site: Site, other: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_measurement_alone_writes_no_verdict(site: Site, other: tuple[str, ...], tmp_path: Path) -> None:
     ran = box(tmp_path / "there", "--performance-only", *other)
 
     assert ran.code == 2
-    assert "--performance-only asks no clause" in ran.stderr
+    assert "--performance-only runs no clauses" in ran.stderr
 
 
 def test_an_offloader_is_not_measured(site: Site) -> None:
@@ -339,4 +341,4 @@ def test_an_offloader_is_not_measured(site: Site) -> None:
     ran = box("whole://here", "--performance")
 
     assert ran.code == 2
-    assert "--performance measures stores, and the backend 'whole' opens an offloader" in ran.stderr
+    assert "--performance measures stores, but the backend 'whole' opens an offloader" in ran.stderr

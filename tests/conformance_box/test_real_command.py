@@ -1,7 +1,7 @@
-"""The suite as strangers meet it: the real command, and an author's tests, each in a process of its own.
+"""The suite as its users run it: the real command, and an author's tests, each in its own process.
 
-What is claimed of them - messages, deadlines, Ctrl-C - depends on what a process imports first and on how it
-ends, so that no test within pytest's own process can show it.
+Messages, deadlines and Ctrl-C depend on the first imports of a process and on the way it ends. So no test
+within pytest's own process can show them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,7 +57,7 @@ HANGS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder for distributions, to be put on the path of a process."""
+    """Return a folder for distributions, to put on the path of a process."""
     made = tmp_path / "installed"
     made.mkdir()
     return made
@@ -68,7 +69,7 @@ def install(folder: Path, acquire: str = "LOCK.acquire(blocking=False)") -> None
 
 @contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The command, ended if the test leaves it."""
+    """Yield the running command. It ends with the test."""
     env = os.environ | {"PYTHONPATH": str(folder)}
     with subprocess.Popen(
         [*COMMAND, "attic://here", *arguments],
@@ -85,7 +86,7 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_the_message_of_a_failure_states_expected_and_found(folder: Path) -> None:
+def test_the_message_of_a_failure_states_the_expected_and_the_found_value(folder: Path) -> None:
     install(folder)
 
     with started(folder, "--select", "store/ranges_are_exact") as process:
@@ -105,11 +106,11 @@ def test_a_clause_that_hangs_fails_by_name_and_the_command_ends(folder: Path, ha
     assert (process.returncode, errors) == (1, "")
     failed, found, *_ = out.splitlines()
     assert failed.startswith("FAILED store/create_never_replaces: ")
-    assert "expected: an answer within 1 s; found: the backend still waits, " in found
+    assert "expected an answer within 1 s; found the backend still waiting, " in found
     assert f"in `acquire` at {folder / 'attic_code.py'}:" in found
 
 
-def test_after_five_clauses_that_hang_the_others_are_not_asked(folder: Path) -> None:
+def test_after_five_clauses_that_hang_no_other_clause_runs(folder: Path) -> None:
     install(folder, "await asyncio.Event().wait()")
 
     with started(
@@ -119,12 +120,12 @@ def test_after_five_clauses_that_hang_the_others_are_not_asked(folder: Path) -> 
 
     why = "5 other clauses had exceeded their deadlines"
     page = (folder / "report.md").read_text()
-    assert out.count("expected: an answer within 1 s") == 5
-    assert re.search(f"^note: [0-9]+ clauses were not asked to the end: {why}$", errors, re.MULTILINE)
+    assert out.count("expected an answer within 1 s") == 5
+    assert re.search(f"^note: [0-9]+ clauses did not run to the end: {why}$", errors, re.MULTILINE)
     assert re.search(f"^\\| [0-9]+ clauses \\| {why} \\|$", page, re.MULTILINE)
 
 
-def test_ctrl_c_says_in_which_clause_it_came(folder: Path) -> None:
+def test_a_note_names_the_clause_that_ctrl_c_interrupted(folder: Path) -> None:
     install(
         folder, "print('waiting', flush=True, file=__import__('sys').stderr); await asyncio.Event().wait()"
     )
@@ -137,8 +138,8 @@ def test_ctrl_c_says_in_which_clause_it_came(folder: Path) -> None:
 
     assert process.returncode == 130
     assert "store/create_never_replaces: Ctrl-C ended the run " in errors
-    assert "clauses were not asked to their end" in errors
-    assert "offload: stopped; the clauses that ended are reported, and another run asks all" in errors
+    assert "clauses did not run to the end" in errors
+    assert "offload: stopped; the report has the results so far; another run starts" in errors
 
 
 AUTHOR = """
@@ -157,8 +158,10 @@ AUTHOR = """
 
 
 @pytest.mark.parametrize("how", ["editable", "wheel"])
-def test_an_author_s_own_tests_say_the_same(folder: Path, tmp_path: Path, wheel_site: Path, how: str) -> None:
-    """The checkout is installed as editable; from a wheel, pytest itself rewrites what the wheel lists."""
+def test_an_author_s_own_tests_give_the_same_message(
+    folder: Path, tmp_path: Path, wheel_site: Path, how: str
+) -> None:
+    """The checkout is installed as editable, and pytest itself rewrites the modules that a wheel lists."""
     install(folder, HANGS["a thread that does not end"])
     (tmp_path / "test_attic.py").write_text(dedent(AUTHOR))
     path = [str(folder), *([str(wheel_site)] if how == "wheel" else [])]
@@ -186,12 +189,12 @@ def test_an_author_s_own_tests_say_the_same(folder: Path, tmp_path: Path, wheel_
 
     assert ran.returncode == 1, ran.stderr
     assert "assert b'012345678' == b'0123456789'" in ran.stdout
-    assert "expected: an answer within 1 s; found: the backend still waits, in `acquire` at" in ran.stdout
+    assert "expected an answer within 1 s; found the backend still waiting, in `acquire` at" in ran.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds this checkout as pip installs it from its wheel."""
+    """Return a folder with this checkout as pip installs it from its wheel."""
     target = tmp_path_factory.mktemp("wheel")
     pip = [
         sys.executable,
@@ -207,8 +210,26 @@ def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+def test_a_run_executes_no_conftest_of_a_folder_above_the_suite(tmp_path: Path) -> None:
+    """The suite may be installed below somebody's tests. Their `conftest.py` could change the clauses."""
+    shutil.copytree(ROOT / "conformance", tmp_path / "site", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "site" / "conftest.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "place").mkdir()
+
+    done = subprocess.run(
+        [*COMMAND, tmp_path / "place", "--select", "store/absence_is_an_error"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (done.returncode, "ran" in done.stdout + done.stderr) == (0, False), done.stderr
+
+
 def test_every_module_that_asserts_about_a_backend_is_rewritten() -> None:
-    """A clause in a new module would fail with a bare `AssertionError` otherwise."""
+    """Otherwise a clause in a new module would fail with a bare `AssertionError`."""
     package = Path(pytest_plugin.__file__).parent
     modules = {path.relative_to(package).with_suffix("").parts[0]: path for path in package.rglob("*.py")}
     asserting = {
@@ -225,6 +246,6 @@ def test_every_module_that_asserts_about_a_backend_is_rewritten() -> None:
         "contender",
         "report",
         "running",
-    }  # about the suite itself
+    }  # assertions about the suite itself
     assert asserting <= {*pytest_plugin.REWRITTEN, *own}
     assert set(pytest_plugin.REWRITTEN) <= modules.keys()

@@ -1,4 +1,4 @@
-"""How the contract grows: each sentence of that section of docs/conformance.md that code can keep."""
+"""The growth of the contract: each sentence of that section in docs/conformance.md that code can check."""
 
 from __future__ import annotations
 
@@ -46,30 +46,30 @@ def minor(number: str) -> tuple[int, ...]:
     return tuple(map(int, number.split(".")[:2]))
 
 
-# The number, and the clauses
+# The number, and the clauses.
 
 
 def test_the_contract_is_the_minor_release_of_the_distribution() -> None:
-    """So a report, a page and `pip show` name one number."""
+    """A report, a page and `pip show` therefore show the same number."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
     assert minor(project["version"]) == minor(CONTRACT)
 
 
-def test_no_clause_is_of_a_contract_that_is_still_to_come() -> None:
+def test_no_clause_belongs_to_a_future_contract() -> None:
     for clause in clauses_of(*SUITES):
         assert minor(FIRST) <= minor(clause.since) <= minor(CONTRACT), clause.id
 
 
 def test_a_clause_is_advisory_for_one_minor_release() -> None:
-    """With the next contract this fails, until `advisory` is taken from the clause's mark."""
+    """With the next contract this test fails until `advisory` is removed from the clause's mark."""
     late = [each.id for each in clauses_of(*SUITES) if each.advisory and each.since != CONTRACT]
 
     assert late == []
 
 
 @pytest.mark.parametrize(("advisory", "code_"), [(True, 0), (False, 1)])
-def test_where_an_advisory_clause_fails_it_is_told_and_the_exit_code_stays(
+def test_a_failing_advisory_clause_is_reported_and_does_not_change_the_exit_code(
     site: Site, monkeypatch: pytest.MonkeyPatch, advisory: bool, code_: int
 ) -> None:
     site.install("shifts", code(shifts=True))
@@ -79,20 +79,20 @@ def test_where_an_advisory_clause_fails_it_is_told_and_the_exit_code_stays(
 
     assert ran.code == code_
     assert ran.lines[0].startswith("FAILED store/ranges_are_exact: ")
-    assert ("(advisory: no part of the verdict)" in ran.lines[0]) == advisory
+    assert ("(advisory: does not affect the verdict)" in ran.lines[0]) == advisory
 
 
-# What a backend was tested against
+# The contract against which a backend was tested.
 
 OLDER, NEWER = "0.1", "99.0"
 NOTES = {
-    OLDER: "clauses that came since were not asked; `offload conformance` asks them",
-    NEWER: "it may need what came since; pip install --upgrade ledger-offload",
+    OLDER: "newer clauses were not tested; `offload conformance` tests them",
+    NEWER: "it may need a newer framework; pip install --upgrade ledger-offload",
 }
 
 
 @pytest.mark.parametrize("stated", [OLDER, NEWER])
-def test_another_contract_is_a_note_and_no_refusal(site: Site, stated: str) -> None:
+def test_another_contract_gives_a_note_and_is_not_refused(site: Site, stated: str) -> None:
     site.install("attic", code(stated=stated))
     note = f"backend 'attic' was tested against contract {stated}, and this is {CONTRACT}: {NOTES[stated]}"
 
@@ -107,7 +107,7 @@ def test_another_contract_is_a_note_and_no_refusal(site: Site, stated: str) -> N
 
 
 @pytest.mark.parametrize("stated", [CONTRACT, None])
-def test_the_same_contract_or_none_is_no_note(site: Site, stated: str | None) -> None:
+def test_the_same_contract_or_none_gives_no_note(site: Site, stated: str | None) -> None:
     site.install("attic", code(stated=stated))
 
     listed, machine = offload("plugins"), offload("plugins", "--json")
@@ -120,7 +120,7 @@ def test_the_same_contract_or_none_is_no_note(site: Site, stated: str | None) ->
 
 
 @pytest.mark.parametrize("stated", [OLDER, None])
-def test_the_report_says_what_was_stated_and_what_was_asked(site: Site, stated: str | None) -> None:
+def test_the_report_has_the_stated_contract_and_the_one_that_ran(site: Site, stated: str | None) -> None:
     site.install("attic", code(stated=stated))
 
     document = box("attic://here", "--select", "store/puts_are_whole", "--json").document
@@ -131,13 +131,13 @@ def test_the_report_says_what_was_stated_and_what_was_asked(site: Site, stated: 
 
 
 @pytest.mark.parametrize("stated", ["", "0", "0.2.1", ">=0.2", "0.2\n", "\u0660.\u0662", "1" * 5 + ".0"])
-def test_what_is_no_contract_cannot_be_stated(stated: str) -> None:
+def test_an_invalid_contract_cannot_be_stated(stated: str) -> None:
     with pytest.raises(Misuse, match="tested_against is a contract such as"):
         Backend(name="attic", target="a:b", tested_against=stated)
 
 
 def test_a_plugin_that_declares_what_this_framework_does_not_know_is_not_loaded(site: Site) -> None:
-    """As one written for a newer framework may; it harms no other."""
+    """A plugin for a newer framework may do so. It does not affect others."""
     site.install("attic", STORE.replace("STATED", "'0.2', 'of_the_future': 1").replace("SHIFTS", "False"))
 
     rows = {row["plugin"]: row for row in offload("plugins", "--json").document["plugins"]}
@@ -149,4 +149,4 @@ def test_a_plugin_that_declares_what_this_framework_does_not_know_is_not_loaded(
 def test_the_page_names_the_contract() -> None:
     page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
 
-    assert f"its clauses belong to: {CONTRACT} now" in page
+    assert f"to which its clauses belong: now {CONTRACT}." in page

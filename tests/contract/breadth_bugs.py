@@ -36,7 +36,7 @@ SLOTS: Final = 16
 class KeepsSixteenMebibytes(MemoryStore):
     """Cuts an object at 16 MiB.
 
-    `MEDIUMBLOB` on a server that cuts instead of refusing, or a document of MongoDB.
+    `MEDIUMBLOB` on a server that cuts values instead of refusing them, or a document of MongoDB.
     """
 
     async def put(self, key: str, body: Body) -> None:
@@ -48,7 +48,7 @@ class KeepsSixteenMebibytes(MemoryStore):
 class CreatesSmallObjectsOnly(MemoryStore):
     """Refuses to create more than 256 KiB, and declares no limit.
 
-    A value of DynamoDB has 400 KB, one of etcd 1.5 MB; the commit of a long stream is found out years later.
+    A value of DynamoDB has at most 400 KB, one of etcd 1.5 MB; the commit of a long stream fails years later.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -59,9 +59,9 @@ class CreatesSmallObjectsOnly(MemoryStore):
 
 @bug("creates_may_be_as_large_as_declared")
 class DeclaresTooLittle(MemoryStore):
-    """Declares a limit of creates, and takes more.
+    """Declares a limit for creates, and accepts larger ones.
 
-    The number of another version of the server.
+    The limit belongs to another version of the server.
     """
 
     capabilities = replace(MemoryStore().capabilities, create_size_bytes_max=2 * MIB)  # type: ignore[assignment]
@@ -71,7 +71,8 @@ class DeclaresTooLittle(MemoryStore):
 class DeclaresNoRoomForARoot(MemoryStore):
     """Declares that it creates half a mebibyte at most, and keeps to it.
 
-    A true word about a small table: no tier fits there, and its first full root is years away.
+    The limit of a small table is declared correctly, but no tier fits there: a full root, years later, is
+    larger.
     """
 
     capabilities = replace(MemoryStore().capabilities, create_size_bytes_max=MIB // 2)  # type: ignore[assignment]
@@ -84,9 +85,9 @@ class DeclaresNoRoomForARoot(MemoryStore):
 
 @bug("contents_are_kept_as_they_are")
 class UnpacksWhatLooksPacked(MemoryStore):
-    """Reads an object that was compressed as what it was before.
+    """Returns a compressed object uncompressed.
 
-    `Content-Encoding: gzip`, guessed from the name, and undone by the HTTP client on the way back.
+    `Content-Encoding: gzip` is guessed from the name, and the HTTP client decompresses the reply.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -100,9 +101,9 @@ class UnpacksWhatLooksPacked(MemoryStore):
 
 @bug("puts_are_whole_while_replaced")
 class ReadsInPieces(MemoryStore):
-    """Reads a large object by several requests, each of the object as it is then.
+    """Reads a large object with several requests, each of the object at that moment.
 
-    A download in parallel ranges, without `If-Match`: smaller objects need one request.
+    It downloads parallel ranges without `If-Match`; smaller objects need one request.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -113,9 +114,9 @@ class ReadsInPieces(MemoryStore):
 
 @bug("create_never_undoes_a_put")
 class LocksCreatesAlone(MemoryStore):
-    """Looks and writes under a lock that puts do not take.
+    """Checks and writes under a lock that puts do not take.
 
-    One transaction, or lock, for creates among themselves: a put between its two steps is written over.
+    A transaction or lock covers only creates, so a put between the two steps is overwritten.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -131,9 +132,9 @@ class LocksCreatesAlone(MemoryStore):
 
 @bug("calls_may_overlap")
 class SharesAFile(MemoryStore):
-    """Moves one position for all readers of an object.
+    """Uses one file position for all readers of an object.
 
-    A file that stays open, with `seek` and then `read`: two ranges of one object at once read each other's.
+    A file stays open, with `seek` and then `read`, so two simultaneous ranges of an object are mixed up.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -161,7 +162,8 @@ class _Slots(MemoryStore):
 class LosesConnections(_Slots):
     """Does not give a connection back if its call is cancelled.
 
-    `acquire`, the call, `release`, with no `finally`: a reader that gives up now and then empties the pool.
+    `acquire`, the call, `release`, without `finally`: each reader that gives up takes a connection out of
+    the pool.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -177,9 +179,9 @@ class LosesConnections(_Slots):
 
 @bug("a_cancelled_call_hinders_no_other")
 class ReadsTheLastReply(MemoryStore):
-    """Gives the reply that a cancelled call no longer waited for to the next call.
+    """Gives the reply of a cancelled call to the next call.
 
-    redis-py did, on connections that went back to the pool with a reply still to come.
+    redis-py did this, on connections that were returned to the pool before their reply arrived.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -191,9 +193,9 @@ class ReadsTheLastReply(MemoryStore):
 
 @bug("a_cancelled_part_may_be_put_again")
 class LosesTheTurnsOfParts(MemoryStore):
-    """Lets so many parts go at once, and does not count a cancelled one as done.
+    """Limits simultaneous parts, and never frees the slot of a cancelled one.
 
-    A semaphore without `async with`.
+    The semaphore is used without `async with`.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -215,7 +217,7 @@ class LosesTheTurnsOfParts(MemoryStore):
 class KeepsCursorsOpen(_Slots):
     """Keeps the cursor of a listing that was not read to its end.
 
-    The cursor is closed behind the loop, which a caller that stops early never reaches.
+    The cursor is closed after the loop, which a caller that stops early never reaches.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -227,9 +229,9 @@ class KeepsCursorsOpen(_Slots):
 
 @bug("listing_goes_on_while_keys_change")
 class PagesByNumber(MemoryStore):
-    """Asks for the next page by the number of rows so far.
+    """Requests the next page by the number of rows so far.
 
-    `LIMIT 1000 OFFSET 1000`: what is deleted before that moves the rows up, and as many are not shown.
+    `LIMIT 1000 OFFSET 1000`: deletions before that position move the rows up, and as many rows are missing.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -244,9 +246,9 @@ class PagesByNumber(MemoryStore):
 
 @bug("listing_goes_on_page_after_page")
 class StopsAfterTenPages(MemoryStore):
-    """Lists ten thousand keys.
+    """Lists at most ten thousand keys.
 
-    The largest window of Elasticsearch, or a loop over pages with a bound against loops without end.
+    The largest window of Elasticsearch, or a loop over pages with a limit against endless loops.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -259,9 +261,9 @@ class StopsAfterTenPages(MemoryStore):
 
 @bug("listing_goes_on_page_after_page")
 class UnquotesTokens(MemoryStore):
-    """Asks for the next page behind a key in which `%2B` has become `+`.
+    """Requests the next page behind a key in which `%2B` has become `+`.
 
-    The token of a page is a key in a query, and somebody undoes its escapes once more.
+    The token of a page is a key in a query, and its escapes are decoded once too often.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -275,9 +277,9 @@ class UnquotesTokens(MemoryStore):
 
 @bug("listing_goes_on_page_after_page")
 class ForgetsSizesBehindAPage(MemoryStore):
-    """Lists every row behind the first thousand with a size of 0.
+    """Lists every row after the first thousand with a size of 0.
 
-    Two ways to read a page, the first and the next ones, and one of them asks for keys alone.
+    The first page and the next pages are read by different code, and one requests only keys.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -289,9 +291,10 @@ class ForgetsSizesBehindAPage(MemoryStore):
 
 @bug("a_level_goes_on_page_after_page")
 class DropsTheLastOfAFullPage(MemoryStore):
-    """Names 999 of a thousand names.
+    """Lists 999 of a thousand names.
 
-    It asks for one name more than it shows, to see whether another page follows; the last page has none.
+    It requests one name more than it returns, to see if another page follows; the last page has no extra
+    name.
     """
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
@@ -301,11 +304,11 @@ class DropsTheLastOfAFullPage(MemoryStore):
 
 
 class _Renames(MemoryStore):
-    """Takes a key for another one, in every call."""
+    """Replaces a key by another one, in every call."""
 
     @staticmethod
     def name(key: str) -> str:
-        """What a key is taken for."""
+        """Return the replacement of a key."""
         return key
 
     async def put(self, key: str, body: Body) -> None:
@@ -326,9 +329,9 @@ class _Renames(MemoryStore):
 
 @bug("keys_are_taken_as_they_are")
 class CutsAtTheHash(_Renames):
-    """Takes a key for what stands before its `#`.
+    """Cuts a key at its `#`.
 
-    A URL that was put together as text, without `quote`: the rest is a fragment, which is never sent.
+    A URL is built as text without `quote`, so the rest is a URL fragment, which is never sent.
     """
 
     @staticmethod
@@ -338,9 +341,9 @@ class CutsAtTheHash(_Renames):
 
 @bug("keys_are_taken_as_they_are")
 class MendsLineEnds(_Renames):
-    """Takes `\\r` for `\\n`.
+    """Changes `\\r` to `\\n`.
 
-    XML does, unless it is written as `&#13;`: in listings and in DeleteObjects.
+    XML does this unless it is written as `&#13;`, in listings and in DeleteObjects.
     """
 
     @staticmethod
@@ -350,9 +353,9 @@ class MendsLineEnds(_Renames):
 
 @bug("keys_are_taken_as_they_are")
 class DeletesByPattern(MemoryStore):
-    """Deletes every key that matches, where a key has `*`.
+    """Treats a key with `*` as a pattern when it deletes.
 
-    `glob`, or Redis' `KEYS`, over what a caller gave.
+    `glob`, or Redis' `KEYS`, is applied to a key of the caller.
     """
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -365,9 +368,9 @@ class DeletesByPattern(MemoryStore):
 
 @bug("keys_that_look_alike_differ")
 class FoldsByCompatibility(_Renames):
-    """Takes letters that NFKC makes equal for one.
+    """Does not distinguish letters that are equal under NFKC.
 
-    Identifiers of several databases and search engines; `ﬁ` and `fi` are then one key.
+    Identifiers of several databases and search engines work like this; `ﬁ` and `fi` are then one key.
     """
 
     @staticmethod
@@ -377,7 +380,7 @@ class FoldsByCompatibility(_Renames):
 
 @bug("keys_that_look_alike_differ")
 class DropsBlanksAtTheEnd(_Renames):
-    """Drops blanks at the end of a key.
+    """Removes blanks at the end of a key.
 
     `CHAR` columns, and comparisons with `PAD SPACE`, which is the default in MySQL.
     """
@@ -389,9 +392,9 @@ class DropsBlanksAtTheEnd(_Renames):
 
 @bug("ranges_are_exact")
 class ReadsAllForNothing(MemoryStore):
-    """Returns the whole object for a range of no bytes that does not begin at 0.
+    """Returns the whole object for an empty range that does not begin at 0.
 
-    `bytes=3-2` is no valid range, and a server ignores what is not valid.
+    `bytes=3-2` is not a valid range, and a server ignores an invalid one.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -402,9 +405,9 @@ class ReadsAllForNothing(MemoryStore):
 
 @bug("uploads_may_have_many_parts")
 class JoinsAThousandParts(MemoryStore):
-    """Joins the first thousand parts.
+    """Joins only the first thousand parts.
 
-    One page of ListParts: 320 parts, as many as the clause had, fit on it.
+    It reads one page of ListParts, which has room for the 320 parts that the clause used to have.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -417,7 +420,7 @@ class JoinsAThousandParts(MemoryStore):
 
 @bug("ranges_are_exact")
 class CutsTheStart(MemoryStore):
-    """Keeps where a range begins in 32 bits.
+    """Stores the beginning of a range in 32 bits.
 
     `unsigned int`, or `>>> 0`: a range far beyond the end reads from the beginning.
     """
@@ -430,9 +433,9 @@ class CutsTheStart(MemoryStore):
 
 @bug("stored_checksums_are_true")
 class TellsTheSumOfAPart(MemoryStore):
-    """Tells the checksum of the last part of an upload as that of the object.
+    """Reports the checksum of the last part of an upload as that of the object.
 
-    Servers keep one for each part, and tell a checksum of checksums, or the one that came last.
+    Servers keep one for each part, and report a checksum of checksums, or the last one.
     """
 
     sums: dict[tuple[int, str], int] = {}
@@ -454,9 +457,9 @@ class TellsTheSumOfAPart(MemoryStore):
 
 @bug("keys_may_be_long")
 class NamesPartsBehindTheKey(MemoryStore):
-    """Refuses an upload if its key leaves no room for the checksum of a part behind it.
+    """Refuses an upload if its key leaves no room for the checksum of a part after it.
 
-    Parts are objects of their own, named `KEY.SHA512`, until they are composed.
+    Parts are separate objects, named `KEY.SHA512`, until they are composed.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -469,9 +472,9 @@ BEGUN: Final[dict[int, list[Collected]]] = {}
 
 @bug("an_upload_may_be_begun_again")
 class AbortsAllOfAKey(MemoryStore):
-    """Forgets the parts of every upload of a key where one of them is aborted.
+    """Deletes the parts of every upload of a key if one of them is aborted.
 
-    Parts are kept below the key, and an abort removes that folder.
+    Parts are stored below the key, and an abort removes that folder.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -488,9 +491,9 @@ class AbortsAllOfAKey(MemoryStore):
 
 @bug("unfinished_uploads_are_all_told")
 class TellsOfTen(MemoryStore):
-    """Tells of the first ten unfinished uploads.
+    """Lists only the first ten unfinished uploads.
 
-    A page of that size, the default of the server, and no look at whether there is another.
+    The server's default page has ten rows, and nobody checks if there is another page.
     """
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
@@ -499,7 +502,7 @@ class TellsOfTen(MemoryStore):
 
 @bug("unfinished_uploads_are_all_told")
 class TellsByPattern(MemoryStore):
-    """Takes `_` in a prefix of unfinished uploads for any letter.
+    """Matches any character to `_` in a prefix of unfinished uploads.
 
     `LIKE prefix || '%'`: a sweep of one folder aborts the uploads of another.
     """
@@ -511,9 +514,9 @@ class TellsByPattern(MemoryStore):
 
 @bug("parts_beside_an_abort_are_forgotten")
 class RevivesUploads(MemoryStore):
-    """Takes a part of an upload that was aborted, and so begins it again, without the parts before.
+    """Accepts a part of an aborted upload, which begins it again without the earlier parts.
 
-    Parts go to a folder that is made where it is missing; and the abort had removed it.
+    Parts go to a folder that is made if it is missing, and the abort removed it.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -539,9 +542,9 @@ class RevivesUploads(MemoryStore):
 
 @bug("unfinished_uploads_tell_when_they_began")
 class TellsSeconds(MemoryStore):
-    """Tells in seconds when an upload began.
+    """Reports the beginning of an upload in seconds.
 
-    `timestamp()` without `* 1000`: a sweep takes an upload that just began for one of 1970, and aborts it.
+    `timestamp()` without `* 1000`: for a sweep a new upload is from 1970, and it aborts the upload.
     """
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
@@ -551,12 +554,12 @@ class TellsSeconds(MemoryStore):
 
 @bug("an_unreachable_server_is_no_answer")
 class TakesSilenceForAbsence(MemoryStore):
-    """Says that an object is absent if the server cannot be reached.
+    """Reports that an object is absent if the server cannot be reached.
 
-    `except Exception` around a look: a reader then believes that a stream was never offloaded.
+    `except Exception` around a read: a reader then believes that a stream was never offloaded.
     """
 
     @classmethod
     def unreachable(cls) -> ObjectStore:
-        """A client of a server that is not there."""
+        """Return a client of a server that does not exist."""
         return cls()

@@ -1,7 +1,8 @@
-"""How a deliberate bug is written down: a broken backend, and the one clause that it breaks.
+"""Deliberate bugs: each is a broken backend and the one clause that it violates.
 
-The class is the bug. The first sentence of its docstring says what it does wrong, and the rest where such a
-bug was seen, or how it comes about; docs/conformance-bugs.md is made of both (docs/make_conformance_bugs.py).
+The class is the bug. The first sentence of its docstring says what the class does wrong. The rest says
+where such a bug was seen, or what causes it. docs/make_conformance_bugs.py makes docs/conformance-bugs.md
+from both.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ SENTENCE_ENDS: Final = re.compile(r"(?<=\.)\s")
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A broken backend."""
+    """A broken backend and the clause that must catch it."""
 
     make: Any
-    """The class: opens the backend, as its sound base does."""
+    """The class, which opens the backend as its sound base does."""
 
     clause: str
     """The name of the test that must catch it."""
 
     @property
     def name(self) -> str:
-        """The class's name."""
+        """Return the name of the class."""
         return str(self.make.__name__)
 
     @property
     def does(self) -> str:
-        """What it does wrong."""
+        """Return the sentence that says what the backend does wrong."""
         return self._sentences[0]
 
     @property
     def comes_from(self) -> str:
-        """Where such a bug was seen, or how it comes about."""
+        """Return where such a bug was seen, or what causes it."""
         return self._sentences[1]
 
     @property
@@ -49,7 +50,7 @@ class Bug:
 
 
 def breaks(clause: str, room: list[Bug]) -> Callable[[T], T]:
-    """Write a class down in `room` as a bug that this clause catches."""
+    """Return a decorator that adds a class to `room` as a bug that this clause catches."""
 
     def written_down(make: T) -> T:
         room.append(Bug(make, f"test_{clause}"))

@@ -21,7 +21,7 @@ bug = partial(breaks, room=CAPABILITY_BUGS)
 
 
 class _WithoutUploads(MemoryStore):
-    """Refuses uploads as documented, and says so."""
+    """Refuses uploads as documented, and declares it."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -32,14 +32,14 @@ class _WithoutUploads(MemoryStore):
         raise Misuse("no uploads in parts here")
 
 
-# What the author means, against the store's own word
+# The author's declaration differs from the store's
 
 
 @bug("capabilities_are_those_stated")
 class IsMeantToCreate(MemoryStore):
-    """Declares that it has no atomic create, which its author says is supported.
+    """Declares that it has no atomic create, although its author says that it is supported.
 
-    A backend that looks at its server's headers, and finds an older protocol than the one it can speak.
+    A backend reads its server's headers, and finds an older protocol than the one in use.
     """
 
     declared = Declared(atomic_create=SUPPORTED)
@@ -53,7 +53,7 @@ class IsMeantToCreate(MemoryStore):
 class PromisesAheadOfItsTime(MemoryStore):
     """Declares a capability that its author says is not implemented yet.
 
-    `Capabilities` copied from another backend.
+    `Capabilities` were copied from another backend.
     """
 
     declared = Declared(multipart=NOT_YET)
@@ -61,9 +61,9 @@ class PromisesAheadOfItsTime(MemoryStore):
 
 @bug("capabilities_are_those_stated")
 class ForgetsOldServers(MemoryStore):
-    """Declares what only newer servers can, whatever server it meets.
+    """Declares a capability of newer servers for any server.
 
-    A constant, where the version of the server decides.
+    The declaration is a constant, but the version of the server decides.
     """
 
     declared = Declared(strong_listing=since("2.3"), server_version="2.1.9")
@@ -73,7 +73,7 @@ class ForgetsOldServers(MemoryStore):
 class StatesOtherLimits(MemoryStore):
     """Has other limits than its plugin declares.
 
-    A limit that was changed in the store's module, and stands in the plugin's once more.
+    A limit was changed in the store's module, and the plugin's module has a second copy.
     """
 
     declared = Capabilities(
@@ -81,14 +81,14 @@ class StatesOtherLimits(MemoryStore):
     )
 
 
-# What is meant, against what is found
+# The declaration differs from the behaviour
 
 
 @bug("capabilities_are_as_meant")
 class SaysThatItCreates(MemoryStore):
     """Declares an atomic create, and overwrites.
 
-    Servers that speak S3's protocol, answer 200 to `If-None-Match: *`, and replace the object.
+    Servers with S3's protocol answer 200 to `If-None-Match: *`, and replace the object.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -97,9 +97,9 @@ class SaysThatItCreates(MemoryStore):
 
 @bug("capabilities_are_as_meant")
 class HidesThatItCreates(MemoryStore):
-    """Creates as it should, and declares that it cannot.
+    """Creates correctly, and declares that it cannot.
 
-    A server that learned it in a newer version; the tier is refused without need.
+    A newer version of the server can do it; the tier is refused without need.
     """
 
     @property
@@ -109,9 +109,9 @@ class HidesThatItCreates(MemoryStore):
 
 @bug("capabilities_are_as_meant")
 class FailsToCreate(MemoryStore):
-    """Declares no atomic create, and raises an error of its own where it is asked for one.
+    """Declares no atomic create, and raises its own error for a create.
 
-    `raise NotImplementedError` left in a backend: retries and commands know no such error.
+    `raise NotImplementedError` was left in a backend; retries and commands do not know this error.
     """
 
     @property
@@ -124,9 +124,9 @@ class FailsToCreate(MemoryStore):
 
 @bug("capabilities_are_as_meant")
 class UploadsByNow(MemoryStore):
-    """Takes uploads, which its author says are not implemented yet.
+    """Accepts uploads, although its author says that they are not implemented yet.
 
-    The declaration was not changed along with the code.
+    The declaration was not changed together with the code.
     """
 
     declared = Declared(multipart=NOT_YET)
@@ -138,9 +138,9 @@ class UploadsByNow(MemoryStore):
 
 @bug("capabilities_are_as_meant")
 class UploadsOnOldServers(MemoryStore):
-    """Takes uploads on a server that is older than those which are said to support them.
+    """Accepts uploads on a server that is older than the declared version.
 
-    A version that was taken from release notes, and the feature was there before.
+    The version was taken from release notes, but the feature existed before.
     """
 
     declared = Declared(multipart=since("2.3"), server_version="v2.2.17")
@@ -152,9 +152,9 @@ class UploadsOnOldServers(MemoryStore):
 
 @bug("capabilities_are_as_meant")
 class RefusesOnNewServers(_WithoutUploads):
-    """Refuses uploads on a server of a version that is said to support them.
+    """Refuses uploads on a server of a version that is declared to support them.
 
-    A feature that a server's operator must switch on, and did not.
+    The server's operator has to switch the feature on, and did not.
     """
 
     declared = Declared(multipart=since("2.3"), server_version="2.10")
@@ -162,9 +162,9 @@ class RefusesOnNewServers(_WithoutUploads):
 
 @bug("capabilities_are_as_meant")
 class LeavesUploadsOpen(MemoryStore):
-    """Declares no uploads, and fails with an error of its own instead of refusing them.
+    """Declares no uploads, and fails with its own error instead of refusing them.
 
-    A method that was left out where the SDK has none, so that Python says what is missing.
+    The method was left out because the SDK has none, so Python raises the error.
     """
 
     declared = Declared(multipart=UNSUPPORTED)
@@ -181,7 +181,7 @@ class LeavesUploadsOpen(MemoryStore):
 class KeepsNoChecksum(MemoryStore):
     """Declares that it keeps a CRC-32C, and keeps none.
 
-    An older server behind an SDK that sends one: it is ignored.
+    The SDK sends a checksum, and an older server ignores it.
     """
 
     @property
@@ -191,9 +191,9 @@ class KeepsNoChecksum(MemoryStore):
 
 @bug("capabilities_are_as_meant")
 class ListsLate(MemoryStore):
-    """Declares strong listings, and lists what was there at the last look.
+    """Declares strong listings, and shows the state of the previous listing.
 
-    Listings from a replica or a cache, as object stores had them until 2020.
+    Listings come from a replica or a cache, as in object stores until 2020.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:

@@ -23,9 +23,9 @@ bug = partial(breaks, room=ERROR_BUGS)
 
 @bug("retention_is_told_in_words")
 class RetainsWhatIsAbsent(MemoryStore):
-    """Says that versions are kept of whatever key it is asked about.
+    """Reports for every key that versions are kept.
 
-    The bucket's own setting, without a look at the object.
+    It returns the setting of the bucket without looking at the object.
     """
 
     async def retained(self, key: str) -> str | None:
@@ -35,9 +35,9 @@ class RetainsWhatIsAbsent(MemoryStore):
 
 @bug("retention_is_told_in_words")
 class RetainsHeaders(MemoryStore):
-    """Answers with the headers that speak of versions and locks, line by line.
+    """Answers with the headers about versions and locks, line by line.
 
-    What the server sent, passed on as it came: it is printed into the middle of a sentence.
+    The server's text is passed on unchanged, and is printed in the middle of a sentence.
     """
 
     async def retained(self, key: str) -> str | None:
@@ -47,9 +47,9 @@ class RetainsHeaders(MemoryStore):
 
 @bug("errors_are_of_their_cause_alone")
 class SaysItOnManyLines(MemoryStore):
-    """Tells what the server answered, on as many lines as that has.
+    """Puts the server's whole answer, with several lines, into its error.
 
-    An SDK's error, whose text is the whole reply, put into the framework's as it is.
+    The text of an SDK's error is the whole reply, and becomes the text of the framework's error.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -64,12 +64,12 @@ class SaysItOnManyLines(MemoryStore):
 class TakesItForOneOfTwo(MemoryStore):
     """Raises an error that is both "exists" and "wrong call".
 
-    A class of the backend's own that inherits from two, so that either `except` would do: retries follow the
-    first that they test for.
+    The backend's own class inherits from two errors, so that either `except` works; retries follow the first
+    that they test for.
     """
 
     class Taken(AlreadyExists, Misuse):
-        """There, and so not to be created."""
+        """The key is taken, so it cannot be created."""
 
     async def create(self, key: str, data: bytes) -> None:
         try:
@@ -80,9 +80,9 @@ class TakesItForOneOfTwo(MemoryStore):
 
 @bug("errors_are_of_their_cause_alone")
 class IsSpoiledByAnError(MemoryStore):
-    """Answers nothing more once a call has failed.
+    """Answers no more requests after a call has failed.
 
-    A transaction that was left open by the exception that it raised.
+    An exception left a transaction open.
     """
 
     spoiled = False
@@ -99,7 +99,7 @@ class IsSpoiledByAnError(MemoryStore):
 class MakesRoomForAFolder(MemoryStore):
     """Removes an object to make a folder of its name.
 
-    `rm` before `mkdir -p`, written for a leftover of a crash, and met by a key.
+    `rm` before `mkdir -p` was written for the remains of a crash, but it also affects keys.
     """
 
     async def put(self, key: str, body: Body) -> None:
@@ -109,9 +109,9 @@ class MakesRoomForAFolder(MemoryStore):
 
 @bug("a_key_beside_its_folder_is_kept_or_refused")
 class RemovesTheFolder(MemoryStore):
-    """Removes what is below a key when an object of that name is put.
+    """Removes everything below a key when an object of that name is put.
 
-    A tree of directories, in which a rename onto a directory was made to succeed.
+    In a tree of directories, a rename onto a directory was made to succeed.
     """
 
     async def put(self, key: str, body: Body) -> None:
@@ -122,9 +122,9 @@ class RemovesTheFolder(MemoryStore):
 
 @bug("what_is_absent_has_no_checksum")
 class RemembersChecksums(MemoryStore):
-    """Tells the checksum of an object that was deleted.
+    """Reports the checksum of a deleted object.
 
-    A table of checksums beside the objects, of which deletions do not know.
+    Deletions do not update a table of checksums beside the objects.
     """
 
     sums: dict[tuple[int, str], int] = {}
@@ -139,9 +139,9 @@ class RemembersChecksums(MemoryStore):
 
 @bug("a_checksum_is_asked_of_keys_alone")
 class LooksUpAnything(MemoryStore):
-    """Asks for the checksum of whatever it is given.
+    """Requests the checksum of any key, valid or not.
 
-    The one method in which the check of the key was forgotten.
+    The check of the key was forgotten in this one method.
     """
 
     async def stored_crc32c(self, key: str) -> int | None:
@@ -150,9 +150,9 @@ class LooksUpAnything(MemoryStore):
 
 @bug("looking_at_nothing_is_no_error")
 class MissesTheFolder(MemoryStore):
-    """Raises where a folder to be listed is not there.
+    """Raises if a folder to list is absent.
 
-    `os.scandir` raises where an object store answers with an empty page.
+    `os.scandir` raises, but an object store answers with an empty page.
     """
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
@@ -165,9 +165,9 @@ class MissesTheFolder(MemoryStore):
 
 @bug("looking_at_nothing_is_no_error")
 class MissesItsUploads(MemoryStore):
-    """Raises where no upload is under way.
+    """Raises if no upload is in progress.
 
-    A server that answers 404 to the question for uploads of a prefix that holds nothing.
+    A server answers 404 to a listing of uploads below an empty prefix.
     """
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
@@ -183,7 +183,7 @@ class MissesItsUploads(MemoryStore):
 class ReadsOneBuffer(MemoryStore):
     """Returns at most 64 KiB of a range.
 
-    A single `recv` or `read`, which returns what is there by then.
+    A single `recv` or `read` returns only the bytes that have arrived.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -193,9 +193,9 @@ class ReadsOneBuffer(MemoryStore):
 
 @bug("ranges_are_exact_at_every_border")
 class LosesAByteBetweenBlocks(MemoryStore):
-    """Leaves out the byte at 4 MiB where a range runs across it.
+    """Leaves out the byte at 4 MiB if a range includes it.
 
-    A range that is fetched in blocks whose ends are inclusive, and begun anew one byte too late.
+    A range is fetched in blocks with inclusive ends, and the next block begins one byte too late.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -205,14 +205,14 @@ class LosesAByteBetweenBlocks(MemoryStore):
         return data[:at] + data[at + 1 :] if start < 4 * 2**20 < end else data
 
 
-# What only a sequence of calls betrays
+# Bugs that only a sequence of calls shows
 
 
 @bug("any_calls_answer_as_a_dictionary_would")
 class BeginsAnewBehindTheDeleted(MemoryStore):
-    """Lists from the beginning where `after` names a key that was deleted.
+    """Lists from the beginning if `after` names a deleted key.
 
-    A page is continued by looking for the last key of the one before, which is gone.
+    The next page is found by the last key of the previous one, which is gone.
     """
 
     gone: set[tuple[int, str]] = set()
@@ -229,9 +229,9 @@ class BeginsAnewBehindTheDeleted(MemoryStore):
 
 @bug("listing_is_strong")
 class KeepsTheSizeOfACreate(MemoryStore):
-    """Lists an object that was created, then put, with the size that it was created with.
+    """Lists an object that was created and then put with its first size.
 
-    An index of sizes which one of two ways to write forgets to renew.
+    One of two ways to write does not update an index of sizes.
     """
 
     sizes: dict[tuple[int, str], int] = {}
@@ -255,7 +255,7 @@ class KeepsTheSizeOfACreate(MemoryStore):
 class CreatesOverUploads(MemoryStore):
     """Creates over an object that was uploaded in parts.
 
-    An index of the keys that are taken, which puts and creates renew and uploads do not.
+    Puts and creates update an index of taken keys, and uploads do not.
     """
 
     taken: dict[int, set[str]] = {}
@@ -278,7 +278,7 @@ class CreatesOverUploads(MemoryStore):
         return self._Unseen(await super().start_upload(key), self, key)
 
     def index(self) -> set[str]:
-        """The keys that are known to be taken."""
+        """Return the keys that are known to be taken."""
         return self.taken.setdefault(id(self.objects), set())
 
     class _Unseen(UploadDecorator):

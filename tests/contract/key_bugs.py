@@ -23,7 +23,7 @@ bug = partial(breaks, room=KEY_BUGS)
 class CutsWhatItDeclaresTooLong(MemoryStore):
     """Declares that keys have at most 511 bytes, and cuts longer ones.
 
-    The width of a column, written down for a plan of what to store, and checked by nobody.
+    The width of a column is declared, and nothing checks it.
     """
 
     @property
@@ -42,9 +42,9 @@ class CutsWhatItDeclaresTooLong(MemoryStore):
 
 @bug("keys_are_refused_as_declared")
 class DropsDotsAtTheEnd(MemoryStore):
-    """Drops dots at the end of a key, and takes one key for another.
+    """Removes dots at the end of a key, so that two keys become one.
 
-    Azure does so, and Windows.
+    Azure and Windows do this.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -56,9 +56,9 @@ class DropsDotsAtTheEnd(MemoryStore):
 
 @bug("keys_are_refused_as_declared")
 class RefusesUndeclared(MemoryStore):
-    """Refuses a key that the server behind cannot hold, and does not declare it.
+    """Refuses a key that its server cannot hold, and does not declare it.
 
-    Found out by whoever has such a key.
+    The first user with such a key notices it.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -69,9 +69,9 @@ class RefusesUndeclared(MemoryStore):
 
 @bug("keys_are_refused_as_declared")
 class DeclaresAndTakes(MemoryStore):
-    """Declares that it cannot hold some keys, and takes them.
+    """Declares that it cannot hold some keys, and accepts them.
 
-    A rule of an older server, which was kept in the declaration alone.
+    A rule of an older server was kept in the declaration alone.
     """
 
     @property
@@ -81,9 +81,9 @@ class DeclaresAndTakes(MemoryStore):
 
 @bug("keys_are_refused_as_declared")
 class RefusesInOneCallOnly(MemoryStore):
-    """Refuses a key where it is put, and not where an upload of it begins.
+    """Refuses a key in a put, and not at the beginning of an upload.
 
-    The check stands in one of the ways to write.
+    Only one of the ways to write has the check.
     """
 
     @property
@@ -92,7 +92,7 @@ class RefusesInOneCallOnly(MemoryStore):
 
     @staticmethod
     def check(key: str) -> None:
-        """The rule of this store."""
+        """Check the rule of this store."""
         if ":" in check_key(key):
             raise Misuse(f"{key!r} has a colon")
 

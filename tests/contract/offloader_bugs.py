@@ -1,7 +1,6 @@
-"""Offloaders that each break one clause of their contract, the way real ones do.
+"""Offloaders that each break one clause of their contract, as real ones do.
 
-Nothing here is a caricature: each is a shortcut that somebody took somewhere, and everything else about it
-works.
+None of them is far-fetched: each is a shortcut that a real backend took, and the rest of the offloader works.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from offload.errors import (
 )
 from offload.formats.chunk import ChunkHeader, scan
 from offload.formats.chunk_check import check_source
-from offload.formats.fragment import HEADER
+from offload.formats.fragment_trailer import HEADER
 from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
@@ -68,9 +67,125 @@ class _Around(CutHandle):
 
 
 class ByVerbs(ObjectStoreOffloader):
-    """Reads streams by `tree` and `read_offloaded`, as an offloader that has no views of its own."""
+    """Reads streams by `tree` and `read_offloaded`, as an offloader without its own views."""
 
     view_of = LedgerOffloader.view_of  # type: ignore[assignment]
+
+
+# Codings
+
+
+class CodedHandles(ObjectStoreOffloader):
+    """Opens fragments by `handle`, which a bug overrides."""
+
+    async def _open_entry(self, committed: CommittedStream, entry: Entry) -> ReadHandle:
+        return self.handle(await super()._open_entry(committed, entry), entry)
+
+    def handle(self, handle: ReadHandle, entry: Entry) -> ReadHandle:
+        raise NotImplementedError
+
+
+class _OfBlocks(_Around):
+    async def read(self, rows: ChunkTable) -> bytes:
+        table = await self.table()
+        before = table[max(int(np.searchsorted(table["offset"], rows["offset"][0])) - 1, 0) :][:1]
+        whole = await super().read(np.concatenate((before, rows)) if before != rows[:1] else rows)
+        return whole[: int(rows["size_bytes"].sum())]
+
+
+@bug("coded_reads_are_verbatim")
+class ReadsFromTheBlocksStart(CodedHandles):
+    """Returns the beginning of a decompressed block, whatever chunk of it was asked for.
+
+    The position within the block is forgotten. Reads that begin with a block are right.
+    """
+
+    def handle(self, handle: ReadHandle, entry: Entry) -> ReadHandle:
+        return _OfBlocks.around(handle) if entry.codec else handle
+
+
+@bug("codings_mix_in_a_stream")
+class ReadsWithItsOwnCodec(CodedHandles):
+    """Decompresses with the codec of its own options, and not with that of the fragment.
+
+    It works as long as nobody changes the options.
+    """
+
+    def handle(self, handle: ReadHandle, entry: Entry) -> ReadHandle:
+        if vars(self).setdefault("codec", entry.codec) != entry.codec:
+            raise Corrupt("block", handle.where, expected="a frame of this codec", found="another one")
+        return handle
+
+
+@bug("codings_mix_in_a_stream")
+class CountsStoredSizes(ObjectStoreOffloader):
+    """Counts what is stored as the size of the data.
+
+    So a limit of retention means another history for each codec.
+    """
+
+    async def offload(self, *args: Any, **options: Any) -> Receipt:
+        receipt = await super().offload(*args, **options)
+        entries = [replace(entry, data_size_bytes=entry.stored_size_bytes) for entry in receipt.entries]
+        return replace(receipt, entries=entries)
+
+
+class _PlainPositions(_Around):
+    async def read(self, rows: ChunkTable) -> bytes:
+        try:
+            return await super().read(rows)
+        except Corrupt as exc:
+            raise exc.within(exc.where, offset=int((await self.table())["size_bytes"].sum())) from exc
+
+
+@bug("coded_damage_is_an_error")
+class NamesPlainPositions(CodedHandles):
+    """Names the position of damage as if nothing were compressed, which may be behind the object's end.
+
+    Nobody finds the damaged bytes there.
+    """
+
+    def handle(self, handle: ReadHandle, entry: Entry) -> ReadHandle:
+        return _PlainPositions.around(handle) if entry.codec else handle
+
+
+class _RawErrors(_Around):
+    async def read(self, rows: ChunkTable) -> bytes:
+        try:
+            return await super().read(rows)
+        except Corrupt as exc:
+            raise RuntimeError("LZ4F_decompress failed with code: ERROR_frameType_unknown") from exc
+
+
+@bug("coded_damage_is_an_error")
+class RaisesTheErrorsOfTheLibrary(CodedHandles):
+    """Raises the error of the library that decompresses.
+
+    Readers expect `Corrupt`, and stop with a traceback instead.
+    """
+
+    def handle(self, handle: ReadHandle, entry: Entry) -> ReadHandle:
+        return _RawErrors.around(handle) if entry.codec else handle
+
+
+class _Whole(_Around):
+    async def read(self, rows: ChunkTable) -> bytes:
+        table = await self.table()
+        first = int(np.searchsorted(table["offset"], rows["offset"][0]))
+        start = int(table["size_bytes"][:first].sum())
+        whole = await super().read(table)
+        return whole[start : start + int(rows["size_bytes"].sum())]
+
+
+@bug("coded_reads_are_bounded")
+class DecompressesWholeFragments(CodedHandles):
+    """Fetches and decompresses the whole fragment for every read.
+
+    A fragment is one frame of the codec, so its middle cannot be read alone.
+    """
+
+    def handle(self, handle: ReadHandle, entry: Entry) -> ReadHandle:
+        return _Whole.around(handle) if entry.codec else handle
 
 
 # Attempts
@@ -90,9 +205,9 @@ class Deduplicating(StoreDecorator):
 
 @bug("attempts_are_disjoint")
 class SharesObjects(ObjectStoreOffloader):
-    """Stores equal bytes once, whoever's they are.
+    """Stores equal bytes of different attempts once.
 
-    Deduplication by content: the last one to delete deletes for all.
+    Deduplication by content: a deletion by one attempt affects all.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -103,7 +218,7 @@ class SharesObjects(ObjectStoreOffloader):
 class DeletesTheLedger(ObjectStoreOffloader):
     """Deletes every attempt at the same ledger.
 
-    A delete by the beginning of the name, and the attempt stands at the name's end.
+    It deletes by the beginning of the name, and the attempt is at the end of the name.
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
@@ -120,7 +235,7 @@ class DeletesTheLedger(ObjectStoreOffloader):
 class DeletesInAllStreams(ObjectStoreOffloader):
     """Deletes what other streams stored at the same offset.
 
-    Data of all streams side by side, and a delete that forgets one column of the key.
+    The data of all streams is in one table, and the deletion omits one column of the key.
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
@@ -135,7 +250,7 @@ class DeletesInAllStreams(ObjectStoreOffloader):
 class UploadsUnprepared(ObjectStoreOffloader):
     """Uploads an attempt that was never announced.
 
-    The caller's word is taken for it; a sweep then deletes what a commit is about to name.
+    The caller is trusted; a sweep then deletes objects that a commit is about to name.
     """
 
     async def offload(
@@ -171,9 +286,9 @@ class StoresAnyLedger(ObjectStoreOffloader):
 
 @bug("offloads_are_checked")
 class ForgetsToCheck(ObjectStoreOffloader):
-    """Stores chunks whose checksums do not hold.
+    """Stores chunks whose checksums do not match.
 
-    The source is trusted: what its index says must be right.
+    The source's index is trusted without a check.
     """
 
     async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
@@ -186,7 +301,7 @@ class ForgetsToCheck(ObjectStoreOffloader):
 
 @bug("offloads_are_checked_for_length")
 class TakesAShortReadForTheEnd(ObjectStoreOffloader):
-    """Takes a source that ends too early for one that ends there.
+    """Treats a source that ends too early as complete.
 
     `while data := source.read()`: nobody compares with what the index says.
     """
@@ -202,9 +317,9 @@ class TakesAShortReadForTheEnd(ObjectStoreOffloader):
 
 @bug("fragments_are_whole")
 class OffersThePlan(ObjectStoreOffloader):
-    """Offers a fragment for adoption of which a part is missing.
+    """Offers a fragment with a missing part for adoption.
 
-    What was going to be uploaded is journaled, and after a crash the journal is taken for the upload.
+    Planned uploads are in a journal, and after a crash the journal is taken for the upload.
     """
 
     planned: dict[UUID, Entry] = {}
@@ -250,9 +365,9 @@ class GuessesLeftovers(ObjectStoreOffloader):
 
 @bug("leftovers_are_of_running_attempts")
 class OffersTheAborted(ObjectStoreOffloader):
-    """Offers for adoption what was aborted.
+    """Offers aborted fragments for adoption.
 
-    Whatever lies behind the end of the stream is taken for what a crash left.
+    All data behind the end of the stream is taken for the remains of a crash.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
@@ -268,9 +383,9 @@ class OffersTheAborted(ObjectStoreOffloader):
 
 @bug("leftovers_leave_no_hole")
 class OffersWhatLiesBehindAHole(ObjectStoreOffloader):
-    """Offers for adoption what does not continue the stream.
+    """Offers fragments for adoption that do not continue the stream.
 
-    Every complete fragment counts, as it does where a broker asks for its own back.
+    Every complete fragment counts, as it does if a broker asks for its own data.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
@@ -288,7 +403,7 @@ class OffersWhatLiesBehindAHole(ObjectStoreOffloader):
 
 @bug("deletion_is_idempotent")
 class InsistsOnPresence(ObjectStoreOffloader):
-    """Fails to delete what is gone.
+    """Fails to delete an attempt that is gone.
 
     A cleanup that was interrupted can then never be finished.
     """
@@ -303,7 +418,7 @@ class InsistsOnPresence(ObjectStoreOffloader):
 class DeletesTheCommitted(ObjectStoreOffloader):
     """Deletes an attempt that the manifest names.
 
-    It removes what it is told to, and asks no manifest.
+    It removes the attempt without looking at a manifest.
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
@@ -314,7 +429,7 @@ class DeletesTheCommitted(ObjectStoreOffloader):
 class ChecksOnlyTheData(ObjectStoreOffloader):
     """Checks the CRC of a chunk's data, and nothing of its header.
 
-    The format has a checksum, so it is checked; that it leaves out the header is easily missed.
+    The format's checksum is checked, but it does not cover the header.
     """
 
     async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
@@ -327,9 +442,9 @@ class ChecksOnlyTheData(ObjectStoreOffloader):
 
 @bug("offloads_are_checked")
 class ChecksTheFirstOfEachRead(ObjectStoreOffloader):
-    """Checks the first chunk of each read alone.
+    """Checks only the first chunk of each read.
 
-    A check that was written for one chunk, before reads were made larger.
+    The check was written for one chunk, before reads became larger.
     """
 
     async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
@@ -344,9 +459,9 @@ class ChecksTheFirstOfEachRead(ObjectStoreOffloader):
 
 @bug("offloads_are_checked")
 class BlamesTheTier(ObjectStoreOffloader):
-    """Names the tier as the place of damage that its source has.
+    """Blames the tier for damage in the source.
 
-    An error that is translated where its file is no longer known.
+    An error is translated in a place where the file is no longer known.
     """
 
     async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
@@ -358,24 +473,24 @@ class BlamesTheTier(ObjectStoreOffloader):
 
 @bug("offloads_are_checked_for_holes")
 class TrustsTheTable(ObjectStoreOffloader):
-    """Copies what the table of the source lists, and takes that for the whole range.
+    """Copies the chunks in the table of the source, even if they do not cover the whole range.
 
-    An index that lost a record: the chunk is there, and nobody asks for it.
+    An index lost a record, so the chunk exists and nobody reads it.
     """
 
     async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
         with (
             patch("offload.native.offloader.covering_table", lambda handle: handle.table()),
-            patch("offload.native.fragment_writer.check_index", lambda *args, **kwargs: None),
+            patch("offload.formats.fragment._check_table", lambda *args, **kwargs: None),
         ):
             return await super().offload(*args, **kwargs)
 
 
 @bug("errors_of_the_source_are_passed_on")
 class TakesTryAgainForTheEnd(ObjectStoreOffloader):
-    """Takes a source that is gone for now for one that has ended.
+    """Treats a source that is temporarily unavailable as ended.
 
-    A loop that reads until there is nothing more, and an error that counts as nothing.
+    A loop reads until there is no more data, and an error counts as no data.
     """
 
     async def offload(
@@ -388,7 +503,7 @@ class TakesTryAgainForTheEnd(ObjectStoreOffloader):
 
 
 class _Slots(ObjectStoreOffloader):
-    """Has four slots for uploads. `kept_after` says after which ends one is not given back."""
+    """Has four slots for uploads. `kept_after` says after which errors a slot is not given back."""
 
     taken = 0
     kept_after: type[BaseException]
@@ -410,7 +525,7 @@ class _Slots(ObjectStoreOffloader):
 class LosesSlotsToErrors(_Slots):
     """Loses an upload slot at each error of a source.
 
-    A semaphore that is released behind the call, and not in a `finally`.
+    A semaphore is released after the call, and not in a `finally`.
     """
 
     kept_after = OffloadError
@@ -420,7 +535,7 @@ class LosesSlotsToErrors(_Slots):
 class LosesSlotsToCancellation(_Slots):
     """Loses an upload slot with each offload that is cancelled.
 
-    `except Exception` releases it, and a cancellation is no `Exception`.
+    `except Exception` releases the slot, and a cancellation is not an `Exception`.
     """
 
     kept_after = asyncio.CancelledError
@@ -430,7 +545,7 @@ class LosesSlotsToCancellation(_Slots):
 class ClosesItsSource(ObjectStoreOffloader):
     """Closes the handle that it copied.
 
-    `async with handle`: tidy, but the handle is the caller's, who may copy it once more.
+    `async with handle` closes it, but the caller owns the handle and may copy it once more.
     """
 
     async def offload(self, handle: ReadHandle, *args: Any, **kwargs: Any) -> Receipt:
@@ -440,7 +555,7 @@ class ClosesItsSource(ObjectStoreOffloader):
 
 @bug("extra_metadata_is_any_text")
 class SendsMetadataAsHeaders(ObjectStoreOffloader):
-    """Refuses metadata that is not ASCII.
+    """Refuses metadata outside ASCII.
 
     It is sent as HTTP headers, as user metadata of objects is.
     """
@@ -455,7 +570,7 @@ class SendsMetadataAsHeaders(ObjectStoreOffloader):
 class AddsToTheMetadata(ObjectStoreOffloader):
     """Adds to the mapping of metadata that its caller gave.
 
-    A default of its own is put where it is at hand; the next ledger has it too.
+    It adds a default to the caller's mapping, so the next ledger has it too.
     """
 
     async def offload(self, *args: Any, **kwargs: Any) -> Receipt:
@@ -469,9 +584,9 @@ class AddsToTheMetadata(ObjectStoreOffloader):
 
 @bug("offloads_may_run_at_once")
 class CopiesByOneCursor(ObjectStoreOffloader):
-    """Keeps the handle that it copies in the offloader itself.
+    """Keeps the current handle in the offloader itself.
 
-    An attribute where a variable was needed: two ledgers at once become one of them, twice.
+    An attribute is used instead of a variable, so of two simultaneous ledgers one is stored twice.
     """
 
     current: ReadHandle
@@ -498,7 +613,7 @@ class CountsEveryRecord(ObjectStoreOffloader):
 class TakesTheLastTimeForTheGreatest(ObjectStoreOffloader):
     """Takes the timestamp of the last chunk for the greatest.
 
-    Time goes on, as a rule: until a clock is set.
+    Time usually rises, until somebody sets a clock.
     """
 
     async def offload(self, handle: ReadHandle, *args: Any, **kwargs: Any) -> Receipt:
@@ -525,9 +640,9 @@ class Behind(StoreDecorator):
 
 @bug("receipts_are_of_durable_bytes")
 class WritesBehind(ObjectStoreOffloader):
-    """Sends what it copied with its next commit.
+    """Sends copied data only with its next commit.
 
-    A transaction that is open until then: if another process commits, it commits nothing.
+    A transaction stays open until then; if another process commits, the data is missing.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -536,9 +651,9 @@ class WritesBehind(ObjectStoreOffloader):
 
 @bug("receipts_are_of_durable_bytes")
 class TidiesUpAtItsClose(ObjectStoreOffloader):
-    """Removes at its close what it copied and has not committed.
+    """Removes uncommitted copies when it is closed.
 
-    An open transaction is rolled back with its connection: another was to commit that, or adopt it.
+    An open transaction is rolled back with its connection, but another writer may commit or adopt the copies.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -564,9 +679,9 @@ class KeepingFragments(Deduplicating):
 
 @bug("attempts_are_stored_apart")
 class StoresEqualBytesOnce(ObjectStoreOffloader):
-    """Stores equal bytes of two attempts once, and removes them never.
+    """Stores equal bytes of two attempts once, and never removes them.
 
-    Deduplication with a garbage collector that is still to come.
+    Deduplication whose garbage collector was never written.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -575,9 +690,9 @@ class StoresEqualBytesOnce(ObjectStoreOffloader):
 
 @bug("refusals_store_nothing")
 class NotesBeforeItAsks(ObjectStoreOffloader):
-    """Stores a note of an attempt before it asks whether the attempt was announced.
+    """Stores a note of an attempt before it checks if the attempt was announced.
 
-    The check comes late, and what it refuses has left a trace that nobody removes.
+    The check comes late, and nobody removes the note of a refused attempt.
     """
 
     async def offload(self, handle: ReadHandle, attempt: Attempt, **kwargs: Any) -> Receipt:
@@ -587,9 +702,9 @@ class NotesBeforeItAsks(ObjectStoreOffloader):
 
 @bug("deletion_leaves_nothing")
 class LeavesTheBrokenOff(ObjectStoreOffloader):
-    """Deletes what an attempt completed, and not what it had begun.
+    """Deletes the complete objects of an attempt, and not the unfinished ones.
 
-    Temporary objects, whose names the deletion does not know.
+    Temporary objects have names that the deletion does not know.
     """
 
     async def offload(self, handle: ReadHandle, attempt: Attempt, **kwargs: Any) -> Receipt:
@@ -604,7 +719,7 @@ class LeavesTheBrokenOff(ObjectStoreOffloader):
 class PrunesBeforeItAsks(ObjectStoreOffloader):
     """Removes old manifests with each deletion, also with one that it then refuses.
 
-    Housekeeping comes first, and the question comes after it.
+    It cleans up first, and checks the call afterwards.
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
@@ -615,9 +730,9 @@ class PrunesBeforeItAsks(ObjectStoreOffloader):
 
 @bug("attempts_are_of_their_stream")
 class FindsAttemptsByUid(ObjectStoreOffloader):
-    """Reads an attempt by its UUID, in whatever stream it is.
+    """Reads an attempt by its UUID, in any stream.
 
-    A table keyed by the UUID: the stream that is asked for is in no `WHERE`.
+    A table is keyed by the UUID, and the requested stream is in no `WHERE`.
     """
 
     async def read_offloaded(self, attempt: Attempt, **kwargs: Any) -> ReadHandle:
@@ -631,7 +746,7 @@ class FindsAttemptsByUid(ObjectStoreOffloader):
 
 @bug("attempts_are_of_their_stream")
 class DeletesByUid(ObjectStoreOffloader):
-    """Deletes an attempt by its UUID, in whatever stream it is.
+    """Deletes an attempt by its UUID, in any stream.
 
     `DELETE FROM fragments WHERE attempt = ?`.
     """
@@ -644,9 +759,9 @@ class DeletesByUid(ObjectStoreOffloader):
 
 @bug("deletion_condemns")
 class DeletesBytesAlone(ObjectStoreOffloader):
-    """Deletes the bytes of an attempt, which goes on running.
+    """Deletes the bytes of an attempt, and leaves it running.
 
-    The commit that drops it was forgotten: a later one names what is gone.
+    The commit that drops the attempt was forgotten, so a later commit names deleted data.
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
@@ -660,9 +775,9 @@ class DeletesBytesAlone(ObjectStoreOffloader):
 
 @bug("deletion_spares_the_committed_that_runs")
 class AsksOnlyWhatRuns(ObjectStoreOffloader):
-    """Deletes whatever runs, and asks only of other attempts whether they are named.
+    """Deletes every running attempt, and checks only other attempts against the manifest.
 
-    Running or committed: that an attempt can be both is overlooked.
+    It overlooks that an attempt can be both running and committed.
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
@@ -675,9 +790,9 @@ class AsksOnlyWhatRuns(ObjectStoreOffloader):
 
 @bug("deletion_takes_what_was_trimmed")
 class SparesWhatWasEverNamed(ObjectStoreOffloader):
-    """Spares for ever what was once committed.
+    """Never deletes data that was once committed.
 
-    A flag in the attempt's row, which a trim does not take back: retention frees no byte.
+    A trim does not reset a flag in the attempt's row, so retention frees no byte.
     """
 
     named: set[UUID] = set()
@@ -698,7 +813,7 @@ class SparesWhatWasEverNamed(ObjectStoreOffloader):
 
 @bug("leftovers_are_one_chain")
 class OffersRivals(ObjectStoreOffloader):
-    """Offers the leftovers of each attempt, though they hold the same offsets.
+    """Offers the leftovers of each attempt, even if they have the same offsets.
 
     Each attempt is looked at by itself, and continues the manifest by itself.
     """
@@ -713,9 +828,9 @@ class OffersRivals(ObjectStoreOffloader):
 
 @bug("leftovers_are_of_earlier_writers")
 class OffersItsOwn(ObjectStoreOffloader):
-    """Offers a writer what it copied itself and has not committed yet.
+    """Offers a writer its own uncommitted copies.
 
-    Whatever runs and is complete counts, whoever it belongs to.
+    Every complete running attempt counts, regardless of its owner.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
@@ -724,7 +839,7 @@ class OffersItsOwn(ObjectStoreOffloader):
 
 @bug("leftovers_are_of_earlier_writers")
 class OffersWhatJobsCopied(ObjectStoreOffloader):
-    """Offers the next writer what a job copied.
+    """Offers the next writer the copies of a job.
 
     The kind of an attempt came later than the code that reads the list.
     """
@@ -736,9 +851,9 @@ class OffersWhatJobsCopied(ObjectStoreOffloader):
 
 @bug("leftovers_are_not_committed")
 class OffersTheCommitted(ObjectStoreOffloader):
-    """Offers what is complete of every attempt that runs, committed or not.
+    """Offers all complete fragments of running attempts, committed or not.
 
-    The list of an attempt's fragments is compared with nothing: what is there twice is appended twice.
+    The attempt's fragments are not compared with the manifest, so some are appended twice.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
@@ -747,9 +862,9 @@ class OffersTheCommitted(ObjectStoreOffloader):
 
 @bug("leftovers_tell_their_last_chunk")
 class TellsTheLastRecord(ObjectStoreOffloader):
-    """Tells the offset of the last record for that of the last chunk.
+    """Reports the offset of the last record as that of the last chunk.
 
-    The two are one wherever chunks have one record.
+    The two are equal if chunks have one record.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
@@ -759,9 +874,9 @@ class TellsTheLastRecord(ObjectStoreOffloader):
 
 @bug("leftovers_tell_their_last_chunk")
 class TellsTheChecksumOfTheData(ObjectStoreOffloader):
-    """Tells the CRC that stands in the last chunk's header, which is that of its data alone.
+    """Reports the CRC in the last chunk's header, which covers only its data.
 
-    A checksum of the chunk is at hand, so none is computed: the source's own never agrees with it.
+    A checksum is available, so none is computed, but the source's checksum never agrees with it.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
@@ -785,9 +900,9 @@ class Tidied(_Around):
 
 @bug("reads_are_verbatim")
 class Tidies(ObjectStoreOffloader):
-    """Hands out bytes that are nearly those that came in.
+    """Returns bytes that differ slightly from the original ones.
 
-    Records decoded and encoded anew on the way, trimmed, or recompressed.
+    Records are decoded and encoded again on the way, trimmed, or recompressed.
     """
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
@@ -796,7 +911,7 @@ class Tidies(ObjectStoreOffloader):
 
 @bug("reads_are_verbatim_when_narrowed")
 class NarrowsTooFar(ObjectStoreOffloader):
-    """Leaves out the last of the offsets to which a read is narrowed.
+    """Leaves out the last offset of a narrowed read.
 
     An inclusive end taken for an exclusive one.
     """
@@ -810,9 +925,9 @@ class NarrowsTooFar(ObjectStoreOffloader):
 
 @bug("absence_is_an_error")
 class ReturnsNone(ObjectStoreOffloader):
-    """Returns None where nothing was committed.
+    """Returns None if nothing was committed.
 
-    Meant to spare the caller an exception; the next line fails elsewhere.
+    This avoids an exception here, but the caller's next line fails.
     """
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
@@ -824,9 +939,9 @@ class ReturnsNone(ObjectStoreOffloader):
 
 @bug("damage_is_an_error")
 class ChecksNothingItReads(ObjectStoreOffloader):
-    """Hands out stored bytes without a look at their checksums.
+    """Returns stored bytes without checking their checksums.
 
-    The store has checksums of its own, it is said; they do not cover what a proxy or a person did.
+    The store has its own checksums, but they do not cover changes by a proxy or a person.
     """
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
@@ -841,9 +956,9 @@ class _Unchecked(_Around):
 
 @bug("streams_do_not_end_at_damage")
 class EndsAtDamage(ByVerbs):
-    """Ends a ledger where its bytes stop to hold.
+    """Ends a ledger at the first damaged byte.
 
-    A broker recovers its own log so, for there a torn end is what a crash leaves; here it is lost data.
+    A broker recovers its own log in this way, because a crash leaves a torn end; here it loses data.
     """
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
@@ -873,7 +988,7 @@ class _UpToDamage(_Around):
 class LeavesTrimsToTheBucket(ObjectStoreOffloader):
     """Does not commit a trim.
 
-    Retention is left to the bucket's lifecycle rules: they delete what the manifest goes on to name.
+    Retention is left to the bucket's lifecycle rules, which delete objects that the manifest still names.
     """
 
     async def commit_manifest(
@@ -886,9 +1001,9 @@ class LeavesTrimsToTheBucket(ObjectStoreOffloader):
 
 @bug("copies_change_nothing_that_is_read")
 class RemembersWhatItCommitted(ObjectStoreOffloader):
-    """Reads an attempt by the last manifest of its own that named it.
+    """Reads an attempt by an older manifest of its own that named it.
 
-    Objects never change, so their place is remembered; but what a stream names changes.
+    Objects never change, so their place is cached; but the stream may no longer name them.
     """
 
     remembered: Manifest | None = None
@@ -914,9 +1029,9 @@ class RemembersWhatItCommitted(ObjectStoreOffloader):
 
 @bug("attempts_are_not_read_with_a_hole")
 class JoinsWhatIsLeft(ObjectStoreOffloader):
-    """Makes one handle of all fragments that an attempt still has, whatever lies between them.
+    """Makes one handle of all remaining fragments of an attempt, even with a gap between them.
 
-    Where attempts were never replaced in part, that is the same.
+    This is right if no attempt was ever replaced in part.
     """
 
     def __init__(self, store: ObjectStore, **how: Any) -> None:
@@ -938,9 +1053,9 @@ class JoinsWhatIsLeft(ObjectStoreOffloader):
 
 @bug("copies_begin_and_end_as_fragments_do")
 class CopiesAnything(ObjectStoreOffloader):
-    """Takes whatever it is given for a copy.
+    """Accepts any data as a copy.
 
-    It is left to the commit to compare both, when all of it is stored.
+    Only the commit compares both, after everything is stored.
     """
 
     async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
@@ -949,7 +1064,7 @@ class CopiesAnything(ObjectStoreOffloader):
 
 @bug("snapshots_do_not_move")
 class LiveHandles(ObjectStoreOffloader):
-    """Hands out handles that grow with the stream.
+    """Returns handles that grow with the stream.
 
     The end of the range is looked up at every call instead of once.
     """
@@ -986,9 +1101,9 @@ class Shortened(_Around):
 
 @bug("chunks_are_whole")
 class BeginsWithinAChunk(ObjectStoreOffloader):
-    """Hands out handles that begin behind the first record of a chunk.
+    """Returns handles that begin behind the first record of a chunk.
 
-    A reader's offset taken for the handle's range.
+    A reader's offset is taken for the beginning of the handle's range.
     """
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
@@ -1004,7 +1119,7 @@ class _Page(_Around):
 class ReadsOnePage(ObjectStoreOffloader):
     """Reads back the first thousand chunks of an attempt.
 
-    A query with a limit, and nobody asks for the next page.
+    A query has a limit, and nobody requests the next page.
     """
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
@@ -1018,9 +1133,9 @@ class _Buffer(_Around):
 
 @bug("reads_are_verbatim")
 class ReadsOneBuffer(ObjectStoreOffloader):
-    """Returns no more of a read than a buffer holds.
+    """Returns at most one buffer of a read.
 
-    One `recv` where a loop was needed: tests have small chunks.
+    There is one `recv` instead of a loop, and tests have small chunks.
     """
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
@@ -1034,9 +1149,9 @@ class _LastOfAll(Tree):
 
 @bug("views_find_what_is_committed")
 class TakesTheLastForAMessage(ByVerbs):
-    """Tells the newest fragment for the newest that has messages.
+    """Reports the newest fragment as the newest with messages.
 
-    Tracking chunks are rare, and no message.
+    Tracking chunks are rare, and hold no messages.
     """
 
     def tree(self, manifest: Manifest) -> Tree:
@@ -1045,9 +1160,9 @@ class TakesTheLastForAMessage(ByVerbs):
 
 @bug("views_do_not_move")
 class NamesWhatIsGone(ObjectStoreOffloader):
-    """Says of every name that a view has it.
+    """Reports that a view has every name.
 
-    The objects are still there, so the store is asked instead of the manifest: a trim looks like damage.
+    It asks the store instead of the manifest; the objects still exist, so a trim looks like damage.
     """
 
     def view_of(self, committed: CommittedStream) -> Any:
@@ -1071,7 +1186,7 @@ class _Cursor(_Around):
 
 @bug("reads_may_run_at_once")
 class ReadsByOneCursor(ObjectStoreOffloader):
-    """Keeps in the handle what is being read.
+    """Keeps the read position in the handle.
 
     `seek`, then `read`: another read comes between the two.
     """
@@ -1096,7 +1211,7 @@ class _Sharing(_Around):
 class ClosesWithTheHandle(ObjectStoreOffloader):
     """Closes its connection with any handle that is closed.
 
-    The handle was given the connection, and tidies up what it was given.
+    The handle got the connection, and cleans up everything that it got.
     """
 
     is_closed = False
@@ -1109,9 +1224,9 @@ class ClosesWithTheHandle(ObjectStoreOffloader):
 
 @bug("reads_go_by_the_manifest_given")
 class ReadsByTheNewest(ObjectStoreOffloader):
-    """Reads by the newest manifest, whichever it is given.
+    """Reads by the newest manifest, and ignores the given one.
 
-    The parameter was added for others, and is not looked at.
+    The parameter was added for other backends, and is not used.
     """
 
     async def read_offloaded(
@@ -1130,9 +1245,9 @@ class _Nameless(_Around):
 
 @bug("damage_is_an_error")
 class NamesNoPlace(ObjectStoreOffloader):
-    """Says that bytes are damaged, and not where.
+    """Reports damage without its place.
 
-    An operator with ten thousand objects is told that one of them is broken.
+    An operator with ten thousand objects learns only that one of them is damaged.
     """
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
@@ -1140,7 +1255,7 @@ class NamesNoPlace(ObjectStoreOffloader):
 
 
 class _Alters(ObjectStoreOffloader):
-    """Loads manifests that are not quite those that were committed."""
+    """Loads manifests that differ slightly from the committed ones."""
 
     def altered(self, manifest: Manifest) -> Manifest:
         raise NotImplementedError
@@ -1151,9 +1266,9 @@ class _Alters(ObjectStoreOffloader):
 
 @bug("numbers_are_exact")
 class KeepsDoubles(_Alters):
-    """Keeps offsets as floating-point numbers.
+    """Stores offsets as floating-point numbers.
 
-    A document store whose numbers are doubles: beyond 2^53 every second one is missing.
+    A document store has only doubles as numbers: beyond 2^53 every second integer is missing.
     """
 
     def altered(self, manifest: Manifest) -> Manifest:
@@ -1162,9 +1277,9 @@ class KeepsDoubles(_Alters):
 
 @bug("numbers_are_exact")
 class NarrowsByDoubles(ObjectStoreOffloader):
-    """Narrows a read by offsets that were floating-point numbers on the way.
+    """Narrows a read by offsets that were converted to floating-point numbers.
 
-    JSON, decoded by a library that makes every number a double.
+    A JSON library decodes every number as a double.
     """
 
     async def read_offloaded(
@@ -1176,7 +1291,7 @@ class NarrowsByDoubles(ObjectStoreOffloader):
 
 @bug("numbers_are_exact")
 class KeepsLedgersIn32Bits(_Alters):
-    """Keeps the ids of ledgers in columns of 32 bits.
+    """Stores the ids of ledgers in columns of 32 bits.
 
     `INTEGER` is that in most databases; RabbitMQ's first ledgers fit.
     """
@@ -1194,7 +1309,7 @@ class _Short(_Around):
 
 @bug("handles_tell_exact_numbers")
 class TellsShortLedgers(ObjectStoreOffloader):
-    """Tells the last 31 bits of a ledger's id.
+    """Reports only the last 31 bits of a ledger's id.
 
     A signed int, and a mask that keeps it positive.
     """
@@ -1226,9 +1341,9 @@ class CommitsByHalves(ObjectStoreOffloader):
 
 @bug("commits_are_atomic_when_refused")
 class CommitsWhatFits(ObjectStoreOffloader):
-    """Commits the part of a change that fits, and then refuses it.
+    """Commits a part of a change, and then refuses the change.
 
-    Rows are checked as they are written, and what was written stays.
+    Rows are checked as they are written, and the written ones stay.
     """
 
     async def commit_manifest(
@@ -1250,9 +1365,9 @@ class ReplacingCreate(StoreDecorator):
 
 @bug("history_is_linear")
 class Overwrites(ObjectStoreOffloader):
-    """Stores a manifest over that of a rival.
+    """Overwrites the manifest of a rival.
 
-    A put where a create was needed: the last one to write wins.
+    It uses a put instead of a create, so the last writer wins.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -1276,7 +1391,7 @@ class Swallowing(StoreDecorator):
 
 @bug("history_is_linear")
 class TrustsTheReply(ObjectStoreOffloader):
-    """Takes its own change for committed where a rival's stands.
+    """Takes its own change for committed if a rival's is.
 
     `AlreadyExists` is read as a lost reply of one's own, and nobody reads back.
     """
@@ -1289,7 +1404,7 @@ class TrustsTheReply(ObjectStoreOffloader):
 class MovesBehindTheWinner(ObjectStoreOffloader):
     """Appends the loser's records behind the winner's, under other offsets.
 
-    Plain appending to whatever is newest: every retry then stores the same records twice.
+    It appends to the newest manifest in any case, so every retry stores the same records twice.
     """
 
     async def commit_manifest(
@@ -1322,9 +1437,9 @@ class Unseen(Change):
 
 @bug("commits_are_idempotent")
 class CommitsAgain(ObjectStoreOffloader):
-    """Puts a change on top of the newest manifest, even where it is in already.
+    """Commits a change on the newest manifest, even if it is already in.
 
-    A retry without a look at what came of the first try.
+    It retries without checking the result of the first try.
     """
 
     async def commit_manifest(
@@ -1337,9 +1452,9 @@ class CommitsAgain(ObjectStoreOffloader):
 
 @bug("commits_are_idempotent_for_every_change")
 class DeletesOnce(ObjectStoreOffloader):
-    """Fails where a stream that was deleted is deleted once more.
+    """Fails if a deleted stream is deleted once more.
 
-    The second try of a delete whose reply was lost finds nothing, and says so as an error.
+    After a lost reply, the second try of the deletion finds nothing and raises an error.
     """
 
     async def commit_manifest(
@@ -1351,7 +1466,7 @@ class DeletesOnce(ObjectStoreOffloader):
 
 
 class _Reclaims(ObjectStoreOffloader):
-    """Commits claims of another kind."""
+    """Commits changed claims."""
 
     kind: type[Claim]
 
@@ -1375,7 +1490,7 @@ class _Anew(Claim):
 class ClaimsAnew(_Reclaims):
     """Lets a claim begin the stream from nothing.
 
-    `INSERT OR REPLACE` of the stream's row: whoever takes over forgets what is offloaded.
+    `INSERT OR REPLACE` of the stream's row: the new writer loses all offloaded data.
     """
 
     kind = _Anew
@@ -1383,7 +1498,7 @@ class ClaimsAnew(_Reclaims):
 
 @bug("deleted_streams_are_told")
 class DeletesTheTombstone(ObjectStoreOffloader):
-    """Removes the whole of a stream that is deleted, its tombstone too.
+    """Removes everything of a deleted stream, including its tombstone.
 
     A delete by prefix: a writer that slept meanwhile brings the old history back.
     """
@@ -1405,9 +1520,9 @@ class _Undeleting(Claim):
 
 @bug("deleted_streams_begin_anew")
 class Undeletes(_Reclaims):
-    """Lets a claim of a deleted stream go on with the old one.
+    """Lets a claim of a deleted stream continue the old one.
 
-    The mark of deletion is taken off the row, and everything else in it stays.
+    The claim removes the mark of deletion from the row, and everything else stays.
     """
 
     kind = _Undeleting
@@ -1417,7 +1532,7 @@ class Undeletes(_Reclaims):
 class ServesWhatIsRebuilt(ObjectStoreOffloader):
     """Serves a stream as empty while it is rebuilt.
 
-    The newest manifest is read, and its state is not looked at: an empty stream seems to have been trimmed.
+    The newest manifest is read without its state, so the stream looks empty, as if it had been trimmed.
     """
 
     async def load_manifest(self, stream: str) -> Manifest:
@@ -1456,9 +1571,9 @@ class SignsForTheWriter(ObjectStoreOffloader):
 
 @bug("manifests_are_fresh")
 class CachesManifests(ObjectStoreOffloader):
-    """Hands out the manifest that it loaded or committed last, though others have committed since.
+    """Returns the manifest that it loaded or committed last, although others have committed since.
 
-    A cache that only its own commits renew.
+    Only its own commits renew the cache.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -1479,9 +1594,9 @@ class CachesManifests(ObjectStoreOffloader):
 
 @bug("manifests_are_fresh")
 class RemembersAbsence(ObjectStoreOffloader):
-    """Remembers that a stream was not there.
+    """Caches that a stream was absent.
 
-    Only what is found is renewed in a cache; that nothing was found stays true for ever.
+    The cache renews only found entries, so an absence stays for ever.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -1500,9 +1615,9 @@ class RemembersAbsence(ObjectStoreOffloader):
 
 @bug("manifests_are_fresh")
 class CachesTheStreams(ObjectStoreOffloader):
-    """Lists the streams that it saw the first time.
+    """Always lists the streams of its first listing.
 
-    A listing is dear, and streams are few.
+    A listing is expensive, and streams are few.
     """
 
     listed: list[str] | None = None
@@ -1532,9 +1647,9 @@ class InsistsOnTheNewestBase(ObjectStoreOffloader):
 
 @bug("repeated_commits_return_the_newest")
 class ReturnsWhatItReturned(ObjectStoreOffloader):
-    """Answers a change that is repeated with the manifest of the first time.
+    """Answers a repeated change with the manifest of the first time.
 
-    A key of idempotency, under which the answer is kept.
+    The answer is stored under an idempotency key.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -1554,9 +1669,9 @@ class ReturnsWhatItReturned(ObjectStoreOffloader):
 
 @bug("trimmed_commits_are_unknown")
 class TakesTheTrimmedForCommitted(ObjectStoreOffloader):
-    """Says that a commit is in because what it named is below the stream's first offset.
+    """Reports that a commit is in because its offsets are below the stream's first offset.
 
-    Nobody can know that any more: another's fragments may have been there.
+    Nobody can know this any more, because another writer's fragments may have been there.
     """
 
     async def commit_manifest(
@@ -1572,7 +1687,7 @@ class TakesTheTrimmedForCommitted(ObjectStoreOffloader):
 class TakesAGapForARival(ObjectStoreOffloader):
     """Refuses a gap as a `Conflict`.
 
-    Whatever does not fit is one error: a caller then tries for ever what can never succeed.
+    One error covers every change that does not fit, so a caller repeats for ever what cannot succeed.
     """
 
     async def commit_manifest(
@@ -1586,9 +1701,9 @@ class TakesAGapForARival(ObjectStoreOffloader):
 
 @bug("refusals_tell_their_cause")
 class ClosesGaps(ObjectStoreOffloader):
-    """Moves what was appended beyond the end to the end.
+    """Moves records that are appended beyond the end to the end.
 
-    A serial number of its own in the place of the offset that was given.
+    It uses its own serial number instead of the given offset.
     """
 
     async def commit_manifest(
@@ -1605,9 +1720,9 @@ class ClosesGaps(ObjectStoreOffloader):
 
 @bug("refusals_tell_their_cause")
 class DeletesWhatIsInUse(ObjectStoreOffloader):
-    """Deletes a stream that is in use, though only an unused one may go.
+    """Deletes a stream that is in use, although only an unused one may be deleted.
 
-    The condition is asked before the transaction, by whoever remembers it.
+    The condition is checked before the transaction, if the caller remembers it.
     """
 
     async def commit_manifest(
@@ -1622,7 +1737,7 @@ class DeletesWhatIsInUse(ObjectStoreOffloader):
 class StaysBusyAfterCancellation(ObjectStoreOffloader):
     """Refuses every commit after one that was cancelled.
 
-    A lock that `except Exception` releases, and a cancellation is no `Exception`.
+    `except Exception` releases the lock, and a cancellation is not an `Exception`.
     """
 
     is_busy = False
@@ -1645,9 +1760,9 @@ class StaysBusyAfterCancellation(ObjectStoreOffloader):
 
 @bug("changes_are_of_their_incarnation")
 class DeletesByName(ObjectStoreOffloader):
-    """Deletes a stream by its name, whichever incarnation was meant.
+    """Deletes a stream by its name, even if another incarnation was meant.
 
-    A deletion whose reply was lost is sent again, and takes the stream that was begun since.
+    A deletion is repeated after a lost reply, and deletes the stream that was begun since.
     """
 
     async def commit_manifest(
@@ -1662,9 +1777,9 @@ class DeletesByName(ObjectStoreOffloader):
 
 @bug("manifests_hold_many_attempts")
 class LoadsOnePageOfAttempts(_Alters):
-    """Loads the first hundred of the attempts that run.
+    """Loads only the first hundred running attempts.
 
-    A query with a limit that was meant for a screen.
+    The query has a limit that was meant for a screen.
     """
 
     def altered(self, manifest: Manifest) -> Manifest:
@@ -1678,7 +1793,7 @@ class LoadsOnePageOfAttempts(_Alters):
 class NeverFences(ObjectStoreOffloader):
     """Lets every writer write.
 
-    It is relied on that there is one leader, and a stalled one is still there.
+    It relies on a single leader, but a stalled one may still exist.
     """
 
     async def commit_manifest(
@@ -1698,9 +1813,9 @@ class _SameEpoch(Claim):
 
 @bug("claims_fence")
 class KeepsTheEpoch(_Reclaims):
-    """Lets a claim keep the epoch of the one before.
+    """Lets a claim keep the epoch of the previous claim.
 
-    The broker's own epoch is taken: a process that restarts on the same machine has the same.
+    It uses the broker's epoch, which does not change if a process restarts on the same machine.
     """
 
     kind = _SameEpoch
@@ -1713,9 +1828,9 @@ class _AnyClaim(Claim):
 
 @bug("claims_fence_at_once")
 class TakesAnyClaimForItsOwn(_Reclaims):
-    """Takes a stream for claimed because somebody claimed it.
+    """Treats a stream as its own because somebody claimed it.
 
-    The lock is there, and nobody looks whose it is.
+    The lock exists, and nobody checks who holds it.
     """
 
     kind = _AnyClaim
@@ -1730,7 +1845,7 @@ class _AnyEpoch(Claim):
 class IgnoresTheBrokersEpoch(_Reclaims):
     """Lets a deposed leader claim.
 
-    The last one to come wins, and a leader that was cut off comes last.
+    The last claim wins, and a leader that was cut off comes last.
     """
 
     kind = _AnyEpoch
@@ -1744,9 +1859,9 @@ class _FirstEpoch(Claim):
 
 @bug("epochs_never_fall")
 class CountsEpochsByLife(_Reclaims):
-    """Begins the epochs of a stream anew when it is begun again.
+    """Restarts the epochs of a stream when the stream is begun again.
 
-    The row is gone, and its counter with it: a writer that slept through it all may outrank the new one.
+    The row is deleted together with its counter, so a writer that slept may outrank the new one.
     """
 
     kind = _FirstEpoch
@@ -1754,9 +1869,9 @@ class CountsEpochsByLife(_Reclaims):
 
 @bug("jobs_outlive_claims")
 class DropsJobsWithTheWriter(ObjectStoreOffloader):
-    """Drops every attempt with a claim, those of jobs too.
+    """Drops every attempt with a claim, including those of jobs.
 
-    Whatever ran before is taken for what a crash left.
+    Every attempt that was running is taken for the remains of a crash.
     """
 
     async def commit_manifest(
@@ -1774,9 +1889,9 @@ class DropsJobsWithTheWriter(ObjectStoreOffloader):
 
 @bug("streams_come_out_as_they_went_in")
 class ForgetsTheLastChunk(ByVerbs):
-    """Leaves the last chunk of each ledger out.
+    """Leaves out the last chunk of each ledger.
 
-    A loop over pairs of offsets: the last has no successor.
+    A loop runs over pairs of offsets, and the last one has no successor.
     """
 
     async def read_offloaded(self, *args: Any, **kwargs: Any) -> ReadHandle:
@@ -1796,7 +1911,7 @@ class _OneOff(Tree):
 
 @bug("streams_are_found_by_time")
 class IsOneFragmentOff(ByVerbs):
-    """Leads a time to the fragment behind the right one.
+    """Finds the fragment behind the right one for a time.
 
     A binary search for the first fragment that begins then, instead of the first that has not ended.
     """
@@ -1809,7 +1924,7 @@ class IsOneFragmentOff(ByVerbs):
 class FoldsNames(ObjectStoreOffloader):
     """Lists streams in lower case.
 
-    Names are made fit for a folder, and the way back is not kept.
+    Names are changed to fit a folder, and the original is lost.
     """
 
     async def streams(self) -> list[str]:
@@ -1818,9 +1933,9 @@ class FoldsNames(ObjectStoreOffloader):
 
 @bug("streams_are_listed_by_name")
 class KeepsOneManifest(ObjectStoreOffloader):
-    """Hands out the manifest that it loaded last, whichever stream is asked for.
+    """Returns the manifest that it loaded last, for any stream.
 
-    A cache with room for one, and no key.
+    The cache has one slot and no key.
     """
 
     loaded: Manifest | None = None
@@ -1832,7 +1947,7 @@ class KeepsOneManifest(ObjectStoreOffloader):
 
 @bug("streams_are_listed_by_name")
 class NormalizesNames(ObjectStoreOffloader):
-    """Lists names in another form of Unicode than they were given in.
+    """Lists names in another Unicode form than the original.
 
     A file system, or a database's collation, that normalizes.
     """
@@ -1845,7 +1960,7 @@ class NormalizesNames(ObjectStoreOffloader):
 class CutsLongNames(ObjectStoreOffloader):
     """Lists the first 255 characters of each name.
 
-    `VARCHAR(255)`, of a database that cuts what is longer.
+    `VARCHAR(255)` in a database that cuts longer values.
     """
 
     async def streams(self) -> list[str]:
@@ -1856,7 +1971,7 @@ class CutsLongNames(ObjectStoreOffloader):
 class OrdersByUtf16(ObjectStoreOffloader):
     """Lists streams in the order of their names in UTF-16.
 
-    As Java and JavaScript compare text: beyond the first 65,536 characters the order is another.
+    Java and JavaScript compare text in this way; the order differs beyond the first 65,536 characters.
     """
 
     async def streams(self) -> list[str]:
@@ -1865,7 +1980,7 @@ class OrdersByUtf16(ObjectStoreOffloader):
 
 @bug("streams_do_not_mix")
 class DeletesByPrefix(ObjectStoreOffloader):
-    """Deletes with a stream the data of all whose names begin with its own.
+    """Deletes the data of all streams whose names begin with the name of the deleted one.
 
     `LIKE 'orders%'`, or a prefix without the slash at its end.
     """
@@ -1884,7 +1999,7 @@ class DeletesByPrefix(ObjectStoreOffloader):
 class ListsOnePage(ObjectStoreOffloader):
     """Lists the first hundred streams.
 
-    One page of a listing, taken for all of it.
+    One page of a listing is taken for the whole.
     """
 
     async def streams(self) -> list[str]:
@@ -1893,9 +2008,9 @@ class ListsOnePage(ObjectStoreOffloader):
 
 @bug("streams_are_all_listed")
 class ForgetsTheDeleted(ObjectStoreOffloader):
-    """Leaves streams that were deleted out of the list.
+    """Leaves deleted streams out of the list.
 
-    A tombstone is no stream: so nobody finds what is left to be swept.
+    A tombstone is not listed, so no sweep finds the remaining objects.
     """
 
     async def streams(self) -> list[str]:
@@ -1916,7 +2031,7 @@ class ForgetsTheDeleted(ObjectStoreOffloader):
 class SignsEachOpening(ObjectStoreOffloader):
     """Stores something at each opening.
 
-    A lock file, or an owner's mark: reading leaves traces, and they are never removed.
+    Reading leaves a lock file or an owner's mark, which is never removed.
     """
 
     async def open(self, *, create: bool = False) -> None:
@@ -1929,7 +2044,7 @@ class SignsEachOpening(ObjectStoreOffloader):
 class FailsToCloseAgain(ObjectStoreOffloader):
     """Fails when it is closed for the second time.
 
-    A pool that is torn down, and a clean-up that runs twice.
+    A cleanup runs twice on a pool that is already closed.
     """
 
     closed = False
@@ -1943,9 +2058,9 @@ class FailsToCloseAgain(ObjectStoreOffloader):
 
 @bug("closing_leaves_others_alone")
 class ClosesForAll(ObjectStoreOffloader):
-    """Closes what other offloaders of the place use too.
+    """Closes resources that other offloaders of the place use too.
 
-    A pool of connections that is the module's.
+    The pool of connections belongs to the module.
     """
 
     closed: set[int] = set()
@@ -1972,7 +2087,7 @@ class ClosesForAll(ObjectStoreOffloader):
 class TellsTheToken(ObjectStoreOffloader):
     """Shows an access token in its url.
 
-    A signed URL, or a connection string, that was kept as it was given.
+    A signed URL or a connection string is kept unchanged.
     """
 
     @property
@@ -1994,7 +2109,7 @@ class SleepsOnTheLoop(ObjectStoreOffloader):
 
 @bug("opening_is_idempotent")
 class ResetsWhatItOpens(ObjectStoreOffloader):
-    """Begins the tier from nothing whenever somebody opens it with `create`.
+    """Empties the tier whenever somebody opens it with `create`.
 
     `CREATE OR REPLACE TABLE`.
     """
@@ -2011,9 +2126,9 @@ class ResetsWhatItOpens(ObjectStoreOffloader):
 
 @bug("opening_makes_nothing_unasked")
 class MakesAnyPlaceATier(ObjectStoreOffloader):
-    """Makes a tier of any place that is opened.
+    """Makes any opened place a tier.
 
-    A wrong URL, and an empty tier is there that nobody meant.
+    A wrong URL makes an empty tier by accident.
     """
 
     async def open(self, *, create: bool = False) -> None:
@@ -2022,9 +2137,9 @@ class MakesAnyPlaceATier(ObjectStoreOffloader):
 
 @bug("openings_may_come_at_once")
 class LosesTheRaceToOpen(ObjectStoreOffloader):
-    """Fails to open a tier that another makes at the same time.
+    """Fails to open a tier that another process makes at the same time.
 
-    It looks, finds nothing, creates, and takes what is there by then for an error.
+    It finds nothing, creates, and then treats the existing tier as an error.
     """
 
     async def open(self, *, create: bool = False) -> None:

@@ -18,7 +18,7 @@ bug = partial(breaks, room=PART_BUGS)
 
 
 class Collected(Upload):
-    """An upload that keeps its parts by number, and is never over."""
+    """An upload that keeps its parts by number, and never ends."""
 
     def __init__(self, store: MemoryStore, key: str) -> None:
         self.store, self.key, self.parts = store, key, dict[int, bytes]()
@@ -32,7 +32,7 @@ class Collected(Upload):
         self.store.objects[self.key] = self.joined()
 
     def joined(self) -> bytes:
-        """The object, of its parts in order."""
+        """Return the object, with its parts in order."""
         return b"".join(self.parts[number] for number in sorted(self.parts))
 
     async def abort(self) -> None:
@@ -43,7 +43,7 @@ class Collected(Upload):
 class OrdersPartsAsText(MemoryStore):
     """Joins parts in the order of their numbers as text: 10 before 9.
 
-    Parts named `part-9` and `part-10`, and composed as a listing gives them.
+    Parts are named `part-9` and `part-10`, and composed in the order of a listing.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -56,9 +56,9 @@ class OrdersPartsAsText(MemoryStore):
 
 @bug("uploads_may_have_many_parts")
 class JoinsOnePageOfParts(MemoryStore):
-    """Joins the first hundred parts.
+    """Joins only the first hundred parts.
 
-    Parts are asked of the server at the end, and only the first page of its answer is read.
+    The parts are listed at the end, and only the first page of the listing is read.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -71,9 +71,9 @@ class JoinsOnePageOfParts(MemoryStore):
 
 @bug("uploads_may_have_many_parts")
 class KeepsNumbersInAByte(MemoryStore):
-    """Takes part 256 for part 0.
+    """Stores part 256 as part 0.
 
-    A number packed into too few bytes, in a name of a block.
+    The number is packed into too few bytes in the name of a block.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -86,9 +86,9 @@ class KeepsNumbersInAByte(MemoryStore):
 
 @bug("uploads_of_no_part_are_empty_or_refused")
 class MakesNothingOfNothing(MemoryStore):
-    """Completes an upload of no part, and no object is there.
+    """Completes an upload without parts, and stores no object.
 
-    A loop over the parts which writes the object, and is never entered.
+    A loop over the parts writes the object, and never runs.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -102,9 +102,9 @@ class MakesNothingOfNothing(MemoryStore):
 
 @bug("parts_are_numbered_from_one")
 class CountsPartsFromZero(MemoryStore):
-    """Takes a part of number 0, and puts it before the first.
+    """Accepts a part of number 0, and puts it before the first.
 
-    Numbers are an index into a list; a caller that counts from zero is found out on another store.
+    Numbers are an index into a list; a caller that counts from zero fails only on another store.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -117,9 +117,9 @@ class CountsPartsFromZero(MemoryStore):
 
 @bug("a_completed_upload_is_over")
 class AbortsWhatIsComplete(MemoryStore):
-    """Deletes the object where an upload is aborted that was completed.
+    """Deletes the object if a completed upload is aborted.
 
-    `abort` in a `finally`, on a store whose abort removes whatever stands under the key.
+    `abort` in a `finally`, on a store whose abort removes the object under the key.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -132,9 +132,9 @@ class AbortsWhatIsComplete(MemoryStore):
 
 @bug("a_completed_upload_is_over")
 class CompletesOverNewer(MemoryStore):
-    """Stores its parts once more where an upload is completed twice, over what was put since.
+    """Stores the parts again if an upload is completed twice, over an object that was put since.
 
-    A retry of a request whose reply was late: it lands after the next write.
+    A request with a late reply is retried, and takes effect after the next write.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -147,9 +147,9 @@ class CompletesOverNewer(MemoryStore):
 
 @bug("an_upload_may_be_begun_again")
 class GoesOnWithWhatWasLeft(MemoryStore):
-    """Takes the parts that an earlier upload of the key left for its own.
+    """Uses the parts that an earlier upload of the key left.
 
-    Uploads that are resumed by their key: the first try had other bytes.
+    Uploads are resumed by their key, but the first try had other bytes.
     """
 
     left: dict[tuple[int, str], dict[int, bytes]] = {}
@@ -162,9 +162,9 @@ class GoesOnWithWhatWasLeft(MemoryStore):
 
 @bug("an_upload_may_be_begun_again")
 class AbortsByKey(MemoryStore):
-    """Puts back what stood under the key before an upload began, where that is aborted.
+    """Restores the object from before the upload when the upload is aborted.
 
-    An undo that knows the key and not the upload: another has been completed since.
+    The undo knows the key and not the upload, and another upload has been completed since.
     """
 
     async def start_upload(self, key: str) -> Upload:

@@ -1,4 +1,4 @@
-"""Stores that are sound within one process, and not between two; in a folder, so that others can open it."""
+"""Stores in a folder that are sound within one process and broken between two."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ bug = partial(breaks, room=PROCESS_BUGS)
 class KnowsOnlyItsOwnProcess(PosixStore):
     """Decides creates by an index that its process read when it began, under a lock of that process.
 
-    A server with several workers, or a client with an index of keys in memory: threads are kept apart, and
-    the other process is never asked.
+    A server with several workers, or a client with an index of keys in memory: a lock separates its threads,
+    but not other processes.
     """
 
     lock: ClassVar = threading.Lock()

@@ -1,7 +1,7 @@
 """Stores, and tiers on sound stores, that each break one clause of the protocol's layer, as real ones do.
 
-A tier is here a shortcut in how one is made of a store: what an author does who writes an offloader, or puts
-something of their own between the tier and the store.
+A tier here takes a shortcut in the way it uses a store, like an author who writes an offloader or puts a
+layer between the tier and the store.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ bug = partial(breaks, room=PROTOCOL_BUGS)
 
 
 class Tier(ObjectStoreOffloader):
-    """As the suite makes it; with `under`, something stands between retries and the store."""
+    """A tier as the suite makes it; with `under`, a layer is between retries and the store."""
 
     under: type[StoreDecorator] = StoreDecorator
 
@@ -55,7 +55,7 @@ class Tier(ObjectStoreOffloader):
         return RetryingStore(store, clock=env.monotonic, sleep=env.sleep, random=env.random)
 
     def heard(self, event: Event) -> None:
-        """Told what happens."""
+        """Receive an event."""
 
 
 # Crashes
@@ -65,7 +65,7 @@ class Tier(ObjectStoreOffloader):
 class LocksTheStream(Tier):
     """Locks a stream when it is claimed, until it is closed.
 
-    A lock without a lease: whoever dies holds it for ever.
+    A lock without a lease: a dead process holds it for ever.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -87,9 +87,9 @@ class LocksTheStream(Tier):
 
 @bug("cancelled_requests_lose_nothing")
 class TearsWhatIsCancelled(MemoryStore):
-    """Leaves half an object behind where a create is cancelled.
+    """Leaves half an object behind if a create is cancelled.
 
-    The name is made first, without a temporary one, and then the bytes are written: `open(path, "x")`.
+    The file gets its final name before its bytes are written: `open(path, "x")`.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -102,9 +102,9 @@ class TearsWhatIsCancelled(MemoryStore):
 
 @bug("whole_leftovers_are_adopted")
 class AdoptsNothing(Tier):
-    """Copies again what a crash left whole.
+    """Copies complete fragments of a crash again.
 
-    A restart begins its ledger anew: simple, and each crash costs an upload of everything.
+    A restart begins its ledger again; this is simple, but each crash costs a full upload.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
@@ -113,13 +113,15 @@ class AdoptsNothing(Tier):
 
 @bug("damaged_leftovers_are_not_adopted")
 class AdoptsUnread(Tier):
-    """Adopts what a crash left by its trailer alone.
+    """Adopts a fragment of a crash by its trailer alone.
 
-    The end is there, so the rest must be: true of a file that was written in order, and of nothing else.
+    If the end exists, the rest is assumed to; this is true only of a file that was written in order.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
-        async def trusting(store: ObjectStore, key: str, *, size_bytes: int) -> CheckedFragment:
+        async def trusting(
+            store: ObjectStore, key: str, *, size_bytes: int, **ring: object
+        ) -> CheckedFragment:
             tail, _ = await load_own_tail(store, key, size_bytes=size_bytes)
             return CheckedFragment(tail=tail, checksum=crc32c(await store.get(key)))
 
@@ -145,7 +147,7 @@ class _AsksAgain(StoreDecorator):
 class TakesItsEchoForARival(Tier):
     """Takes its own commit, whose reply was lost, for a rival's.
 
-    A create that is sent again finds what the first one made.
+    A repeated create finds the object of the first one.
     """
 
     under = _AsksAgain
@@ -159,9 +161,9 @@ class _Forgiving(StoreDecorator):
 
 @bug("refused_requests_may_be_repeated")
 class TakesARefusalForAnAnswer(Tier):
-    """Goes on where a put was refused.
+    """Continues after a refused put.
 
-    A status that is not looked at, of a library that raises nothing by itself.
+    A library raises no error, and its status is not checked.
     """
 
     under = _Forgiving
@@ -177,9 +179,9 @@ class _Strict(StoreDecorator):
 
 @bug("changes_sent_twice_are_in_once")
 class TakesExistsForLoss(Tier):
-    """Takes what exists for another's, and gives up.
+    """Takes an existing object for another writer's, and gives up.
 
-    412 is the answer to whoever comes second, also where both requests were one's own.
+    The second request gets 412, even if both requests came from the same writer.
     """
 
     under = _Strict
@@ -187,9 +189,9 @@ class TakesExistsForLoss(Tier):
 
 @bug("late_requests_change_nothing")
 class CreatesOverwhatIsThere(MemoryStore):
-    """Replaces an object that it was asked to create.
+    """Replaces an existing object on create.
 
-    A server that ignores `If-None-Match`: no two writers meet until one of them is late.
+    A server ignores `If-None-Match`; nobody notices until one of two writers is late.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -212,7 +214,7 @@ class _ByOffset(StoreDecorator):
 class NamesFragmentsByOffset(Tier):
     """Gives the fragments of two attempts at one offset the same name.
 
-    A name that says what is in it: the put of a dead writer lands late, over what its successor committed.
+    The name describes the content, so a late put of a dead writer overwrites the data of its successor.
     """
 
     under = _ByOffset
@@ -222,7 +224,7 @@ class NamesFragmentsByOffset(Tier):
 class AppendsAsTheyCome(Tier):
     """Names fragments in the order in which their uploads end.
 
-    `asyncio.as_completed`, and the order of the source is forgotten.
+    `asyncio.as_completed` loses the order of the source.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -243,9 +245,9 @@ class AppendsAsTheyCome(Tier):
 
 @bug("throttling_is_waited_out")
 class AsksAgainAtOnce(Tier):
-    """Asks again at once where the store asked to be left alone.
+    """Repeats a request at once if the store asked for a pause.
 
-    Retries without a look at `Retry-After`: a throttled store is throttled by them for ever.
+    Retries ignore `Retry-After`, so the store throttles them for ever.
     """
 
     def patient(self, store: ObjectStore, env: Env) -> ObjectStore:
@@ -260,9 +262,9 @@ class AsksAgainAtOnce(Tier):
 
 @bug("paused_writers_are_fenced")
 class CleansUpWhenFenced(Tier):
-    """Deletes what it uploaded when it is fenced.
+    """Deletes its uploads when it is fenced.
 
-    Good manners, and wrong: its last commit may be in, and its successor's stream names those objects.
+    It seems tidy, but its last commit may be in, and then its successor's stream names those objects.
     """
 
     async def commit_manifest(
@@ -280,9 +282,9 @@ class CleansUpWhenFenced(Tier):
 
 @bug("rivals_make_one_history")
 class ChecksThenCreates(MemoryStore):
-    """Looks whether an object is there, and then writes it.
+    """Checks if an object exists, and then writes it.
 
-    Two requests where one was needed: exists, then put. It loses a race now and then.
+    It uses two requests instead of one: exists, then put. It sometimes loses a race.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -297,9 +299,9 @@ class ChecksThenCreates(MemoryStore):
 
 @bug("sweeps_take_only_garbage")
 class AnnouncesLate(Tier):
-    """Announces an attempt when it is committed, and not before it is uploaded.
+    """Announces an attempt at its commit, and not before its upload.
 
-    One commit saved: a sweep then takes for garbage what is about to be named.
+    This saves a commit, but a sweep then deletes objects that are about to be named.
     """
 
     async def commit_manifest(
@@ -328,7 +330,7 @@ class _OneAtATime(StoreDecorator):
 class LocksItsDeletes(Tier):
     """Deletes under a lock.
 
-    Whoever dies over a delete leaves the lock, and nothing is deleted any more.
+    A process that dies during a deletion leaves the lock, and nothing is deleted any more.
     """
 
     under = _OneAtATime
@@ -339,9 +341,9 @@ class LocksItsDeletes(Tier):
 
 @bug("damaged_replies_are_errors")
 class ChecksNothing(Tier, ChecksNothingItReads):
-    """Hands out what it was sent without a look at its checksums.
+    """Returns received bytes without checking their checksums.
 
-    TLS and the store have some of their own, it is said; a proxy that cuts a reply short has not.
+    It relies on the checksums of TLS and of the store, but a proxy that shortens a reply has none.
     """
 
 
@@ -355,7 +357,7 @@ class _Strong(StoreDecorator):
 class TrustsEveryListing(Tier):
     """Commits to a store whose listings may be late.
 
-    Capabilities written down once, for the store that everybody has.
+    The capabilities are hard-coded for the most common store.
     """
 
     under = _Strong
@@ -366,9 +368,9 @@ class TrustsEveryListing(Tier):
 
 @bug("walks_go_as_the_model_says")
 class KeepsOneBitOfTheEpoch(Tier):
-    """Takes a writer for the present one if both their epochs are even, or both odd.
+    """Accepts a writer as the current one if both epochs are even, or both odd.
 
-    A flag that is turned at each claim: it fences one's predecessor, and not the one before.
+    Each claim flips a flag, which fences the previous writer, but not the one before it.
     """
 
     async def commit_manifest(
@@ -385,7 +387,7 @@ class KeepsOneBitOfTheEpoch(Tier):
 class DeletesWithoutACommit(Tier):
     """Deletes the objects of an attempt, and leaves it running in the manifest.
 
-    The manifest is the writer's affair, it is said; the writer then names what is gone.
+    The manifest is left to the writer, and the writer then names deleted objects.
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
@@ -398,9 +400,9 @@ class DeletesWithoutACommit(Tier):
 
 @bug("walks_go_as_the_model_says")
 class KeepsWhatItLoaded(Tier):
-    """Goes on with the manifest that it loaded as long as it commits nothing itself.
+    """Keeps the manifest that it loaded until it commits something itself.
 
-    A cache that one's own writes clear: two processes, and one of them reads of yesterday.
+    Only its own writes clear the cache, so with two processes one reads outdated data.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,6 @@
 """Stores that each break one clause of the port, the way real ones do.
 
-Nothing here is a caricature: each is a shortcut that somebody took somewhere, and everything else about it
-works.
+None of them is far-fetched: each is a shortcut that a real backend took, and the rest of the store works.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ bug = partial(breaks, room=STORE_BUGS)
 PAGE_KEYS = 1000
 
 SLOW_TURNS = 100
-"""In which others make and delete more objects than a sweep keeps."""
+"""The time in which other processes make and delete more objects than a sweep keeps."""
 
 
 # Puts
@@ -44,7 +43,7 @@ SLOW_TURNS = 100
 class KeepsTheLastWindow(MemoryStore):
     """Stores one window after the other, each over the one before it.
 
-    An SDK's upload call within the loop over a body's windows, instead of behind it.
+    An SDK's upload call is inside the loop over a body's windows instead of after it.
     """
 
     async def put(self, key: str, body: Body) -> None:
@@ -92,7 +91,7 @@ class Appends(MemoryStore):
 
 @bug("puts_are_invisible_until_they_return")
 class ShowsPutsUnderWay(MemoryStore):
-    """Shows an object while it is written, window by window.
+    """Shows an object while it is being written, window by window.
 
     A file written under its final name: fsspec's local file system does so by default.
     """
@@ -121,7 +120,7 @@ class ReplacesInTwoSteps(MemoryStore):
 
 @bug("a_cancelled_put_leaves_nothing_visible")
 class KeepsWhatACancelLeft(MemoryStore):
-    """Stores what it has when it is cancelled.
+    """Stores a partial object when it is cancelled.
 
     A context manager that closes the file, and so commits it, on every way out.
     """
@@ -139,9 +138,9 @@ class KeepsWhatACancelLeft(MemoryStore):
 
 @bug("a_failing_body_leaves_nothing_visible")
 class KeepsWhatAnErrorLeft(MemoryStore):
-    """Stores what it has when the body breaks off.
+    """Stores a partial object when the body breaks off.
 
-    A writer that is closed in a `finally`: of many SDKs closing is what completes the object.
+    A writer is closed in a `finally`; in many SDKs closing completes the object.
     """
 
     async def put(self, key: str, body: Body) -> None:
@@ -157,18 +156,106 @@ class KeepsWhatAnErrorLeft(MemoryStore):
 
 @bug("a_body_of_another_size_is_refused")
 class TrustsTheSize(MemoryStore):
-    """Stores whatever the body yields, whatever it announced.
+    """Stores all bytes that the body yields, regardless of the announced size.
 
-    A request of unknown length, sent in chunks, so that nobody counts.
+    A request of unknown length is sent in chunks, so nobody counts the bytes.
     """
 
     async def put(self, key: str, body: Body) -> None:
         self.objects[check_key(key)] = b"".join([window async for window in body.windows()])
 
 
+@bug("bodies_of_unknown_size_are_whole")
+class FillsUpToTheBound(MemoryStore):
+    """Fills a body that is shorter than its bound with zeros.
+
+    The file is allocated at the announced size, and never truncated.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, body)
+        self.objects[key] = self.objects[key].ljust(body.size_bytes, b"\0")
+
+
+@bug("bodies_of_unknown_size_are_whole")
+class WantsTheBound(MemoryStore):
+    """Refuses a body that is shorter than its bound.
+
+    The capability is declared, and the check of sizes is still the old one.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, replace(body, is_bound=False))
+
+
+@bug("bodies_of_unknown_size_are_whole")
+class WaitsForTheLastPart(MemoryStore):
+    """Loses the bytes behind the last full part of a body that ends before its bound.
+
+    The last part is sent when the announced size is reached, and it never is.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        await super().put(key, body)
+        size_bytes = len(self.objects[key])
+        if body.is_bound and body.size_bytes > 8 * 2**20 and size_bytes < body.size_bytes:
+            self.objects[key] = self.objects[key][: size_bytes - size_bytes % (8 * 2**20)]
+
+
+@bug("bodies_of_unknown_size_are_whole")
+class SkipsAnEmptyUpload(MemoryStore):
+    """Leaves the old object if a body with a large bound turns out to be empty.
+
+    The bound selects an upload in parts, and an upload without parts cannot be completed.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        if body.is_bound and not [window async for window in body.windows()]:
+            return
+        await super().put(key, body)
+
+
+@bug("a_body_beyond_its_bound_is_refused")
+class CutsAtTheBound(MemoryStore):
+    """Stores the first bytes of a body that is longer than its bound.
+
+    A reader that is limited to `Content-Length` ends there, without an error.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        data = b"".join([window async for window in body.windows()])
+        await super().put(key, Body.of(data[: body.size_bytes]) if body.is_bound else body)
+
+
+@bug("a_body_beyond_its_bound_is_refused")
+class TakesTheBoundForAHint(MemoryStore):
+    """Stores all bytes of a body that is longer than its bound.
+
+    A body of unknown size is sent in chunks, so nobody counts the bytes.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        if body.is_bound:
+            body = Body.of(b"".join([window async for window in body.windows()]))
+        await super().put(key, body)
+
+
+@bug("a_body_beyond_its_bound_is_refused")
+class CountsTooLate(MemoryStore):
+    """Refuses a body that is longer than its bound when the object is stored already.
+
+    The bytes are counted while they are sent, and compared when the request has ended.
+    """
+
+    async def put(self, key: str, body: Body) -> None:
+        if body.is_bound:
+            self.objects[check_key(key)] = b"".join([window async for window in body.windows()])
+        await super().put(key, body)
+
+
 @bug("puts_are_durable")
 class WritesBehind(MemoryStore):
-    """Answers at once, and keeps new objects to itself until somebody reads them.
+    """Answers at once, and keeps new objects back until somebody reads them.
 
     A write-back cache: a FUSE mount, an NFS client.
     """
@@ -184,7 +271,7 @@ class WritesBehind(MemoryStore):
 
 @bug("an_empty_object_is_an_object")
 class DropsEmptyObjects(MemoryStore):
-    """Stores nothing where there are no bytes.
+    """Does not store an empty object.
 
     `if data:` before the request, or a multipart upload that has no parts.
     """
@@ -199,9 +286,9 @@ class DropsEmptyObjects(MemoryStore):
 
 @bug("create_is_atomic")
 class ChecksThenWrites(MemoryStore):
-    """Looks whether the key is taken, and writes in a second step.
+    """Checks if the key is taken, and writes in a second step.
 
-    `if not await fs.exists(key)`: the default of fsspec's `mode="create"` where a store has no better.
+    `if not await fs.exists(key)`: the default of fsspec's `mode="create"` if a store has nothing better.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -213,9 +300,9 @@ class ChecksThenWrites(MemoryStore):
 
 @bug("create_is_atomic")
 class TakesItselfForARival(MemoryStore):
-    """Says that the key was taken, after its own first request took it.
+    """Reports that the key is taken, after its own first request took it.
 
-    A client that sends a request again on its own account, and reports the second reply.
+    A client repeats a request by itself, and reports the second reply.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -225,7 +312,7 @@ class TakesItselfForARival(MemoryStore):
 
 @bug("create_is_atomic_between_threads")
 class LocksItsOwnLoop(MemoryStore):
-    """Checks and writes in one step as far as its own event loop goes.
+    """Checks and writes atomically only within its own event loop.
 
     An `asyncio.Lock` in the client: another thread, process or machine does not know of it.
     """
@@ -233,13 +320,13 @@ class LocksItsOwnLoop(MemoryStore):
     async def create(self, key: str, data: bytes) -> None:
         if key in self.objects:
             raise AlreadyExists(key)
-        time.sleep(0.02)  # noqa: ASYNC251 - the others' turn, whatever the scheduler does
+        time.sleep(0.02)  # noqa: ASYNC251 - lets the others run under any scheduler
         self.objects[key] = data
 
 
 @bug("create_never_replaces")
 class OverwritesOnCreate(MemoryStore):
-    """Overwrites what it was asked to create.
+    """Overwrites an existing object on create.
 
     A server that does not know `If-None-Match` ignores it and answers 200: several S3 servers did.
     """
@@ -250,7 +337,7 @@ class OverwritesOnCreate(MemoryStore):
 
 @bug("create_never_replaces")
 class CallsItAConflict(MemoryStore):
-    """Raises `Conflict` where the key is taken.
+    """Raises `Conflict` if the key is taken.
 
     One table from status codes to errors for all requests, in which 409 and 412 are conflicts.
     """
@@ -264,9 +351,9 @@ class CallsItAConflict(MemoryStore):
 
 @bug("create_refuses_its_own_bytes")
 class TakesEqualForItsOwn(MemoryStore):
-    """Counts a create as done where the same bytes stand there already.
+    """Counts a create as done if the same bytes are stored already.
 
-    Meant well, against lost replies; but two writers may send the same bytes.
+    This is meant for lost replies, but two writers may send the same bytes.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -292,7 +379,7 @@ class FillsWhatItCreated(MemoryStore):
 
 @bug("create_yields_to_a_put")
 class CreatesOverEmpty(MemoryStore):
-    """Takes an object of no bytes for none.
+    """Treats an empty object as absent.
 
     `if existing:` instead of `is not None`, or a placeholder object of size zero that counts as free.
     """
@@ -305,7 +392,7 @@ class CreatesOverEmpty(MemoryStore):
 
 @bug("create_succeeds_after_deletion")
 class RemembersTheTaken(MemoryStore):
-    """Refuses a key that was ever taken.
+    """Refuses a key that was ever used before.
 
     A unique index over rows that are only marked as deleted.
     """
@@ -323,7 +410,7 @@ class RemembersTheTaken(MemoryStore):
 
 @bug("listing_is_strong")
 class CachesListings(MemoryStore):
-    """Remembers a listing, because they are dear.
+    """Caches a listing, because listings are expensive.
 
     fsspec's `dircache`, on by default in s3fs, gcsfs and adlfs.
     """
@@ -338,9 +425,9 @@ class CachesListings(MemoryStore):
 
 @bug("listing_is_strong")
 class ListsFromAnIndex(MemoryStore):
-    """Lists by an index of its own, from which a delete is missing.
+    """Lists from its own index, which deletions do not update.
 
-    A second table, or a database beside the bucket, that is written in another step than the objects.
+    A second table, or a database beside the bucket, is written in a separate step.
     """
 
     index: dict[int, dict[str, int]] = {}
@@ -355,9 +442,10 @@ class ListsFromAnIndex(MemoryStore):
 
 @bug("listing_keeps_its_end")
 class LooksAtNamesLater(MemoryStore):
-    """Reads the names first, and leaves out what is gone when it looks at each.
+    """Reads the names first, and leaves out objects that have disappeared when it looks at each.
 
-    `os.scandir` and then `os.stat`: ours did, and showed no root at all where a sweep had taken what it read.
+    `os.scandir` and then `os.stat`: ours did, and showed no root at all after a sweep had deleted the ones
+    it read.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -372,7 +460,7 @@ class LooksAtNamesLater(MemoryStore):
 class ListsInTwoRequests(MemoryStore):
     """Lists the upper half of the keys before the lower half.
 
-    Partitions of an index that are asked one after another in no order, or all at once.
+    Partitions of an index are queried one after another in no order, or all at once.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -467,7 +555,7 @@ class TakesPrefixesForFolders(MemoryStore):
 
 @bug("listing_reads_prefixes_as_they_are")
 class TakesPrefixesForPatterns(MemoryStore):
-    """Lists by a pattern, in which `_` and `%` stand for others.
+    """Lists by a pattern, in which `_` and `%` match other characters.
 
     `WHERE key LIKE ? || '%'` in a store over a database, or `glob` over files.
     """
@@ -481,9 +569,9 @@ class TakesPrefixesForPatterns(MemoryStore):
 
 @bug("listing_finds_nothing_under_what_begins_no_key")
 class NormalizesPrefixes(MemoryStore):
-    """Makes of a prefix with dots the path that it means.
+    """Normalizes a prefix with dots as a path.
 
-    `os.path.join` and `normpath` on what a caller gave: so one gets out of a folder.
+    `os.path.join` and `normpath` are applied to a caller's text, which can lead out of the folder.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -494,9 +582,9 @@ class NormalizesPrefixes(MemoryStore):
 
 @bug("listing_goes_on_page_after_page")
 class ForgetsPageTwo(MemoryStore):
-    """Lists the first page.
+    """Lists only the first page.
 
-    One request, and no look at `IsTruncated`; every test with fewer objects passes.
+    There is one request, and `IsTruncated` is ignored; every test with fewer objects passes.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -511,7 +599,7 @@ class ForgetsPageTwo(MemoryStore):
 class RepeatsTheLastOfAPage(MemoryStore):
     """Begins each page with the last key of the one before it.
 
-    A marker of one's own, the last key seen, where the server's next page includes it.
+    The marker is the last key seen, but the server's next page includes the marker.
     """
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
@@ -526,7 +614,7 @@ class RepeatsTheLastOfAPage(MemoryStore):
 class KeepsTheCursor(MemoryStore):
     """Begins a listing behind the page at which the last one was left.
 
-    The continuation token kept in the client instead of in the listing.
+    The continuation token is kept in the client instead of in the listing.
     """
 
     token = ""
@@ -544,9 +632,9 @@ class KeepsTheCursor(MemoryStore):
 
 @bug("levels_are_whole")
 class NamesFoldersOften(MemoryStore):
-    """Names a folder once for each key below it.
+    """Lists a folder once for each key below it.
 
-    A level made of a listing, by cutting each key at its next slash.
+    A level is made from a listing, by cutting each key at its next slash.
     """
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
@@ -559,7 +647,7 @@ class NamesFoldersOften(MemoryStore):
 class ForgetsFoldersOfPageTwo(MemoryStore):
     """Names the keys of every page, and the folders of the first one.
 
-    `CommonPrefixes` stand in a list of their own in S3's replies, and the loop over pages reads `Contents`.
+    S3's replies have `CommonPrefixes` in a separate list, and the loop over pages reads only `Contents`.
     """
 
     async def level(self, prefix: str) -> AsyncIterator[str]:
@@ -574,9 +662,9 @@ class ForgetsFoldersOfPageTwo(MemoryStore):
 
 @bug("ranges_are_exact")
 class PadsRanges(MemoryStore):
-    """Always returns as many bytes as were asked for.
+    """Always returns as many bytes as were requested.
 
-    A buffer of the asked size, filled as far as the object goes, and handed out whole.
+    A buffer of the requested size is filled as far as the object goes, and returned whole.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -599,7 +687,7 @@ class IncludesTheEnd(MemoryStore):
 
 @bug("ranges_are_exact")
 class ReadsSuffixesFromTheFront(MemoryStore):
-    """Returns the first bytes where the last were asked for.
+    """Returns the first bytes if the last ones are requested.
 
     Azure has no suffix ranges: `offset=0, length=n` was somebody's substitute.
     """
@@ -610,22 +698,22 @@ class ReadsSuffixesFromTheFront(MemoryStore):
 
 @bug("ranges_are_exact")
 class AllocatesTheRange(MemoryStore):
-    """Makes room for all bytes that were asked for before it reads.
+    """Allocates all requested bytes before it reads.
 
     `bytearray(length)` and `readinto`: a range of a tebibyte ends the process.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         if span is not None and span.length > 1 << 34:
-            raise MemoryError(span.length)  # what a machine without endless memory does
+            raise MemoryError(span.length)  # as a machine with limited memory does
         return await super().get(key, span)
 
 
 @bug("ranges_are_exact")
 class RefusesWhatLiesBeyond(MemoryStore):
-    """Fails where a range begins at the end or beyond it.
+    """Fails if a range begins at or beyond the end.
 
-    The server answers 416 to it, and 416 was translated like any other refusal.
+    The server answers 416, which is translated like any other refusal.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -636,9 +724,9 @@ class RefusesWhatLiesBeyond(MemoryStore):
 
 @bug("ranges_are_exact")
 class IgnoresRanges(MemoryStore):
-    """Returns the whole object whatever part was asked for.
+    """Returns the whole object for any requested range.
 
-    A server or proxy may answer 200 to a range; who does not look at the status takes it for the part.
+    A server or proxy may answer 200 to a range, and the client does not check the status.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -649,7 +737,7 @@ class IgnoresRanges(MemoryStore):
 class ReturnsItsBuffer(MemoryStore):
     """Returns a `bytearray`.
 
-    What a client gathers a reply in: it may still change, and no dict takes it as a key.
+    A client collects a reply in it; it can still change, and it is not hashable.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -658,7 +746,7 @@ class ReturnsItsBuffer(MemoryStore):
 
 @bug("ranges_of_an_empty_object_are_empty")
 class RefusesRangesOfNothing(MemoryStore):
-    """Fails where a range of an empty object is asked for.
+    """Fails if a range of an empty object is requested.
 
     S3 answers 416 to every range of an empty object, also to a suffix.
     """
@@ -684,7 +772,7 @@ class CountsFromTheEnd(MemoryStore):
 
 @bug("absence_is_an_error")
 class ReturnsEmpty(MemoryStore):
-    """Reads what is absent as no bytes at all.
+    """Reads an absent object as an empty one.
 
     `response.get("Body", b"")`, or an `except` around too much.
     """
@@ -698,7 +786,7 @@ class ReturnsEmpty(MemoryStore):
 
 @bug("absence_is_an_error")
 class LetsTheSdkSpeak(MemoryStore):
-    """Raises the error of what it is built on.
+    """Raises the error of the library beneath it.
 
     A `FileNotFoundError`, `KeyError` or `ClientError` that nobody translated.
     """
@@ -712,9 +800,9 @@ class LetsTheSdkSpeak(MemoryStore):
 
 @bug("absence_is_an_error")
 class DeniesTheAbsent(MemoryStore):
-    """Says of an absent object that it may not be read.
+    """Reports an absent object as forbidden.
 
-    S3 answers 403 instead of 404 to whoever may not list the bucket.
+    S3 answers 403 instead of 404 to a client that may not list the bucket.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -739,7 +827,7 @@ class MakesItsPlace(MemoryStore):
 
 @bug("reads_are_never_stale")
 class CachesReads(MemoryStore):
-    """Hands out what it has read before.
+    """Returns cached bytes of an earlier read.
 
     An HTTP cache on the way: GCS lets caches keep public objects for an hour unless told otherwise.
     """
@@ -755,7 +843,7 @@ class CachesReads(MemoryStore):
 class CachesAbsence(MemoryStore):
     """Remembers that an object was absent.
 
-    S3 before December 2020, where a look at a key before the write made it absent for a while.
+    In S3 before December 2020, a read of a key before its write made it absent for a while.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
@@ -782,7 +870,7 @@ class SumsTheParts(MemoryStore):
 
 @bug("stored_checksums_are_of_what_replaced_an_object")
 class KeepsOldChecksums(MemoryStore):
-    """Keeps the checksum of what stood there first.
+    """Keeps the checksum of the first object under the key.
 
     A checksum in user metadata or in a column of its own, which a later put does not touch.
     """
@@ -803,7 +891,7 @@ class KeepsOldChecksums(MemoryStore):
 class MissesTheDeleted(MemoryStore):
     """Reports that there was nothing to delete.
 
-    `os.remove` and GCS raise on what is absent; S3 does not.
+    `os.remove` and GCS raise for an absent object; S3 does not.
     """
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -828,7 +916,7 @@ class DeletesTheFolder(MemoryStore):
 
 @bug("deletion_takes_any_number_of_keys")
 class DeletesOneBatch(MemoryStore):
-    """Deletes what fits into one request.
+    """Deletes only as many keys as fit into one request.
 
     S3's `DeleteObjects` takes 1,000 keys, Azure's batch 256.
     """
@@ -839,7 +927,7 @@ class DeletesOneBatch(MemoryStore):
 
 @bug("deletion_is_done_when_it_returns")
 class SwallowsDeleteErrors(MemoryStore):
-    """Does not look at what a batch could not delete.
+    """Ignores the errors of a batch deletion.
 
     `DeleteObjects` answers 200 and lists `Errors` in the body; characters that break its XML are one reason.
     """
@@ -855,7 +943,7 @@ class SwallowsDeleteErrors(MemoryStore):
 class ChecksOnlyPuts(MemoryStore):
     """Takes any key for an upload in parts.
 
-    The check stands in the methods that were written first.
+    Only the methods that were written first have the check.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -864,9 +952,9 @@ class ChecksOnlyPuts(MemoryStore):
 
 @bug("keys_are_checked")
 class LeavesTheRoot(MemoryStore):
-    """Makes of a key with dots the path that it means.
+    """Normalizes a key with dots as a path.
 
-    `root / key` over a file system: `../x` lies beside the store.
+    `root / key` over a file system: `../x` is outside the store.
     """
 
     async def put(self, key: str, body: Body) -> None:
@@ -891,7 +979,7 @@ class DecodesTwice(MemoryStore):
 class ReadsPlusAsSpace(MemoryStore):
     """Takes `+` for a space.
 
-    `unquote_plus` for a path: that rule is for forms only.
+    `unquote_plus` is applied to a path, but its rule is for forms only.
     """
 
     async def put(self, key: str, body: Body) -> None:
@@ -903,7 +991,7 @@ class ReadsPlusAsSpace(MemoryStore):
 
 @bug("keys_that_look_alike_differ")
 class FoldsCase(MemoryStore):
-    """Takes upper and lower case for one.
+    """Does not distinguish upper and lower case.
 
     The file systems of Windows and macOS; a database column with a collation.
     """
@@ -917,7 +1005,7 @@ class FoldsCase(MemoryStore):
 
 @bug("keys_that_look_alike_differ")
 class NormalizesUnicode(MemoryStore):
-    """Takes the forms in which Unicode writes one letter for one.
+    """Does not distinguish the Unicode forms of a letter.
 
     HFS+ does, and several gateways that pass through a file system.
     """
@@ -947,7 +1035,7 @@ class CutsLongKeys(MemoryStore):
 
 
 class _Parts(Upload):
-    """An upload that keeps its parts in a list, as they come."""
+    """An upload that keeps its parts in a list, in order of arrival."""
 
     def __init__(self, store: MemoryStore, key: str) -> None:
         self.store, self.key, self.parts = store, key, list[tuple[int, bytes]]()
@@ -964,9 +1052,9 @@ class _Parts(Upload):
 
 @bug("uploads_are_whole")
 class JoinsPartsAsTheyCame(MemoryStore):
-    """Joins the parts in the order in which they came.
+    """Joins the parts in order of arrival.
 
-    The list of parts for the last request is appended to as each is done.
+    Each finished part is appended to the list for the last request.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -975,9 +1063,9 @@ class JoinsPartsAsTheyCame(MemoryStore):
 
 @bug("uploads_take_a_part_again")
 class KeepsBothParts(MemoryStore):
-    """Keeps a part that is put again twice, in order of the numbers.
+    """Keeps both copies of a part that is put again.
 
-    A list of parts that is sorted at the end, where a dict by number was needed.
+    A list of parts is sorted at the end, but a dict by number is needed.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -991,9 +1079,9 @@ class KeepsBothParts(MemoryStore):
 
 @bug("uploads_may_be_short")
 class TakesTheFirstForTheSize(MemoryStore):
-    """Takes the size of the part that comes first for that of all but the last.
+    """Assumes that the part that arrives first has the size of all but the last.
 
-    It holds where parts come in order: the last one, which is shorter, is not expected to overtake.
+    This works if parts arrive in order, but the shorter last part can overtake.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -1013,7 +1101,7 @@ class TakesTheFirstForTheSize(MemoryStore):
 class UploadsInPlace(MemoryStore):
     """Removes the object before its upload is complete.
 
-    The parts go straight into the file of that name, each to its place.
+    The parts are written directly into the file of that name.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -1027,7 +1115,7 @@ class UploadsInPlace(MemoryStore):
 class LeavesParts(MemoryStore):
     """Stores parts as objects of their own, and an abort forgets them there.
 
-    Multipart uploads built by hand on a store that has none: parts are objects, and then one is composed.
+    Multipart uploads are imitated on a store that has none: parts are objects, which are then composed.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -1052,9 +1140,9 @@ class LeavesParts(MemoryStore):
 
 @bug("uploads_lack_no_part")
 class JoinsWhatIsThere(MemoryStore):
-    """Completes an upload of which a part is missing.
+    """Completes an upload with a missing part.
 
-    The parts that were stored are listed and joined: S3 does not ask that their numbers follow each other.
+    The stored parts are listed and joined: S3 does not require consecutive numbers.
     Our own backends for S3 and Azure did this before the clause was written.
     """
 
@@ -1090,9 +1178,9 @@ class KeepsPartsByKey(MemoryStore):
 
 @bug("unfinished_uploads_can_be_forgotten")
 class TellsAndForgetsNothing(MemoryStore):
-    """Tells of unfinished uploads, and does not abort them.
+    """Lists unfinished uploads, and does not abort them.
 
-    The optional method was forgotten, and the port's own, which does nothing, stands in.
+    The optional method was forgotten, and the port's default does nothing.
     """
 
     async def abort_upload(self, upload: Unfinished) -> None:
@@ -1101,9 +1189,9 @@ class TellsAndForgetsNothing(MemoryStore):
 
 @bug("uploads_are_as_declared")
 class HidesUploads(MemoryStore):
-    """Declares that it takes no uploads in parts, and takes them.
+    """Declares that it has no multipart uploads, and accepts them.
 
-    A declaration copied from another backend, and never looked at again.
+    The declaration was copied from another backend and never checked.
     """
 
     @property
@@ -1113,9 +1201,9 @@ class HidesUploads(MemoryStore):
 
 @bug("uploads_are_as_declared")
 class PromisesUploads(MemoryStore):
-    """Declares uploads in parts, and refuses them.
+    """Declares multipart uploads, and refuses them.
 
-    The declaration came first, and the method never.
+    The declaration was written first, and the method never.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -1128,9 +1216,9 @@ class PromisesUploads(MemoryStore):
 
 @bug("capabilities_do_not_change")
 class LearnsAsItGoes(MemoryStore):
-    """Declares what its last request has shown.
+    """Declares capabilities that its last request has shown.
 
-    Capabilities that are found out at the first call: two clients then plan by two declarations.
+    Capabilities are discovered at the first call, so two clients have different declarations.
     """
 
     made = 0
@@ -1162,9 +1250,9 @@ class ClosesOnce(MemoryStore):
 
 @bug("closing_leaves_other_clients_alone")
 class ClosesTheSession(MemoryStore):
-    """Closes the connections of every client of the place.
+    """Closes the connections of all clients of the place.
 
-    A session, or an instance, that a library keeps by its arguments: fsspec caches its file systems so.
+    A library caches sessions or instances by their arguments, as fsspec does with file systems.
     """
 
     closed: set[int] = set()
@@ -1193,7 +1281,7 @@ class NamesItself(MemoryStore):
 class TellsThePassword(MemoryStore):
     """Shows the password in its url.
 
-    The url that the user gave, returned as it was: from there it gets into every log.
+    The user's URL is returned unchanged, and gets into every log.
     """
 
     @property
@@ -1205,7 +1293,7 @@ class TellsThePassword(MemoryStore):
 class KeepsTheReplyInItself(MemoryStore):
     """Keeps the key of a request in the client until the reply is there.
 
-    A client written for one thread: its attributes are shared by all calls under way.
+    A client was written for one thread, and all concurrent calls share its attributes.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:

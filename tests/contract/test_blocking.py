@@ -1,4 +1,4 @@
-"""The blocking facade: any thread may use it, nothing hangs, and nothing is left behind."""
+"""Tests of the blocking facade: any thread may use it, nothing hangs, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from offload.native.offloader import ObjectStoreOffloader
 from offload.store.memory import MemoryStore
 
 HANGS_SECONDS = 60
-"""Nothing here takes this long, on however busy a machine; it ends what would hang."""
+"""A limit that no test here reaches, even on a busy machine. It ends a test that would hang."""
 
 
 def threads_of_facades() -> list[threading.Thread]:
@@ -54,7 +54,9 @@ def tier(store: MemoryStore, sample: Sample) -> Iterator[Blocking]:
 
 
 async def interrupt() -> None:
-    """Ctrl-C, once the main thread waits for a call of a facade; before that nobody could cancel the call."""
+    """Send Ctrl-C as soon as the main thread waits for a call of a facade; earlier it could not be
+    cancelled.
+    """
 
     def waits() -> bool:
         frame = sys._current_frames()[threading.main_thread().ident or 0]
@@ -71,7 +73,7 @@ def bodies(tier: Blocking) -> list[bytes]:
     return [body for batch in tier.read("orders") for body in batch.bodies]
 
 
-def test_it_does_what_the_offloader_does(tier: Blocking, sample: Sample) -> None:
+def test_the_facade_does_the_same_as_the_offloader(tier: Blocking, sample: Sample) -> None:
     assert tier.streams() == ["orders"]
     assert tier.load_manifest("orders").next_offset == sample.next_offset
     assert bodies(tier) == [body for _, _, body in sample.messages]
@@ -79,7 +81,7 @@ def test_it_does_what_the_offloader_does(tier: Blocking, sample: Sample) -> None
         tier.load_manifest("bills")
 
 
-def test_several_threads_share_one(tier: Blocking, sample: Sample) -> None:
+def test_several_threads_share_one_facade(tier: Blocking, sample: Sample) -> None:
     def work(number: int) -> list[bytes]:
         assert tier.load_manifest("orders").next_offset == sample.next_offset
         return bodies(tier)
@@ -91,7 +93,7 @@ def test_several_threads_share_one(tier: Blocking, sample: Sample) -> None:
 
 
 def test_threads_write_at_the_same_time(store: MemoryStore) -> None:
-    """One stream each, through one facade."""
+    """Each thread writes its own stream, through one facade."""
     with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier:
         tier.run(tier.offloader.open(create=True))
 
@@ -122,7 +124,7 @@ def test_nothing_runs_after_closing(store: MemoryStore) -> None:
         tier.streams()
 
 
-def test_closing_ends_what_other_threads_wait_for(store: MemoryStore) -> None:
+def test_closing_ends_the_calls_of_other_threads(store: MemoryStore) -> None:
     """Each call is cancelled, cleans up while the offloader still works, and ends with `Misuse`."""
     tier = Blocking.around(lambda: ObjectStoreOffloader(store))
     tier.run(tier.offloader.open(create=True))
@@ -146,7 +148,7 @@ def test_closing_ends_what_other_threads_wait_for(store: MemoryStore) -> None:
     assert seen == [[]] * 3
 
 
-def test_many_may_close_and_call_at_once(store: MemoryStore) -> None:
+def test_many_threads_may_close_and_call_at_once(store: MemoryStore) -> None:
     """Every call succeeds or is refused; nobody hangs, and no coroutine is dropped."""
     for _ in range(20):
         tier = Blocking.around(lambda: ObjectStoreOffloader(store))
@@ -174,8 +176,8 @@ def test_many_may_close_and_call_at_once(store: MemoryStore) -> None:
     assert threads_of_facades() == []
 
 
-def test_closing_ends_what_was_left_on_the_loop(store: MemoryStore) -> None:
-    """Tasks nobody waits for, generators halfway, and the threads of the loop's executor."""
+def test_closing_ends_everything_left_on_the_loop(store: MemoryStore) -> None:
+    """These are tasks without a waiter, unfinished generators, and the threads of the loop's executor."""
     tier = Blocking.around(lambda: ObjectStoreOffloader(store))
     seen, left = [], []
 
@@ -206,7 +208,7 @@ def test_closing_ends_what_was_left_on_the_loop(store: MemoryStore) -> None:
 
 
 def test_waiting_on_its_own_thread_is_refused(store: MemoryStore) -> None:
-    """As a listener that is told of an event would."""
+    """A listener that gets an event would do this."""
     with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier:
 
         async def listener(call: Callable[[], object]) -> None:
@@ -254,8 +256,8 @@ def test_an_offloader_that_fails_to_close_leaves_no_thread() -> None:
     assert threads_of_facades() == []
 
 
-def test_ctrl_c_cancels_what_runs_and_nothing_else(tier: Blocking, sample: Sample) -> None:
-    """The call is over when the interrupt comes through, its cleaning up included; the facade lives."""
+def test_ctrl_c_cancels_only_the_running_call(tier: Blocking, sample: Sample) -> None:
+    """The call and its cleanup are finished when the interrupt is raised; the facade still works."""
     seen = []
 
     async def slow() -> None:
@@ -273,8 +275,8 @@ def test_ctrl_c_cancels_what_runs_and_nothing_else(tier: Blocking, sample: Sampl
     assert bodies(tier) == [body for _, _, body in sample.messages]
 
 
-def test_ctrl_c_while_reading_comes_through_alone(store: MemoryStore, sample: Sample) -> None:
-    """A reader has requests in flight that take a moment to cancel; the interrupt is what is raised."""
+def test_ctrl_c_while_reading_is_raised_alone(store: MemoryStore, sample: Sample) -> None:
+    """A reader has requests in flight that take a moment to cancel; only the interrupt is raised."""
 
     class Slow(MemoryStore):
         slow = interrupted = False
@@ -313,7 +315,7 @@ def test_a_reader_that_is_dropped_halfway_is_closed(tier: Blocking) -> None:
 
 
 def test_a_fork_is_refused_instead_of_hanging() -> None:
-    """In the child every call raises `Misuse` at once, closing does nothing, and the parent goes on."""
+    """In the child every call raises `Misuse` at once and closing does nothing. The parent continues."""
     script = """
         import os, sys
         from offload import Blocking, Misuse
@@ -334,7 +336,12 @@ def test_a_fork_is_refused_instead_of_hanging() -> None:
             assert tier.streams() == []
         sys.exit(os.waitstatus_to_exitcode(status))
     """
-    ignored = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")  # of forking with threads
+    ignored = (
+        "-W",
+        "error",
+        "-W",
+        "ignore:This process:DeprecationWarning",
+    )  # the warning about forking with threads
     done = subprocess.run(
         [sys.executable, *ignored, "-c", textwrap.dedent(script)],
         timeout=HANGS_SECONDS,

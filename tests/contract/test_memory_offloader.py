@@ -1,8 +1,9 @@
-"""A tier in memory keeps the offloader's contract, in large fragments and in small ones."""
+"""Tests of the offloader's contract on a tier in memory, with large and small fragments."""
 
 from __future__ import annotations
 
 import pytest
+from campaign import campaign
 from offload_conformance import OffloaderConformance
 from split_tier import split_tier
 
@@ -11,6 +12,8 @@ from offload.formats.keys import TIER_ANCHOR
 from offload.native.offloader import ObjectStoreOffloader, TierOptions
 from offload.native.place import TierPlan
 from offload.store.memory import MemoryStore
+
+VARIANTS = campaign("other options of an offloader in memory, with all clauses")
 
 
 class TestMemoryOffloader(OffloaderConformance):
@@ -26,7 +29,7 @@ class TestMemoryOffloader(OffloaderConformance):
 
 
 class TestSmallFragments(TestMemoryOffloader):
-    """A ledger becomes many objects, of which only one is on its way at a time."""
+    """A ledger becomes many objects, uploaded one at a time."""
 
     def open_offloader(self) -> LedgerOffloader:
         options = TierOptions(fragment_size_bytes=200, uploads_max=1)
@@ -35,8 +38,9 @@ class TestSmallFragments(TestMemoryOffloader):
     tiny_chunks = 300
 
 
+@VARIANTS
 class TestSeveralUploadsAtOnce(TestMemoryOffloader):
-    """A ledger becomes a few objects that are on their way together."""
+    """A ledger becomes a few objects, uploaded at the same time."""
 
     def open_offloader(self) -> LedgerOffloader:
         options = TierOptions(fragment_size_bytes=500, uploads_max=3)
@@ -46,7 +50,7 @@ class TestSeveralUploadsAtOnce(TestMemoryOffloader):
 
 
 class TestCommitStore(OffloaderConformance):
-    """The data lies on a store that overwrites what it was asked to create; the roots on another one."""
+    """The data is on a store that overwrites on create, and the roots are on another store."""
 
     @pytest.fixture(autouse=True)
     def place(self) -> None:
@@ -57,13 +61,14 @@ class TestCommitStore(OffloaderConformance):
         return split_tier(self.data, self.roots)
 
     def keys_in_store(self) -> set[str]:
-        """No object but the anchor of the tier is on both."""
+        """Return the keys of both stores; only the anchor of the tier is on both."""
         assert self.data.keys() & self.roots.keys() <= {TIER_ANCHOR}
         return self.data.keys() | self.roots.keys()
 
 
+@VARIANTS
 class TestHashedKeys(TestMemoryOffloader):
-    """The tier's keys are spread over folders."""
+    """The keys of the tier are hashed."""
 
     def open_offloader(self) -> LedgerOffloader:
         return ObjectStoreOffloader(MemoryStore(objects=self.objects), plan=TierPlan(hashed_keys=True))

@@ -1,4 +1,4 @@
-"""The store in memory and a folder keep the layer of the protocol, as `offload conformance` asks it."""
+"""Tests of the layer `protocol` of `offload conformance` on the store in memory and on a folder."""
 
 from __future__ import annotations
 

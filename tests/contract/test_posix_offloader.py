@@ -1,4 +1,4 @@
-"""A tier in a folder keeps the offloader's contract, opened by its URL as users open it."""
+"""Tests of the offloader's contract on a tier in a folder, opened by its URL as users open it."""
 
 from __future__ import annotations
 

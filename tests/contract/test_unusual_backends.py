@@ -1,4 +1,4 @@
-"""Backends that are correct and unusual pass every clause; one that declares a lack holds no tier."""
+"""Tests of unusual backends: a correct one passes every clause; one that declares a lack can hold no tier."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from campaign import campaign
 from contract.unusual_stores import (
     Austere,
     LargeParts,
@@ -25,9 +26,11 @@ from offload.native.place import TierPlan
 from offload.store.memory import MemoryStore
 from offload.streams.writer import StreamWriter
 
+MORE = campaign("more unusual backends, with all clauses")
+
 
 class OneDict:
-    """The place of a test: a dict of objects, which several clients share."""
+    """The place of a test: a dict of objects that several clients share."""
 
     make: Callable[..., ObjectStore] = MemoryStore
 
@@ -55,7 +58,7 @@ class Tier(OneDict, OffloaderConformance):
     huge_chunk_size_bytes = 64 * 1024
 
     def open_offloader(self) -> LedgerOffloader:
-        options = TierOptions(fragment_size_bytes=300, uploads_max=2)  # a ledger is several objects
+        options = TierOptions(fragment_size_bytes=300, uploads_max=2)  # a ledger becomes several objects
         return ObjectStoreOffloader(self.client(), options=options)
 
 
@@ -68,7 +71,7 @@ class Protocol(OneDict, ProtocolConformance):
 
 class SlowClients(OneDict):
     def client(self) -> ObjectStore:
-        """Each with a course of its own, the same in every run."""
+        """Return a new client with its own random choices, which are the same in every run."""
         self.clients += 1
         return Slow(super().client(), seed=self.clients)
 
@@ -89,10 +92,12 @@ class TestTinyPages(Store):
     make = TinyPages
 
 
+@MORE
 class TestTinyPagesAsTier(Tier):
     make = PagesOfTwo
 
 
+@MORE
 class TestPagesOfTwo(Store):
     make = PagesOfTwo
 
@@ -101,28 +106,34 @@ class TestAustereStore(Store):
     make = Austere
 
 
+@MORE
 class TestAustereTier(Tier):
     make = Austere
 
 
+@MORE
 class TestAustereProtocol(Protocol):
     make = Austere
 
 
+@MORE
 class TestPagesOfTwoProtocol(Protocol):
     make = PagesOfTwo
 
 
+@MORE
 class TestLargeParts(Store):
     make = LargeParts
 
 
+@MORE
 class TestLateListings(Store):
     """Passes as a store; that it holds no tier is one of the clauses."""
 
     make = LateListings
 
 
+@MORE
 class TestWithoutCreate(Store):
     """Passes as a store; that it holds no tier is one of the clauses."""
 
@@ -130,7 +141,7 @@ class TestWithoutCreate(Store):
 
 
 @pytest.mark.parametrize("make", [LateListings, WithoutCreate])
-def test_what_declares_a_lack_is_made_no_tier(make: Callable[..., ObjectStore]) -> None:
+def test_no_tier_is_made_on_a_store_that_declares_a_lack(make: Callable[..., ObjectStore]) -> None:
     objects: dict[str, bytes] = {}
 
     async def main() -> None:
@@ -144,10 +155,10 @@ def test_what_declares_a_lack_is_made_no_tier(make: Callable[..., ObjectStore]) 
 
 
 @pytest.mark.parametrize("make", [LateListings, WithoutCreate])
-def test_what_declares_a_lack_takes_no_commit_of_a_tier_that_is_there(
+def test_an_existing_tier_on_a_store_that_declares_a_lack_takes_no_commit(
     make: Callable[..., ObjectStore],
 ) -> None:
-    """A deletion is refused as well: it commits, and an old listing would let it remove what is named."""
+    """A deletion is refused as well: it commits, and with an old listing it could remove named objects."""
     objects: dict[str, bytes] = {}
 
     async def main() -> dict[str, bytes]:
@@ -165,8 +176,8 @@ def test_what_declares_a_lack_takes_no_commit_of_a_tier_that_is_there(
     assert asyncio.run(main()) == objects
 
 
-def test_data_on_a_store_with_late_listings_is_refused_with_a_commit_store_too() -> None:
-    """Sweeps and adoption list the data, so another store for the roots is no way out."""
+def test_a_data_store_with_late_listings_is_refused_even_with_a_commit_store() -> None:
+    """Sweeps and adoption list the data, so a commit store does not help."""
 
     async def main() -> None:
         data, roots = LateListings(name="data"), MemoryStore(name="roots")

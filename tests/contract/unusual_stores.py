@@ -1,7 +1,7 @@
-"""Stores that keep the contract in ways that none of ours do: correct, and not what one expects.
+"""Stores that keep the contract in unexpected ways, unlike any of ours.
 
-Each has one peculiarity that some real store has. Whoever wrote a clause with our own backends in mind finds
-here what else the contract allows.
+Each has one peculiarity of some real store. They show the authors of clauses what the contract allows beyond
+our own backends.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from offload.store.wrap import StoreDecorator, UploadDecorator
 
 
 class Slow(StoreDecorator):
-    """Gives way many times within each call, before and after it acts: calls end in any order."""
+    """A store that yields many times within each call, before and after it acts, so calls end in
+    any order.
+    """
 
     def __init__(self, inner: ObjectStore, *, seed: int) -> None:
         super().__init__(inner)
         self.random = random.Random(seed)
 
     async def wait(self) -> None:
-        """Let others run, for a number of turns that nobody knows before."""
+        """Let other tasks run for a random number of turns."""
         for _ in range(self.random.randrange(25)):
             await asyncio.sleep(0)
 
@@ -64,7 +66,7 @@ class Slow(StoreDecorator):
             await asyncio.sleep(0)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """One key at a time, and not in their order."""
+        """Delete one key at a time, in another order."""
         for key in keys:
             check_key(key)
         for key in self.random.sample(keys, len(keys)):
@@ -77,7 +79,7 @@ class Slow(StoreDecorator):
 
 
 class SlowUpload(UploadDecorator):
-    """The same for the calls of an upload."""
+    """An upload with the same behaviour as the store."""
 
     def __init__(self, inner: Upload, store: Slow) -> None:
         super().__init__(inner)
@@ -94,7 +96,7 @@ class SlowUpload(UploadDecorator):
 
 
 class TinyPages(MemoryStore):
-    """Lists so many keys at a request, each page as the store is then."""
+    """A store that lists a few keys per request, each page as the store is at that moment."""
 
     page_keys = 1
 
@@ -111,13 +113,15 @@ class TinyPages(MemoryStore):
 
 
 class PagesOfTwo(TinyPages):
-    """As `TinyPages`: a last page may be full, or half full."""
+    """`TinyPages` with two keys a page, so a last page may be full or half full."""
 
     page_keys = 2
 
 
 class Austere(MemoryStore):
-    """Takes no uploads in parts, deletes one key at a request, and gives a range in pieces of three bytes."""
+    """A store without multipart uploads that deletes one key per request and reads ranges in
+    3-byte pieces.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -143,7 +147,7 @@ class Austere(MemoryStore):
 
 
 class LargeParts(MemoryStore):
-    """Takes parts of no less than half a mebibyte, the last one excepted."""
+    """A store whose parts have at least half a mebibyte, except the last one."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -151,7 +155,7 @@ class LargeParts(MemoryStore):
 
 
 class LateListings(MemoryStore):
-    """Lists what was there a while ago, and says so: for its first looks, each shows the state before it."""
+    """A store that declares late listings: each listing shows the state at the previous one."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -165,7 +169,7 @@ class LateListings(MemoryStore):
 
 
 class WithoutCreate(MemoryStore):
-    """Overwrites what it is asked to create, and says so."""
+    """A store that overwrites on create, and declares it."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -176,7 +180,7 @@ class WithoutCreate(MemoryStore):
 
 
 class Refusing(StoreDecorator):
-    """Refuses any call now and then before it acts, as a store that wants fewer requests."""
+    """A store that sometimes refuses a call before it acts, like a store that wants fewer requests."""
 
     def __init__(self, inner: ObjectStore, *, seed: int, share: float = 0.1) -> None:
         super().__init__(inner)
@@ -208,7 +212,7 @@ class Refusing(StoreDecorator):
         return await super().stored_crc32c(key)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """A page of 100 rows is a request: it may be refused when some pages have been given."""
+        """List in pages of 100 rows. Each page is a request, which may be refused after earlier pages."""
         shown = 0
         async for row in super().list(prefix, after=after):
             if shown % 100 == 0:
@@ -239,7 +243,7 @@ class Refusing(StoreDecorator):
 
 
 class RefusingUpload(UploadDecorator):
-    """The same for the calls of an upload."""
+    """An upload with the same behaviour as the store."""
 
     def __init__(self, inner: Upload, store: Refusing) -> None:
         super().__init__(inner)
@@ -259,7 +263,7 @@ class RefusingUpload(UploadDecorator):
 
 
 class SendsLosersAway(MemoryStore):
-    """Answers `TryAgain` to a create while another of the same key is under way, as S3 does with a 409."""
+    """A store that raises `TryAgain` for a create while another of the same key is running, as S3's 409."""
 
     under_way: Final[set[tuple[int, str]]] = set()
 
@@ -275,14 +279,16 @@ class SendsLosersAway(MemoryStore):
 
 
 class ShortKeys(StoreDecorator):
-    """Takes keys of at most 511 bytes, none with a combining mark, and declares both: a database's column."""
+    """A store of keys up to 511 bytes without combining marks, which declares both, like a
+    database column.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, key_size_bytes_max=511, keys_refused="[\u0300-\u036f]")
 
     def checked(self, key: str) -> str:
-        """Return a key that this store takes."""
+        """Return the key if this store takes it."""
         if len(check_key(key).encode()) > 511:
             raise Misuse(f"{key[:40]!r}… has more than 511 bytes")
         if any("\u0300" <= letter <= "\u036f" for letter in key):
@@ -312,7 +318,7 @@ class ShortKeys(StoreDecorator):
 
 
 class RefusingOffloader(PatientOffloader):
-    """Refuses calls now and then before they act, as a database that aborts a transaction for another's.
+    """An offloader that sometimes refuses a call before it acts, as a database aborts a transaction.
 
     The base is here only what passes calls on: the offloader behind refuses nothing.
     """
@@ -322,7 +328,7 @@ class RefusingOffloader(PatientOffloader):
         self.random = random.Random(seed)
 
     def admit(self) -> None:
-        """Let a call through, or refuse it."""
+        """Admit a call, or refuse it."""
         if self.random.random() < 0.1:
             raise TryAgain("another transaction was first")
 
@@ -365,4 +371,4 @@ ODD_STORES: Final[dict[str, Callable[[dict[str, bytes], int], ObjectStore]]] = {
     "austere": lambda objects, _: Austere(objects=objects),
     "large-parts": lambda objects, _: LargeParts(objects=objects),
 }
-"""Correct stores that hold tiers, by a name: each client is made of the objects and a number of its own."""
+"""Correct stores that hold tiers, by name. Each client is made from the objects and its own number."""

@@ -1,11 +1,12 @@
-"""What the documents show, runs: Python blocks as they stand, console blocks with the output beneath them.
+"""The blocks of the documents run: Python blocks unchanged, console blocks with the output beneath them.
 
-In a console block every line that begins with `$ ` is a command, and the lines behind it are its output on
+In a console block every line that begins with `$ ` is a command, and the lines after it are its output on
 stdout and stderr together. `...` stands for any text within a line, and alone for any number of lines. The
-blocks of one page run in one folder, in order, as a reader would type them; each Python block stands alone.
+blocks of one page run in one folder, in order, as a reader would type them; each Python block stands alone. A
+variable that a command exports is set for those after it.
 
-The shell runs the first command of each page, and every one that is more than `offload` with arguments and at
-most an `echo` of its exit code. The others run in this process, for a tenth of the time.
+The shell runs the first command of the README, and every command that is more than `offload` with arguments
+and an `echo` of its exit code. The others run in this process, which takes a tenth of the time.
 """
 
 import io
@@ -27,7 +28,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def blocks(page: Path, language: str) -> list[tuple[int, str]]:
-    """The blocks of a page in this language, each with the number of its first line."""
+    """Return the blocks of a page in this language, each with the number of its first line."""
     text = page.read_text(encoding="utf-8")
     return [
         (text.count("\n", 0, match.start(2)) + 1, match[2])
@@ -41,7 +42,7 @@ def named(page: Path) -> str:
 
 
 PLAIN = re.compile(r'offload ([^;<>|&*"]*?)(?:; echo (?:"(.*)\$\?"|\$\?))?')
-"""`offload`, its arguments, and what is echoed before its exit code, if that is echoed."""
+"""`offload`, its arguments, and the text before its exit code if `echo` prints that."""
 
 PYTHON = [
     pytest.param(page, line, code, id=f"{named(page)}:{line}")
@@ -53,7 +54,7 @@ CONSOLES = [pytest.param(page, id=named(page)) for page in PAGES if blocks(page,
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """A working folder that looks like a clone as far as the documents use it."""
+    """Make a working folder with those parts of a clone that the documents use."""
     for name in ("tests", "plugins", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
@@ -67,15 +68,24 @@ def test_python_blocks_run(clone, page, line, code):
 
 
 @pytest.mark.parametrize("page", CONSOLES)
-def test_console_blocks_print_what_they_show(clone, monkeypatch, page):
+def test_console_blocks_print_the_output_that_they_show(clone, monkeypatch, page):
     monkeypatch.setenv("COLUMNS", "100")
-    run = in_shell
+    run = in_shell if page == ROOT / "README.md" else here
     for line, block in blocks(page, "console"):
         for command, expected in commands_of(block):
+            if exported := re.fullmatch(r"export (\w+)=(\S+)", command):
+                monkeypatch.setenv(exported[1], exported[2].replace("$PWD", str(clone)))
+                continue
             found, run = run(command, clone), here
             assert re.fullmatch(pattern(expected), found), (
                 f"{named(page)}:{line}: $ {command}\nshown:\n{expected}\nprinted:\n{found}"
             )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_executable_blocks_begin_at_the_margin(page):
+    """An indented block would be displayed but never run."""
+    assert re.findall(r"^[ >]+```(?:python|console)$", page.read_text(encoding="utf-8"), re.MULTILINE) == []
 
 
 def test_the_readme_shows_the_main_commands():
@@ -86,14 +96,14 @@ def test_the_readme_shows_the_main_commands():
 
 
 def commands_of(block: str) -> list[tuple[str, str]]:
-    """Each command of a console block, with the output that is shown for it."""
+    """Return each command of a console block, with the output that the block shows for it."""
     parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
     assert not parts[0].strip(), f"output before the first command: {parts[0]!r}"
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def here(command: str, folder: Path) -> str:
-    """What a command prints, in this process if it is plain."""
+    """Return the output of a command, run in this process if `PLAIN` matches it, otherwise in the shell."""
     plain = PLAIN.fullmatch(command)
     if plain is None:
         return in_shell(command, folder)
@@ -107,7 +117,7 @@ def here(command: str, folder: Path) -> str:
 
 
 def in_shell(command: str, folder: Path) -> str:
-    """What a command prints; its exit code is printed by the page itself, with `echo $?`."""
+    """Return the output of a command in the shell. A page prints exit codes itself, with `echo $?`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", command],
@@ -122,7 +132,7 @@ def in_shell(command: str, folder: Path) -> str:
 
 
 def pattern(expected: str) -> str:
-    """A regular expression for output as a page shows it."""
+    """Return a regular expression for output as a page shows it."""
     lines = []
     for line in expected.splitlines(keepends=True):
         if line.strip() == "...":

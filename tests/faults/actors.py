@@ -1,15 +1,15 @@
-"""Processes for tests: each obeys over a pipe, lives for many tests, and can be stopped at a request.
+"""Processes for tests. Each takes jobs over a pipe, serves many tests, and can be stopped at a request.
 
     actor.do("open", ground.stoppable(), stream, seed)
     actor.do("claim")
     actor.begin_and_stop(ground, Moment("create", nth=2, when="before"), "offload", 5)
-    ...                     # whatever others do meanwhile
-    outcome = actor.end()   # SIGCONT; what came of it
+    ...                     # other processes act meanwhile
+    outcome = actor.end()   # sends SIGCONT, and waits for the outcome
 
-On a server the proxy stops the process, and holds the request meanwhile: it lands afterwards, late. On a
-folder there is nothing between a process and its files, so it stops itself, within its own store.
+On a server, the proxy stops the process and holds the request, which lands late. On a folder, nothing is
+between a process and its files, so the process stops itself, within its own store.
 
-Invariant: a stop is confirmed (`waitpid`, WUNTRACED) before anything else goes on.
+Invariant: a stop is confirmed (`waitpid`, WUNTRACED) before anything else happens.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from offload.upkeep.sweep.tier import sweep
 
 WAIT_SECONDS: Final = 60.0
 DATA_MS: Final = 1_700_000_000_000
-"""When the source's records were written, a millisecond each (`protocol_world`)."""
+"""The time of the source's first record. Each record is a millisecond later (`protocol_world`)."""
 
 HOUR_MS: Final = 3_600_000
 YEAR_MS: Final = 365 * 24 * HOUR_MS
@@ -56,7 +56,7 @@ YEAR_MS: Final = 365 * 24 * HOUR_MS
 
 @dataclass(frozen=True)
 class Where:
-    """How a process gets to the tier."""
+    """The URL and options by which a process reaches the tier."""
 
     url: str
     options: dict[str, str]
@@ -64,22 +64,22 @@ class Where:
 
 @dataclass(frozen=True)
 class Moment:
-    """The request at which a process stops: the n-th of its kind from the start of a job on."""
+    """The request at which a process stops: the n-th of its kind since a job began."""
 
     kind: Literal["put", "create", "delete", "any"]
-    """A write that may overwrite, one that may not, a delete of any number of objects; or any request."""
+    """A write that may overwrite, a write that may not, a delete of any number of objects, or any request."""
 
     nth: int
     when: Literal["before", "after"]
-    """The server hears of it, or has answered it, while the process stands still."""
+    """The process stops before the server receives the request, or after the server has answered it."""
 
     def fits(self, kind: str, when: str) -> bool:
-        """Whether this is such a request."""
+        """Return True if a request of this kind can be the moment."""
         return when == self.when and self.kind in (kind, "any")
 
 
 class FolderPlace(Place):
-    """A folder, seen without the program under test."""
+    """A folder, accessed without the program under test."""
 
     scheme = "file"
 
@@ -111,21 +111,21 @@ class FolderPlace(Place):
 
 @dataclass
 class Ground:
-    """Where processes meet: a new bucket, and a proxy before it for whoever is to be stopped; or a folder."""
+    """A place that processes share: a new bucket, with a proxy for the process that stops, or a folder."""
 
     name: str
     place: Place
     proxy: Proxy | None
 
-    anew: Callable[[], Ground]
-    """Another new place on the same server."""
+    another: Callable[[], Ground]
+    """A function that returns another new place on the same server."""
 
     def direct(self) -> Where:
-        """The way past the proxy."""
+        """Return the way past the proxy."""
         return Where(self.place.url, self.place.options)
 
     def stoppable(self) -> Where:
-        """The way of a process that is to be stopped: at most one at a time."""
+        """Return the way for a process that a test stops. At most one may use it at a time."""
         if self.proxy is None:
             return self.direct()
         options = {name: self.proxy.before(value) for name, value in self.place.options.items()}
@@ -134,42 +134,42 @@ class Ground:
 
 @contextmanager
 def ground_of(server: Running | None, folder: Path) -> Iterator[Ground]:
-    """A new place on the server; below `folder`, where there is none."""
+    """Yield a new place on the server, or below `folder` if there is no server."""
     with proxied(server.endpoint) if server else nullcontext() as proxy:
 
-        def anew() -> Ground:
+        def another() -> Ground:
             if server is None:
-                return Ground("folder", FolderPlace(folder), None, anew)
-            return Ground(server.server.name, server.place(), proxy, anew)
+                return Ground("folder", FolderPlace(folder), None, another)
+            return Ground(server.server.name, server.place(), proxy, another)
 
-        yield anew()
+        yield another()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job."""
+    """The result of a job."""
 
     value: Any
     error: str | None
-    """The name of the error that ended it."""
+    """The name of the error that ended the job, if one did."""
 
     text: str = ""
 
 
 def kill_at(proxy: Proxy, number: int, moment: str, process: subprocess.Popen[bytes]) -> None:
-    """Kill `process` at the `number`-th request from here on."""
+    """Kill `process` at the `number`-th request after this call."""
     begun = proxy.counts["requests"]
 
     def watch(request: Request, now: str) -> None:
         if (request.number - begun, now) == (number, moment):
             process.kill()
-            process.wait()  # gone, before anything goes on
+            process.wait()  # it has ended before anything else happens
 
     proxy.watch = watch
 
 
 class Actor:
-    """A process, seen from the test."""
+    """The test's side of a process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -180,14 +180,14 @@ class Actor:
         self._process.start()
         theirs.close()
         self.busy = False
-        """Whether a job was begun and has not ended."""
+        """True while a job runs or is stopped."""
 
         self._is_stopped = False
         self._released = threading.Event()
         self._proxy: Proxy | None = None
 
     def do(self, job: str, *arguments: Any) -> Any:
-        """A job from beginning to end, which must be a good one: its value."""
+        """Run a job to its end, and return its value. The job must succeed."""
         outcome = self.begin(job, *arguments).end()
         assert outcome.error is None, f"{self.name}, {job}: {outcome.text}"
         return outcome.value
@@ -197,7 +197,7 @@ class Actor:
         return self._begin(job, arguments, None)
 
     def begin_and_stop(self, ground: Ground, moment: Moment, job: str, *arguments: Any) -> bool:
-        """Begin a job, and wait until the process stands still. False where it ended without that."""
+        """Begin a job, and wait until the process stops. Return False if the job ended without a stop."""
         by_itself = None if ground.proxy else moment
         if ground.proxy is not None:
             self._proxy = ground.proxy
@@ -213,7 +213,7 @@ class Actor:
         return True
 
     def end(self, *, wait_seconds: float = WAIT_SECONDS) -> Outcome:
-        """Let the process go on, if it is stopped; what came of its job."""
+        """Continue the process if it is stopped, and return the outcome of its job."""
         if self._is_stopped:
             os.kill(self._pid, signal.SIGCONT)
             self._is_stopped = False
@@ -227,7 +227,7 @@ class Actor:
         return outcome
 
     def kill(self) -> None:
-        """End the process, stopped or not, and let go of what the proxy holds."""
+        """Kill the process, stopped or not, and release the request that the proxy holds."""
         self._released.set()
         self._process.kill()
         self._process.join()
@@ -245,7 +245,7 @@ class Actor:
         return self
 
     def _watch_for(self, moment: Moment) -> Callable[[Request, str], None]:
-        """In the proxy's thread: stop the process at this moment, once, and hold its request."""
+        """Return a watch for the proxy's thread. It stops the process at this moment, once."""
         seen = 0
 
         def watch(request: Request, when: str) -> None:
@@ -263,11 +263,11 @@ class Actor:
 
     def _confirm(self) -> None:
         _, status = os.waitpid(self._pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), f"{self.name} ended instead of standing still"
+        assert os.WIFSTOPPED(status), f"{self.name} ended instead of stopping"
 
 
 def _kind(request: Request) -> str:
-    """What a request would do, as far as its head tells."""
+    """Return the kind of a request, by its method and target."""
     if request.method == "DELETE" or re.search(r"\?delete|[/=]batch", request.target):
         return "delete"
     if request.creates:
@@ -280,7 +280,7 @@ _BY_PROXY: Final = "by the proxy"
 
 
 class Clock:
-    """A clock that jumps before it is read: the wall's both ways, into the data's own time too."""
+    """Clocks that jump before they are read. The wall clock jumps both ways, also to the time of the data."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -288,7 +288,7 @@ class Clock:
         self._slept_seconds = 0.0
 
     def now_ms(self) -> int:
-        """The wall clock."""
+        """Return the time of the wall clock."""
         chance = self._chance
         jump = chance.choice(("none", "forward", "back", "to the data"))
         if jump == "forward":
@@ -300,25 +300,25 @@ class Clock:
         return max(time.time_ns() // 1_000_000 + self._ahead_ms, 0)
 
     def monotonic(self) -> float:
-        """The other one, which the machine's sleep moves; never back."""
+        """Return the time of the steady clock. It also jumps, as over a suspension, but never back."""
         if self._chance.random() < 0.5:
             self._slept_seconds += self._chance.uniform(0, 5 * 3600)
         return time.monotonic() + self._slept_seconds
 
 
 def jumpy(env: Env, seed: str) -> Env:
-    """The same world, with clocks that jump."""
+    """Return the same environment, with clocks that jump."""
     clock = Clock(random.Random(f"{seed} clock"))
     return replace(env, now_ms=clock.now_ms, monotonic=clock.monotonic)
 
 
 class Life:
-    """What a process can be asked to do. Each public method is a job."""
+    """The jobs of a process. Each public method is a job."""
 
     def __init__(self, name: str, stopped: Connection) -> None:
         self.name = name
         self.stop: Moment | None = None
-        """Where it stops by itself."""
+        """The moment at which the process stops itself, if any."""
 
         self.seen = 0
         self._stopped = stopped
@@ -326,7 +326,7 @@ class Life:
         self._where: Where | None = None
 
     async def open(self, where: Where, stream: str, seed: str, jumping: bool = False) -> None:
-        """Forget everything, and begin at a stream. The client of a tier is kept: to make one takes long."""
+        """Forget everything, and begin at a stream. The client of a tier is kept, as a new one is slow."""
         if where != self._where:
             await self.close()
             store = bare_store(where.url, where.options)
@@ -342,28 +342,28 @@ class Life:
         self.copied: Receipt | None = None
 
     async def close(self) -> None:
-        """Leave the tier."""
+        """Close the client of the tier."""
         if self._client is not None:
             await self._client.aclose()
         self._client = self._where = None
 
     async def told(self) -> list[tuple[Change, Manifest | OffloadError]]:
-        """What it was told of its commits."""
+        """Return the results of the commits since the last call."""
         return self.writer.commits_told()
 
     async def claim(self) -> int:
-        """Take the stream: where it ends."""
+        """Claim the stream, and return its next offset."""
         return (await self.writer.claim(self.stream)).manifest.next_offset
 
     async def offload(self, chunks: int) -> tuple[int, int]:
-        """Prepare, copy and commit a ledger of so many chunks: the offsets that are committed by its word."""
+        """Prepare, copy and commit a ledger of so many chunks. Return its range of offsets."""
         holder = self.writer.holder
         first = holder.manifest.next_offset
         await holder.offload([Ledger(first, first + chunks * CHUNK_RECORDS)])
         return first, first + chunks * CHUNK_RECORDS
 
     async def copy(self, chunks: int) -> None:
-        """Prepare and copy."""
+        """Prepare and copy a ledger of so many chunks. It is not committed."""
         holder = self.writer.holder
         first = holder.manifest.next_offset
         [attempt] = await holder.prepare([first])
@@ -373,24 +373,24 @@ class Life:
         )
 
     async def append(self) -> None:
-        """Commit what was copied."""
+        """Commit the ledger that was copied."""
         assert self.copied is not None
         await self.writer.holder.append([self.copied])
         self.copied = None
 
     async def lead(self, seconds: float) -> tuple[list[tuple[int, int]], list[str]]:
-        """Offload as fast as can be for so long, claim again whenever another has, and end as the leader.
+        """Offload as fast as possible for so long, claim again if another process has, and end as the leader.
 
-        It returns the ledgers that it committed and the names of its errors. After each loss it lets the
-        other lead for as long as a ledger or two take, and for twice as long after the next loss: without
-        that both would do nothing but claim.
+        Return the ledgers that were committed and the names of the errors. After a loss, this process lets
+        the other lead for as long as one or two ledgers take, and for twice as long after the next loss.
+        Without these pauses both would only claim.
         """
         committed, errors = [], []
         usual = 0.05
         begun = time.monotonic()
         leads = False
         while (now := time.monotonic()) < begun + seconds or not leads:
-            assert now < begun + seconds + WAIT_SECONDS / 2, f"it never came to lead again: {errors[-9:]}"
+            assert now < begun + seconds + WAIT_SECONDS / 2, f"it never led again: {errors[-9:]}"
             try:
                 if self.writer.writer is None:
                     await self.claim()
@@ -406,14 +406,14 @@ class Life:
         return committed, errors
 
     async def trim_by_age(self, seconds: float) -> tuple[int | None, int]:
-        """Trim by the clock: the new first offset, or None; and the time that it went by."""
+        """Trim by age. Return the new first offset, or None, and the time by which the trim was planned."""
         now_ms = self.env.now_ms()
         limit = Retention(age_seconds_max=seconds)
         report = await trim(self.writer.offloader, self.stream, limit, now_ms=now_ms, env=self.env)
         return None if report.trim is None else report.trim.first_offset, now_ms
 
     async def sweep(self, grace_seconds: float) -> list[str]:
-        """As `offload sweep` does: the errors of the stream."""
+        """Sweep the stream as `offload sweep` does, and return its errors."""
         report = await sweep(
             self.writer.offloader, stream=self.stream, grace_seconds=grace_seconds, env=self.env
         )
@@ -434,7 +434,7 @@ class Life:
 
 
 def _live(pipe: Connection, stopped: Connection, name: str) -> None:
-    """The process."""
+    """Run jobs until the test closes the pipe. This is the process."""
     life = Life(name, stopped)
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Tests that run on each server and on a folder too: `EVERYWHERE` of the rig, for `running_server`."""
+"""The fixture of tests that run on each server and on a folder (`EVERYWHERE` of the rig)."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from servers.session import Session
 
 @pytest.fixture(scope="session")
 def running_server(request: pytest.FixtureRequest, running_servers: Session) -> Running | None:
-    """The server of this name; None stands for a folder."""
+    """Return the server of this name, or None for a folder."""
     return None if request.param is None else running_servers.running(request.param)

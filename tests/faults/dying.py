@@ -1,9 +1,9 @@
-"""`offload` in a process that SIGKILL ends before its n-th call to the file system below a folder.
+"""Run `offload` in a process that SIGKILL ends before its n-th call to the file system below a folder.
 
     python tests/faults/dying.py FOLDER N trim FOLDER orders --before 10
 
-The interpreter itself tells of each call before it makes it (an audit hook), so the moments are exact and the
-program is the one that people run. One that ends before its n-th call says on stderr how many it made.
+An audit hook of the interpreter reports each call before it is made, so the moments are exact. The program is
+the one that users run. If it ends before its n-th call, it prints on stderr how many calls it made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CALLS: Final = {
 
 
 def die_at(folder: str, number: int) -> None:
-    """From here on calls are counted, those by a name within an open folder too; at `number` all ends."""
+    """Count calls from now on, also those by a name within an open folder. Kill the process at `number`."""
     made = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

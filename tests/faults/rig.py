@@ -1,7 +1,7 @@
-"""What the tests against real servers share: which servers, seeds, and an audit of what a bucket holds.
+"""Shared parts of the tests against real servers: the servers, the seed, and an audit of a bucket.
 
-The audit reads the bucket directly, past every proxy, between the rounds of a test; it shows the judge of
-the commit protocol (`protocol_judge`) what is new, in the order in which it must have come about.
+The audit reads the bucket directly, past every proxy, between the rounds of a test. It shows new objects to
+the judge of the commit protocol (`protocol_judge`), in the order in which they must have been created.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from protocol_judge import DATA, GROUP, ROOT, Judge, Objects, read_root
 from protocol_world import CHUNK_RECORDS, NOTHING_COMMITTED, TRACED, WitnessedOffloader, source
 from servers import Place
-from servers.selection import real_servers
+from servers.selection import servers_at_risk
 
 from offload import Plugins, StreamReader, StreamWriter, TierOptions
 from offload.commit.writer import Append, Claim, Prepare
@@ -35,38 +35,37 @@ from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.wrap import StoreDecorator
 from offload.upkeep.verify.tier import verify
 
-CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 SEED: Final = int(os.environ.get("OFFLOAD_SEED", random.SystemRandom().randrange(2**32)))
 QUICK: Final = RetryPolicy(
     attempts_max=6, patience_seconds=10, pause_seconds_first=0.002, pause_seconds_max=0.05
 )
 
 FACTOR: Final = 3
-"""How many entries a group takes here: so few that the rounds of a stream make all kinds."""
+"""The entries in a group: so few that the rounds of a stream make groups of all kinds."""
 
 PROBE: Final = "tier.probe."
-"""What an interrupted probe of create-if-absent leaves behind."""
+"""The prefix of objects that an interrupted probe of create-if-absent leaves behind."""
 
 
-EVERY_SERVER: Final[list[Any]] = real_servers()
-"""Those that keep create-if-absent, for `running_server`. A fake beside a real one only in the campaign."""
+EVERY_SERVER: Final[list[Any]] = servers_at_risk()
+"""The servers with create-if-absent, for `running_server`. The campaign adds fakes."""
 
 EVERYWHERE: Final[list[Any]] = [*EVERY_SERVER, pytest.param(None, id="folder")]
-"""And a folder."""
+"""The same servers, and a folder."""
 
 
 def bare_store(url: str, options: dict[str, str]) -> ObjectStore:
-    """The backend's store alone: no retries, no limits."""
+    """Return the backend's store alone, without retries and limits."""
     return open_store(url, plugins=Plugins.find(), storage_options=options)
 
 
 def guarded(store: ObjectStore, *, chance: random.Random | None = None) -> ObjectStore:
-    """The store as `open_tier` guards it, but with short pauses."""
+    """Return the store as `open_tier` guards it, but with short pauses."""
     return RetryingStore(LimitedStore(store), policy=QUICK, random=(chance or random.Random()).random)
 
 
 class Sure(StoreDecorator):
-    """A store that need not be asked whether it keeps create-if-absent. The probe has tests of its own."""
+    """A store whose create-if-absent is not probed. The probe has tests of its own."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -74,10 +73,11 @@ class Sure(StoreDecorator):
 
 
 class Audit:
-    """Looks at one stream in a bucket, again and again, and has its history judged.
+    """An audit that looks at one stream in a bucket repeatedly and has its history judged.
 
-    `store` leads to the bucket directly. Nothing may ever go, unless `swept`: then what goes is judged too,
-    and a look is needed before a sweep can delete a root that was not seen, or what such a root names.
+    `store` reads the bucket directly. No object may ever be deleted, unless `swept` is set. Then deletions
+    are judged too. Look before a sweep can delete a root that the audit has not seen, or an object that
+    such a root names.
     """
 
     def __init__(self, store: ObjectStore, stream: str, *, swept: bool = False) -> None:
@@ -90,21 +90,21 @@ class Audit:
 
     @property
     def next_offset(self) -> int:
-        """Where the newest root that was seen ends."""
+        """Return the next offset of the newest root that was seen."""
         root = self.judge.root
         return 0 if root is None else int(root.next_offset)
 
     @property
     def newest(self) -> int:
-        """The number of the newest root that was seen."""
+        """Return the number of the newest root that was seen."""
         return self.judge.newest
 
     async def look(self) -> None:
-        """Read what is new. Nobody may be writing meanwhile. An `AssertionError` says what does not hold."""
+        """Read new objects while nobody writes. Raises `AssertionError` if an invariant is broken."""
         prefix = self._keys.anchor.removesuffix("stream.anchor")
         listed = {row.key async for row in self.store.list(prefix)}
         gone = self.objects.keys() - listed
-        assert self.swept or not gone, f"objects went, and nobody deletes: {sorted(gone)}"
+        assert self.swept or not gone, f"objects were deleted, although nobody deletes: {sorted(gone)}"
         roots: dict[int, str] = {}
         for key in sorted(listed - self.objects.keys() - self._unseen.keys()):
             data = await self.store.get(key)
@@ -125,29 +125,29 @@ class Audit:
         for key in self._unseen:
             uid = UUID(self._uid_of(key))
             assert uid in self._announced, f"{key} was uploaded before its attempt was announced"
-        for key in list(self._unseen):  # what landed when its attempt was over
+        for key in list(self._unseen):  # objects that landed when their attempt was over
             self.objects[key] = self._unseen.pop(key)
         for key in sorted(gone):
             runs = DATA.fullmatch(key) and UUID(self._uid_of(key)).bytes in self._running
-            assert not runs, f"{key} went, and its attempt runs"
+            assert not runs, f"{key} was deleted while its attempt runs"
             self.objects.pop(key)
         self.check()
 
     async def look_again(self) -> None:
-        """Read everything once more: no object ever changes."""
+        """Read every object once more, and check that none has changed."""
         await self.look()
         for key in list(self.objects):
             self.objects[key] = await self.store.get(key)
         self.check()
 
     def hear(self, who: str, commits: Iterable[tuple[Change, Manifest | OffloadError]]) -> None:
-        """What a writer was told of its commits, held against what was seen. Look first."""
+        """Compare the results that a writer got for its commits with the history. Look first."""
         for change, result in commits:
             if not isinstance(result, OffloadError):
                 self.judge.told(result, who)
-                assert self._was_in(change), f"{who} was told of a commit that never was: {change}"
+                assert self._was_in(change), f"{who} got a result of a commit that never happened: {change}"
             elif isinstance(result, NOTHING_COMMITTED) and isinstance(change, TRACED):
-                assert not self._was_in(change), f"{who} was told untruly: {result}"
+                assert not self._was_in(change), f"{who} got a false error: {result}"
         self.check()
 
     def check(self) -> None:
@@ -156,7 +156,7 @@ class Audit:
 
     @property
     def _running(self) -> frozenset[bytes]:
-        """The attempts that run by the newest root."""
+        """Return the attempts that run by the newest root."""
         return frozenset() if self.judge.root is None else self.judge.root.running
 
     def _show_fragments(self) -> None:
@@ -170,7 +170,7 @@ class Audit:
         return match[2]
 
     def _was_in(self, change: Change) -> bool:
-        """Whether the history ever showed the change. True for one without a trace."""
+        """Return True if the history ever showed the change, or if the change leaves no trace."""
         history = self.judge.history.values()
         if isinstance(change, Claim):
             return any(root.writer == change.writer.bytes for root in history)
@@ -184,7 +184,7 @@ class Audit:
 
 
 async def read_all(store: ObjectStore, stream: str) -> bytes:
-    """The stored chunks of a stream from its first offset to its last, back to back."""
+    """Return the stored chunks of a stream from its first offset to its last, back to back."""
     reader = await StreamReader.open(ObjectStoreOffloader(store), stream)
     windows = reader.windows(reader.manifest.first_offset)
     try:
@@ -194,9 +194,9 @@ async def read_all(store: ObjectStore, stream: str) -> bytes:
 
 
 async def assert_sound(store: ObjectStore, place: Place, *, streams: int | None = None) -> None:
-    """`verify` finds no damage and can explain everything; another client sees the same objects.
+    """Assert that `verify` finds no damage and explains every object, and another client sees the same ones.
 
-    Groups of commits that lost are explained and not read; those that a trim has passed may be.
+    Groups of commits that lost are explained and not read. Groups below a trim's new first offset may be.
     """
     report = await verify(store)
     assert not report.damages, report.damages
@@ -212,9 +212,9 @@ async def assert_sound(store: ObjectStore, place: Place, *, streams: int | None 
 
 
 class Writer:
-    """A process at the bucket, as far as the protocol can tell: names, chance and memory of its own.
+    """A process at the bucket, as far as the protocol can see: it has its own names, chance and memory.
 
-    `client` may be that of others too, since to open one costs more than all of its requests.
+    Several writers may share a `client`, since opening one costs more than all of its requests.
     """
 
     def __init__(
@@ -231,17 +231,17 @@ class Writer:
         self.writer: StreamWriter | None = None
 
     async def claim(self, stream: str) -> StreamWriter:
-        """Take the stream."""
+        """Claim the stream."""
         self.writer = await StreamWriter.claim(self.offloader, stream, env=self.env)
         return self.writer
 
     @property
     def holder(self) -> StreamWriter:
-        """The one who claimed, as this process believes."""
+        """Return the writer that claimed the stream. It may have been fenced since."""
         assert self.writer is not None, f"{self.name} never claimed"
         return self.writer
 
     def commits_told(self) -> list[tuple[Change, Manifest | OffloadError]]:
-        """What it was told of its commits since this was last asked."""
+        """Return the results of the commits since the last call."""
         told, self.offloader.commits = self.offloader.commits, []
         return told

@@ -1,10 +1,10 @@
-"""How long `offload sync` and `offload read` take, and how they end, on a server that is in trouble.
+"""Print how long `offload sync` and `offload read` take, and how they end, on a server in trouble.
 
     PYTHONPATH=tests python -m faults.table [--server minio]... [--client obstore]... [--only WORD]
 
-In real time, so it takes some minutes and is no test: the tests claim the same by clocks of their own. Each
-row is a command in a process of its own, on a bucket of its own, behind a proxy of its own. `intact` says
-that the messages were read back afterwards, past the proxy, and are those of the source.
+This runs in real time, so it takes some minutes and is not a test. The tests make the same claims with their
+own clocks. Each row is a command with its own process, bucket and proxy. `intact` means that the messages
+were read back afterwards, past the proxy, and equal those of the source.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Row:
     rules: Callable[[], list[Rule]] = list
     plan: dict[str, int | None] = field(default_factory=dict)
     gone_seconds: float = 0.0
-    """For how long the server is gone, from the first request for a fragment on."""
+    """The time for which the server is gone, from the first request for a fragment on."""
 
 
 ROWS: Final = (
@@ -117,7 +117,7 @@ ROWS: Final = (
 
 
 def shown(row: Row, running: Running, client: str) -> tuple[str, ...]:
-    """Run one row; what the table says of it."""
+    """Run one row, and return its cells."""
     place = running.place()
     if row.command == "read":
         assert _direct("sync", f"{SOURCE}/{STREAM}", place.url, place=place).code == 0
@@ -136,7 +136,7 @@ def shown(row: Row, running: Running, client: str) -> tuple[str, ...]:
 
 
 def _met(row: Row, place: Place, proxy: Proxy, client: str) -> tuple[Ran, float]:
-    """The command, behind the proxy, and how many seconds it took."""
+    """Run the command behind the proxy. Return its output and the seconds that it took."""
     met = Event()
 
     def watch(request: Request, moment: str) -> None:
@@ -168,7 +168,7 @@ def _met(row: Row, place: Place, proxy: Proxy, client: str) -> tuple[Ran, float]
 
 
 def _intact(row: Row, place: Place, ran: Ran) -> str:
-    """Whether everything is there; and after a sync that ended with an error, when it ran once more."""
+    """Return yes if every message can be read back. A sync that ended with an error runs once more first."""
     if row.command == "read":
         return _yes(_bodies(ran))
     again = ""
@@ -188,13 +188,13 @@ def _yes(is_so: bool) -> str:
 
 
 def _direct(*arguments: str, place: Place) -> Ran:
-    """A command past the proxy."""
+    """Run a command past the proxy."""
     options = [part for name, value in place.options.items() for part in ("-o", f"{name}={value}")]
     return finish(start(*arguments, *options), timeout_seconds=ENDS_SECONDS)
 
 
 def table(servers: Iterable[str], clients: Iterable[str], only: str, at_once: int) -> int:
-    """Print it; 0 if every command ended well that had to, and everything is intact."""
+    """Print the table. Return 0 if every row is intact, otherwise 1."""
     with Session() as session, ThreadPoolExecutor(at_once) as pool:
         running = [session.running(name) for name in servers]
         asked = [
@@ -214,10 +214,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--server", action="append", help="one of the catalogue; minio and rgw by default")
-    parser.add_argument("--client", action="append", help="fsspec or obstore; both by default")
-    parser.add_argument("--only", default="", help="only rows with this in their name or command")
-    parser.add_argument("--at-once", type=int, default=6, help="commands that run together; 6 by default")
+    parser.add_argument(
+        "--server", action="append", help="a server of the catalogue (default: minio and rgw)"
+    )
+    parser.add_argument("--client", action="append", help="fsspec or obstore (default: both)")
+    parser.add_argument("--only", default="", help="run only rows with this text in their name or command")
+    parser.add_argument(
+        "--at-once", type=int, default=6, help="number of commands that run at once (default: 6)"
+    )
     arguments = parser.parse_args()
     for name in arguments.server or ():
         server(name)  # raises for a name that is not in the catalogue

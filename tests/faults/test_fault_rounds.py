@@ -1,9 +1,8 @@
-"""Commits through a network and a server that fail in every way we know: none is lost, none is doubled.
+"""Tests that no commit is lost or doubled on a network and a server that fail in every way we know.
 
-In each round a writer offloads one ledger, through a proxy that breaks requests by chance, creates above
-all; sometimes it is a fresh writer, sometimes two rivals at once. What came of it is read past the proxy and
-judged.
-`OFFLOAD_SEED` repeats the faults of a run; `OFFLOAD_CAMPAIGN=1` goes on for 1,000 rounds per server.
+In each round a writer offloads one ledger through a proxy that breaks requests at random, creates above all.
+Sometimes the writer is new, and sometimes two rivals write at once. The result is read past the proxy and
+judged. `OFFLOAD_SEED` repeats the faults of a run. `OFFLOAD_CAMPAIGN=1` runs 1,000 rounds per server.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from campaign import CAMPAIGN
 from faults.rig import (
-    CAMPAIGN,
     SEED,
     Audit,
     Writer,
@@ -26,7 +25,7 @@ from faults.rig import (
     read_all,
 )
 from protocol_world import CHUNK_RECORDS, Ledger, source
-from servers import Place, Running, real_servers
+from servers import Place, Running, servers_at_risk
 from servers.proxy import Fault, Plan, Proxy, Rule, proxied
 
 from offload import ObjectStoreOffloader, StreamWriter
@@ -36,14 +35,14 @@ from offload.errors import Conflict, Denied, Fenced, NotOffloaded, OutcomeUnknow
 ROUNDS = 1000 if CAMPAIGN else 24
 ROUNDS_PER_STREAM = 20 if CAMPAIGN else 12
 MORE_MAX = 10
-"""How many times as many rounds are run, where chance is unkind, before too little happened."""
+"""The limit on extra rounds, as a multiple of the planned ones, if too little happened by chance."""
 
 READS_MAX = 20
 PLACES = 50 if CAMPAIGN else 2
 TRIES_MAX = 30
 
 DOCUMENTED = (TryAgain, OutcomeUnknown, Conflict, Fenced)
-"""What a caller must be ready for when the store fails; anything else is a bug."""
+"""The errors that a caller must expect if the store fails. Any other error is a bug."""
 
 CHANCES = {
     Fault.CUT_AFTER: 0.03,
@@ -77,7 +76,7 @@ class Campaign:
     errors: Counter[str] = field(default_factory=Counter)
 
     async def run(self, rounds: int) -> None:
-        """So many rounds, on new streams; and on, until enough happened to say something."""
+        """Run so many rounds on new streams, and more until enough has happened."""
         while self.rounds < rounds or not self.is_enough(rounds):
             assert self.rounds < MORE_MAX * rounds, f"too little happens: {self}, {dict(self.proxy.counts)}"
             stream = f"orders-{self.rounds // ROUNDS_PER_STREAM}"
@@ -93,21 +92,21 @@ class Campaign:
         await assert_sound(self.direct, self.place)
 
     def is_enough(self, rounds: int) -> bool:
-        """Whether every fault was met, and as much went right as such rounds give on the average."""
+        """Return True if every fault happened, and an average number of ledgers and roots was committed."""
         went_right = self.offloaded > rounds / 2 and self.roots > 2 * rounds
         return went_right and all(self.proxy.counts[fault.name.lower()] for fault in CHANCES)
 
     @property
     def options(self) -> dict[str, str]:
-        """Those that lead through the proxy."""
+        """Return the options that lead through the proxy."""
         return {name: self.proxy.before(value) for name, value in self.place.options.items()}
 
     def chance(self, what: str) -> random.Random:
-        """Chance that the seed and this name repeat."""
+        """Return random values that the seed and this name repeat."""
         return random.Random(f"{SEED} {self.name} {what}")
 
     def break_requests(self, what: str) -> None:
-        """From here on faults are drawn from the seed and this name."""
+        """Draw faults from the seed and this name from now on."""
         self.proxy.plan = Plan(
             chances=CHANCES,
             create_chances=CREATE_CHANCES,
@@ -118,24 +117,24 @@ class Campaign:
         )
 
     def mend(self) -> None:
-        """No more faults; and what was late has landed."""
+        """End the faults, and let late requests land."""
         self.proxy.plan = Plan()
         self.proxy.settle()
 
 
 class Rounds:
-    """Those on one stream."""
+    """The rounds on one stream."""
 
     def __init__(self, campaign: Campaign, stream: str, clients: Sequence[ObjectStore]) -> None:
         self.campaign, self.stream, self.clients = campaign, stream, clients
         self.audit = Audit(campaign.direct, stream)
         self.written = 0
-        """How many writers there were."""
+        """The number of writers so far."""
 
         self.holder = self._fresh()
 
     async def run(self, rounds: int) -> None:
-        """So many rounds with faults, and a last one without."""
+        """Run so many rounds with faults, and a last one without."""
         for number in range(rounds):
             self.campaign.break_requests(f"{self.stream}/{number}")
             await self._round(self.campaign.chance(f"{self.stream}/{number}"))
@@ -150,7 +149,7 @@ class Rounds:
         self.campaign.roots += self.audit.newest
 
     async def _round(self, chance: random.Random) -> None:
-        """One writer, or two at once, each with one ledger; then the truth is read."""
+        """Run one writer, or two at once, each with one ledger. Then read the bucket and judge."""
         what = chance.choices(["go on", "fresh", "rivals"], [5, 2, 3])[0]
         if what == "fresh":
             self.holder = self._fresh()
@@ -166,11 +165,11 @@ class Rounds:
             self.audit.hear(writer.name, writer.commits_told())
             assert next_offset is None or next_offset <= self.audit.next_offset, f"{writer.name} was misled"
             if next_offset is None and forget:
-                writer.writer = None  # it claims anew; else it goes on with what it believes
+                writer.writer = None  # it claims again; otherwise it continues with its manifest
         self.holder = writers[-1]
 
     async def _offload(self, writer: Writer, chunks: int) -> int | None:
-        """The offset that is committed by its word; None where it was told of an error."""
+        """Offload a ledger. Return the offset behind it, or None after an error."""
         try:
             holder = writer.writer or await writer.claim(self.stream)
             first = holder.manifest.next_offset
@@ -184,9 +183,9 @@ class Rounds:
         return first + chunks * CHUNK_RECORDS
 
     async def _read_through_faults(self) -> None:
-        """A reader is given the right bytes, or told to try again; and soon it has the bytes.
+        """Check that a reader gets the right bytes, or `TryAgain`, and soon the bytes.
 
-        Where no writer got a single root in, a reader is told that there is no such stream.
+        If no writer has committed a root, the reader gets `NotOffloaded`.
         """
         expected = source(0, self.audit.next_offset)
         for _ in range(READS_MAX):
@@ -208,8 +207,8 @@ class Rounds:
         return Writer(name, client, chance=self.campaign.chance(name))
 
 
-@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
-def test_nothing_is_lost_and_nothing_is_doubled(running_server: Running) -> None:
+@pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
+def test_faults_neither_lose_nor_double_a_commit(running_server: Running) -> None:
     print(f"OFFLOAD_SEED={SEED}")
 
     async def run(proxy: Proxy) -> Campaign:
@@ -229,9 +228,9 @@ def test_nothing_is_lost_and_nothing_is_doubled(running_server: Running) -> None
     print(f"errors: {dict(campaign.errors)}; the proxy: {dict(proxy.counts)}")
 
 
-@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
-def test_a_new_place_becomes_a_tier_in_spite_of_faults(running_server: Running) -> None:
-    """Probe, anchors and the first claim: tried again after each error, by a fresh writer, they succeed."""
+@pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
+def test_a_new_place_becomes_a_tier_despite_faults(running_server: Running) -> None:
+    """The probe, the anchors and the first claim succeed if a new writer tries again after each error."""
     print(f"OFFLOAD_SEED={SEED}")
     name = f"{running_server.server.name} new"
 
@@ -267,9 +266,9 @@ def test_a_new_place_becomes_a_tier_in_spite_of_faults(running_server: Running) 
         print(f"the proxy: {dict(proxy.counts)}")
 
 
-@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
+@pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
 def test_a_server_that_never_hears_the_precondition_is_refused(running_server: Running) -> None:
-    """Where the request's signature covers the precondition, the server refuses the request itself."""
+    """If the request's signature covers the precondition, the server itself refuses the request."""
     place = running_server.place()
 
     async def run(proxy: Proxy) -> None:

@@ -1,7 +1,7 @@
-"""`offload sync` to each server, killed at any request: before the server hears of it, or after it answered.
+"""Tests that `offload sync`, killed at any request and run again, stores every message once on each server.
 
-A server can see nothing else of a kill. Then sync runs again, and everything is there once.
-`OFFLOAD_SEED` repeats the moments; `OFFLOAD_CAMPAIGN=1` tries many more.
+The kill comes before the server receives a request, or after it has answered. A server can see nothing else
+of a kill. `OFFLOAD_SEED` repeats the moments. `OFFLOAD_CAMPAIGN=1` tries many more.
 """
 
 from __future__ import annotations
@@ -15,34 +15,36 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
+from campaign import CAMPAIGN
 from command_line import SOURCE, Ran, finish, formula, offload, start
 from faults.actors import kill_at
-from faults.rig import CAMPAIGN, PROBE, SEED
+from faults.rig import PROBE, SEED
 from osiris_data import MANIFEST, STREAMS
-from servers import Place, Running, real_servers
+from servers import Place, Running, servers_at_risk
 from servers.proxy import Proxy, Request, proxied
 
 KILLS = 20 if CAMPAIGN else 2
 EXPLAINED = re.compile(
-    "its attempt (runs: an upload is under way|was dropped or superseded and can never)|left by a trial"
+    "its attempt runs: an upload is under way|trimmed, replaced by a copy"
+    "|left by an interrupted trial"
     "|nothing was ever committed to this stream"  # killed between its anchor and its first root
 )
 
 
 @dataclass
 class Tier:
-    """A new tier to be, and the command line on it; what is to be killed goes through the proxy."""
+    """A place for a new tier, and the command line on it. A process that a test kills uses the proxy."""
 
     place: Place
     proxy: Proxy
 
     def sync(self) -> subprocess.Popen[bytes]:
-        """Begin a sync in a process of its own."""
+        """Start a sync in a separate process."""
         options = [self.proxy.before(option) for option in self._options]
         return start("sync", SOURCE, self.place.url, *options)
 
     def assert_sound(self) -> None:
-        """No damage, and every object is named or explained."""
+        """Assert that there is no damage, and that every object is named or explained."""
         if "tier.anchor" not in self.place.keys():  # noqa: SIM118 - a place is no mapping
             return  # killed before there was a tier
         ran = self._offload("verify", self.place.url, "--json")
@@ -51,7 +53,7 @@ class Tier:
             assert EXPLAINED.match(row["reason"]), row
 
     def assert_complete(self) -> None:
-        """Another sync ends the work; all messages are there once; and a third finds nothing to do."""
+        """Assert that a sync completes the tier, with all messages once, and one more finds no work."""
         ended = self._offload("sync", SOURCE, self.place.url, "--json")
         assert {report["stream"] for report in ended.objects} == set(STREAMS)
         self.assert_sound()
@@ -66,7 +68,7 @@ class Tier:
         return [part for name, value in self.place.options.items() for part in ("-o", f"{name}={value}")]
 
     def _offload(self, *arguments: str) -> Ran:
-        """In this process; it must end well."""
+        """Run a command in this process. It must succeed."""
         ran = offload(*arguments, *self._options)
         assert ran.code == 0, ran.stderr
         return ran
@@ -78,8 +80,10 @@ def proxy(running_server: Running) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
-def test_killed_at_any_request_and_run_again(running_server: Running, proxy: Proxy) -> None:
+@pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
+def test_a_sync_that_is_killed_at_any_request_and_runs_again_is_complete(
+    running_server: Running, proxy: Proxy
+) -> None:
     print(f"OFFLOAD_SEED={SEED}")
     moments = random.Random(f"{SEED} {running_server.server.name}")
     assert finish(Tier(running_server.place(), proxy).sync()).code == 0
@@ -103,8 +107,8 @@ def test_killed_at_any_request_and_run_again(running_server: Running, proxy: Pro
         tier.assert_complete()
 
 
-@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
-def test_killed_in_the_middle_of_its_probe_it_does_not_lock_itself_out(
+@pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
+def test_a_sync_that_is_killed_within_its_probe_does_not_lock_itself_out(
     running_server: Running, proxy: Proxy
 ) -> None:
     tier = Tier(running_server.place(), proxy)

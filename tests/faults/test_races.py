@@ -1,6 +1,6 @@
-"""Eight processes at one server: of creates of one key one wins, and commits make one history.
+"""Races of processes at one server: one create of a key wins, and commits make one history.
 
-`OFFLOAD_SEED` repeats what was drawn; what the scheduler does, nothing repeats.
+`OFFLOAD_SEED` repeats the random choices. The order in which the scheduler runs processes is not repeatable.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import pairwise
 from multiprocessing.synchronize import Barrier as Gate
 
 import pytest
+from campaign import CAMPAIGN
 from faults.rig import (
-    CAMPAIGN,
     EVERY_SERVER,
     SEED,
     Audit,
@@ -27,18 +27,18 @@ from faults.rig import (
     guarded,
 )
 from protocol_world import CHUNK_RECORDS, Ledger
-from servers import Running, real_servers
+from servers import Running, servers_at_risk
 
 from offload.contracts.change import Change
 from offload.contracts.store import ObjectStore
 from offload.errors import AlreadyExists, Conflict, Fenced, OffloadError, OutcomeUnknown, TryAgain
 from offload.model.manifest import Manifest
 
-PROCESSES = 8
+PROCESSES = 8 if CAMPAIGN else 5
 ROUNDS = 300 if CAMPAIGN else 30
 RACE_SECONDS = 60.0 if CAMPAIGN else 3.0
 PAUSE_SECONDS_MAX = 2.0
-"""Of a racer that lost; without pauses each would fence the others for ever, and nobody commit."""
+"""The longest pause of a racer that lost. Without pauses, racers would fence each other and never commit."""
 
 WAIT_SECONDS = 120.0
 STREAM = "orders"
@@ -53,7 +53,7 @@ def _enter(gate: Gate) -> None:
 
 @pytest.fixture(scope="module")
 def racers() -> Iterator[ProcessPoolExecutor]:
-    """Processes that begin each race together. They fork from one that has imported what takes long."""
+    """Yield processes that begin each race together. They fork from one that has done the slow imports."""
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(
         ["hypothesis", "pytest", "offload_s3.store", "offload_gcs.store", "offload_azure.store"]
@@ -65,7 +65,7 @@ def racers() -> Iterator[ProcessPoolExecutor]:
 
 @dataclass(frozen=True)
 class Where:
-    """How a racer gets to the bucket."""
+    """The URL and options by which a racer reaches the bucket."""
 
     url: str
     options: dict[str, str]
@@ -76,7 +76,7 @@ def _value(round_number: int, racer: int) -> bytes:
 
 
 def _create(where: Where, racer: int) -> list[str]:
-    """What each create of this racer came to."""
+    """Return the outcome of each create of this racer."""
 
     async def run() -> list[str]:
         store = bare_store(where.url, where.options)
@@ -101,7 +101,7 @@ def _create(where: Where, racer: int) -> list[str]:
 
 
 @pytest.mark.parametrize("running_server", EVERY_SERVER, indirect=True)
-def test_of_many_creates_of_one_key_exactly_one_wins(
+def test_exactly_one_of_many_creates_of_a_key_wins(
     running_server: Running, racers: ProcessPoolExecutor
 ) -> None:
     place = running_server.place()
@@ -117,12 +117,12 @@ def test_of_many_creates_of_one_key_exactly_one_wins(
         winner = outcomes.index("won")
         assert place.get(f"races/{number:03}") == _value(number, winner)
         winners.add(winner)
-    assert len(winners) > 1  # else it was no race
+    assert len(winners) > 1  # otherwise it was no race
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a racer was told: of each commit, and how many ledgers are committed by its word."""
+    """The results that a racer got: of each commit, its committed ledgers, and its errors."""
 
     commits: list[tuple[Change, Manifest | OffloadError]]
     committed: list[tuple[int, int]]
@@ -130,7 +130,7 @@ class Told:
 
 
 def _commit(where: Where, racer: int, seed: int) -> Told:
-    """Claim and offload a ledger, again and again for a while, whoever else does the same."""
+    """Claim and offload a ledger repeatedly for a while, beside others that do the same."""
 
     async def run() -> Told:
         chance = random.Random(f"{seed} {racer}")
@@ -140,7 +140,7 @@ def _commit(where: Where, racer: int, seed: int) -> Told:
             writer = Writer(f"racer-{racer}", client, chance=random.Random(f"{seed} names of {racer}"))
             await asyncio.to_thread(_gate.wait, WAIT_SECONDS)
             end = time.monotonic() + RACE_SECONDS
-            while time.monotonic() < end:
+            while time.monotonic() < end or not told.committed:  # `WAIT_SECONDS` end one that never commits
                 try:
                     holder = writer.writer or await writer.claim(STREAM)
                     first = holder.manifest.next_offset
@@ -160,7 +160,7 @@ def _commit(where: Where, racer: int, seed: int) -> Told:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("running_server", real_servers(), indirect=True)
+@pytest.mark.parametrize("running_server", servers_at_risk(), indirect=True)
 def test_many_writers_at_once_make_one_history(running_server: Running, racers: ProcessPoolExecutor) -> None:
     print(f"OFFLOAD_SEED={SEED}")
     place = running_server.place()
@@ -190,4 +190,4 @@ def test_many_writers_at_once_make_one_history(running_server: Running, racers: 
     errors = [error for one in told for error in one.errors]
     print(f"{len(committed)} ledgers, {audit.newest} roots, {len(errors)} errors: {sorted(set(errors))}")
     holders = {root.writer for root in audit.judge.history.values()}
-    assert len(holders) > 1  # else it was no race
+    assert len(holders) > 1  # otherwise it was no race

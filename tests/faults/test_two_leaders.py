@@ -1,8 +1,8 @@
-"""Processes that all believe to be in the right: two leaders, one that slept, and clocks that jump.
+"""Tests of two leaders at once, of a process that slept, and of clocks that jump.
 
-Real processes on each server, and on a folder. They are stopped by SIGSTOP at exact requests, for longer than
-the grace of the sweeps that run meanwhile. What came of it is read past the proxy, and judged.
-`OFFLOAD_SEED` repeats what was drawn; `OFFLOAD_CAMPAIGN=1` goes on far longer.
+These are real processes on each server and on a folder. SIGSTOP stops them at exact requests, for longer than
+the grace of the sweeps that run meanwhile. The result is read past the proxy and judged.
+`OFFLOAD_SEED` repeats the random choices. `OFFLOAD_CAMPAIGN=1` runs far longer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from campaign import CAMPAIGN
 from faults.actors import WAIT_SECONDS, Actor, Ground, Moment, ground_of, jumpy
 from faults.rig import (
-    CAMPAIGN,
     EVERYWHERE,
     SEED,
     Audit,
@@ -44,10 +44,10 @@ LEAD_SECONDS = 30.0 if CAMPAIGN else 1.0
 GRACE_SECONDS = 0.2
 AGE_SECONDS = 3600.0
 SLEEPS_OF_A_WRITER, SLEEPS_OF_A_SWEEP, ROUNDS = (4, 1000, 40) if CAMPAIGN else (1, 2, 4)
-"""On a server. On a folder, where they cost little, more of them."""
+"""The numbers on a server. A folder, where they cost little, has more."""
 
 LEDGERS_MEANWHILE = 9
-"""Two roots each: so many that what stood before is swept. A sweep keeps 16."""
+"""The ledgers that a rival commits, with two roots each. A sweep keeps 16 roots and deletes older ones."""
 
 SLEEPS = {
     "in the middle of an upload": Moment("put", nth=2, when="before"),
@@ -62,14 +62,14 @@ everywhere = pytest.mark.parametrize("running_server", EVERYWHERE, indirect=True
 
 @pytest.fixture(scope="module")
 def ground(running_server: Running | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    """One for all tests here. Each has a stream of its own."""
+    """Yield one place for all tests of this module. Each test has its own stream."""
     with ground_of(running_server, tmp_path_factory.mktemp("tier")) as ground:
         yield ground
 
 
 @pytest.fixture(scope="module")
 def living() -> Iterator[dict[str, Actor]]:
-    """The processes of this module, by name."""
+    """Yield the processes of this module, by name."""
     actors = {name: Actor(name) for name in ("first", "second")}
     yield actors
     for actor in actors.values():
@@ -78,7 +78,7 @@ def living() -> Iterator[dict[str, Actor]]:
 
 @pytest.fixture
 def actors(living: dict[str, Actor]) -> Iterator[list[Actor]]:
-    """Two processes that stand ready. One that a test leaves in the middle of a job is replaced."""
+    """Yield two idle processes. A process that a test leaves within a job is replaced."""
     print(f"OFFLOAD_SEED={SEED}")
     yield [*living.values()]
     for name, actor in living.items():
@@ -89,7 +89,7 @@ def actors(living: dict[str, Actor]) -> Iterator[list[Actor]]:
 
 @dataclass
 class Scene:
-    """The tier as the test itself sees it: past every proxy, with an audit, and a writer of its own."""
+    """The tier as the test itself sees it: past every proxy, with an audit and a rival writer."""
 
     ground: Ground
     stream: str
@@ -98,7 +98,7 @@ class Scene:
     rival: Writer
 
     async def assert_whole(self) -> None:
-        """All that is named is there and right; and after a last sweep, nothing else."""
+        """Assert that all named objects are there and right, and that a last sweep leaves nothing else."""
         await self.audit.look()
         [row] = (await sweep(self.store, stream=self.stream, grace_seconds=0)).streams
         assert not row.errors, row.errors
@@ -110,11 +110,11 @@ class Scene:
         assert await read_all(self.store, self.stream) == source(root.first_offset, root.next_offset)
 
     def fragments(self) -> set[str]:
-        """The fragments that were seen and are there still."""
+        """Return the fragments that were seen and not deleted."""
         return {key for key in self.audit.objects if DATA.fullmatch(key)}
 
     def living(self) -> set[str]:
-        """Those that the newest root names, or whose attempt runs."""
+        """Return the fragments that the newest root names, or whose attempt runs."""
         root = self.audit.judge.root
         assert root is not None
         running = {str(UUID(bytes=uid)) for uid in root.running}
@@ -125,18 +125,18 @@ class Scene:
         }
 
     async def go_on(self, chunks: int = 1) -> None:
-        """The rival offloads a ledger."""
+        """Offload a ledger as the rival."""
         first = self.rival.holder.manifest.next_offset
         await self.rival.holder.offload([Ledger(first, first + chunks * CHUNK_RECORDS)])
 
     async def trim(self, before_offset: int) -> None:
-        """A guest drops what is before an offset."""
+        """Trim the stream to an offset, as a guest."""
         limit = Retention(before_offset=max(before_offset, 0))
         await trim(self.rival.offloader, self.stream, limit, env=self.rival.env)
 
 
 def play(ground: Ground, stream: str, act: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
-    """Have `act` happen on a stream that is new."""
+    """Run `act` on a new stream."""
 
     async def run() -> None:
         store = guarded(bare_store(ground.place.url, ground.place.options))
@@ -151,7 +151,7 @@ def play(ground: Ground, stream: str, act: Callable[[Scene], Coroutine[Any, Any,
 
 @everywhere
 def test_two_leaders_over_and_over_make_one_history(ground: Ground, actors: list[Actor]) -> None:
-    """Each claims, offloads, is fenced, and claims again. Nobody sweeps: all can be read afterwards."""
+    """Each claims, offloads, is fenced, and claims again. Nobody sweeps, so all can be read afterwards."""
     for actor in actors:
         actor.do("open", ground.direct(), "led by two", f"{SEED} {ground.name}")
         actor.do("claim")
@@ -179,7 +179,7 @@ def test_two_leaders_over_and_over_make_one_history(ground: Ground, actors: list
 
 @everywhere
 def test_a_writer_that_slept_is_fenced_and_changes_nothing(ground: Ground, actors: list[Actor]) -> None:
-    """Another claims, appends and trims meanwhile, and two sweeps delete. What was under way lands late."""
+    """A rival claims, appends and trims meanwhile, and two sweeps delete. The stopped request lands late."""
     writer = actors[0]
     chance = random.Random(f"{SEED} {ground.name} moments")
 
@@ -198,7 +198,7 @@ def test_a_writer_that_slept_is_fenced_and_changes_nothing(ground: Ground, actor
         await scene.audit.look()
         sweeper = Sweeper(scene.store, grace_seconds=GRACE_SECONDS)
         await sweeper.sweep(scene.stream)
-        await asyncio.sleep(GRACE_SECONDS)  # it is this very time that the writer sleeps through
+        await asyncio.sleep(GRACE_SECONDS)  # the writer sleeps through this time
         [row] = (await sweeper.sweep(scene.stream)).streams
         assert row.deleted.objects["superseded root"] > 1
         assert row.deleted.objects["trimmed"] > 0
@@ -227,7 +227,7 @@ def test_a_writer_that_slept_is_fenced_and_changes_nothing(ground: Ground, actor
 def test_a_sweep_that_slept_deletes_nothing_that_was_named_meanwhile(
     ground: Ground, actors: list[Actor]
 ) -> None:
-    """Before any of its requests, its deletes among them. The writer appends then, trims, and begins anew."""
+    """The sweep stops before any of its requests, also a delete. The writer then appends and trims."""
     sweeper = actors[0]
     chance = random.Random(f"{SEED} {ground.name} sweep")
 
@@ -250,7 +250,9 @@ def test_a_sweep_that_slept_deletes_nothing_that_was_named_meanwhile(
             outcome = sweeper.end()
             await scene.audit.look()
             assert outcome.value == [], outcome
-            assert not garbage & ground.place.keys(), "what was condemned before it began stays"
+            assert not garbage & ground.place.keys(), (
+                "an object stays that was condemned before the sweep began"
+            )
             if not stopped:
                 break
         print(f"{ground.name}: a sweep slept at {stops} of its requests")
@@ -260,7 +262,7 @@ def test_a_sweep_that_slept_deletes_nothing_that_was_named_meanwhile(
     async def moments(scene: Scene) -> Iterable[Moment]:
         every = (Moment("any", nth, "before") for nth in count(1))
         if ground.proxy is None or CAMPAIGN:
-            return every  # to the last request, at which no sweep stops any more
+            return every  # to the first number that the sweep does not reach
         begun = ground.proxy.counts["requests"]
         sweeper.do("sweep", 0.0)
         numbers = range(1, ground.proxy.counts["requests"] - begun + 1)
@@ -268,7 +270,7 @@ def test_a_sweep_that_slept_deletes_nothing_that_was_named_meanwhile(
         return [Moment("delete", 1, "before"), *(Moment("any", nth, "before") for nth in chosen)]
 
     async def copy(scene: Scene) -> None:
-        """An attempt that runs, with objects that no root names yet."""
+        """Make an attempt that runs, with objects that no root names yet."""
         holder = scene.rival.holder
         first = holder.manifest.next_offset
         [attempt] = await holder.prepare([first])
@@ -281,7 +283,7 @@ def test_a_sweep_that_slept_deletes_nothing_that_was_named_meanwhile(
         await scene.rival.holder.append([copied.pop()])
 
     async def litter(scene: Scene) -> None:
-        """An attempt that was dropped, with objects."""
+        """Make an attempt that was dropped, with objects."""
         await copy(scene)
         await scene.rival.holder.abort([copied.pop().attempt])
 
@@ -291,10 +293,10 @@ def test_a_sweep_that_slept_deletes_nothing_that_was_named_meanwhile(
 
 @everywhere
 def test_clocks_that_jump_lose_nothing(ground: Ground, actors: list[Actor]) -> None:
-    """A writer, a trim by age, and sweeps with both kinds of notes: by clocks that jump before they are read.
+    """A writer, a trim by age, and sweeps with both kinds of notes use clocks that jump before each reading.
 
-    The documented rule of a trim: what is older by its own clock goes, from the oldest on, and by age the
-    last fragment never does. The grace of a sweep is for readers; what is named or runs stays without it.
+    A trim by age deletes fragments that are too old by its own clock, oldest first, and never the last one.
+    The grace of a sweep protects readers only: named objects and running attempts stay without it.
     """
     writer, trimmer = actors
     chance = random.Random(f"{SEED} {ground.name} clocks")
@@ -310,7 +312,7 @@ def test_clocks_that_jump_lose_nothing(ground: Ground, actors: list[Actor]) -> N
         deleted = trims = 0
         for number in range(ROUNDS if ground.proxy else 4 * ROUNDS):
             seen, before = scene.audit.newest, {*scene.audit.objects}
-            # What one round copies the next one appends, whatever the sweeps believe of the time between.
+            # A copy of one round is appended by the next one, however long the sweeps think that took.
             writer.begin(*(("copy", 3) if number % 2 else ("offload", chance.randint(1, 5))))
             trimmer.begin("trim_by_age", AGE_SECONDS)
             reports = [
@@ -334,7 +336,10 @@ def test_clocks_that_jump_lose_nothing(ground: Ground, actors: list[Actor]) -> N
 
 
 def assert_trimmed_by_the_clock(audit: Audit, seen: int, first_offset: int | None, now_ms: int) -> bool:
-    """Since root `seen` a trim by age was made by this time, to `first_offset`, or none; whether one was."""
+    """Assert that trims since root `seen` follow the clock and lead to `first_offset`.
+
+    Return True if there was one.
+    """
     history = audit.judge.history
     steps = [(history[n - 1], history[n]) for n in range(seen + 1, audit.newest + 1)]
     trims = [(parent, root) for parent, root in steps if root.first_offset != parent.first_offset]
@@ -342,7 +347,7 @@ def assert_trimmed_by_the_clock(audit: Audit, seen: int, first_offset: int | Non
     oldest_ms = now_ms - int(AGE_SECONDS * 1000)
 
     def goes(base: Root) -> int:
-        """To where a trim goes that was planned on this root."""
+        """Return the first offset that a trim planned on this root has."""
         old = [*takewhile(lambda row: row["last_timestamp_ms"] < oldest_ms, base.fragments[:-1])]
         return end_of(old[-1]) if old else base.first_offset
 

@@ -1,4 +1,4 @@
-"""Anchors: pinned, of one spelling only."""
+"""Tests of anchors: pinned bytes, and only one spelling for each value."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from offload.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.formats.anchor import BRANCHING_FACTOR_MAX, StreamAnchor, TierAnchor
 from offload.formats.checksums import crc32c
 from offload.formats.root import ENTRY
+from offload.model.compression import Compression
 from offload.store.memory import MemoryStore
 
 TIER = b'ledger-offload tier 1\n{"branching_factor":1024}\ncrc32c 308fcbce\n'
+COMPRESSED = b'ledger-offload tier 2\n{"branching_factor":1024,"compression":"zstd:3"}\ncrc32c 0dad04a8\n'
 STREAM = b'ledger-offload stream 1\n{"stream":"a/b \\"\\u00fc\\""}\ncrc32c 43bf0c21\n'
+PINNED = [(TierAnchor, TIER), (TierAnchor, COMPRESSED), (StreamAnchor, STREAM)]
 
 
 def sealed(lines: bytes) -> bytes:
@@ -28,6 +31,10 @@ def sealed(lines: bytes) -> bytes:
 def test_the_bytes_of_version_1_do_not_drift() -> None:
     assert TierAnchor().encode() == TIER
     assert StreamAnchor(stream='a/b "ü"').encode() == STREAM
+
+
+def test_the_bytes_of_version_2_do_not_drift() -> None:
+    assert TierAnchor(compression="zstd:3").encode() == COMPRESSED
 
 
 @given(st.text(min_size=1, max_size=1000))
@@ -45,7 +52,7 @@ def test_decoding_undoes_encoding_of_a_tier(branching_factor: int) -> None:
     assert TierAnchor.decode(anchor.encode(), where="here") == anchor
 
 
-@pytest.mark.parametrize(("kind", "raw"), [(TierAnchor, TIER), (StreamAnchor, STREAM)])
+@pytest.mark.parametrize(("kind", "raw"), PINNED)
 def test_no_single_flipped_bit_goes_unnoticed(kind: type[TierAnchor | StreamAnchor], raw: bytes) -> None:
     for bit in range(len(raw) * 8):
         damaged = bytearray(raw)
@@ -54,8 +61,8 @@ def test_no_single_flipped_bit_goes_unnoticed(kind: type[TierAnchor | StreamAnch
             kind.decode(bytes(damaged), where="here")
 
 
-@pytest.mark.parametrize(("kind", "raw"), [(TierAnchor, TIER), (StreamAnchor, STREAM)])
-def test_an_anchor_that_was_cut_or_lengthened_is_corrupt(
+@pytest.mark.parametrize(("kind", "raw"), PINNED)
+def test_a_shortened_or_lengthened_anchor_is_corrupt(
     kind: type[TierAnchor | StreamAnchor], raw: bytes
 ) -> None:
     for damaged in (*(raw[:size] for size in range(len(raw))), raw + b"\n", b"\n" + raw):
@@ -77,8 +84,56 @@ def test_an_anchor_of_the_other_kind_is_corrupt() -> None:
         StreamAnchor.decode(TIER, where="here")
 
 
-@pytest.mark.parametrize("version", [b"0", b"2", b"999999999"])
-def test_another_version_asks_for_an_upgrade(version: bytes) -> None:
+@pytest.mark.parametrize("text", ["lz4", "zstd:1", "zstd:19"])
+def test_an_anchor_with_a_compression_has_version_2(text: str) -> None:
+    """A program of an earlier release asks for an upgrade. In version 1 it would report damage."""
+    anchor = TierAnchor(compression=text)
+
+    assert anchor.encode().startswith(b"ledger-offload tier 2\n")
+    assert TierAnchor.decode(anchor.encode(), where="here") == anchor
+    assert anchor.default_compression == Compression.parse(text)
+
+
+def test_an_anchor_without_a_compression_says_nothing_of_it() -> None:
+    assert TierAnchor.decode(TIER, where="here").default_compression == Compression()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b'ledger-offload tier 1\n{"branching_factor":1024,"compression":"zstd:3"}\n',
+        b'ledger-offload tier 2\n{"branching_factor":1024}\n',
+        b'ledger-offload tier 2\n{"branching_factor":1024,"compression":""}\n',
+        b'ledger-offload tier 2\n{"branching_factor":1024,"compression":"none"}\n',
+        b'ledger-offload tier 2\n{"branching_factor":1024,"compression":"zstd"}\n',
+        b'ledger-offload tier 2\n{"branching_factor":1024,"compression":"zstd:03"}\n',
+        b'ledger-offload tier 2\n{"branching_factor":1024,"compression":"zstd:20"}\n',
+        b'ledger-offload tier 2\n{"branching_factor":1024,"compression":"gzip"}\n',
+        b'ledger-offload tier 2\n{"branching_factor":1024,"compression":3}\n',
+    ],
+)
+def test_another_spelling_of_a_compression_is_corrupt_even_under_its_checksum(lines: bytes) -> None:
+    with pytest.raises(Corrupt):
+        TierAnchor.decode(sealed(lines), where="here")
+
+
+@pytest.mark.parametrize("text", ["none", "zstd", "zstd:20", "gzip"])
+def test_another_spelling_of_a_compression_is_not_written(text: str) -> None:
+    with pytest.raises(Misuse):
+        TierAnchor(compression=text).encode()
+
+
+@pytest.mark.parametrize(("kind", "known"), [("tier", 2), ("stream", 1)])
+def test_the_version_behind_the_newest_asks_for_an_upgrade(kind: str, known: int) -> None:
+    anchor = {"tier": TierAnchor, "stream": StreamAnchor}[kind]
+    raw = sealed(f'ledger-offload {kind} {known + 1}\n{{"from the":"future"}}\n'.encode())
+
+    with pytest.raises(UnsupportedFormat, match=f"reads {known}; upgrade"):
+        anchor.decode(raw, where="here")
+
+
+@pytest.mark.parametrize("version", [b"0", b"3", b"999999999"])
+def test_an_anchor_of_another_version_asks_for_an_upgrade(version: bytes) -> None:
     raw = sealed(b"ledger-offload tier " + version + b'\n{"from the":"future"}\n')
 
     with pytest.raises(UnsupportedFormat, match="upgrade"):
@@ -99,13 +154,13 @@ def test_another_version_asks_for_an_upgrade(version: bytes) -> None:
         '{"branching_factor":' + "9" * 5000 + "}",
     ],
 )
-def test_another_spelling_of_the_same_is_corrupt_even_under_its_checksum(text: str) -> None:
+def test_another_spelling_of_an_anchor_is_corrupt_even_under_its_checksum(text: str) -> None:
     with pytest.raises(Corrupt):
         TierAnchor.decode(sealed(f"ledger-offload tier 1\n{text}\n".encode()), where="here")
 
 
 def test_a_name_is_spelled_in_ascii() -> None:
-    """One spelling, whatever a person's editor makes of it."""
+    """There is one spelling, however a person's editor encodes the text."""
     plain = json.dumps({"stream": "ü"}, ensure_ascii=False, separators=(",", ":")).encode()
 
     with pytest.raises(Corrupt):

@@ -1,4 +1,4 @@
-"""Bloom filters: osiris' own, bit by bit."""
+"""Tests of bloom filters: they equal osiris' filters, bit by bit."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def test_real_filters_are_rebuilt_from_the_values_of_their_chunks() -> None:
         assert build_filter(osiris_data.filter_values_of(number), 16 if number < 40 else 64) == real
 
 
-def test_real_filters_never_deny_a_value_that_is_there() -> None:
+def test_real_filters_never_deny_a_value_that_they_contain() -> None:
     for number, real in enumerate(filters()):
         for value in set(osiris_data.filter_values_of(number)):
             assert matches(real, value)
 
 
-def test_real_filters_deny_most_values_that_are_not_there() -> None:
+def test_real_filters_deny_most_values_that_they_lack() -> None:
     yes = sum(matches(real, b"g%d" % other) for real in filters() for other in range(100, 200))
 
     assert yes < len(filters()) * 100 * 0.02
 
 
 @given(VALUES, SIZES)
-def test_a_filter_never_denies_what_was_put_in(values: list[bytes | None], size: int) -> None:
+def test_a_filter_never_denies_an_added_value(values: list[bytes | None], size: int) -> None:
     built = build_filter(values, size)
 
     assert len(built) == (size if any(values) else 0)
@@ -63,7 +63,7 @@ def test_bit_0_belongs_to_records_without_a_value(value: bytes, size: int) -> No
     assert all(1 <= bit < size * 8 for bit in filter_bits(value, size))
 
 
-def test_a_chunk_without_filter_has_records_without_value_only() -> None:
+def test_a_chunk_without_filter_has_only_records_without_value() -> None:
     assert matches(b"", None)
     assert not matches(b"", b"g0")
 

@@ -1,14 +1,13 @@
-"""What a chunk's header promises, how a run of chunks is found, and that damage to it never passes."""
+"""Tests of chunks: their headers, the search for a run of chunks, and the detection of damage."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from typing import Final
 
 import numpy as np
 import osiris_data
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +15,6 @@ from offload.errors import Corrupt, Misuse
 from offload.formats.checksums import crc32
 from offload.formats.chunk import CHUNK_HEADER, ChunkHeader, check_chunks, check_stored, scan, scan_head
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
-
-CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 
 WORKED_EXAMPLE = bytes.fromhex(
     "50 00 0001 00000001 000001a1fc953388 0000000000000001 0000000000000000"
@@ -48,7 +45,7 @@ def headers(draw: st.DrawFn) -> ChunkHeader:
 
 
 def run_of(stream: str) -> tuple[bytes, ChunkTable]:
-    """The first segment of a stream as a window at byte 1000 of some object."""
+    """Return the first segment of a stream as a window at byte 1000 of an object."""
     window = osiris_data.chunks_in(osiris_data.segments(stream)[0])
     return window, scan(window, first_position=1000, where=stream)
 
@@ -119,7 +116,7 @@ def test_a_tracking_chunk_is_one_entry_and_one_record(chunk_type: ChunkType) -> 
         ChunkHeader.decode(CHUNK_HEADER.pack(**values), where="memory")
 
 
-def test_a_header_that_is_cut_short_is_corrupt() -> None:
+def test_a_shortened_header_is_corrupt() -> None:
     for size in range(48):
         with pytest.raises(Corrupt, match="chunk header size"):
             ChunkHeader.decode(WORKED_EXAMPLE[:size], where="memory")
@@ -146,7 +143,7 @@ def test_a_scan_finds_what_osiris_indexed(stream: str) -> None:
 
 
 @pytest.mark.parametrize("stream", osiris_data.STREAMS)
-def test_every_segment_has_the_chunks_that_the_manifest_tells(stream: str) -> None:
+def test_every_segment_has_the_chunks_that_the_manifest_lists(stream: str) -> None:
     segments = osiris_data.MANIFEST["streams"][stream]["segments"]
     assert len(segments) == len(osiris_data.segments(stream))
     for known in segments:
@@ -162,7 +159,7 @@ def test_every_segment_has_the_chunks_that_the_manifest_tells(stream: str) -> No
         assert rows["timestamp_ms"][-1] == known["last_timestamp_ms"]
 
 
-def test_a_chunk_cut_short_is_the_rest_of_a_head_and_damage_to_a_whole() -> None:
+def test_a_shortened_chunk_is_the_rest_of_a_head_scan_and_damage_to_a_whole_one() -> None:
     first, second = osiris_data.chunks("tiny")[:2]
     for size in range(len(second)):
         window = first + second[:size]
@@ -176,7 +173,7 @@ def test_a_chunk_cut_short_is_the_rest_of_a_head_and_damage_to_a_whole() -> None
             assert caught.value.position == 7 + len(first)
 
 
-def test_no_bytes_are_no_chunks() -> None:
+def test_an_empty_window_has_no_chunks() -> None:
     rows = scan(b"", where="nothing")
 
     assert rows.dtype == CHUNK_TABLE
@@ -193,8 +190,8 @@ def test_offsets_that_leave_a_hole_are_corrupt() -> None:
     assert caught.value.position == len(first) + CHUNK_HEADER.offset_of("offset")
 
 
-def test_a_scan_names_the_first_broken_header_even_where_it_leads_astray() -> None:
-    """A wrong size sends the walk into the middle of data, which then looks broken in its own way."""
+def test_a_scan_names_the_first_broken_header_even_if_its_size_is_wrong() -> None:
+    """A wrong size leads the scan into the middle of data, which then looks broken in another way."""
     chunks = osiris_data.chunks("tiny")
     for byte in range(36, 44):
         window = chunks[0] + flipped(chunks[1], byte * 8 + 7) + b"".join(chunks[2:])
@@ -274,8 +271,8 @@ def test_real_chunks_pass_and_get_the_checksum_of_all_their_bytes(stream: str) -
     check_stored(memoryview(window), rows, checksums, window_position=1000, where=stream)
 
 
-def test_check_chunks_notices_every_flipped_bit_but_those_that_nothing_vouches_for_yet() -> None:
-    """Leader epoch and trailer; what it returns differs even then."""
+def test_check_chunks_notices_every_flipped_bit_that_a_checksum_covers() -> None:
+    """Nothing guards leader epoch and trailer yet, but the checksum that is returned differs."""
     window, rows = run_of("tiny")
     rows = rows[:2]
     window = window[: int(rows["size_bytes"].sum())]
@@ -298,7 +295,7 @@ def test_check_chunks_notices_every_flipped_bit_but_those_that_nothing_vouches_f
 
 
 def test_no_single_flipped_bit_goes_unnoticed_on_the_way_out() -> None:
-    """Each bit of each header, and one of each byte of data; in the campaign each bit."""
+    """Flip each bit of each header, and one bit of each byte of data; in the campaign each bit."""
     window, rows = run_of("tiny")
     checksums = check_chunks(window, rows, window_position=1000, where="tiny")
     starts = (rows["position"] - 1000).tolist()
@@ -318,7 +315,7 @@ def test_no_single_flipped_bit_goes_unnoticed_on_the_way_out() -> None:
 
 @given(data=st.data(), stream=st.sampled_from(osiris_data.STREAMS))
 @settings(max_examples=60, deadline=None)
-def test_of_several_damaged_chunks_the_first_is_named(data: st.DataObject, stream: str) -> None:
+def test_the_first_of_several_damaged_chunks_is_named(data: st.DataObject, stream: str) -> None:
     window, rows = run_of(stream)
     checksums = check_chunks(window, rows, window_position=1000, where=stream)
     bits = data.draw(st.sets(st.integers(0, len(window) * 8 - 1), min_size=1, max_size=4))
@@ -338,8 +335,8 @@ def test_of_several_damaged_chunks_the_first_is_named(data: st.DataObject, strea
 
 
 @pytest.mark.parametrize("early", ["header", "data"])
-def test_the_first_damage_is_named_whatever_kind_it_is_on_the_way_in(early: str) -> None:
-    """Headers are compared all at once and data one by one; the order of the bytes decides all the same."""
+def test_the_first_damage_of_any_kind_on_the_way_in_is_named(early: str) -> None:
+    """Headers are compared together and data chunk by chunk, but the first damaged byte decides."""
     window, rows = run_of("tiny")
     second, fifth = int(rows["position"][1]) - 1000, int(rows["position"][4]) - 1000
     in_header, in_data = (second, fifth) if early == "header" else (fifth, second)
@@ -361,7 +358,7 @@ def test_rows_that_do_not_fit_their_chunks_are_corrupt(name: str) -> None:
         check_chunks(window, rows, window_position=1000, where="batches")
 
 
-def test_rows_shifted_together_are_held_against_the_headers() -> None:
+def test_rows_that_are_shifted_together_do_not_match_the_headers() -> None:
     window, rows = run_of("tiny")
     rows["offset"] += 1
 
@@ -377,7 +374,7 @@ def test_a_window_that_is_shorter_than_its_rows_is_corrupt() -> None:
 
 
 def test_hostile_sizes_in_a_table_are_refused() -> None:
-    """Sizes whose sum wraps around in 64 bits to the size of the window."""
+    """The sum of the sizes wraps around in 64 bits to the size of the window."""
     window, rows = run_of("tiny")
     rows = rows[:2].copy()
     rows["size_bytes"] = [2**64 - 1000, 1000 + 600]
@@ -387,7 +384,7 @@ def test_hostile_sizes_in_a_table_are_refused() -> None:
         check_chunks(window[:600], rows, window_position=1000, where="tiny")
 
 
-def test_as_many_checksums_as_rows_must_be_given() -> None:
+def test_checksums_and_rows_must_be_equally_many() -> None:
     window, rows = run_of("tiny")
 
     with pytest.raises(Misuse):

@@ -1,4 +1,4 @@
-"""Built chunks are osiris' own, byte for byte."""
+"""Tests of built chunks: they equal osiris' chunks, byte for byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODIES = st.lists(st.binary(max_size=50), min_size=1, max_size=20)
 
 
 def rebuilt(chunk: bytes, filter_values: list[bytes | None] | None = None, filter_size: int = 16) -> bytes:
-    """A chunk built anew from everything that was parsed out of `chunk`."""
+    """Build a new chunk from everything that was parsed out of `chunk`."""
     header = ChunkHeader.decode(chunk, where="original")
     blocks = blocks_of(chunk, where="original")
     if header.type is not ChunkType.USER:
@@ -43,7 +43,7 @@ def rebuilt(chunk: bytes, filter_values: list[bytes | None] | None = None, filte
 
 @pytest.mark.parametrize("stream", ["tiny", "batches"])
 def test_real_chunks_are_rebuilt_from_their_parts(stream: str) -> None:
-    """Sub-batches as the client compressed them; trailers and tracking chunks from their blocks."""
+    """Sub-batches stay as the client compressed them; trailers and tracking chunks come from their blocks."""
     for chunk in osiris_data.chunks(stream):
         assert rebuilt(chunk) == chunk
 
@@ -72,7 +72,7 @@ def test_chunks_built_one_after_the_other_are_a_run(
     assert int(rows["records"].sum()) == offset - first_offset
 
 
-def test_the_bulk_way_makes_the_same_chunk() -> None:
+def test_the_bulk_writer_makes_the_same_chunk() -> None:
     bodies = [osiris_data.body_of(i) for i in range(300)]
     data = encode_entries(bodies)
 
@@ -82,7 +82,7 @@ def test_the_bulk_way_makes_the_same_chunk() -> None:
     assert messages(bulk, where="memory") == bodies
 
 
-def test_a_snapshot_keeps_what_a_trailer_leaves_to_its_chunk() -> None:
+def test_a_snapshot_keeps_the_fields_that_a_trailer_takes_from_its_chunk() -> None:
     block = ProducerSequence(name=b"p", chunk_offset=3, sequence=8)
 
     snapshot = build_tracking_chunk(
@@ -102,7 +102,7 @@ def test_a_snapshot_keeps_what_a_trailer_leaves_to_its_chunk() -> None:
         [SubBatch(codec=0, records=65_536, uncompressed_size_bytes=0, payload=b"")],
     ],
 )
-def test_parts_that_make_no_chunk_are_refused(parts: list[bytes | SubBatch]) -> None:
+def test_impossible_parts_of_a_chunk_are_refused(parts: list[bytes | SubBatch]) -> None:
     with pytest.raises(Misuse):
         build_chunk(parts, offset=0, timestamp_ms=0, epoch=1)
 

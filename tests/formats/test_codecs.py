@@ -1,4 +1,4 @@
-"""Sub-batch compressions: what they undo, and that no claim and no bomb costs more than it should."""
+"""Tests of the codecs of sub-batches: round trips, and the cost of false sizes and of compression bombs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def undone(payload: bytes, codec: int, size_bytes: int) -> bytes:
 
 
 def peak_of_refusing(payload: bytes, codec: Codec, size_bytes: int) -> int:
-    """The most memory in use, in bytes, until `payload` is refused."""
+    """Return the peak memory in bytes until `payload` is refused."""
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt):
@@ -43,7 +43,7 @@ def test_decompressing_undoes_compressing(data: bytes, codec: Codec) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 5 * 2**20])
 @pytest.mark.parametrize("codec", Codec)
-def test_sizes_around_a_step_come_out_whole(codec: Codec, size: int) -> None:
+def test_sizes_around_a_step_decompress_completely(codec: Codec, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
 
     assert undone(compress(data, codec), codec, size) == data
@@ -70,7 +70,7 @@ def test_a_codec_without_meaning_asks_for_an_upgrade(codec: int) -> None:
 
 @pytest.mark.parametrize("claim", [9_999, 10_001, 0, 2**28])
 @pytest.mark.parametrize("codec", Codec)
-def test_a_claim_that_is_not_what_comes_out_is_corrupt(codec: Codec, claim: int) -> None:
+def test_a_claimed_size_that_differs_from_the_real_one_is_corrupt(codec: Codec, claim: int) -> None:
     with pytest.raises(Corrupt) as caught:
         undone(compress(b"x" * 10_000, codec), codec, claim)
 
@@ -78,7 +78,7 @@ def test_a_claim_that_is_not_what_comes_out_is_corrupt(codec: Codec, claim: int)
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_a_stream_cut_short_anywhere_is_corrupt(codec: Codec) -> None:
+def test_a_compressed_stream_that_is_cut_anywhere_is_corrupt(codec: Codec) -> None:
     data = bytes(range(256)) * 20
     payload = compress(data, codec)
 
@@ -89,13 +89,13 @@ def test_a_stream_cut_short_anywhere_is_corrupt(codec: Codec) -> None:
 
 @pytest.mark.parametrize("garbage", [b"\0", b"garbage", bytes(300)])
 @pytest.mark.parametrize("codec", Codec)
-def test_bytes_after_the_stream_are_corrupt(codec: Codec, garbage: bytes) -> None:
+def test_bytes_after_the_compressed_stream_are_corrupt(codec: Codec, garbage: bytes) -> None:
     with pytest.raises(Corrupt):
         undone(compress(b"x" * 5_000, codec) + garbage, codec, 5_000)
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
-def test_a_second_stream_is_garbage_too(codec: Codec) -> None:
+def test_a_second_compressed_stream_is_corrupt(codec: Codec) -> None:
     half = compress(b"x" * 5_000, codec)
 
     with pytest.raises(Corrupt):
@@ -111,7 +111,7 @@ def test_arbitrary_bytes_are_corrupt_and_never_another_error(payload: bytes, cod
 @given(st.data(), st.sampled_from(COMPRESSED))
 @settings(deadline=None)
 def test_a_damaged_stream_is_corrupt_or_yields_the_same(data: st.DataObject, codec: Codec) -> None:
-    """Every codec here checks its data; a few bits of a stream's head mean nothing."""
+    """Every codec here checks its data, but a few bits in the head of a compressed stream have no meaning."""
     original = b"".join(b"message %d, " % i for i in range(300))
     payload = bytearray(compress(original, codec))
     bit = data.draw(st.integers(0, len(payload) * 8 - 1))
@@ -123,7 +123,7 @@ def test_a_damaged_stream_is_corrupt_or_yields_the_same(data: st.DataObject, cod
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_bomb_is_refused_at_once_and_in_little_memory(codec: Codec) -> None:
-    """64 MiB of zeros in a sub-batch that says it holds 1,000 bytes."""
+    """64 MiB of zeros are compressed into a sub-batch that claims 1,000 bytes."""
     bomb = compress(bytes(64 * 2**20), codec)
 
     assert peak_of_refusing(bomb, codec, 1_000) < 12 * 2**20
@@ -136,6 +136,6 @@ def test_a_large_claim_alone_costs_no_memory(codec: Codec) -> None:
     assert peak_of_refusing(payload, codec, SUB_BATCH_SIZE_BYTES_MAX) < 4 * 2**20
 
 
-def test_more_than_the_documented_cap_is_refused_unread() -> None:
+def test_a_sub_batch_above_the_documented_cap_is_refused_unread() -> None:
     for claim in (SUB_BATCH_SIZE_BYTES_MAX + 1, 2**32 - 1):
         assert peak_of_refusing(b"never looked at", Codec.GZIP, claim) < 2**16

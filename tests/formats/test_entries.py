@@ -1,4 +1,4 @@
-"""Messages out of chunks: through sub-batches, complete, in order, and never out of a damaged chunk."""
+"""Tests of messages from chunks: also from sub-batches, complete, in order, never from a damaged chunk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENTRIES = st.lists(
 
 
 def chunk_of(data: bytes, *, entries: int, records: int) -> bytes:
-    """A chunk whose checksum is right, whatever its data section holds."""
+    """Return a chunk with this data section and a valid checksum."""
     return seal_chunk(data, entries=entries, records=records, offset=0, timestamp_ms=0, epoch=1)
 
 
@@ -50,7 +50,7 @@ def test_real_streams_hold_every_message_once_and_in_order(stream: str) -> None:
 
 
 def test_real_sub_batches_are_those_of_the_publish_plan() -> None:
-    """Each row of the plan is (first message, messages, how they were sent)."""
+    """Each row of the plan is (first message, number of messages, the way they were sent)."""
     found, first = [], 0
     for chunk in user_chunks("batches"):
         for entry in entries(chunk, where="batches"):
@@ -77,14 +77,14 @@ def test_reading_undoes_building(parts: list[bytes | SubBatch]) -> None:
     assert len(opened(parts)) == ChunkHeader.decode(chunk, where="memory").records
 
 
-def test_a_sub_batch_of_one_record_does_not_pass_for_a_simple_entry() -> None:
+def test_a_sub_batch_of_one_record_is_not_a_simple_entry() -> None:
     parts = [b"a", SubBatch.of([b"b"], Codec.GZIP), b"c"]
     chunk = build_chunk(parts, offset=0, timestamp_ms=0, epoch=1)
 
     assert messages(chunk, where="memory") == [b"a", b"b", b"c"]
 
 
-def test_a_tracking_chunk_has_no_messages_to_give() -> None:
+def test_a_tracking_chunk_has_no_messages() -> None:
     (delta, *_) = [chunk for chunk in osiris_data.chunks("batches") if chunk[1] != ChunkType.USER]
 
     with pytest.raises(Misuse):
@@ -136,9 +136,7 @@ def test_entries_that_do_not_add_up_are_corrupt(data: bytes, count: int, records
         (0x90, 2, 14, 14),  # not gzip at all
     ],
 )
-def test_a_sub_batch_header_that_lies_is_corrupt(
-    kind: int, records: int, uncompressed: int, size: int
-) -> None:
+def test_a_false_sub_batch_header_is_corrupt(kind: int, records: int, uncompressed: int, size: int) -> None:
     head = SUB_BATCH_HEADER.struct.pack(kind, records, uncompressed, size)
     chunk = chunk_of(head + BATCH.payload, entries=1, records=2)
 
@@ -172,7 +170,7 @@ def test_a_chunk_with_more_or_fewer_bytes_than_its_header_says_is_corrupt() -> N
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_claims_of_four_gigabytes_cost_no_memory(codec: Codec) -> None:
+def test_claimed_sizes_of_four_gigabytes_cost_no_memory(codec: Codec) -> None:
     head = SUB_BATCH_HEADER.struct.pack(0x80 | codec << 4, 2**16 - 1, 2**32 - 1, 4)
     chunk = chunk_of(head + b"????", entries=1, records=2**16 - 1)
 
@@ -185,8 +183,8 @@ def test_claims_of_four_gigabytes_cost_no_memory(codec: Codec) -> None:
     assert peak < 2**20
 
 
-def test_sub_batches_that_are_too_much_together_are_refused() -> None:
-    """Each is within the cap, but a chunk of a few MiB must not grow to thousands."""
+def test_sub_batches_that_are_too_large_together_are_refused() -> None:
+    """Each sub-batch is within the cap, but a chunk of a few MiB must not grow to thousands of MiB."""
     zeros = SubBatch.of([bytes(40 * 2**20)], Codec.ZSTD)
     chunk = build_chunk([zeros] * 7, offset=0, timestamp_ms=0, epoch=1)
 

@@ -1,4 +1,4 @@
-"""Keys: one escape for good, no stream reaches another's prefix, sorting by name is sorting by number."""
+"""Tests of keys: a stable escape, separate prefixes for streams, names that sort like their numbers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_two_names_never_share_an_escape(one: str, other: str) -> None:
 
 @given(names)
 @example("." * 4096)
-def test_an_escape_is_one_plain_part_of_a_key(name: str) -> None:
+def test_an_escape_is_a_single_plain_part_of_a_key(name: str) -> None:
     escaped = escape(name)
 
     assert re.fullmatch(r"[A-Za-z0-9_%-]{1,200}", escaped)
@@ -82,17 +82,17 @@ def test_a_short_name_can_be_read_out_of_its_escape(name: str) -> None:
         assert bytes(int(code, 16) if code else ord(plain) for code, plain in parts).decode() == name
 
 
-def test_names_that_differ_in_case_alone_are_two_streams() -> None:
+def test_names_that_differ_only_in_case_are_two_streams() -> None:
     assert StreamKeys("Orders").prefix != StreamKeys("orders").prefix
 
 
 @pytest.mark.parametrize("name", ["", "\ud800", "x" * 4097, "ü" * 2049])
-def test_what_is_no_name_is_misuse(name: str) -> None:
+def test_an_invalid_name_is_misuse(name: str) -> None:
     with pytest.raises(Misuse):
         escape(name)
 
 
-def test_the_longest_name_is_a_name() -> None:
+def test_the_longest_name_is_valid() -> None:
     assert len(escape("x" * 4096)) == 200
 
 
@@ -106,8 +106,37 @@ def test_parsing_undoes_naming(name: str, number: int, attempt: UUID) -> None:
     assert keys.parse_fragment(keys.root(number)) is None
 
 
+@given(names, names, st.uuids(), st.uuids(), u64)
+@example("orders", "order", UUID(int=0), UUID(int=0), 0)
+def test_a_key_object_has_a_name_of_its_own(
+    one: str, other: str, life: UUID, uid: UUID, generation: int
+) -> None:
+    mine, others = StreamKeys(one), StreamKeys(other)
+    key, copy = mine.key_objects(life, uid, generation)
+
+    assert key != copy
+    for name in (key, copy):
+        assert check_key(name).startswith(mine.keys_of_life(life))
+        assert mine.keys_of_life(life).startswith(mine.stream_keys)
+        assert mine.parse_key_object(name) == (life, uid, generation)
+        assert (others.parse_key_object(name) is None) == (one != other)
+        assert mine.parse_fragment(name) is mine.parse_root(name) is None
+    assert mine.parse_key_object(mine.fragment(0, uid)) is mine.parse_key_object(mine.root(0)) is None
+
+
+def test_the_names_of_key_objects_do_not_drift() -> None:
+    keys = StreamKeys("a/b")
+    name = (
+        "a%2Fb/keys/00000000-0000-0000-0000-00000000000b.00000000-0000-0000-0000-00000000000a"
+        ".00000000000000000012"
+    )
+
+    assert keys.stream_keys == "a%2Fb/keys/"
+    assert keys.key_objects(UUID(int=11), UUID(int=10), 12) == (f"{name}.key", f"{name}.copy")
+
+
 @given(names, names, u64, st.uuids())
-def test_a_key_of_another_stream_is_none_of_this_one(one: str, other: str, number: int, uid: UUID) -> None:
+def test_a_key_of_another_stream_does_not_parse(one: str, other: str, number: int, uid: UUID) -> None:
     mine, others = StreamKeys(one), StreamKeys(other)
 
     assert (mine.parse_fragment(others.fragment(number, uid)) is None) == (one != other)
@@ -116,7 +145,7 @@ def test_a_key_of_another_stream_is_none_of_this_one(one: str, other: str, numbe
 
 
 @given(u64, u64, st.uuids(), st.uuids())
-def test_sorting_by_name_is_sorting_by_number(a: int, b: int, uid: UUID, other: UUID) -> None:
+def test_keys_sort_by_name_as_by_number(a: int, b: int, uid: UUID, other: UUID) -> None:
     keys = StreamKeys("orders")
 
     assert (keys.root(a) < keys.root(b)) == (a < b)
@@ -139,11 +168,23 @@ def test_sorting_by_name_is_sorting_by_number(a: int, b: int, uid: UUID, other: 
         "orders/metadata/root.1.manifest",
         "orders/metadata/00000000000000000001.manifest",
         "order/metadata/root.00000000000000000001.manifest",
+        "orders/keys/00000000-0000-0000-0000-000000000000.00000000-0000-0000-0000-00000000000.00000000000000000000.key",
+        "orders/keys/00000000-0000-0000-0000-00000000000A.00000000-0000-0000-0000-000000000000.00000000000000000000.key",
+        "orders/keys/00000000-0000-0000-0000-000000000000.00000000-0000-0000-0000-000000000000.key",
+        "orders/keys/00000000-0000-0000-0000-000000000000.00000000-0000-0000-0000-000000000000.1.key",
+        "orders/keys/00000000-0000-0000-0000-000000000000.00000000-0000-0000-0000-000000000000.99999999999999999999.key",
+        "orders/keys/00000000-0000-0000-0000-000000000000.00000000-0000-0000-0000-000000000000.00000000000000000000.key\n",
+        "orders/keys/00000000-0000-0000-0000-000000000000.00000000-0000-0000-0000-000000000000.00000000000000000000.key.tmp",
+        "orders/keys/00000000-0000-0000-0000-000000000000.00000000000000000000.key",
+        "orders/keys/x/00000000-0000-0000-0000-000000000000.00000000-0000-0000-0000-000000000000.00000000000000000000.key",
+        "orders/key/00000000-0000-0000-0000-000000000000.00000000-0000-0000-0000-000000000000.00000000000000000000.key",
+        "order/keys/00000000-0000-0000-0000-000000000000.00000000-0000-0000-0000-000000000000.00000000000000000000.key",
         "",
     ],
 )
-def test_what_is_almost_a_key_is_no_key(key: str) -> None:
+def test_an_almost_correct_key_does_not_parse(key: str) -> None:
     keys = StreamKeys("orders")
 
     assert keys.parse_fragment(key) is None
     assert keys.parse_root(key) is None
+    assert keys.parse_key_object(key) is None

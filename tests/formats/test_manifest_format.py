@@ -1,8 +1,9 @@
-"""The manifest root's bytes: pinned, undone, and no bit of them unguarded."""
+"""Tests of a root's bytes: they are pinned, decoding undoes encoding, and every flipped bit is found."""
 
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
@@ -11,11 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_fragments import with_flipped_bit
+from older_formats import entries_2, root_1, root_2
 
 from offload.errors import Corrupt, UnsupportedFormat
 from offload.formats.checksums import crc32c
+from offload.formats.layout import Layout
+from offload.formats.older_manifests import ENTRY_1, ENTRY_2, ROOT_HEADER_1
 from offload.formats.root import ENTRY, ROOT_HEADER, RUNNING, decode_root, encode_root
-from offload.formats.root_v1 import ENTRY_1, ROOT_HEADER_1
+from offload.model.compression import BlockCodec
 from offload.model.entry import (
     NO_ENTRIES,
     TOTALS,
@@ -40,6 +45,7 @@ SAMPLE_ENTRY: Final = Entry(
     ledger_id=77,
     attempt=UUID(int=0xA1),
     checksum=0xDEADBEEF,
+    tail_size_bytes=888,
 )
 SAMPLE: Final = Manifest(
     stream="orders",
@@ -66,21 +72,21 @@ SAMPLE: Final = Manifest(
 )
 ENTRY_HEX: Final = (
     "000000000000006400000000000000140000000000000012fffffffffffffffb0000018bcfe56800"
-    "00000000000010000000000000001388000000000000004d000000000000000000000000000000a1"
-    "deadbeef000000010000000100000000"
+    "00000000000010000000000000001388000000000000004d0000000000000000"
+    "000000000000000000000000000000a1deadbeef0000037800000001000000010000000000000000"
 )
 RUNNING_HEX: Final = (
     "000000000000000000000000000000b2000000000000004e0000000000000003"
     "000000000000000000000000000000c30100000000000000"
 )
 HEADER_HEX: Final = (
-    "4f4c4d52000200000000000000000005000000000000000000000000000000010000000000000000"
+    "4f4c4d52000300000000000000000005000000000000000000000000000000010000000000000000"
     "00000000000000020000000000000003000000000000000400000000000000000000000000000005"
     "00000000000000000000000000000006000000000000000000000000000000070000000000000064"
     "00000000000000780000000000000012000000000000100000000000000013880000000000000001"
     "0000000000000001000000000000004d000000060000000100000001"
 )
-ROOT_HEX: Final = HEADER_HEX + "6f7264657273" + RUNNING_HEX + ENTRY_HEX + "d949885a"
+ROOT_HEX: Final = HEADER_HEX + "6f7264657273" + RUNNING_HEX + ENTRY_HEX + "9c84c2af"
 
 ROOT_1_HEX: Final = (
     "4f4c4d52000100000000000000000005000000000000000000000000000000010000000000000000"
@@ -91,7 +97,22 @@ ROOT_1_HEX: Final = (
     "0012fffffffffffffffb0000018bcfe5680000000000000010000000000000001388000000000000"
     "004d000000000000000000000000000000a1deadbeef000000005601b8dc"
 )
-"""The same root as release 0.1.0 wrote it."""
+"""The same root, as release 0.1.0 wrote it."""
+
+ENTRY_2_HEX: Final = (
+    "000000000000006400000000000000140000000000000012fffffffffffffffb0000018bcfe56800"
+    "00000000000010000000000000001388000000000000004d000000000000000000000000000000a1"
+    "deadbeef000000010000000100000000"
+)
+HEADER_2_HEX: Final = (
+    "4f4c4d52000200000000000000000005000000000000000000000000000000010000000000000000"
+    "00000000000000020000000000000003000000000000000400000000000000000000000000000005"
+    "00000000000000000000000000000006000000000000000000000000000000070000000000000064"
+    "00000000000000780000000000000012000000000000100000000000000013880000000000000001"
+    "0000000000000001000000000000004d000000060000000100000001"
+)
+ROOT_2_HEX: Final = HEADER_2_HEX + "6f7264657273" + RUNNING_HEX + ENTRY_2_HEX + "d949885a"
+"""The same root, as release 0.2.0 wrote it."""
 
 u64 = st.integers(0, 2**64 - 1)
 ids = st.uuids()
@@ -102,11 +123,11 @@ runnings = st.builds(
 
 @st.composite
 def entry_lists(draw: st.DrawFn) -> list[Entry]:
-    """Entries that touch each other."""
+    """Draw adjacent entries."""
     at = draw(st.integers(0, 2**60))
     entries = []
     for _ in range(draw(st.integers(0, 4))):
-        records = draw(st.integers(1, 2**40))
+        records, stored = draw(st.integers(1, 2**40)), draw(st.integers(0, 2**60))
         entries.append(
             Entry(
                 first_offset=at,
@@ -115,10 +136,14 @@ def entry_lists(draw: st.DrawFn) -> list[Entry]:
                 first_timestamp_ms=draw(st.integers(-(2**63), 2**63 - 1)),
                 last_timestamp_ms=draw(st.integers(-(2**63), 2**63 - 1)),
                 data_size_bytes=draw(st.integers(0, 2**60)),
-                stored_size_bytes=draw(st.integers(0, 2**60)),
+                stored_size_bytes=stored,
                 ledger_id=draw(u64),
                 attempt=draw(ids),
                 checksum=draw(st.integers(0, 2**32 - 1)),
+                tail_size_bytes=draw(st.integers(0, min(stored, 2**32 - 1))),
+                codec=draw(st.sampled_from(BlockCodec)),
+                copied=draw(st.integers(0, 1)),
+                encrypted=draw(st.integers(0, 1)),
             )
         )
         at += records
@@ -127,10 +152,10 @@ def entry_lists(draw: st.DrawFn) -> list[Entry]:
 
 @st.composite
 def groups_before(draw: st.DrawFn, end: int) -> Entries:
-    """Entries of groups up to this offset, larger kinds first."""
+    """Draw entries of groups up to this offset, larger kinds first."""
     kinds = draw(st.lists(st.integers(EntryKind.GROUP, EntryKind.MEGA_GROUP), max_size=min(3, end)))
     rows = []
-    for kind in sorted(kinds):  # the smallest kind stands last
+    for kind in sorted(kinds):  # the smallest kind comes last
         records = draw(st.integers(1, min(end - len(kinds) + len(rows) + 1, 2**40)))
         end -= records
         fragments = draw(st.integers(1, 2**32 - 1))
@@ -142,8 +167,12 @@ def groups_before(draw: st.DrawFn, end: int) -> Entries:
             "ledgers": draw(st.integers(0, fragments)),
             "kind": kind,
             "attempt": draw(ids).bytes,
+            "ledger_id": 0,
+            "tail_size_bytes": 0,
             "copied": 0,
-            "reserved": bytes(2),
+            "codec": 0,
+            "encrypted": 0,
+            "reserved": bytes(4),
         }
         numbers = {field.name: draw(st.integers(0, 2**30)) for field in ENTRY.fields if field.name not in row}
         rows.append(ENTRY.pack(**row, **numbers))
@@ -152,7 +181,7 @@ def groups_before(draw: st.DrawFn, end: int) -> Entries:
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    """Any sound manifest. Its first entry may be a group of which a prefix was trimmed."""
+    """Draw a sound manifest. Its first entry may be a group whose prefix was trimmed."""
     entries = draw(entry_lists())
     begin = entries[0].first_offset if entries else draw(u64)
     groups = draw(groups_before(begin))
@@ -196,7 +225,7 @@ def fields_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def resealed(raw: bytes) -> bytes:
-    """The bytes under a fresh checksum: what a hostile or broken writer would store."""
+    """Return the bytes with a new checksum, as a hostile or broken writer would store them."""
     return raw[:-4] + crc32c(raw[:-4]).to_bytes(4, "big")
 
 
@@ -205,74 +234,15 @@ def with_field(raw: bytes, name: str, value: int, size_bytes: int) -> bytes:
     return resealed(raw[:at] + value.to_bytes(size_bytes, "big") + raw[at + size_bytes :])
 
 
-def test_the_bytes_of_version_2_do_not_drift() -> None:
+def test_the_bytes_of_version_3_do_not_drift() -> None:
     assert encode_root(SAMPLE).hex() == ROOT_HEX
     assert rows_of_entries([SAMPLE_ENTRY]).tobytes().hex() == ENTRY_HEX
     assert fields_of(decode_root(bytes.fromhex(ROOT_HEX), where="here")) == fields_of(SAMPLE)
 
 
-def test_the_layouts_have_the_sizes_of_version_2() -> None:
-    assert (ROOT_HEADER.size_bytes, RUNNING.size_bytes, ENTRY.size_bytes) == (188, 56, 96)
+def test_the_layouts_have_the_sizes_of_version_3() -> None:
+    assert (ROOT_HEADER.size_bytes, RUNNING.size_bytes, ENTRY.size_bytes) == (188, 56, 112)
     assert ENTRY.dtype.itemsize == ENTRY.size_bytes
-
-
-def test_a_root_of_version_1_is_read_as_one_of_version_2() -> None:
-    """A tier of release 0.1.0 goes on."""
-    assert fields_of(decode_root(bytes.fromhex(ROOT_1_HEX), where="here")) == fields_of(SAMPLE)
-
-
-def test_ledgers_of_a_root_of_version_1_are_counted() -> None:
-    entries = [
-        replace(SAMPLE_ENTRY, first_offset=20 * n, ledger_id=ledger) for n, ledger in enumerate((3, 3, 4))
-    ]
-    raw = version_1_of(entries)
-
-    manifest = decode_root(raw, where="here")
-
-    assert (manifest.fragments, manifest.ledgers, manifest.last_ledger_id) == (3, 2, 4)
-    assert entries_of_rows(manifest.entries) == entries
-    assert manifest.entries["ledgers"].tolist() == [1, 0, 1]
-
-
-def version_1_of(entries: list[Entry]) -> bytes:
-    """A root as release 0.1.0 would have written it: no field is where version 2 has it."""
-    rows = rows_of_entries(entries)
-    old = np.zeros(len(rows), ENTRY_1.dtype)
-    for name in old.dtype.names or ():
-        old[name] = rows[name]
-    fields = ROOT_HEADER.unpack(encode_root(SAMPLE)) | {
-        "format_version": 1,
-        "first_offset": 0,
-        "next_offset": entries[-1].next_offset,
-        "entry_count": len(entries),
-        "running_count": 0,
-        **{
-            name: sum(getattr(e, name) for e in entries)
-            for name in ("messages", "data_size_bytes", "stored_size_bytes")
-        },
-    }
-    body = ROOT_HEADER_1.pack(**fields) + b"orders" + old.tobytes()
-    return body + crc32c(body).to_bytes(4, "big")
-
-
-def test_no_flipped_bit_of_a_root_of_version_1_goes_unnoticed() -> None:
-    raw = bytes.fromhex(ROOT_1_HEX)
-
-    for bit in range(len(raw) * 8):
-        damaged = bytearray(raw)
-        damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(Corrupt):
-            decode_root(bytes(damaged), where="here")
-
-
-@pytest.mark.parametrize("name", ["entry_count", "running_count", "stream_size_bytes"])
-def test_a_hostile_count_of_version_1_costs_no_memory(name: str) -> None:
-    raw = bytearray.fromhex(ROOT_1_HEX)
-    at = ROOT_HEADER_1.offset_of(name)
-    raw[at : at + 4] = b"\xff" * 4
-
-    with pytest.raises(Corrupt):
-        decode_root(resealed(bytes(raw)), where="here")
 
 
 @given(manifests())
@@ -309,7 +279,7 @@ def test_no_flipped_bit_of_any_root_goes_unnoticed(manifest: Manifest, data: st.
 
 
 @given(manifests(), st.data())
-def test_a_root_that_was_cut_or_lengthened_is_corrupt(manifest: Manifest, data: st.DataObject) -> None:
+def test_a_shortened_or_lengthened_root_is_corrupt(manifest: Manifest, data: st.DataObject) -> None:
     raw = encode_root(manifest)
     cut = data.draw(st.integers(0, len(raw) - 1))
 
@@ -320,15 +290,15 @@ def test_a_root_that_was_cut_or_lengthened_is_corrupt(manifest: Manifest, data: 
 
 @given(st.binary(max_size=600))
 def test_any_other_bytes_are_corrupt(raw: bytes) -> None:
-    for hostile in (raw, b"OLMR\0\2" + raw):
+    for hostile in (raw, b"OLMR\0\1" + raw, b"OLMR\0\2" + raw, b"OLMR\0\3" + raw):
         with pytest.raises(Corrupt):
             decode_root(hostile, where="here")
 
 
 def test_a_newer_version_asks_for_an_upgrade() -> None:
-    """Every later version keeps the magic, the place of the version, and the checksum at the end."""
+    """Every later version keeps the magic, the position of the version, and the checksum at the end."""
     raw = bytearray.fromhex(ROOT_HEX)
-    raw[5] = 3
+    raw[5] = 4
 
     with pytest.raises(UnsupportedFormat, match="upgrade"):
         decode_root(resealed(bytes(raw)), where="here")
@@ -377,7 +347,7 @@ def test_a_root_that_disagrees_with_its_entries_is_refused_before_it_is_written(
         wrong.check("here")
 
 
-def test_a_hole_and_an_overlap_are_corrupt() -> None:
+def test_a_hole_or_an_overlap_is_corrupt() -> None:
     for begin in (119, 121):
         second = replace(SAMPLE_ENTRY, first_offset=begin)
         wrong = replace(
@@ -394,7 +364,7 @@ def test_a_hole_and_an_overlap_are_corrupt() -> None:
 
 
 def test_appending_keeps_entries_as_they_are_stored() -> None:
-    """Big-endian from disk to disk, whatever the machine."""
+    """Entries stay big-endian from disk to disk on any machine."""
     assert SAMPLE.entries.dtype == ENTRY.dtype
     assert SAMPLE.entries["first_offset"].dtype == np.dtype(">u8")
     assert NO_ENTRIES.dtype == ENTRY.dtype
@@ -421,7 +391,7 @@ def test_an_impossible_range_is_corrupt_even_under_its_checksum(
 
 
 def group_entry(**changes: Any) -> Entries:
-    """The entry of a group of three fragments and two ledgers over [70, 100), just before the sample's."""
+    """Return the entry of a group of three fragments and two ledgers over [70, 100), before the sample's."""
     row = {
         "first_offset": 70,
         "records": 30,
@@ -430,20 +400,24 @@ def group_entry(**changes: Any) -> Entries:
         "last_timestamp_ms": 1,
         "data_size_bytes": 300,
         "stored_size_bytes": 900,
-        "ledger_id": 4,
+        "ledger_id": 0,
+        "root_version": 4,
+        "tail_size_bytes": 0,
         "attempt": UUID(int=0xD4).bytes,
         "checksum": 9,
         "fragments": 3,
         "ledgers": 2,
         "kind": EntryKind.GROUP,
         "copied": 0,
-        "reserved": bytes(2),
+        "codec": 0,
+        "encrypted": 0,
+        "reserved": bytes(4),
     }
     return np.frombuffer(ENTRY.pack(**row | changes), ENTRY.dtype)
 
 
 def with_group(group: Entries, **changes: Any) -> Manifest:
-    """The sample with this group before its one fragment."""
+    """Return the sample with this group before its one fragment."""
     entries = joined_entries(group, SAMPLE.entries)
     totals = {total: exact_sum(entries[total]) for total in (*TOTALS, "ledgers")}
     return replace(
@@ -451,7 +425,7 @@ def with_group(group: Entries, **changes: Any) -> Manifest:
     )
 
 
-def test_a_group_stands_in_the_place_of_what_it_holds() -> None:
+def test_a_group_takes_the_place_of_its_fragments() -> None:
     root = with_group(group_entry())
 
     root.check("here")
@@ -461,7 +435,7 @@ def test_a_group_stands_in_the_place_of_what_it_holds() -> None:
 
 
 def test_only_a_group_reaches_below_the_first_offset() -> None:
-    """What of it lies there is trimmed, and taken off the totals. Fragments are trimmed whole."""
+    """Its part below is trimmed and not counted in the totals. Fragments are trimmed whole."""
     rest = {"messages": 38, "data_size_bytes": 4296, "stored_size_bytes": 5600, "fragments": 3, "ledgers": 3}
 
     with_group(group_entry(), first_offset=80, **rest).check("here")
@@ -470,7 +444,7 @@ def test_only_a_group_reaches_below_the_first_offset() -> None:
 
 
 @pytest.mark.parametrize("first_offset", [100, 110])
-def test_a_group_that_is_trimmed_whole_is_not_named(first_offset: int) -> None:
+def test_a_root_does_not_name_a_group_that_is_trimmed_whole(first_offset: int) -> None:
     with pytest.raises(Corrupt, match="coverage"):
         with_group(group_entry(), first_offset=first_offset).check("here")
 
@@ -494,7 +468,7 @@ def test_larger_kinds_come_first() -> None:
     ],
     ids=str,
 )
-def test_an_entry_that_counts_what_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+def test_an_entry_with_impossible_counts_is_refused(changes: dict[str, Any]) -> None:
     wrong = with_group(group_entry(**changes))
 
     with pytest.raises(Corrupt, match="entry"):
@@ -502,16 +476,16 @@ def test_an_entry_that_counts_what_cannot_be_is_refused(changes: dict[str, Any])
 
 
 @pytest.mark.parametrize(("first_offset", "ledgers"), [(70, 2), (70, 5), (80, 0), (80, 5)])
-def test_ledgers_that_the_entries_cannot_add_up_to_are_refused(first_offset: int, ledgers: int) -> None:
-    """The entries name three. One more may be, where the beginning of the first one is trimmed."""
+def test_a_count_of_ledgers_that_the_entries_cannot_have_is_refused(first_offset: int, ledgers: int) -> None:
+    """The entries name three ledgers. There may be one more, if the beginning of the first is trimmed."""
     with_group(group_entry(), first_offset=first_offset, ledgers=4).check("here")
 
     with pytest.raises(Corrupt, match="total of ledgers"):
         with_group(group_entry(), first_offset=first_offset, ledgers=ledgers).check("here")
 
 
-def test_totals_above_the_size_of_an_integer_of_the_machine_are_summed_exactly() -> None:
-    """A sum that wraps would vouch for any total; one that does not fit cannot be a root's."""
+def test_totals_beyond_a_machine_integer_are_summed_exactly() -> None:
+    """A wrapped sum could match any total. A root cannot hold a sum that does not fit."""
     large = [
         replace(SAMPLE_ENTRY, data_size_bytes=2**63 + 1),
         replace(SAMPLE_ENTRY, first_offset=120, data_size_bytes=2**63),
@@ -529,18 +503,219 @@ def test_totals_above_the_size_of_an_integer_of_the_machine_are_summed_exactly()
         wrapped.check("here")
 
 
-def test_an_entry_says_whether_it_is_a_copys() -> None:
+def test_an_entry_marks_a_copy() -> None:
     copied = rows_of_entries([replace(SAMPLE_ENTRY, copied=1)])
 
     assert entries_of_rows(copied) == [replace(SAMPLE_ENTRY, copied=1)]
-    assert copied.tobytes().hex() == ENTRY_HEX[:-6] + "010000"
+    assert copied.tobytes().hex() == ENTRY_HEX[:-14] + "01000000000000"
 
 
-@pytest.mark.parametrize("changes", [{"copied": 2}, {"copied": 1, "kind": 1}], ids=["two", "a group's"])
-def test_what_cannot_be_a_copy_is_refused(changes: dict[str, int]) -> None:
-    rows = rows_of_entries([SAMPLE_ENTRY]).copy()
+def test_an_entry_marks_an_encrypted_fragment() -> None:
+    encrypted = rows_of_entries([replace(SAMPLE_ENTRY, encrypted=1)])
+
+    assert entries_of_rows(encrypted) == [replace(SAMPLE_ENTRY, encrypted=1)]
+    assert encrypted.tobytes().hex() == ENTRY_HEX[:-10] + "0100000000"
+
+
+@pytest.mark.parametrize("name", ["copied", "encrypted"])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(2, 0), (255, 0), (1, 1), (1, 2), (1, 3), (255, 3)],
+    ids=lambda number: str(int(number)),
+)
+def test_an_impossible_mark_of_an_entry_is_refused(name: str, value: int, kind: int) -> None:
+    """A mark is 0, or 1 of a fragment. A group's entry has none."""
+    rows = rows_of_entries([replace(SAMPLE_ENTRY, tail_size_bytes=0)]).copy()
+    rows[name], rows["kind"] = value, kind
+
+    with pytest.raises(Corrupt, match=f"entry {name}"):
+        replace(SAMPLE, entries=rows).check("here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"codec": 1, "kind": 1}, "entry codec"),
+        ({"root_version": 1}, "entry root version"),
+        ({"tail_size_bytes": 5001}, "entry tail"),
+    ],
+    ids=str,
+)
+def test_a_codec_version_or_tail_that_an_entry_cannot_have_is_refused(
+    changes: dict[str, int], what: str
+) -> None:
+    rows = rows_of_entries([replace(SAMPLE_ENTRY, tail_size_bytes=0)]).copy()
     for name, value in changes.items():
         rows[name] = value
 
-    with pytest.raises(Corrupt, match="entry copied"):
+    with pytest.raises(Corrupt, match=what):
         replace(SAMPLE, entries=rows).check("here")
+
+
+@pytest.mark.parametrize("codec", [max(BlockCodec) + 1, 255])
+def test_a_codec_of_a_later_program_asks_for_an_upgrade(codec: int) -> None:
+    """As in a fragment's trailer. Damage of the same entries is reported first."""
+    rows = rows_of_entries([replace(SAMPLE_ENTRY, tail_size_bytes=0)]).copy()
+    rows["codec"] = codec
+
+    with pytest.raises(UnsupportedFormat, match=f"codec {codec} is not known; upgrade the program"):
+        decode_root(encode_root(replace(SAMPLE, entries=rows)), where="here")
+    rows["fragments"] = 2
+    with pytest.raises(Corrupt, match="entry fragments"):
+        decode_root(encode_root(replace(SAMPLE, entries=rows)), where="here")
+
+
+@pytest.mark.parametrize("byte", range(4))
+def test_each_reserved_byte_of_an_entry_is_refused(byte: int) -> None:
+    raw = bytearray(encode_root(SAMPLE))
+    raw[-4 - 4 + byte] = 1
+
+    with pytest.raises(Corrupt, match="reserved"):
+        decode_root(resealed(bytes(raw)), where="here")
+
+
+def with_sums(entries: Entries, **changes: Any) -> Manifest:
+    """Return the sample with these entries and their totals."""
+    totals = {total: exact_sum(entries[total]) for total in (*TOTALS, "ledgers")}
+    first, last = entries[0], entries[-1]
+    return replace(
+        SAMPLE,
+        entries=entries,
+        first_offset=int(first["first_offset"]),
+        next_offset=int(last["first_offset"]) + int(last["records"]),
+        last_ledger_id=int(last["ledger_id"]),
+        **totals | changes,
+    )
+
+
+def test_a_root_of_version_1_is_still_read() -> None:
+    """A tier of release 0.1.0 can still be used."""
+    assert fields_of(decode_root(bytes.fromhex(ROOT_1_HEX), where="here")) == fields_of(SAMPLE)
+    assert root_1(SAMPLE).hex() == ROOT_1_HEX
+
+
+def test_a_root_of_version_2_is_still_read() -> None:
+    """A tier of release 0.2.0 can still be used."""
+    assert fields_of(decode_root(bytes.fromhex(ROOT_2_HEX), where="here")) == fields_of(SAMPLE)
+    assert root_2(SAMPLE).hex() == ROOT_2_HEX
+    assert entries_2(SAMPLE.entries).hex() == ENTRY_2_HEX
+
+
+def test_older_layouts_have_their_sizes() -> None:
+    assert (ROOT_HEADER_1.size_bytes, ENTRY_1.size_bytes, ENTRY_2.size_bytes) == (164, 88, 96)
+
+
+def test_the_ledgers_of_a_version_1_root_are_counted() -> None:
+    entries = [
+        replace(SAMPLE_ENTRY, first_offset=20 * n, ledger_id=ledger) for n, ledger in enumerate((3, 3, 4))
+    ]
+
+    manifest = decode_root(root_1(with_sums(rows_of_entries(entries))), where="here")
+
+    assert (manifest.fragments, manifest.ledgers, manifest.last_ledger_id) == (3, 2, 4)
+    assert entries_of_rows(manifest.entries) == entries
+    assert manifest.entries["ledgers"].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("older", [root_1, root_2])
+def test_an_older_root_without_entries_is_still_read(older: Callable[[Manifest], bytes]) -> None:
+    totals = dict.fromkeys((*TOTALS, "ledgers", "last_ledger_id"), 0)
+    empty = replace(SAMPLE, entries=NO_ENTRIES, first_offset=120, **totals)
+
+    assert fields_of(decode_root(older(empty), where="here")) == fields_of(empty)
+
+
+def test_a_group_in_a_version_2_root_keeps_its_root_version() -> None:
+    """In version 2 a group had its root version in the column of the ledger."""
+    manifest = with_sums(joined_entries(group_entry(), SAMPLE.entries))
+    raw = root_2(manifest)
+
+    again = decode_root(raw, where="here")
+
+    assert raw[188 + 6 + 56 + 56 :][:8] == (4).to_bytes(8, "big")
+    assert fields_of(again) == fields_of(manifest)
+    assert (again.entries["root_version"].tolist(), again.entries["ledger_id"].tolist()) == ([4, 0], [0, 77])
+
+
+@pytest.mark.parametrize(
+    ("data_size_bytes", "stored_size_bytes", "tail_size_bytes"),
+    [
+        (4096, 4096 + 16 + 300, 300),
+        (4096, 4096 + 16, 0),
+        (4096, 4096, 0),
+        (4096, 0, 0),
+        (0, 16 + 2**32 - 1, 2**32 - 1),
+        (0, 16 + 2**32 + 5, 0),
+        (2**64 - 1, 10, 0),
+    ],
+)
+def test_the_tail_of_an_older_entry_follows_from_its_sizes(
+    data_size_bytes: int, stored_size_bytes: int, tail_size_bytes: int
+) -> None:
+    """An entry of a tier of another layout may have any sizes. It has no tail of ours."""
+    entry = replace(
+        SAMPLE_ENTRY,
+        data_size_bytes=data_size_bytes,
+        stored_size_bytes=stored_size_bytes,
+        tail_size_bytes=tail_size_bytes,
+    )
+    manifest = with_sums(rows_of_entries([entry]))
+
+    for older in (root_1, root_2):
+        assert entries_of_rows(decode_root(older(manifest), where="here").entries) == [entry]
+
+
+@pytest.mark.parametrize("golden", [ROOT_1_HEX, ROOT_2_HEX], ids=["1", "2"])
+def test_no_flipped_bit_of_an_older_root_goes_unnoticed(golden: str) -> None:
+    raw = bytes.fromhex(golden)
+
+    for bit in range(len(raw) * 8):
+        with pytest.raises(Corrupt):
+            decode_root(with_flipped_bit(raw, bit), where="here")
+
+
+@pytest.mark.parametrize("golden", [ROOT_1_HEX, ROOT_2_HEX], ids=["1", "2"])
+def test_an_older_root_that_is_cut_anywhere_is_corrupt(golden: str) -> None:
+    raw = bytes.fromhex(golden)
+
+    for end in range(len(raw)):
+        for damaged in (raw[:end], resealed(raw[: max(end, 4)])):
+            with pytest.raises(Corrupt):
+                decode_root(damaged, where="here")
+
+
+@pytest.mark.parametrize("name", ["entry_count", "running_count", "stream_size_bytes"])
+@pytest.mark.parametrize(
+    ("golden", "header"), [(ROOT_1_HEX, ROOT_HEADER_1), (ROOT_2_HEX, ROOT_HEADER)], ids=["1", "2"]
+)
+def test_a_hostile_count_in_an_older_root_costs_no_memory(golden: str, header: Layout, name: str) -> None:
+    raw = bytearray.fromhex(golden)
+    at = header.offset_of(name)
+    raw[at : at + 4] = b"\xff" * 4
+    tracemalloc.start()
+
+    with pytest.raises(Corrupt):
+        decode_root(resealed(bytes(raw)), where="here")
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 256 * 1024
+
+
+@pytest.mark.parametrize(("golden", "layout"), [(ROOT_1_HEX, ENTRY_1), (ROOT_2_HEX, ENTRY_2)], ids=["1", "2"])
+@pytest.mark.parametrize("name", ["kind", "copied", "reserved"])
+def test_impossible_numbers_in_an_older_entry_are_refused(golden: str, layout: Layout, name: str) -> None:
+    raw = bytearray.fromhex(golden)
+    raw[len(raw) - 4 - layout.size_bytes + layout.offset_of(name)] = 7
+
+    with pytest.raises(Corrupt, match="entry"):
+        decode_root(resealed(bytes(raw)), where="here")
+
+
+def test_a_group_in_a_version_1_root_is_corrupt() -> None:
+    """Version 1 had no groups."""
+    raw = bytearray.fromhex(ROOT_1_HEX)
+    raw[len(raw) - 4 - 88 + ENTRY_1.offset_of("kind")] = 1
+
+    with pytest.raises(Corrupt, match="entry kind"):
+        decode_root(resealed(bytes(raw)), where="here")

@@ -1,10 +1,11 @@
-"""Messages as columns: the same as one by one, whatever the chunks are, and damage is never stepped over."""
+"""Tests of messages as columns: the same as one by one for any chunks, and damage is never skipped."""
 
 from __future__ import annotations
 
 import osiris_data
 import pytest
-from hypothesis import given
+from campaign import CAMPAIGN
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offload.errors import Corrupt, OffloadError
@@ -47,7 +48,7 @@ def one_by_one(data: bytes) -> Found:
 
 
 def stream_of(chunks: list[list[bytes | SubBatch] | None]) -> bytes:
-    """Chunks of these entries; None is a tracking chunk."""
+    """Return chunks of these entries; None makes a tracking chunk."""
     made, offset = [], 2**53
     for number, entries in enumerate(chunks):
         if entries is None:
@@ -62,14 +63,14 @@ def stream_of(chunks: list[list[bytes | SubBatch] | None]) -> bytes:
 
 
 @pytest.mark.parametrize("stream", osiris_data.STREAMS)
-def test_real_streams_are_the_same_by_columns(stream: str) -> None:
+def test_columns_hold_the_messages_of_real_streams(stream: str) -> None:
     data = b"".join(osiris_data.chunks(stream))
 
     assert by_columns(data) == one_by_one(data)
 
 
 @given(st.lists(st.none() | ENTRIES, min_size=1, max_size=8))
-def test_any_chunks_are_the_same_by_columns(chunks: list[list[bytes | SubBatch] | None]) -> None:
+def test_columns_hold_the_messages_of_any_chunks(chunks: list[list[bytes | SubBatch] | None]) -> None:
     data = stream_of(chunks)
 
     assert by_columns(data) == one_by_one(data)
@@ -77,7 +78,7 @@ def test_any_chunks_are_the_same_by_columns(chunks: list[list[bytes | SubBatch] 
 
 @WALKS
 @given(bodies=st.lists(BODIES, min_size=1, max_size=8))
-def test_both_walks_find_the_same(walk: object, bodies: list[list[bytes]]) -> None:
+def test_both_walks_find_the_same_entries(walk: object, bodies: list[list[bytes]]) -> None:
     data = stream_of(list(bodies))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "_walked", walk)
@@ -86,9 +87,10 @@ def test_both_walks_find_the_same(walk: object, bodies: list[list[bytes]]) -> No
 
 
 @WALKS
+@settings(max_examples=300 if CAMPAIGN else 30)
 @given(st.data())
-def test_what_is_no_entries_is_an_error_and_never_a_value(walk: object, draw: st.DataObject) -> None:
-    """A data section of any bytes, whose checksum is right, between two sound chunks."""
+def test_data_without_entries_is_an_error_and_never_a_value(walk: object, draw: st.DataObject) -> None:
+    """A chunk with arbitrary data and a valid checksum is between two sound chunks."""
     section = draw.draw(st.binary(min_size=1, max_size=60) | mutated(draw.draw(BODIES)))
     count = draw.draw(st.integers(1, 12) | st.just(2**16 - 1))
     head, tail = stream_of([[b"before"]]), [b"after"]
@@ -103,7 +105,7 @@ def test_what_is_no_entries_is_an_error_and_never_a_value(walk: object, draw: st
 
 @st.composite
 def mutated(draw: st.DrawFn, bodies: list[bytes]) -> bytes:
-    """Entries with one byte changed."""
+    """Draw entries with one byte changed."""
     raw = bytearray(encode_entries(bodies))
     raw[draw(st.integers(0, len(raw) - 1))] ^= draw(st.integers(1, 255))
     return bytes(raw)
@@ -116,7 +118,7 @@ def outcome(read: object, data: bytes) -> object:
         return str(error)
 
 
-def test_damage_behind_sound_chunks_is_raised_behind_them() -> None:
+def test_damage_is_raised_after_the_sound_chunks_before_it() -> None:
     sound = stream_of([[b"one", b"two"]])
     odd = seal_chunk(b"\0\0\0\x09x", entries=1, records=1, offset=2**53 + 2, timestamp_ms=0, epoch=1)
     data = sound + odd

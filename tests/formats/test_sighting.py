@@ -1,4 +1,6 @@
-"""A sighting's bytes: pinned, undone, no bit of them unguarded, and no size believed."""
+"""Tests of a sighting's bytes: pinned, decoding undoes encoding, every flipped bit is found, sizes
+checked.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def decode(raw: bytes) -> Sighting:
 
 
 def sealed(body: bytes) -> bytes:
-    """`body` with a checksum that holds."""
+    """Return `body` with a valid checksum."""
     return body + crc32c(body).to_bytes(4, "big")
 
 
@@ -87,18 +89,18 @@ def test_no_single_flipped_bit_goes_unnoticed(position: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(len(SAMPLE.encode())))
-def test_a_part_of_it_is_refused(size: int) -> None:
+def test_a_shortened_sighting_is_refused(size: int) -> None:
     with pytest.raises(Corrupt):
         decode(SAMPLE.encode()[:size])
 
 
-def test_another_streams_is_refused() -> None:
+def test_a_sighting_of_another_stream_is_refused() -> None:
     with pytest.raises(Corrupt, match="sighting stream"):
         Sighting.decode(SAMPLE.encode(), stream="other", where="memory")
 
 
 @pytest.mark.parametrize("count", [0, 4, 2**32 - 1])
-def test_a_size_that_is_not_its_own_is_refused_also_under_a_sound_checksum(count: int) -> None:
+def test_a_wrong_size_is_refused_even_under_a_valid_checksum(count: int) -> None:
     body = bytearray(SAMPLE.encode()[:-4])
     at = SIGHTING_HEADER.offset_of("row_count")
     body[at : at + 4] = count.to_bytes(4, "big")
@@ -120,7 +122,7 @@ def test_more_rows_than_a_sighting_may_have_are_refused() -> None:
     [
         rows_of((0, 2, 0, UUID(int=1)), (0, 1, 0, UUID(int=1))),
         rows_of((0, 1, 0, UUID(int=1)), (0, 1, 0, UUID(int=1))),
-        rows_of((5, 1, 0, UUID(int=1))),
+        rows_of((6, 1, 0, UUID(int=1))),
     ],
     ids=["out of order", "twice", "unknown kind"],
 )
@@ -129,7 +131,7 @@ def test_rows_that_break_the_format_are_refused(rows: SightingRows) -> None:
         decode(Sighting(stream="orders", uid=UUID(int=1), time_ms=0, version=1, rows=rows).encode())
 
 
-def test_an_empty_one_is_sound() -> None:
+def test_an_empty_sighting_is_sound() -> None:
     raw = Sighting(stream="orders", uid=UUID(int=1), time_ms=0, version=1, rows=NO_ROWS).encode()
 
     assert len(decode(raw).rows) == 0
@@ -145,7 +147,7 @@ def test_rows_compare_as_their_bytes_do(objects: list[tuple[int, int, int, UUID]
 
 
 @given(u64, st.uuids())
-def test_its_key_is_parsed_back_and_is_nothing_else(time_ms: int, uid: UUID) -> None:
+def test_the_key_of_a_sighting_parses_back_and_as_nothing_else(time_ms: int, uid: UUID) -> None:
     keys = StreamKeys("orders")
 
     key = keys.sighting(time_ms, uid)

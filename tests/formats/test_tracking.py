@@ -1,4 +1,4 @@
-"""Tracking blocks: what brokers remember in deltas, snapshots and trailers."""
+"""Tests of tracking blocks: the values that brokers keep in deltas, snapshots and trailers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def blocks(chunk_offset: st.SearchStrategy[int]) -> st.SearchStrategy[list[Track
 
 
 def in_manifest(block: TrackingBlock, chunk_type: ChunkType) -> list[Any]:
-    """A block as the manifest lists it: type, name, value or values."""
+    """Return a block as the manifest lists it: type, name, value or values."""
     name = block.name.decode()
     match block:
         case ProducerSequence() if chunk_type is ChunkType.TRACKING_SNAPSHOT:
@@ -87,7 +87,7 @@ def test_decoding_undoes_encoding_in_a_snapshot(given_blocks: list[TrackingBlock
 
 
 @given(blocks(st.just(5)), st.sampled_from([ChunkType.USER, ChunkType.TRACKING_DELTA]))
-def test_elsewhere_a_sequence_belongs_to_the_enclosing_chunk(
+def test_outside_a_snapshot_a_sequence_belongs_to_the_enclosing_chunk(
     given_blocks: list[TrackingBlock], chunk_type: ChunkType
 ) -> None:
     raw = encode_blocks(given_blocks, chunk_type=chunk_type)
@@ -95,7 +95,7 @@ def test_elsewhere_a_sequence_belongs_to_the_enclosing_chunk(
     assert decode_blocks(raw, chunk_type=chunk_type, chunk_offset=5, where="memory") == given_blocks
 
 
-def test_a_block_cut_short_anywhere_is_corrupt() -> None:
+def test_a_block_that_is_cut_anywhere_is_corrupt() -> None:
     raw = encode_blocks([ConsumerOffset(name=b"consumer", offset=1)], chunk_type=ChunkType.USER)
     for size in range(1, len(raw)):
         with pytest.raises(Corrupt, match="at byte 90"):
@@ -110,6 +110,6 @@ def test_an_unknown_type_of_block_asks_for_an_upgrade() -> None:
 @pytest.mark.parametrize(
     "block", [ConsumerOffset(name=bytes(256), offset=0), ConsumerOffset(name=b"", offset=2**64)]
 )
-def test_what_does_not_fit_is_not_written(block: TrackingBlock) -> None:
+def test_a_value_that_does_not_fit_is_not_written(block: TrackingBlock) -> None:
     with pytest.raises(Misuse):
         encode_blocks([block], chunk_type=ChunkType.USER)

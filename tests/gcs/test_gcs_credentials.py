@@ -1,8 +1,7 @@
-"""Where credentials come from, how they are renewed, and what is said when there are none."""
+"""Tests of credentials: where they are found, how they are renewed, and the error if there are none."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from cloud.gcs import of_store
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from offload_gcs import GcsOptions, GcsStore
+from offload_gcs import GcsStore
 from wire import Answer, Heard, Wire, wire
 
 from offload import Denied, OffloadError, TryAgain
@@ -22,7 +22,7 @@ Grant = Callable[[int], Answer]
 
 
 class Google:
-    """A token server and a store in one. `grant` answers the n-th question for a token."""
+    """A token server and a store in one. `grant` answers the n-th request for a token."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -72,7 +72,7 @@ def _no_credentials_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 @pytest.fixture
 def key(private_key: str, server: Wire) -> dict[str, str]:
-    """The key of a service account whose tokens come from the server of this test."""
+    """Return the key of a service account whose token server is the server of this test."""
     return {
         "type": "service_account",
         "project_id": "ours",
@@ -90,15 +90,11 @@ def key_file(key: dict[str, str], tmp_path: Path) -> str:
 
 
 def get(server: Wire, *, times: int = 1, **options: Any) -> None:
-    async def main() -> None:
-        store = GcsStore(bucket="bucket", options=GcsOptions.of({"endpoint_url": server.url} | options))
-        try:
-            for _ in range(times):
-                assert await store.get("key") == b"data"
-        finally:
-            await store.aclose()
+    async def call(store: GcsStore) -> None:
+        for _ in range(times):
+            assert await store.get("key") == b"data"
 
-    asyncio.run(main())
+    of_store(server.url, call, **{"token": None} | options)
 
 
 def error_of(server: Wire, **options: Any) -> OffloadError:
@@ -110,7 +106,7 @@ def error_of(server: Wire, **options: Any) -> OffloadError:
 
 
 def shown(server: Wire) -> list[str]:
-    """The credentials that the store was shown, request by request."""
+    """Return the credentials that the store received, by request."""
     return [heard.headers["authorization"] for heard in server.heard if heard.path != TOKENS]
 
 
@@ -137,25 +133,25 @@ def test_the_key_file_of_the_environment_is_used(
     assert shown(server) == ["Bearer ya29.HUSH-1", "Bearer ya29.HUSH-2"]
 
 
-def test_a_login_of_a_person_is_used(server: Wire, google: Google, tmp_path: Path) -> None:
-    """As gcloud writes it. gcsfs knows one place for its tokens, so none is asked for here: it is refused."""
+def test_the_login_of_a_person_in_a_file_is_refused(server: Wire, google: Google, tmp_path: Path) -> None:
+    """gcloud writes such a file. The refusal needs no request to a token server."""
     login = {"type": "authorized_user", "client_id": "c", "client_secret": "HUSH"}
     (tmp_path / "login").write_text(json.dumps(login))
 
     error = error_of(server, token=str(tmp_path / "login"))
 
     assert isinstance(error, Denied)
-    assert "no kind that is known" in str(error)
+    assert "kind is not known" in str(error)
 
 
-def test_a_token_longer_than_any_files_name_is_a_token(server: Wire) -> None:
-    """Some are; whether a file is meant must not be asked in a way that fails on them."""
+def test_a_token_may_be_longer_than_a_file_name(server: Wire) -> None:
+    """Asking the file system for a file of this name fails."""
     get(server, token="ya29." + "x" * 2000)
 
     assert shown(server) == ["Bearer ya29." + "x" * 2000]
 
 
-def test_an_access_token_is_sent_as_it_is_and_nowhere_else(server: Wire) -> None:
+def test_an_access_token_is_sent_to_the_endpoint_alone(server: Wire) -> None:
     get(server, token="ya29.HUSH-own")
 
     assert [(heard.path, heard.headers["authorization"]) for heard in server.heard] == [
@@ -163,7 +159,7 @@ def test_an_access_token_is_sent_as_it_is_and_nowhere_else(server: Wire) -> None
     ]
 
 
-def test_the_scope_is_reading_and_writing_and_no_more(server: Wire, key_file: str) -> None:
+def test_the_scope_is_reading_and_writing_only(server: Wire, key_file: str) -> None:
     import base64
 
     get(server, token=key_file)
@@ -173,16 +169,14 @@ def test_the_scope_is_reading_and_writing_and_no_more(server: Wire, key_file: st
     assert claims["scope"] == "https://www.googleapis.com/auth/devstorage.read_write"
 
 
-def test_a_token_is_asked_for_once_while_it_lasts(server: Wire, google: Google, key_file: str) -> None:
+def test_a_valid_token_is_requested_once(server: Wire, google: Google, key_file: str) -> None:
     get(server, token=key_file, times=3)
 
     assert google.asked == 1
     assert shown(server) == ["Bearer ya29.HUSH-1"] * 3
 
 
-def test_a_token_that_is_about_to_end_is_renewed_before_it_does(
-    server: Wire, google: Google, key_file: str
-) -> None:
+def test_a_token_is_renewed_before_it_expires(server: Wire, google: Google, key_file: str) -> None:
     google.grant = lambda n: granted(f"ya29.HUSH-{n}", expires_in=100)
 
     get(server, token=key_file, times=2)
@@ -190,7 +184,7 @@ def test_a_token_that_is_about_to_end_is_renewed_before_it_does(
     assert shown(server) == ["Bearer ya29.HUSH-1", "Bearer ya29.HUSH-2"]
 
 
-def test_no_credentials_at_all_are_a_persons_to_set(server: Wire) -> None:
+def test_missing_credentials_are_denied_with_advice(server: Wire) -> None:
     error = error_of(server)
 
     assert isinstance(error, Denied)
@@ -199,9 +193,7 @@ def test_no_credentials_at_all_are_a_persons_to_set(server: Wire) -> None:
     assert server.heard == []
 
 
-def test_credentials_that_were_revoked_are_a_persons_to_renew(
-    server: Wire, google: Google, key_file: str
-) -> None:
+def test_revoked_credentials_are_denied(server: Wire, google: Google, key_file: str) -> None:
     google.grant = lambda n: Answer(400, b'{"error": "invalid_grant", "error_description": "revoked"}')
 
     error = error_of(server, token=key_file)
@@ -211,7 +203,7 @@ def test_credentials_that_were_revoked_are_a_persons_to_renew(
     assert shown(server) == []
 
 
-def test_a_server_of_tokens_that_is_not_there_was_sent_nothing(server: Wire, key: dict[str, str]) -> None:
+def test_an_absent_token_server_may_be_tried_again(server: Wire, key: dict[str, str]) -> None:
     error = error_of(server, token=json.dumps(key | {"token_uri": "http://127.0.0.1:1/token"}))
 
     assert type(error) is TryAgain
@@ -219,14 +211,14 @@ def test_a_server_of_tokens_that_is_not_there_was_sent_nothing(server: Wire, key
 
 
 @pytest.mark.parametrize("content", ["no json HUSH", '{"type": "HUSH"}', "[1]", ""])
-def test_a_key_file_that_is_none_is_refused(server: Wire, tmp_path: Path, content: str) -> None:
+def test_a_file_without_a_key_is_refused(server: Wire, tmp_path: Path, content: str) -> None:
     (tmp_path / "key.json").write_text(content)
 
     assert isinstance(error_of(server, token=str(tmp_path / "key.json")), Denied)
 
 
 def test_credentials_of_another_project_are_refused(server: Wire, key_file: str) -> None:
-    """A guard against the wrong ones. Said of the project that they must be of."""
+    """The option `project` guards against the wrong login."""
     error = error_of(server, token=key_file, project="theirs")
     get(server, token=key_file, project="ours")
 

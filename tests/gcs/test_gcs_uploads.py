@@ -1,4 +1,4 @@
-"""Large objects: one resumable upload, told apart from its failures, and cancelled by every one of them."""
+"""Tests of large objects: one resumable upload, which every failure cancels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from certificates import certificate, served
+from cloud.gcs import GCS, TOKEN, of_store
 from offload_gcs import GcsOptions, GcsStore
 from offload_gcs.reading import written
 from servers import Running, servers_of
@@ -23,7 +24,6 @@ from offload.formats.checksums import crc32c
 KIB = 1024
 CHUNK = 256 * KIB
 DATA = b"".join(b"%08d" % n for n in range(100 * KIB))  # three chunks and a bit
-TOKEN = "ya29.HUSH"
 SECRET_SESSION = "/upload/storage/v1/b/bucket/o?uploadType=resumable&upload_id=HUSH"
 
 
@@ -34,7 +34,7 @@ def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Session:
-    """The service's side of one resumable upload. `keeps` says how much of each chunk it keeps."""
+    """The service's side of one resumable upload. `keeps` returns how much of a chunk it keeps."""
 
     def __init__(self, *, keeps: Callable[[int], int] = lambda size: size) -> None:
         self.keeps = keeps
@@ -81,22 +81,11 @@ def gcs(session: Session) -> Iterator[Wire]:
 
 
 def put(url: str, body: Body, **options: Any) -> None:
-    async def main() -> None:
-        given = {"endpoint_url": url, "token": TOKEN} | options
-        store = GcsStore(bucket="bucket", options=GcsOptions.of(given))
-        try:
-            await store.put("a/key", body)
-        finally:
-            await store.aclose()
-
-    asyncio.run(main())
+    of_store(url, lambda store: store.put("a/key", body), **options)
 
 
 def error_of(url: str, body: Body) -> OffloadError:
-    with pytest.raises(OffloadError) as caught:
-        put(url, body)
-    assert "HUSH" not in str(caught.value)
-    return caught.value
+    return GCS.error_of(url, lambda store: store.put("a/key", body))
 
 
 def body_of(data: bytes, window_size: int = 100_000) -> Body:
@@ -108,7 +97,7 @@ def body_of(data: bytes, window_size: int = 100_000) -> Body:
 
 
 def body_that_changes(*readings: bytes, size_bytes: int) -> Body:
-    """Each reading yields something else, against what a body promises."""
+    """Return a body that breaks its promise: each reading yields other bytes."""
     left = iter(readings)
 
     async def windows() -> AsyncIterator[bytes]:
@@ -117,7 +106,7 @@ def body_that_changes(*readings: bytes, size_bytes: int) -> Body:
     return Body(size_bytes=size_bytes, windows=windows)
 
 
-def test_a_large_object_goes_up_chunk_after_chunk(gcs: Wire, session: Session) -> None:
+def test_a_large_object_is_sent_chunk_by_chunk(gcs: Wire, session: Session) -> None:
     put(gcs.url, body_of(DATA))
 
     assert session.complete
@@ -127,8 +116,8 @@ def test_a_large_object_goes_up_chunk_after_chunk(gcs: Wire, session: Session) -
     assert [len(heard.body) for heard in gcs.of("PUT")] == [CHUNK] * 3 + [len(DATA) - 3 * CHUNK]
 
 
-def test_size_and_checksum_are_told_before_the_first_byte(gcs: Wire, session: Session) -> None:
-    """So that the service refuses bytes that do not fit, whichever chunk they came in."""
+def test_size_and_checksum_are_sent_before_the_first_byte(gcs: Wire, session: Session) -> None:
+    """The service then refuses wrong bytes in any chunk."""
     put(gcs.url, body_of(DATA))
 
     begun = gcs.heard[0]
@@ -141,7 +130,7 @@ def test_size_and_checksum_are_told_before_the_first_byte(gcs: Wire, session: Se
     }
 
 
-def test_options_are_those_of_fragments(gcs: Wire, session: Session) -> None:
+def test_an_upload_has_the_options_of_fragments(gcs: Wire, session: Session) -> None:
     key = "projects/p/locations/eu/keyRings/r/cryptoKeys/k"
     put(
         gcs.url,
@@ -158,8 +147,8 @@ def test_options_are_those_of_fragments(gcs: Wire, session: Session) -> None:
     assert session.described["metadata"] == {"a": "b"}
 
 
-def test_what_the_service_did_not_keep_is_sent_again() -> None:
-    """It keeps multiples of 256 KiB, and says how much it has. Two requests for each of our chunks here."""
+def test_bytes_that_the_service_did_not_keep_are_sent_again() -> None:
+    """It keeps multiples of 256 KiB and reports how much it has. Here each chunk needs two requests."""
     session = Session(keeps=lambda size: min(size, CHUNK))
     with pytest.MonkeyPatch.context() as patch, wire(session) as server:
         patch.setattr("offload_gcs.upload.CHUNK_SIZE_BYTES", 2 * CHUNK)
@@ -169,7 +158,7 @@ def test_what_the_service_did_not_keep_is_sent_again() -> None:
     assert session.held == DATA
 
 
-def test_an_upload_that_makes_no_progress_ends() -> None:
+def test_an_upload_without_progress_is_cancelled() -> None:
     session = Session(keeps=lambda size: 0)
     with wire(session) as server:
         error = error_of(server.url, body_of(DATA))
@@ -179,7 +168,7 @@ def test_an_upload_that_makes_no_progress_ends() -> None:
     assert len(server.of("PUT")) == 1
 
 
-def test_an_upload_that_does_not_end_with_its_last_byte_is_in_doubt(session: Session) -> None:
+def test_an_upload_that_never_completes_has_an_unknown_outcome(session: Session) -> None:
     def never_done(heard: Heard) -> Answer:
         answer = session(heard)
         return Answer(308, headers={"Range": f"bytes=0-{len(DATA) - 1}"}) if session.complete else answer
@@ -204,7 +193,7 @@ def test_an_upload_that_does_not_end_with_its_last_byte_is_in_doubt(session: Ses
 def test_a_failure_cancels_the_session_and_sends_nothing_again(
     gcs: Wire, session: Session, fail_at: int, failure: Answer, raised: type[OffloadError]
 ) -> None:
-    """Also where the HTTP library would repeat the request by itself: a PUT whose connection drops."""
+    """The HTTP library itself would repeat a PUT whose connection drops."""
     session.fail_at, session.failure = fail_at, failure
 
     error = error_of(gcs.url, body_of(DATA))
@@ -216,7 +205,7 @@ def test_a_failure_cancels_the_session_and_sends_nothing_again(
     assert len(gcs.of("DELETE")) == 1
 
 
-def test_an_error_of_cancelling_hides_no_other(gcs: Wire, session: Session) -> None:
+def test_a_failed_cancel_hides_no_error(gcs: Wire, session: Session) -> None:
     def broken(heard: Heard) -> Answer:
         return Answer(drop=True) if heard.method in ("PUT", "DELETE") else session(heard)
 
@@ -273,8 +262,8 @@ def test_a_body_that_changes_is_never_complete(gcs: Wire, session: Session, seco
     assert not session.complete
 
 
-def test_a_session_elsewhere_gets_no_credentials(gcs: Wire, session: Session, tmp_path: Path) -> None:
-    """The session's address is as good as a key already; ours are for the endpoint alone."""
+def test_a_session_on_another_server_gets_no_credentials(gcs: Wire, session: Session, tmp_path: Path) -> None:
+    """The session's address suffices as a key. The credentials are for the endpoint alone."""
     made = certificate(tmp_path)
     with wire(session, tls=served(made)) as other:
         session.elsewhere = other.url
@@ -285,23 +274,23 @@ def test_a_session_elsewhere_gets_no_credentials(gcs: Wire, session: Session, tm
     assert not any("authorization" in heard.headers for heard in other.heard)
 
 
-def test_a_session_without_tls_is_refused_elsewhere(gcs: Wire, session: Session) -> None:
+def test_a_session_on_another_server_without_tls_is_refused(gcs: Wire, session: Session) -> None:
     with wire(session) as other:
         session.elsewhere = other.url
         error = error_of(gcs.url, body_of(DATA))
 
-    assert "names no session" in str(error)
+    assert "names no upload session" in str(error)
     assert other.heard == []
 
 
-def test_credentials_go_with_every_chunk(gcs: Wire) -> None:
+def test_every_chunk_carries_the_credentials(gcs: Wire) -> None:
     put(gcs.url, body_of(DATA))
 
     assert {heard.headers["authorization"] for heard in gcs.heard} == {f"Bearer {TOKEN}"}
 
 
 def test_memory_does_not_grow_with_the_object(gcs: Wire, session: Session) -> None:
-    """Thirty-two chunks, of which never more than a few are held."""
+    """The object has 32 chunks, and only a few are in memory at a time."""
     window = bytes(CHUNK)
 
     async def windows() -> AsyncIterator[bytes]:
@@ -328,7 +317,7 @@ def test_memory_does_not_grow_with_the_object(gcs: Wire, session: Session) -> No
 
 
 @pytest.mark.parametrize("running_server", servers_of("gcs"), indirect=True)
-def test_a_large_object_comes_back_as_it_went(running_server: Running) -> None:
+def test_a_large_object_is_read_back_unchanged(running_server: Running) -> None:
     place = running_server.place()
 
     async def main() -> None:

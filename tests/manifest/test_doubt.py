@@ -1,4 +1,4 @@
-"""A commit in doubt whose fragment stands in a group: what cannot be read decides nothing."""
+"""Tests of a commit in doubt whose fragment is in a group: an unreadable group decides nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ WRITER, ATTEMPT = UUID(int=1), UUID(int=2)
 
 
 class LosesReplies(StoreDecorator):
-    """Creates land and their replies do not; a rival commits then; and groups cannot be read."""
+    """A store whose creates succeed but lose their replies; then a rival commits, and groups are
+    unreadable.
+    """
 
     rival: RootLog
     base: Manifest
 
     async def create(self, key: str, data: bytes) -> None:
-        """Land, let the rival commit on top, and say nothing."""
+        """Create the object, let the rival commit on top, and lose the reply."""
         await self.inner.create(key, data)
         landed = await self.rival.load_newest()
         change = Prepare(writer=WRITER, attempts=[(UUID(int=3), 9)])
@@ -35,7 +37,7 @@ class LosesReplies(StoreDecorator):
         raise OutcomeUnknown("the reply was lost")
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Fail for groups."""
+        """Raise for groups, and read all other objects."""
         if "/groups/" in key:
             raise TryAgain("not now")
         return await self.inner.get(key, span)
@@ -56,8 +58,8 @@ def entry(first_offset: int) -> Entry:
     )
 
 
-def test_an_append_that_landed_in_a_group_is_never_told_to_try_again() -> None:
-    """`TryAgain` promises that nothing was committed; here it was, and nobody can see it."""
+def test_an_append_that_is_in_a_group_never_raises_try_again() -> None:
+    """`TryAgain` promises that nothing was committed; here something was, and nobody can see it."""
 
     async def main() -> int:
         store = MemoryStore()
@@ -71,7 +73,7 @@ def test_an_append_that_landed_in_a_group_is_never_told_to_try_again() -> None:
         failing.rival = log
         blind = RootLog(store=failing, stream="orders", env=Env(), factor=2)
         append = Append(writer=WRITER, entries=[entry(0), entry(1)])
-        with pytest.raises(OutcomeUnknown, match="could not be asked"):
+        with pytest.raises(OutcomeUnknown, match="could not find out"):
             await blind.commit(append, base=base, committer=WRITER)
         newest = await log.load_newest()
         assert newest is not None

@@ -1,4 +1,4 @@
-"""Groups on their way from the store: what is not what the entry says is refused, and names its key."""
+"""Tests of loading groups: a group that differs from its entry is refused, and the error names its key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MANIFEST: Final = Manifest(
 
 
 def group(number: int = 0, **changes: Any) -> Group:
-    """A group of two fragments, the others of its kind beside it."""
+    """Return a group of two fragments, with the other groups of its kind beside it."""
     fragments = [
         Entry(
             first_offset=10 * number + 5 * i,
@@ -63,18 +63,18 @@ def group(number: int = 0, **changes: Any) -> Group:
 
 
 def naming(one: Group) -> Entries:
-    """The entry that names this group."""
+    """Return the entry that names this group."""
     return one.entry(one.encode())
 
 
 def refusal(objects: dict[str, bytes], entry: Entries) -> Corrupt:
-    """With what it is refused that `entry` names."""
+    """Return the error with which the group that `entry` names is refused."""
     with pytest.raises(Corrupt) as refused:
         asyncio.run(GroupCache().load(MemoryStore(objects=objects), MANIFEST, entry))
     return refused.value
 
 
-def test_a_sound_group_is_what_was_stored() -> None:
+def test_a_sound_group_is_loaded_as_it_was_stored() -> None:
     one = group()
     store = MemoryStore(objects={one.key: one.encode()})
 
@@ -90,13 +90,13 @@ def test_a_fragments_entry_has_the_key_of_a_fragment() -> None:
     assert entry_key("orders", row) == f"orders/data/{5:020}.{UUID(int=7)}.fragment"
 
 
-def test_one_that_is_missing() -> None:
+def test_a_missing_group_is_refused() -> None:
     error = refusal({}, naming(group()))
 
     assert (error.where, error.stream, error.what) == (group().key, "orders", "object")
 
 
-def test_one_with_any_bit_flipped() -> None:
+def test_a_group_with_any_flipped_bit_is_refused() -> None:
     one = group()
     raw, entry = one.encode(), naming(one)
 
@@ -108,13 +108,13 @@ def test_one_with_any_bit_flipped() -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 100, -1])
-def test_one_that_is_cut(size_bytes: int) -> None:
+def test_a_shortened_group_is_refused(size_bytes: int) -> None:
     one = group()
 
     assert refusal({one.key: one.encode()[:size_bytes]}, naming(one)).where == one.key
 
 
-def test_the_bytes_of_another_group_under_its_key() -> None:
+def test_another_group_under_the_key_is_refused() -> None:
     one, other = group(), group(1)
 
     assert refusal({one.key: other.encode()}, naming(one)).where == one.key
@@ -127,8 +127,8 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_one_that_is_sound_and_belongs_elsewhere(what: str) -> None:
-    """Its checksum fits its entry: a root of ours names it, and yet it is not ours."""
+def test_a_sound_group_from_elsewhere_is_refused(what: str) -> None:
+    """Its checksum matches its entry: a root of ours names it, but it belongs elsewhere."""
     foreign = group(**CHANGES[what])
 
     error = refusal({group().key: foreign.encode()}, naming(foreign))
@@ -137,8 +137,10 @@ def test_one_that_is_sound_and_belongs_elsewhere(what: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ENTRY.dtype.names or () if name != "reserved"])
-def test_one_that_says_of_itself_what_its_entry_does_not(name: str) -> None:
-    """In any field, be the object sound. Where the field is part of the key, there is nothing under it."""
+def test_a_group_that_differs_from_its_entry_is_refused(name: str) -> None:
+    """The object is sound, but any one field differs. If the field is part of the key, the object
+    is absent.
+    """
     one = group()
     wrong = naming(one).copy()
     if name == "attempt":
@@ -152,8 +154,8 @@ def test_one_that_says_of_itself_what_its_entry_does_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["uid", "version", "kind"])
-def test_a_group_that_calls_itself_otherwise_than_its_key(name: str) -> None:
-    """The checksum of what stands there is that of the entry; what it says is another group's."""
+def test_a_group_that_differs_from_its_key_is_refused(name: str) -> None:
+    """The object has the checksum of the entry, and the content of another group."""
     one = group()
     others = {"uid": UUID(int=98), "version": 5, "kind": EntryKind.KILO_GROUP}
     other = replace(one, **{name: others[name]})
@@ -170,7 +172,7 @@ def test_a_group_that_calls_itself_otherwise_than_its_key(name: str) -> None:
 
 
 class Kept:
-    """A cache over a store that counts, with so many groups in it."""
+    """A cache over a store with so many groups, which records its requests."""
 
     def __init__(self, groups: int, *, size_bytes_max: int = 2**20) -> None:
         self.groups = [group(number) for number in range(groups)]
@@ -183,14 +185,14 @@ class Kept:
 
     @property
     def requests(self) -> list[str]:
-        """The keys that were asked for, in order."""
+        """Return the keys that were requested, in order."""
         return [call.key for call in self.store.calls]
 
 
 GROUP_SIZE_BYTES: Final = 2 * ENTRY.size_bytes
 
 
-def test_a_group_that_was_used_lately_costs_no_request() -> None:
+def test_a_recently_used_group_costs_no_request() -> None:
     async def main() -> None:
         first = await kept.load(0)
         assert (await kept.load(0)).tobytes() == first.tobytes()
@@ -201,8 +203,8 @@ def test_a_group_that_was_used_lately_costs_no_request() -> None:
     assert len(kept.requests) == 1
 
 
-def test_tiers_that_share_a_cache_share_its_memory_and_not_their_groups() -> None:
-    """A copy of a tier's folder names the same groups, and whether it has them is seen in its own store."""
+def test_tiers_with_one_cache_share_its_memory_and_not_their_groups() -> None:
+    """A copy of a tier's folder names the same groups, but only its own store shows if it has them."""
 
     async def main() -> None:
         await kept.load(0)
@@ -213,7 +215,7 @@ def test_tiers_that_share_a_cache_share_its_memory_and_not_their_groups() -> Non
     asyncio.run(main())
 
 
-def test_the_group_that_was_not_used_for_longest_goes_first() -> None:
+def test_the_least_recently_used_group_is_evicted_first() -> None:
     async def main() -> None:
         for number in (0, 1, 0, 2, 0, 1):
             await kept.load(number)
@@ -225,13 +227,13 @@ def test_the_group_that_was_not_used_for_longest_goes_first() -> None:
 
 
 @pytest.mark.parametrize("size_bytes_max", [0, GROUP_SIZE_BYTES, 3 * GROUP_SIZE_BYTES + 1])
-def test_what_is_kept_is_bounded(size_bytes_max: int) -> None:
-    """One group stays in any case: the one that is used now."""
+def test_the_size_of_the_cache_is_bounded(size_bytes_max: int) -> None:
+    """One group always stays: the one in use."""
 
     async def main() -> None:
         for number in (*range(20), *range(20)):
             await kept.load(number)
-            held = sum(entries.nbytes for entries in kept.cache._groups.values())
+            held = sum(group.entries.nbytes for group in kept.cache._groups.values())
             assert held == kept.cache._size_bytes <= max(size_bytes_max, GROUP_SIZE_BYTES)
 
     kept = Kept(20, size_bytes_max=size_bytes_max)
@@ -240,7 +242,7 @@ def test_what_is_kept_is_bounded(size_bytes_max: int) -> None:
     assert len(kept.cache._turns) == 0
 
 
-def test_two_that_want_a_group_at_once_make_one_request() -> None:
+def test_two_simultaneous_loads_of_a_group_send_one_request() -> None:
     async def main() -> None:
         loaded = await asyncio.gather(*(kept.load(0) for _ in range(5)), kept.load(1))
         assert len({entries.tobytes() for entries in loaded}) == 2
@@ -252,7 +254,7 @@ def test_two_that_want_a_group_at_once_make_one_request() -> None:
 
 
 def held_back(kept: Kept) -> tuple[asyncio.Event, Callable[[str, str], Any]]:
-    """A gate before every request of the store."""
+    """Return a gate that holds back every request to the store."""
     gate = asyncio.Event()
 
     async def wait(_operation: str, _key: str) -> None:
@@ -261,8 +263,8 @@ def held_back(kept: Kept) -> tuple[asyncio.Event, Callable[[str, str], Any]]:
     return gate, wait
 
 
-def test_one_who_gives_up_does_not_disturb_the_next() -> None:
-    """The first is cancelled while its request is under way, the second while it waits for its turn."""
+def test_a_cancelled_load_does_not_disturb_the_next() -> None:
+    """The first caller is cancelled during its request, the second while it waits for its turn."""
 
     async def main() -> None:
         gate, kept.store.before = held_back(kept)
@@ -286,10 +288,8 @@ def test_one_who_gives_up_does_not_disturb_the_next() -> None:
 @pytest.mark.parametrize(
     ("fault", "requests", "error"), [(Fault.FAIL_BEFORE, 1, TryAgain), (Fault.FLIP, 2, Corrupt)]
 )
-def test_a_load_that_failed_is_made_anew_by_the_next(
-    fault: Fault, requests: int, error: type[Exception]
-) -> None:
-    """A damaged reply is fetched once more, so a load fails by damage after two requests."""
+def test_a_failed_load_is_repeated_by_the_next(fault: Fault, requests: int, error: type[Exception]) -> None:
+    """A damaged reply is fetched once more, so damage fails a load after two requests."""
 
     async def main() -> None:
         first, second = await asyncio.gather(kept.load(0), kept.load(0), return_exceptions=True)
@@ -303,8 +303,8 @@ def test_a_load_that_failed_is_made_anew_by_the_next(
     assert len(kept.requests) == requests + 1
 
 
-def test_what_is_kept_answers_only_for_the_very_entry_it_was_checked_against() -> None:
-    """A root that says otherwise of the same object is damaged, whether the object is at hand or not."""
+def test_a_cached_group_serves_only_the_entry_that_it_was_checked_against() -> None:
+    """A root that describes the same object differently is damaged, cached or not."""
 
     async def main() -> None:
         await kept.load(0)
@@ -319,8 +319,8 @@ def test_what_is_kept_answers_only_for_the_very_entry_it_was_checked_against() -
     asyncio.run(main())
 
 
-def test_streams_do_not_meet_in_the_cache() -> None:
-    """Same offsets, version and UUID under two names are two objects."""
+def test_streams_do_not_share_groups_in_the_cache() -> None:
+    """The same offsets, version and UUID in two streams are two objects."""
     ours, theirs = group(), group(stream="invoices")
     store = MemoryStore(objects={one.key: one.encode() for one in (ours, theirs)})
     invoices = replace(MANIFEST, stream="invoices")

@@ -1,9 +1,10 @@
-"""The tree against a flat list: whatever is appended, collapsed and trimmed, it finds what the list finds."""
+"""Tests of the tree against a flat list: after any appends, collapses and trims both give the same
+answers.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
@@ -12,6 +13,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,22 +38,21 @@ from offload.model.manifest import Manifest, Running
 from offload.model.tree import Tree
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.sync import LEDGERS_AT_ONCE
+from offload.streams.copier import LEDGERS_AT_ONCE
 from offload.streams.writer import COMMIT_ENTRIES
 
-CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 COUNTED: Final = (*TOTALS, "ledgers")
 LEVELS: Final = len(EntryKind) - 1
-"""Objects between a root and its deepest fragments."""
+"""The number of objects between a root and its deepest fragments."""
 
 
 def ledgers_of(fragments: Sequence[Entry]) -> int:
-    """How many ledgers these fragments came from."""
+    """Return the number of ledgers of these fragments."""
     return bool(fragments) + sum(a.ledger_id != b.ledger_id for a, b in pairwise(fragments))
 
 
 def totals_of(fragments: Sequence[Entry]) -> dict[str, int]:
-    """What a root has of these fragments together."""
+    """Return the totals that a root has for these fragments."""
     return {
         "messages": sum(each.messages for each in fragments),
         "data_size_bytes": sum(each.data_size_bytes for each in fragments),
@@ -63,7 +64,7 @@ def totals_of(fragments: Sequence[Entry]) -> dict[str, int]:
 
 @dataclass
 class Stream:
-    """One stream twice: its live fragments in a list, and a manifest over groups in a dict."""
+    """One stream in two forms: its live fragments in a list, and a manifest over groups in a dict."""
 
     factor: int
     first_offset: int = 0
@@ -88,22 +89,22 @@ class Stream:
 
     @property
     def tree(self) -> Tree:
-        """The tree, its groups kept."""
+        """Return the tree, with its groups cached."""
         cache = GroupCache()
         return Tree(self.manifest, lambda manifest, entry: cache.load(self.store, manifest, entry))
 
     @property
     def covered(self) -> range:
-        """Every live offset."""
+        """Return the range of live offsets."""
         return range(self.manifest.first_offset, self.manifest.next_offset)
 
     def append(self, fragments: Sequence[Entry]) -> None:
-        """Commit these fragments at the end, without a look at how long a run becomes."""
+        """Commit these fragments at the end, however long a run becomes."""
         self.live += fragments
         self.commit(append_entries(self.manifest, fragments))
 
     def trim(self, fragments: int) -> None:
-        """Commit that so many of the oldest are dropped, counted from the list."""
+        """Commit a trim of so many of the oldest fragments, counted in the list."""
         gone, self.live = self.live[:fragments], self.live[fragments:]
         before, after = totals_of([*gone, *self.live]), totals_of(self.live)
         change = Trim(
@@ -116,7 +117,7 @@ class Stream:
         self.commit(change.apply(self.manifest))
 
     def merge(self, number: int) -> None:
-        """Commit that a fragment and the next one are one, if they are of one ledger and stand in one run."""
+        """Commit a merge of a fragment with the next one, if both are of one ledger and in one run."""
         where = number % len(self.live)
 
         def edit(run: Entries) -> Entries:
@@ -142,7 +143,7 @@ class Stream:
         self.commit(replace(self.manifest, entries=entries, **totals_of(self.live)))
 
     def collapse(self) -> None:
-        """Commit that long runs move into groups, and store those."""
+        """Commit the move of long runs into groups, and store these groups."""
         version = self.manifest.version + 1
         collapsed, groups = collapse(
             self.manifest, factor=self.factor, version=version, uuid=lambda: UUID(int=next(self.uids))
@@ -159,7 +160,9 @@ class Stream:
         assert (runs[: EntryKind.MEGA_GROUP] < self.factor).all()
 
     def commit(self, changed: Manifest) -> None:
-        """The next root, held against the invariants and the list, and read back from its bytes."""
+        """Commit the next root: check it against the invariants and the list, and decode it from
+        its bytes.
+        """
         self.manifest = changed = replace(changed, version=self.manifest.version + 1)
         changed.check("here")
         again = decode_root(encode_root(changed), where="here")
@@ -169,7 +172,7 @@ class Stream:
         assert {total: getattr(changed, total) for total in COUNTED} == totals_of(self.live)
 
     def check(self) -> None:
-        """Every question that the tree answers has the list's answer."""
+        """Assert that the tree answers every question as the list does."""
         asyncio.run(self._check())
 
     async def _check(self) -> None:
@@ -194,7 +197,7 @@ class Stream:
 
 
 def merged(entries: Sequence[Entry], attempt: UUID) -> Entry:
-    """A copy of these fragments."""
+    """Return a copy of these fragments."""
     sums = ("records", "messages", "data_size_bytes", "stored_size_bytes")
     return replace(
         entries[0],
@@ -207,13 +210,13 @@ def merged(entries: Sequence[Entry], attempt: UUID) -> Entry:
 
 
 def moments_of(fragments: Sequence[Entry]) -> set[int]:
-    """Every moment at which the answer to "since when" may change."""
+    """Return every moment at which the answer to `first_since` may change."""
     lasts = {each.last_timestamp_ms for each in fragments}
     return {-(2**63), 2**63 - 1} | lasts | {last + 1 for last in lasts}
 
 
 async def walked(tree: Tree, offset: int) -> list[Entry]:
-    """What a walk yields from this offset on."""
+    """Return the fragments that a walk yields from this offset on."""
     found: list[Entry] = []
     async for run in tree.walk(offset):
         assert len(run)
@@ -222,7 +225,7 @@ async def walked(tree: Tree, offset: int) -> list[Entry]:
 
 
 class Clock:
-    """Makes fragments that follow each other. Their timestamps go back a little now and then."""
+    """A maker of consecutive fragments. Their timestamps sometimes go back a little."""
 
     def __init__(self, offset: int, draw: Callable[[st.SearchStrategy[int]], int]) -> None:
         self.offset, self.draw = offset, draw
@@ -232,7 +235,7 @@ class Clock:
         return [self.fragment() for _ in range(amount)]
 
     def fragment(self) -> Entry:
-        # One draw for each fragment: small examples stay readable, and large ones cheap.
+        # One draw for each fragment keeps small examples readable and large ones cheap.
         chance = self.draw(st.integers(0, 2**16 - 1))
         records, back_ms, lasts_ms, messages = (
             chance % 3 + 1,
@@ -274,7 +277,7 @@ steps = st.one_of(
 def test_the_tree_answers_as_the_list_does(
     factor: int, first_offset: int, todo: list[tuple[str, int]], data: st.DataObject
 ) -> None:
-    """Appends of any length, groups made now and then, fragments merged wherever they stand, and prefixes
+    """Appends have any length, groups are made at random, fragments are merged anywhere, and prefixes are
     dropped wherever a fragment ends, also again and again within a group of any kind.
     """
     stream, clock = Stream(factor, first_offset), Clock(first_offset, data.draw)
@@ -293,7 +296,7 @@ def test_the_tree_answers_as_the_list_does(
 
 
 def alike(amount: int, *, per_ledger: int = 1, first_number: int = 0) -> list[Entry]:
-    """Fragments of one record each, at one moment each."""
+    """Return fragments of one record each, at one moment each."""
     return [
         Entry(
             first_offset=number,
@@ -312,7 +315,7 @@ def alike(amount: int, *, per_ledger: int = 1, first_number: int = 0) -> list[En
 
 
 def grown(amount: int, *, factor: int = 3, per_ledger: int = 1) -> Stream:
-    """A stream of so many fragments, each appended and collapsed by itself."""
+    """Return a stream of so many fragments, each appended and collapsed separately."""
     stream = Stream(factor)
     for each in alike(amount, per_ledger=per_ledger):
         stream.append([each])
@@ -322,9 +325,9 @@ def grown(amount: int, *, factor: int = 3, per_ledger: int = 1) -> Stream:
 
 @pytest.mark.parametrize("per_ledger", [1, 2, 5, 100])
 @pytest.mark.parametrize("factor", [2, 3])
-def test_every_trim_to_the_end_and_back_to_growth(factor: int, per_ledger: int) -> None:
-    """One fragment after the other goes, out of mega-group, kilo-group, group and root; ledgers that lie
-    across the borders of groups are counted once.
+def test_a_stream_can_be_trimmed_to_its_end_and_grow_again(factor: int, per_ledger: int) -> None:
+    """Trims remove one fragment after the other, from mega-group, kilo-group, group and root. Ledgers that
+    lie across the borders of groups are counted once.
     """
     stream = grown(factor**3 + factor**2 + factor + 1, factor=factor, per_ledger=per_ledger)
     assert stream.manifest.entries["kind"].tolist() == [3, 2, 1, 0]
@@ -341,8 +344,8 @@ def test_every_trim_to_the_end_and_back_to_growth(factor: int, per_ledger: int) 
     assert stream.manifest.ledgers == ledgers_of(stream.live)
 
 
-def test_a_group_that_was_trimmed_moves_into_the_next_kind_as_it_is() -> None:
-    """Its entry still tells of all that the object holds; the root's totals tell of what lives."""
+def test_a_trimmed_group_moves_unchanged_into_the_next_kind() -> None:
+    """Its entry still describes the whole object; the root's totals count only live data."""
     stream = grown(9 - 3)
     stream.trim(2)
     stream.append(alike(3, first_number=6))
@@ -365,7 +368,7 @@ def test_many_fragments_at_once_fill_several_groups_of_every_kind() -> None:
     stream.check()
 
 
-def test_what_is_short_stays_as_it_is() -> None:
+def test_a_short_run_does_not_collapse() -> None:
     stream = Stream(1024)
     stream.append(alike(1023))
 
@@ -373,7 +376,7 @@ def test_what_is_short_stays_as_it_is() -> None:
 
 
 def test_a_group_never_changes_and_keeps_its_name() -> None:
-    """What is in groups by now is there for good: later commits add objects, and change none."""
+    """Groups are permanent: later commits add objects, and change none."""
     stream, seen = Stream(2), dict[str, bytes]()
     for each in alike(20):
         stream.append([each])
@@ -385,7 +388,7 @@ def test_a_group_never_changes_and_keeps_its_name() -> None:
 
 
 class Counted:
-    """A way to load groups that keeps none, and counts."""
+    """A loader of groups without a cache, which counts its requests."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.requests = stream, 0
@@ -396,7 +399,7 @@ class Counted:
 
 
 def requests_of(stream: Stream, question: Callable[[Tree], Awaitable[Any]]) -> int:
-    """How many groups it takes to answer, where none is kept."""
+    """Return how many groups are loaded for an answer without a cache."""
     counted = Counted(stream)
 
     async def ask() -> None:
@@ -407,7 +410,9 @@ def requests_of(stream: Stream, question: Callable[[Tree], Awaitable[Any]]) -> i
 
 
 def depth_of(stream: Stream, offset: int) -> int:
-    """How many objects stand between the root and the fragment of this offset: the kind of the root's row."""
+    """Return the number of objects between the root and the fragment of this offset: the kind of the root's
+    row.
+    """
     for row in stream.manifest.entries:
         if row["first_offset"] <= offset < row["first_offset"] + row["records"]:
             return int(row["kind"])
@@ -440,9 +445,10 @@ def test_a_moment_costs_one_request_per_level(trimmed: int) -> None:
         assert requests_of(stream, lambda tree, at=moment: tree.first_since(at)) <= LEVELS
 
 
-def test_a_moment_that_only_trimmed_fragments_reach_is_found_behind_them() -> None:
-    """The clock stood far ahead for a while; those fragments are gone, their groups still tell of them. So
-    the way down may have to be gone twice: six requests, and three where the groups of the first are kept.
+def test_a_moment_that_only_trimmed_fragments_reach_is_found_after_them() -> None:
+    """The clock was far ahead for a while. Those fragments are trimmed, but the entries of their groups still
+    count them. So the search may have to go down twice: six requests, or three if the first groups are
+    cached.
     """
     stream = Stream(2)
     late = [replace(each, last_timestamp_ms=1000) for each in alike(5)]
@@ -459,7 +465,7 @@ def test_a_moment_that_only_trimmed_fragments_reach_is_found_behind_them() -> No
 
 
 def _requests_with_a_cache(stream: Stream, moments: Sequence[int]) -> list[int]:
-    """How many groups each of these moments costs, one asked after the other."""
+    """Return how many groups are loaded for each of these moments, one after the other, with a cache."""
     store, cache = FaultyStore(stream.store), GroupCache()
     tree = Tree(stream.manifest, lambda manifest, entry: cache.load(store, manifest, entry))
 
@@ -473,8 +479,8 @@ def _requests_with_a_cache(stream: Stream, moments: Sequence[int]) -> list[int]:
     return asyncio.run(ask())
 
 
-def test_messages_that_were_trimmed_are_not_the_newest() -> None:
-    """What lives carries none; the groups still tell of messages."""
+def test_trimmed_messages_are_not_the_newest() -> None:
+    """The live fragments have no messages; the entries of the groups still count some."""
     stream = Stream(2)
     stream.append([*alike(5), *(replace(each, messages=0) for each in alike(10, first_number=5))])
     stream.collapse()
@@ -507,7 +513,7 @@ def test_a_walk_loads_each_group_once_and_none_before_its_offset() -> None:
     assert requests_of(stream, lambda tree: walked(tree, 39)) == 0
 
 
-def test_a_walk_that_is_closed_asks_for_nothing_more() -> None:
+def test_a_closed_walk_sends_no_more_requests() -> None:
     stream = grown(27)
     counted = Counted(stream)
 
@@ -523,7 +529,7 @@ def test_a_walk_that_is_closed_asks_for_nothing_more() -> None:
 
 @pytest.mark.parametrize("offset", [2**64 - 1, 2**64, 2**200])
 @pytest.mark.parametrize("fragments", [0, 40])
-def test_beyond_every_possible_offset_there_is_nothing(fragments: int, offset: int) -> None:
+def test_no_fragment_is_found_beyond_every_possible_offset(fragments: int, offset: int) -> None:
     stream = grown(fragments)
 
     assert asyncio.run(walked(stream.tree, offset)) == []
@@ -533,8 +539,8 @@ def test_beyond_every_possible_offset_there_is_nothing(fragments: int, offset: i
 
 
 @pytest.mark.parametrize("moment", [-(2**63) - 1, -(2**200), 2**63, 2**200])
-def test_before_and_after_every_possible_moment(moment: int) -> None:
-    """Timestamps have 64 bits, and who asks may have more."""
+def test_any_moment_before_or_after_all_timestamps_is_answered(moment: int) -> None:
+    """Timestamps have 64 bits, and a caller may ask for a greater time."""
     stream = grown(40)
 
     first = asyncio.run(stream.tree.first_since(moment))
@@ -542,7 +548,7 @@ def test_before_and_after_every_possible_moment(moment: int) -> None:
     assert first == (stream.live[0] if moment < 0 else None)
 
 
-def test_of_an_empty_stream_there_is_nothing() -> None:
+def test_nothing_is_found_in_an_empty_stream() -> None:
     stream = Stream(2)
 
     stream.check()
@@ -550,8 +556,8 @@ def test_of_an_empty_stream_there_is_nothing() -> None:
 
 
 def long_stream(*runs: int) -> Manifest:
-    """A root of so many mega-groups, kilo-groups, groups and fragments, with a name of `NAME_SIZE_BYTES` and
-    `RUNNING_COUNT` attempts.
+    """Return a root of so many mega-groups, kilo-groups, groups and fragments, with a name of
+    `NAME_SIZE_BYTES` and `RUNNING_COUNT` attempts.
     """
     rows, at = [], 0
     for kind, amount in zip(reversed(EntryKind), runs, strict=True):
@@ -559,7 +565,9 @@ def long_stream(*runs: int) -> Manifest:
         for _ in range(amount):
             row = dict.fromkeys((each.name for each in ENTRY.fields), size)
             row |= {"first_offset": at, "records": size, "attempt": bytes(16), "kind": kind}
-            rows.append(ENTRY.pack(**row | {"copied": 0, "reserved": bytes(2)}))
+            row |= dict.fromkeys(("copied", "codec", "encrypted"), 0)
+            row |= {"root_version": size if kind else 0, "reserved": bytes(4)}
+            rows.append(ENTRY.pack(**row))
             at += size
     entries = np.frombuffer(b"".join(rows), ENTRY.dtype)
     attempt = Running(attempt=UUID(int=1), ledger_id=0, epoch=1, writer=UUID(int=2))
@@ -580,7 +588,7 @@ KIB: Final = 1024
 
 
 def written_by_a_commit(base: Manifest, fragments: int = 1) -> tuple[int, int]:
-    """How many bytes go to the store when so many fragments are appended, and how many groups are made."""
+    """Return how many bytes are stored when so many fragments are appended, and how many groups are made."""
     changed, groups = collapse(
         append_entries(base, alike(fragments, first_number=base.next_offset)),
         factor=FACTOR,
@@ -592,15 +600,15 @@ def written_by_a_commit(base: Manifest, fragments: int = 1) -> tuple[int, int]:
 
 
 def bound(entries: int, groups: int) -> int:
-    """What a commit writes, as docs/adr/0012-manifest-tree.md derives it: each entry once, wherever it goes,
-    what a root has besides, and for each group its head, its checksum and the entry that names it.
+    """Return the size of a commit, as docs/adr/0012-manifest-tree.md derives it: each entry once, the rest of
+    a root, and for each group its head, its checksum and the entry that names it.
     """
     root = ROOT_HEADER.size_bytes + NAME_SIZE_BYTES + RUNNING_COUNT * RUNNING.size_bytes + 4
     return root + entries * ENTRY.size_bytes + groups * (GROUP_HEADER.size_bytes + 4 + ENTRY.size_bytes)
 
 
 ROOTS: Final = [
-    (0, 0, 0, 0), (0, 0, 0, 1023), (0, 0, 1023, 1023), (0, 411, 1023, 1023), (0, 1023, 1023, 1023),
+    (0, 0, 0, 0), (0, 0, 0, 1023), (0, 0, 1023, 1023), (0, 23, 1023, 1023), (0, 1023, 1023, 1023),
     (0, 1023, 1022, 900), (0, 1023, 1023, 0), (7, 1023, 1023, 1023),
 ]  # fmt: skip
 
@@ -610,7 +618,7 @@ ROOTS: Final = [
 def test_a_commit_writes_each_entry_once_and_a_little_for_each_group(
     runs: tuple[int, ...], fragments: int
 ) -> None:
-    """So what it writes follows from how many entries there are; collapsing early or late changes nothing."""
+    """So its size follows from the number of entries; collapsing early or late does not change it."""
     size_bytes, groups = written_by_a_commit(long_stream(*runs), fragments)
 
     assert size_bytes == bound(sum(runs) + fragments, groups)
@@ -619,50 +627,50 @@ def test_a_commit_writes_each_entry_once_and_a_little_for_each_group(
 
 @pytest.mark.parametrize("amount", [1, COMMIT_ENTRIES])
 def test_a_commit_of_our_writer_stays_below_256_kib_up_to_so_many_kilo_groups(amount: int) -> None:
-    """So up to 699 million fragments one by one, up to 432 million however they come: 41.7 and 25.7 PiB."""
-    most = {1: 666, COMMIT_ENTRIES: 411}[amount]
+    """The limit is 292 million fragments (17.4 PiB) one by one, and 25 million (1.5 PiB) in any commits."""
+    most = {1: 278, COMMIT_ENTRIES: 23}[amount]
 
     sizes = [written_by_a_commit(long_stream(0, most + more, 1023, 1023), amount)[0] for more in (0, 1)]
 
-    assert sizes == {1: [262_104, 262_200], COMMIT_ENTRIES: [262_104, 262_200]}[amount]
+    assert sizes == {1: [262_088, 262_200], COMMIT_ENTRIES: [262_088, 262_200]}[amount]
     assert sizes[0] <= 256 * KIB < sizes[1]
 
 
 @pytest.mark.parametrize(
     ("kilo_groups", "sizes"),
     [
-        (0, (198_168, 222_648)),
-        (15, (199_608, 224_088)),
-        (411, (237_624, 262_104)),
-        (666, (262_104, 286_584)),
-        (1023, (296_560, 321_040)),
+        (0, (230_952, 259_512)),
+        (15, (232_632, 261_192)),
+        (23, (233_528, 262_088)),
+        (278, (262_088, 290_648)),
+        (1023, (345_728, 374_288)),
     ],
 )
-def test_the_table_of_the_decision(kilo_groups: int, sizes: tuple[int, int]) -> None:
+def test_the_table_of_the_decision_is_right(kilo_groups: int, sizes: tuple[int, int]) -> None:
     base = long_stream(0, kilo_groups, 1023, 1023)
 
     assert tuple(written_by_a_commit(base, amount)[0] for amount in (1, COMMIT_ENTRIES)) == sizes
 
 
-def test_where_the_runs_below_are_not_full_one_kilo_group_more_fits() -> None:
-    assert written_by_a_commit(long_stream(0, 667, 1023, 1022)) == (261_736, 0)
-    assert written_by_a_commit(long_stream(0, 667, 1022, 1023)) == (261_920, 1)
-    assert 667 * FACTOR**2 == 699_400_192
-    assert 412 * FACTOR**2 == 432_013_312
+def test_one_more_kilo_group_fits_if_the_runs_below_are_not_full() -> None:
+    assert written_by_a_commit(long_stream(0, 279, 1023, 1022)) == (261_688, 0)
+    assert written_by_a_commit(long_stream(0, 279, 1022, 1023)) == (261_888, 1)
+    assert 279 * FACTOR**2 == 292_552_704
+    assert 24 * FACTOR**2 == 25_165_824
 
 
-def test_the_most_that_a_commit_writes_up_to_the_first_mega_group() -> None:
-    """And 96 bytes for each mega-group from then on. By then a root alone is above 256 KiB, and collapsing it
-    within its commit makes that no less: an entry is written in a group, or in the root.
+def test_the_largest_commit_is_known_up_to_the_first_mega_group() -> None:
+    """Each mega-group then adds 112 bytes. By then a root alone is above 256 KiB. Collapsing it within its
+    commit does not help, because each entry is written either in a group or in the root.
     """
     full = long_stream(0, 1023, 1023, 1023)
 
-    assert written_by_a_commit(full) == (296_560, 3)
-    assert written_by_a_commit(full, COMMIT_ENTRIES) == (321_040, 3)
-    assert written_by_a_commit(long_stream(1, 1023, 1023, 1023), COMMIT_ENTRIES) == (321_136, 3)
+    assert written_by_a_commit(full) == (345_728, 3)
+    assert written_by_a_commit(full, COMMIT_ENTRIES) == (374_288, 3)
+    assert written_by_a_commit(long_stream(1, 1023, 1023, 1023), COMMIT_ENTRIES) == (374_400, 3)
     assert len(encode_root(full)) > 256 * KIB
 
 
-def test_with_819_entries_to_a_group_no_commit_would_write_more_than_256_kib() -> None:
-    """What a promise for streams of any size would take (docs/adr/0012-manifest-tree.md, rejected)."""
-    assert bound(3 * (819 - 1) + COMMIT_ENTRIES, 3) <= 256 * KIB < bound(3 * (820 - 1) + COMMIT_ENTRIES, 3)
+def test_no_commit_exceeds_256_kib_with_690_entries_to_a_group() -> None:
+    """A limit for streams of any size would need such groups (docs/adr/0012-manifest-tree.md, rejected)."""
+    assert bound(3 * (690 - 1) + COMMIT_ENTRIES, 3) <= 256 * KIB < bound(3 * (691 - 1) + COMMIT_ENTRIES, 3)

@@ -1,4 +1,4 @@
-"""For the proofs of the second set: bodies of windows, ledgers of chunks, and a stream's writer by steps."""
+"""Helpers for the proofs of the second set: bodies of windows, ledgers of chunks, and a writer's steps."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from uuid import uuid4
 
 from offload.commit.guest import Delete, Trim, TrimmedTotals, entries_before
 from offload.commit.writer import Append, Claim, Prepare
+from offload.contracts.catalogue import StreamView
 from offload.contracts.change import Change
 from offload.contracts.ledger import ReadHandle
+from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.store import Body
-from offload.formats.chunk import scan
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.model.attempt import Attempt, Receipt
-from offload.model.chunk_table import ChunkTable, ChunkType
+from offload.model.chunk_table import ChunkType
+from offload.model.entry import Entry
 from offload.model.manifest import Manifest
+from offload.streams.handles import MemoryHandle
 
 
 def windows(*parts: bytes) -> Body:
-    """A body of these windows, each of which takes a turn of the loop."""
+    """Return a body of these windows, each of which takes a turn of the event loop."""
 
     async def each() -> AsyncIterator[bytes]:
         for part in parts:
@@ -33,7 +36,7 @@ def windows(*parts: bytes) -> Body:
 def chunks(
     count: int = 3, first: int = 0, *, size: int = 8, tracking: Sequence[int] = (), records: int = 2
 ) -> bytes:
-    """Chunks of two messages each, but for those that are tracking."""
+    """Return chunks of two messages each, except for tracking chunks."""
     raw, offset = [], first
     for number in range(count):
         about = {"offset": offset, "timestamp_ms": 1000 + number, "epoch": 1}
@@ -46,38 +49,11 @@ def chunks(
     return b"".join(raw)
 
 
-class Handle(ReadHandle):
+class Handle(MemoryHandle):
     """A ledger of these bytes."""
 
     def __init__(self, raw: bytes, ledger_id: int = 1) -> None:
-        self.raw, self._ledger_id = raw, ledger_id
-        self._table = scan(raw, where="a ledger")
-
-    @property
-    def ledger_id(self) -> int:
-        return self._ledger_id
-
-    @property
-    def first_offset(self) -> int:
-        return int(self._table["offset"][0])
-
-    @property
-    def next_offset(self) -> int:
-        return int(self._table["offset"][-1] + self._table["records"][-1])
-
-    @property
-    def where(self) -> str:
-        return "a ledger"
-
-    async def table(self) -> ChunkTable:
-        return self._table.copy()
-
-    async def read(self, rows: ChunkTable) -> bytes:
-        start = int(rows["position"][0])
-        return self.raw[start : start + int(rows["size_bytes"].sum())]
-
-    async def aclose(self) -> None:
-        pass
+        super().__init__([raw], ledger_id=ledger_id, where="a ledger")
 
 
 class Writer:
@@ -89,7 +65,7 @@ class Writer:
         self.tier, self.stream, self.uid, self.first = tier, stream, uuid4(), first
 
     async def commit(self, change: Change) -> Manifest:
-        """On the manifest that the writer holds."""
+        """Commit a change on the manifest that the writer holds."""
         base = self.manifest
         self.manifest = await self.tier.commit_manifest(self.stream, change, base=base, committer=self.uid)
         return self.manifest
@@ -106,7 +82,7 @@ class Writer:
     async def upload(
         self, raw: bytes, ledger_id: int = 1, metadata: Mapping[str, str] | None = None
     ) -> Receipt:
-        """Without a commit."""
+        """Upload a ledger without a commit."""
         attempt = await self.prepare(ledger_id)
         handle = Handle(raw, ledger_id)
         receipt: Receipt = await self.tier.offload(
@@ -118,13 +94,13 @@ class Writer:
         return Append(writer=self.uid, entries=receipt.entries, finished=frozenset({receipt.attempt.uid}))
 
     async def add(self, raw: bytes, ledger_id: int = 1) -> Receipt:
-        """Upload and commit."""
+        """Upload and commit a ledger."""
         receipt = await self.upload(raw, ledger_id)
         await self.commit(self.append(receipt))
         return receipt
 
     async def trim(self, receipt: Receipt) -> None:
-        """Trim what this receipt, the first of the stream, made durable."""
+        """Trim the records of this receipt, which is the first of the stream."""
         self.manifest = newest = await self.tier.load_manifest(self.stream)
         [entry] = receipt.entries
         dropped = TrimmedTotals(
@@ -148,7 +124,21 @@ class Writer:
 
 
 async def writer(tier: Any, stream: str = "s", first: int = 0) -> Writer:
-    """A writer that has claimed the stream."""
+    """Return a writer that has claimed the stream."""
     made = Writer(tier, stream, first)
     await made.claim()
     return made
+
+
+async def removed(tier: LedgerOffloader) -> tuple[StreamView, Entry, ReadHandle]:
+    """Return an older view, its first entry, and an older handle on it. The entry was since trimmed and
+    deleted.
+    """
+    w = await writer(tier)
+    receipt = await w.add(chunks(2))
+    await w.add(chunks(2, 4), 2)
+    view, entry = await tier.view("s"), receipt.entries[0]
+    handle = await view.open(entry)
+    await w.trim(receipt)
+    await tier.delete_offloaded(receipt.attempt)
+    return view, entry, handle

@@ -20,7 +20,7 @@ from offload.upkeep.retention import Retention, trim
 def chunks_of(
     first: int, count: int = 3, *, size: int = 100, time_ms: int = 1_700_000_000_123
 ) -> list[bytes]:
-    """Chunks of one message each."""
+    """Return chunks of one message each."""
     return [
         build_chunk(
             [bytes([number % 251]) * size], offset=first + number, timestamp_ms=time_ms + number, epoch=1
@@ -37,17 +37,17 @@ def ledger(
     ledger_id: int | None = None,
     time_ms: int = 1_700_000_000_123,
 ) -> MemoryHandle:
-    """A ledger of such chunks."""
+    """Return a ledger of such chunks."""
     return MemoryHandle(chunks_of(first, count, size=size, time_ms=time_ms), ledger_id=ledger_id)
 
 
 async def all_of(handle: ReadHandle) -> bytes:
-    """What a handle reads, whole."""
+    """Return all bytes that a handle reads."""
     return await handle.read(await handle.table())
 
 
 async def copied(tier: Any, stream: str, *ledgers: ReadHandle, first: int | None = None) -> StreamWriter:
-    """A writer that claimed the stream and committed these ledgers."""
+    """Return a writer that claimed the stream and committed these ledgers."""
     writer = await StreamWriter.claim(
         tier, stream, first_offset=ledgers[0].first_offset if first is None else first
     )
@@ -59,13 +59,13 @@ async def copied(tier: Any, stream: str, *ledgers: ReadHandle, first: int | None
 async def uploaded(
     tier: Any, writer: StreamWriter, each: ReadHandle, **metadata: str
 ) -> tuple[Attempt, Receipt]:
-    """An attempt that is uploaded and not committed."""
+    """Return an attempt that is uploaded and not committed."""
     [attempt] = await writer.prepare([each.ledger_id])
     return attempt, await tier.offload(each, attempt, manifest=writer.manifest, extra_metadata=metadata)
 
 
 async def entries_of(tier: Any, manifest: Manifest) -> list[Entry]:
-    """The fragments of a manifest."""
+    """Return the fragments of a manifest."""
     found, at = [], manifest.first_offset
     while (entry := await tier.tree(manifest).find(at)) is not None:
         found.append(entry)
@@ -74,12 +74,12 @@ async def entries_of(tier: Any, manifest: Manifest) -> list[Entry]:
 
 
 def attempt_of(stream: str, entry: Entry) -> Attempt:
-    """The attempt of a fragment."""
+    """Return the attempt of a fragment."""
     return Attempt(stream=stream, ledger_id=entry.ledger_id, uid=entry.attempt)
 
 
 async def raises(expected: type[BaseException], call: Any) -> BaseException:
-    """Await, and return the error, which is of this class."""
+    """Await the call, assert that it raises this class of error, and return the error."""
     try:
         found = await call
     except expected as exc:
@@ -93,7 +93,7 @@ async def trimmed(tier: Any, stream: str, offset: int) -> Manifest:
 
 
 def stumbling(error: OffloadError, times: int = 1) -> MemoryHandle:
-    """A ledger whose reads raise this error from the second one on, so many times."""
+    """Return a ledger whose reads raise this error from the second one on, this many times."""
 
     class Stumbling(MemoryHandle):
         reads = 0
@@ -108,7 +108,7 @@ def stumbling(error: OffloadError, times: int = 1) -> MemoryHandle:
 
 
 def tracking(first: int, *, damaged: bool = False) -> MemoryHandle:
-    """A ledger of one chunk that holds what a broker remembers, and no messages."""
+    """Return a ledger of one tracking chunk without messages."""
     blocks = [ConsumerOffset(name=b"consumer", offset=1)]
     chunk = build_tracking_chunk(
         blocks, chunk_type=ChunkType.TRACKING_DELTA, offset=first, timestamp_ms=1_700_000_000_000, epoch=1

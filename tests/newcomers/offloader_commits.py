@@ -74,7 +74,7 @@ async def _others_offsets(open_: Open) -> None:
 
 @bug(_others_offsets)
 class PassedOffsetsAreACommit(Table):
-    """An append counts as in already if the stream ends at or beyond it, whoever appended that.
+    """An append counts as committed if the stream ends at or beyond it, regardless of who appended the data.
 
     Breaks "raises `Conflict` otherwise": the writer frees a source whose records were never committed.
     """
@@ -106,7 +106,7 @@ async def _repeated(open_: Open) -> None:
 
 @bug(_repeated)
 class RepeatedCommitsGetTheirOwnManifest(Table):
-    """The client remembers what each change became, and returns that when the change comes again.
+    """The client remembers the result of each change, and returns that when the change comes again.
 
     Breaks "Committing a change that is in already returns the newest manifest": the caller goes on from an
     old one.
@@ -131,7 +131,7 @@ class RepeatedCommitsGetTheirOwnManifest(Table):
 class OnlyTheSameClientMayRepeat(Table):
     """The client remembers its own changes; to another client the same change is new, and does not fit.
 
-    Breaks "Commits are idempotent": a process that restarts after a lost reply is told that it lost.
+    Breaks "Commits are idempotent": a process that restarts after a lost reply gets a conflict.
     """
 
     def __init__(self, url: str) -> None:
@@ -160,8 +160,8 @@ async def _fenced_repeats(open_: Open) -> None:
 
 @bug(_fenced_repeats)
 class FencedWritersMayRepeat(Table):
-    """What this client committed before is answered from memory with the newest manifest, without a look at
-    the writer.
+    """A change that this client committed before is answered from memory with the newest manifest. The writer
+    is not checked.
 
     Breaks "After a claim is accepted, commits of every earlier writer raise `Fenced`": the old writer goes
     on.
@@ -196,9 +196,9 @@ async def _repeated_after_a_trim(open_: Open) -> None:
 
 @bug(_repeated_after_a_trim)
 class WhatIsTrimmedWasNeverIn(Table):
-    """A change that the manifest no longer shows is taken for one that was not committed.
+    """A change that the manifest no longer shows counts as one that was not committed.
 
-    Breaks "raises `OutcomeUnknown` if what it named was trimmed": `Conflict` says that it never will be in.
+    Breaks "raises `OutcomeUnknown` if what it named was trimmed": `Conflict` means that it never will be in.
     """
 
     async def is_in(self, change: Change, newest: Manifest) -> bool:
@@ -218,7 +218,7 @@ async def _deleted_under_a_writer(open_: Open) -> None:
 
 @bug(_deleted_under_a_writer)
 class TombstonesAreConflicts(Table):
-    """A commit on a deleted stream raises `Conflict`, as on any manifest that it does not fit.
+    """A commit on a deleted stream raises `Conflict`, like a change that does not fit.
 
     Breaks "`StreamDeleted` if it was deleted": the writer loads and tries again, for ever.
     """
@@ -241,7 +241,7 @@ async def _gap(open_: Open) -> None:
 
 @bug(_gap)
 class GapsAreConflicts(Table):
-    """Fragments that do not continue the stream raise `Conflict`, on whichever side.
+    """Fragments that do not continue the stream raise `Conflict`, both before and beyond its end.
 
     Breaks "Fragments that begin beyond the end of the stream are the caller's gap: `Misuse`": a broken caller
     retries.
@@ -263,9 +263,9 @@ async def _guest_does_not_take(open_: Open) -> None:
 
 @bug(_guest_does_not_take)
 class GuestsTakeTheStream(Table):
-    """Whoever commits becomes the writer, a guest that trims too.
+    """Every committer becomes the writer, even a guest that trims.
 
-    Breaks "`Fenced` if another writer holds the stream": none does, and yet the writer is stopped by a trim.
+    Breaks "`Fenced` if another writer holds the stream": none does, and yet a trim stops the writer.
     """
 
     async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
@@ -287,7 +287,7 @@ async def _two_at_once(open_: Open) -> None:
 
 @bug(_two_at_once)
 class LocksAreTheClientsOwn(Table):
-    """Commits take turns by a lock of the client, and the database is written without a condition.
+    """A lock in the client orders its commits, and the database is written without a condition.
 
     Breaks "Of two commits on one parent exactly one succeeds": a second process loses the first one's commit.
     """
@@ -327,8 +327,7 @@ async def _read_while_committed(open_: Open) -> None:
 class CommitsAreTwoUpdates(Table):
     """The totals and the entries of a manifest are two tables, updated one after the other.
 
-    Breaks "A change is in the manifest entire or not at all": a reader in between finds totals that do not
-    fit.
+    Breaks "A change is in the manifest entire or not at all": a reader in between finds wrong totals.
     """
 
     async def set(self, manifest: Manifest) -> bool:

@@ -36,7 +36,7 @@ async def _attempts_of_a_ledger(open_: Open) -> None:
 
 @bug(_attempts_of_a_ledger)
 class DeletesEveryAttemptOfTheLedger(Table):
-    """What an attempt stored is found by its ledger, and its UUID is forgotten.
+    """The objects of an attempt are found by their ledger, and the UUID is ignored.
 
     Breaks "No two attempts share an object": the clean-up of a failed try deletes committed data of another.
     """
@@ -62,7 +62,8 @@ async def _named_in_part(open_: Open) -> None:
 
 @bug(_named_in_part)
 class FirstFragmentSpeaksForAll(Table):
-    """Whether the manifest names an attempt is asked of its first fragment, which a trim may have dropped.
+    """Only the first fragment of an attempt decides if the manifest names it, and a trim may have dropped
+    that one.
 
     Breaks "Deleting an attempt that the manifest names raises `Conflict` and removes nothing": data is lost.
     """
@@ -83,7 +84,7 @@ async def _deleted_cannot_be_appended(open_: Open) -> None:
 class DeletedAttemptsGoOnRunning(Table):
     """`delete_offloaded` removes rows, and leaves the attempt among the running ones.
 
-    Breaks "Drops the attempt from the running list first": a late append names what is gone.
+    Breaks "Drops the attempt from the running list first": a late append names deleted data.
     """
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
@@ -105,7 +106,7 @@ async def _absent_stream(open_: Open) -> None:
 
 @bug(_absent_stream)
 class AbsentStreamsCannotBeCleaned(Table):
-    """`delete_offloaded` loads the manifest, and hands on that there is none.
+    """`delete_offloaded` loads the manifest, and fails if there is none.
 
     Breaks "Deleting an absent attempt succeeds": a clean-up after a deletion fails.
     """

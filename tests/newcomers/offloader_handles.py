@@ -36,9 +36,9 @@ async def _uncommitted(open_: Open) -> None:
 
 @bug(_uncommitted)
 class UncommittedFragmentsAreRead(Table):
-    """Fragments are found by their attempt in the table of fragments, without a look at the manifest.
+    """Fragments are found by their attempt in the table of fragments. The manifest is not consulted.
 
-    Breaks "Reading what was never committed raises `NotOffloaded`": a reader sees what is dropped later.
+    Breaks "Reading what was never committed raises `NotOffloaded`": a reader sees data that is deleted later.
     """
 
     async def entries_of(self, attempt: Attempt, manifest: Manifest, only: range | None) -> list[Entry]:
@@ -81,7 +81,7 @@ class _OnePlace(TableHandle):
 
 @bug(_reads_at_once)
 class ReadsShareOnePlace(_Handles):
-    """A handle seeks, and then reads: two reads at the same time read at one place.
+    """A handle seeks, and then reads: two concurrent reads both read at the position of the last seek.
 
     Breaks "The stored chunks of `rows`": a reader gets other chunks than it asked for.
     """
@@ -119,7 +119,7 @@ class _Locking(TableHandle):
 
 @bug(_cancelled_read)
 class CancelledReadsKeepTheLock(_Handles):
-    """Reads of a handle take turns, and a cancelled one never gives its turn back.
+    """Reads of a handle take turns, and a cancelled read never gives its turn back.
 
     Breaks "connections return to the pool, and the next call works": a reader that seeks hangs for ever.
     """
@@ -171,7 +171,7 @@ async def _other_life(open_: Open) -> None:
 
 @bug(_other_life)
 class FragmentsAreCachedByOffset(Table):
-    """A client caches fragments by stream and offset, and forgets that another attempt may have the same.
+    """A client caches fragments by stream and offset, although another attempt may have the same.
 
     Breaks "What is read back is the bytes that were offloaded", once a stream is deleted and begun again.
     """

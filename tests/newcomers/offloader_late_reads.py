@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from offload_sqlite_ledger.reading import SqliteHandle, SqliteView
 
-from newcomers.late import chunks, writer
+from newcomers.late import chunks, removed, writer
 from newcomers.ledgers import all_of, raises
 from newcomers.registry import Open, bug
 from newcomers.sound import FolderTier, Ledgers
@@ -23,7 +23,7 @@ from offload.native.adoption import find_complete
 
 
 class Viewing(Ledgers):
-    """One whose views are of class `VIEW`, and its handles of class `HANDLE`."""
+    """An offloader whose views are of class `VIEW`, and its handles of class `HANDLE`."""
 
     VIEW = SqliteView
     HANDLE = SqliteHandle
@@ -50,7 +50,7 @@ async def shows_streams_of_the_living(open_: Open) -> None:
 
 @bug(shows_streams_of_the_living)
 class StreamsOfTheLiving(Ledgers):
-    """`streams` leaves out those that were deleted.
+    """`streams` leaves out deleted streams.
 
     Breaks "The streams that were ever begun here".
     """
@@ -70,7 +70,7 @@ async def shows_streams_no_case(open_: Open) -> None:
 class StreamsNoCase(Ledgers):
     """`ORDER BY name COLLATE NOCASE`.
 
-    Breaks "in order of names": those who merge two lists miss some.
+    Breaks "in order of names": a merge of two lists misses some.
     """
 
     async def streams(self) -> list[str]:
@@ -119,7 +119,8 @@ async def shows_walk_skips_holder(open_: Open) -> None:
 
 @bug(shows_walk_skips_holder)
 class WalkSkipsHolder(Viewing):
-    """`walk(offset)` is `WHERE first_offset >= ?`: the fragment in whose midst `offset` lies is left out.
+    """`walk(offset)` is `WHERE first_offset >= ?`: it leaves out the fragment that contains `offset` but
+    begins earlier.
 
     Breaks "from the one that holds `offset` on".
     """
@@ -142,7 +143,7 @@ async def shows_first_page_of_rows(open_: Open) -> None:
 
 @bug(shows_first_page_of_rows)
 class FirstPageOfRows(Viewing):
-    """`read` takes the first page of rows that the driver returns, 256, for all.
+    """`read` assumes that the first page of rows that the driver returns, 256, is everything.
 
     Breaks "Reads are verbatim".
 
@@ -161,7 +162,7 @@ async def shows_only_from_beginnings(open_: Open) -> None:
 
 @bug(shows_only_from_beginnings)
 class OnlyFromBeginnings(FolderTier):
-    """`only` keeps the fragments that begin within it: the one in whose midst it begins is left out.
+    """`only` keeps the fragments that begin within it, and loses the one that begins before it.
 
     Breaks "narrows it to the fragments that hold some of these offsets".
     """
@@ -186,21 +187,16 @@ class GoneIsDamage(SqliteView):
 
 
 async def shows_gone_is_corrupt(open_: Open) -> None:
-    w = await writer(open_())
-    receipt = await w.add(chunks(2))
-    await w.add(chunks(2, 4), 2)
-    view = await w.tier.view("s")
-    await w.trim(receipt)
-    await w.tier.delete_offloaded(receipt.attempt)
-    await raises(Absent, view.open(receipt.entries[0]))
+    view, entry, _ = await removed(open_())
+    await raises(Absent, view.open(entry))
 
 
 @bug(shows_gone_is_corrupt)
 class GoneIsCorrupt(Viewing):
-    """A fragment whose rows are gone is damage.
+    """A fragment whose rows were deleted is reported as damage.
 
-    Breaks "Raises `Absent` if the fragment is gone": who reads an older view, of which something was trimmed
-    and removed, reports damage instead of looking anew.
+    Breaks "Raises `Absent` if the fragment is gone": a reader of an older view, of which fragments were
+    trimmed and removed, reports damage instead of opening a new view.
     """
 
     VIEW = GoneIsDamage
@@ -226,7 +222,7 @@ async def shows_views_compare_floats(open_: Open) -> None:
 
 @bug(shows_views_compare_floats)
 class ViewsCompareFloats(Viewing):
-    """Offsets are compared as doubles (JSON, Lua, JavaScript): from 2**53 on, a neighbour is found.
+    """Offsets are compared as doubles (JSON, Lua, JavaScript): from 2**53 on, it finds a neighbour.
 
     Breaks "The fragment that holds `offset`".
     """
@@ -246,7 +242,7 @@ async def shows_cut_view_is_whole(open_: Open) -> None:
 
 @bug(shows_cut_view_is_whole)
 class CutViewIsWhole(Ledgers):
-    """`view_of` keeps the stream's name and version of what it is given, and looks the entries up again.
+    """`view_of` keeps only the stream's name and version of its argument, and looks the entries up again.
 
     Breaks "A view of what an earlier view of this tier said, whole or cut to some of its fragments": each of
     several processes reads the whole stream.
@@ -294,7 +290,7 @@ async def shows_own_leftovers_offered(open_: Open) -> None:
 class OwnLeftoversOffered(FolderTier):
     """The writer's own running attempts are offered as leftovers.
 
-    Breaks "for another writer": what is just on its way is adopted, and settled under its feet.
+    Breaks "for another writer": data still being uploaded is adopted and its attempt settled.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:

@@ -33,7 +33,7 @@ async def shows_newest_base_is_not_judged(open_: Open) -> None:
 
 @bug(shows_newest_base_is_not_judged)
 class NewestBaseIsNotJudged(Ledgers):
-    """If `base` is the newest manifest, whether the change is in already is not asked: nothing came since.
+    """If `base` is the newest manifest, the check for a change that is already in is skipped.
 
     Breaks "Committing a change that is in already returns the newest manifest". A repeated claim raises the
     epoch.
@@ -61,11 +61,10 @@ async def shows_unknown_taken_for_out(open_: Open) -> None:
 
 @bug(shows_unknown_taken_for_out)
 class UnknownTakenForOut(Ledgers):
-    """A verdict that is not IN is taken for OUT: an append that landed, and was trimmed since, is a
-    `Conflict`.
+    """Every verdict other than IN counts as OUT: an append that landed and was trimmed since is a `Conflict`.
 
-    Breaks "or raises `OutcomeUnknown` if what it named was trimmed or compacted since"; `Conflict` says that
-    it is not in.
+    Breaks "or raises `OutcomeUnknown` if what it named was trimmed or compacted since"; `Conflict` means
+    that it is not in.
     """
 
     async def commit_manifest(
@@ -87,8 +86,8 @@ async def shows_gap_is_a_conflict(open_: Open) -> None:
 class GapIsAConflict(Ledgers):
     """`Misuse` from a change is turned into `Conflict`, as "the change does not fit" in both cases.
 
-    Breaks "Fragments that begin beyond the end of the stream are the caller's gap: `Misuse`." A caller then
-    loads the manifest and tries for ever.
+    Breaks "Fragments that begin beyond the end of the stream are the caller's gap: `Misuse`." A caller
+    then loads the manifest and retries for ever.
     """
 
     async def commit_manifest(
@@ -136,7 +135,7 @@ async def shows_returns_parent(open_: Open) -> None:
 
 @bug(shows_returns_parent)
 class ReturnsParent(Ledgers):
-    """`commit_manifest` returns the manifest with the change in it, and the version of the one before.
+    """`commit_manifest` returns the manifest with the change in it, but the version of its parent.
 
     Breaks "return the one that holds it": the version was counted up by the UPDATE alone.
     """
@@ -158,7 +157,8 @@ async def shows_stale_base_is_conflict(open_: Open) -> None:
 
 @bug(shows_stale_base_is_conflict)
 class StaleBaseIsConflict(Ledgers):
-    """A commit compares the version of `base` with the newest, and raises `Conflict` if another came between.
+    """A commit compares the version of `base` with the newest, and raises `Conflict` after any commit in
+    between.
 
     Breaks "the other is applied to the newer manifest if it still fits"; `base` "may be old".
     """
@@ -185,7 +185,7 @@ async def shows_cancelled_commit_keeps_lock(open_: Open) -> None:
 
 @bug(shows_cancelled_commit_keeps_lock)
 class CancelledCommitKeepsLock(Ledgers):
-    """Commits of a client take turns by a lock, which is released after the commit, and not in a `finally`.
+    """A lock orders the commits of a client. It is released after the commit, but not in a `finally`.
 
     Breaks the next call works, also after an error or a cancellation: here it waits for ever.
     """
@@ -208,7 +208,7 @@ class CancelledCommitKeepsLock(Ledgers):
 
 
 class Decoding(Ledgers):
-    """One that keeps the manifest in columns of its own, of which one is missing."""
+    """An offloader that keeps the manifest in separate columns, of which one is missing."""
 
     def lossy(self, manifest: Manifest) -> Manifest:
         return manifest
@@ -299,7 +299,7 @@ async def shows_ledger_is_not_compared(open_: Open) -> None:
 
 @bug(shows_ledger_is_not_compared)
 class LedgerIsNotCompared(Ledgers):
-    """That the attempt runs is checked, and not that the handle is of the ledger that it announced.
+    """The attempt is checked, but not that the handle is of the ledger that the attempt announced.
 
     Breaks "and a handle of another ledger, with `Misuse`".
     """

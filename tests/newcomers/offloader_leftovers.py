@@ -1,4 +1,4 @@
-"""Mistakes with what a crash leaves."""
+"""Mistakes with the leftovers of a crash."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def _all_left(open_: Open) -> None:
 
 @bug(_all_left)
 class LeftoverSumOfTheData(Table):
-    """`last_chunk_checksum` is the checksum in the chunk's header, which is of its data alone.
+    """`last_chunk_checksum` is the checksum in the chunk's header, which covers only its data.
 
     Breaks "CRC-32 of the whole last stored chunk": it never equals the source's, and nothing is ever adopted.
     """
@@ -69,7 +69,7 @@ class LeftoverSumOfTheData(Table):
 
 @bug(_all_left)
 class LeftoversEndWithTheFirstLedger(Table):
-    """The chain of what was left ends where another attempt begins.
+    """The chain of leftovers ends at the next attempt.
 
     Breaks "One chain from `next_offset` on, of attempts": uploaded ledgers are thrown away, and sent again.
     """
@@ -92,7 +92,7 @@ async def _last_record(open_: Open) -> None:
 
 @bug(_last_record)
 class LeftoverOffsetOfTheLastRecord(Table):
-    """`last_chunk_offset` is the offset of the last record, not that of the chunk in which it is.
+    """`last_chunk_offset` is the offset of the last record, not that of the chunk that contains it.
 
     Breaks "`last_chunk_offset`": the source has no chunk there, and nothing is compared.
     """
@@ -112,7 +112,7 @@ async def _no_chain(open_: Open) -> None:
 
 @bug(_no_chain)
 class LeftoversWithHoles(Table):
-    """Every fragment of a running attempt is offered, also behind a hole.
+    """Every fragment of a running attempt is offered, also behind a gap.
 
     Breaks "complete fragments that continue `manifest` exactly": the claim fails, for it would leave a gap.
     """
@@ -157,7 +157,7 @@ async def _jobs_are_not_left(open_: Open) -> None:
 
 @bug(_jobs_are_not_left)
 class LeftoversOfJobs(Table):
-    """What a job uploaded is offered as if a writer had left it.
+    """The uploads of a job are offered as if a writer had left them.
 
     Breaks "for another writer and for no job": each claim fails while a back-fill runs.
     """

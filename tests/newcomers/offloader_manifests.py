@@ -73,7 +73,7 @@ async def _old_manifest_is_honoured(open_: Open) -> None:
 
 @bug(_old_manifest_is_honoured)
 class GivenManifestIsIgnored(Table):
-    """`read_offloaded` always looks into the newest manifest.
+    """`read_offloaded` always reads the newest manifest.
 
     Breaks "A handle on what `manifest` (the newest, where None) names": a reader loses its place at each
     trim.
@@ -140,7 +140,7 @@ class OnlyEndsOneFurther(Table):
 
 @bug(_only_narrows)
 class OnlyBeginsBehindTheFirst(Table):
-    """`only` picks fragments that begin within it, so the one that holds its first offset is left out.
+    """`only` selects fragments that begin within it, and loses the one that holds its first offset.
 
     Breaks "narrows it to the fragments that hold some of these offsets": the wanted record is not there.
     """
@@ -161,9 +161,9 @@ async def _streams_are_all(open_: Open) -> None:
 
 @bug(_streams_are_all)
 class DeletedStreamsAreNotListed(Table):
-    """Streams that were deleted are left out.
+    """Deleted streams are left out.
 
-    Breaks "The streams that were ever begun here": what is left of them is never swept.
+    Breaks "The streams that were ever begun here": their leftovers are never swept.
     """
 
     async def streams(self) -> list[str]:
@@ -198,9 +198,9 @@ async def _born_again(open_: Open) -> None:
 
 @bug(_born_again)
 class EpochsBeginAgain(Table):
-    """A stream that is born again after its deletion begins with epoch 1.
+    """A stream that is created again after its deletion begins with epoch 1.
 
-    Breaks "`epoch` rises with every claim": a rebuild prefers fragments of the dead.
+    Breaks "`epoch` rises with every claim": a rebuild prefers fragments of the deleted stream.
     """
 
     async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
@@ -211,9 +211,10 @@ class EpochsBeginAgain(Table):
 
 @bug(_born_again)
 class VersionsBeginAgain(Table):
-    """A stream that is born again after its deletion begins with version 1, since its row was deleted.
+    """A stream that is created again after its deletion begins with version 1, since its row was deleted.
 
-    Breaks "numbers never start again": what was prepared on the old version 7 passes for the new one.
+    Breaks "numbers never start again": a change prepared on the old version 7 passes as one on
+    the new version 7.
     """
 
     async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:

@@ -55,7 +55,7 @@ class OffsetsAreFloats(Table):
 
 @bug(lambda open_: _numbers(open_, 2**63 - 2, 2**63 + 5, 2**64 - 20))
 class OffsetsHaveASign(Table):
-    """The column of offsets has a sign: one of 2^63 or more raises `OverflowError`.
+    """The column of offsets is signed: an offset of 2^63 or more raises `OverflowError`.
 
     Breaks "Copy every chunk of `handle`": offsets have 64 bits without a sign.
     """
@@ -67,7 +67,7 @@ class OffsetsHaveASign(Table):
 
 @bug(lambda open_: _numbers(open_, 0, ledger_id=2**32 + 1))
 class LedgersHave32Bits(Table):
-    """Ledgers' numbers are columns of 32 bits, and longer ones are cut.
+    """Ledger numbers are columns of 32 bits, and longer ones are cut.
 
     Breaks "Receipt", and `ReadHandle.ledger_id`: fragments are of a ledger that nobody announced.
     """
@@ -91,7 +91,7 @@ async def _leftovers_beyond(open_: Open, first: int = 9_999_999_998) -> None:
 class OffsetsAreTextOfTenDigits(Table):
     """Offsets are keys of ten digits, so that longer ones are sorted before shorter ones.
 
-    Breaks "One chain from `next_offset` on", once offsets pass 10^10: what a crash left is not found.
+    Breaks "One chain from `next_offset` on", once offsets pass 10^10: leftovers of a crash are not found.
     """
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:

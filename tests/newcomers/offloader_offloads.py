@@ -48,7 +48,7 @@ async def _refused_before_bytes(open_: Open) -> None:
 
 @bug(_refused_before_bytes)
 class RefusesAfterTheUpload(Table):
-    """The check that the attempt runs comes when the rows are registered, after they were sent.
+    """The attempt is checked when its rows are registered, after they were sent.
 
     Breaks "`offload` refuses an attempt that its manifest does not run before the first byte is stored".
     """
@@ -74,7 +74,7 @@ async def _another_streams_attempt(open_: Open) -> None:
 
 @bug(_another_streams_attempt)
 class AttemptsOfAnyStream(Table):
-    """A running attempt is known by its UUID alone, whatever the stream.
+    """A running attempt is identified by its UUID alone, in any stream.
 
     Breaks "refuses an attempt that its manifest does not run": bytes of one stream are stored as another's.
     """
@@ -116,7 +116,7 @@ async def _last_chunk_damaged(open_: Open, at: int = -1) -> None:
 
 
 def trusted(raw: bytes, rows: ChunkTable) -> npt.NDArray[np.uint32]:
-    """The checksums of chunks that nobody checked."""
+    """The checksums of chunks, unverified."""
     stops = np.cumsum(rows["size_bytes"])
     pairs = zip((stops - rows["size_bytes"]).tolist(), stops.tolist(), strict=True)
     return np.array([crc32(raw[int(start) : int(stop)]) for start, stop in pairs], np.uint32)
@@ -124,7 +124,7 @@ def trusted(raw: bytes, rows: ChunkTable) -> npt.NDArray[np.uint32]:
 
 @bug(_last_chunk_damaged)
 class LastFragmentIsNotChecked(Table):
-    """Fragments are checked while the next one is read, and the last of several has no next.
+    """Each fragment is checked while the next one is read, and the last one has no next.
 
     Breaks "A chunk whose bytes do not hold is never stored": damage at the end of a ledger is kept for ever.
     """
@@ -151,7 +151,7 @@ async def _entries_in_order(open_: Open) -> None:
 
 @bug(_entries_in_order)
 class EntriesInOrderOfArrival(Table):
-    """Fragments are uploaded four at a time, and the receipt lists them as they ended.
+    """Fragments are uploaded four at a time, and the receipt lists them in the order in which they end.
 
     Breaks "Receipt: the entries, in order of offsets": the append is refused as a gap.
     """
@@ -181,7 +181,7 @@ async def _handle_stays_open(open_: Open) -> None:
 
 @bug(_handle_stays_open)
 class ClosesTheSourcesHandle(Table):
-    """`offload` closes the handle when it is done: `async with handle`.
+    """`offload` closes the handle at its end: `async with handle`.
 
     Breaks "`aclose`: Release files": it is the caller's, who reads the last chunk again to compare it.
     """
@@ -203,7 +203,7 @@ async def _source_stumbles(open_: Open) -> None:
 
 @bug(_source_stumbles)
 class SourcesTryAgainIsDamage(Table):
-    """Whatever the source raises while it is read is called `Corrupt`.
+    """Every error of the source during a read becomes `Corrupt`.
 
     Breaks "`read` raises `TryAgain` where the source is gone for now": sound data is reported as damaged, and
     cut off.
@@ -229,7 +229,7 @@ async def _source_stumbles_once(open_: Open) -> None:
 
 @bug(_source_stumbles_once)
 class StumblingSourceEndsTheLedger(Table):
-    """A source that is gone for now is taken for one that ends there, and what came is a success.
+    """A source that is unavailable counts as one that ends there, and the part so far is a success.
 
     Breaks "Copy every chunk of `handle`, and return once all of it is durable": the rest is never copied.
     """
@@ -290,7 +290,7 @@ class MetadataIsAscii(Table):
 
 @bug(_metadata_is_any_text)
 class MetadataReplacesColumns(Table):
-    """A fragment's row is `{"ledger_id": ..., **extra_metadata}`, so that metadata of that name replaces the
+    """A fragment's row is `{"ledger_id": ..., **extra_metadata}`, so metadata of that name replaces the
     column.
 
     Breaks "`extra_metadata` is never read back": a fragment is found under another ledger, or not at all.
@@ -315,7 +315,7 @@ async def _large_chunks(open_: Open) -> None:
 
 @bug(_large_chunks)
 class ChunksAreCutAt64KiB(Table):
-    """The column is a `BLOB` of 65,535 bytes, and the database cuts what is longer without an error.
+    """The column is a `BLOB` of 65,535 bytes, and the database truncates longer chunks without an error.
 
     Breaks "What is read back is, chunk for chunk, the bytes that were offloaded", for large chunks.
     """
@@ -326,7 +326,7 @@ class ChunksAreCutAt64KiB(Table):
 
 @bug(_large_chunks)
 class ChunksOfAMegabyteAreTooLarge(Table):
-    """The service takes items of 1 MB, and a chunk beyond that raises its own error.
+    """The service takes items of 1 MB, and a larger chunk raises the service's own error.
 
     Breaks "Copy every chunk of `handle`": a stream with one large message can never be offloaded.
     """
@@ -348,7 +348,7 @@ async def _tracking_is_copied(open_: Open) -> None:
 
 @bug(_tracking_is_copied)
 class TrackingIsNotChecked(Table):
-    """Only chunks of messages are checked; tracking chunks are the broker's own, and passed on.
+    """Only chunks of messages are checked. Tracking chunks, which are the broker's own, are not.
 
     Breaks "A chunk whose bytes do not hold is never stored".
     """
@@ -363,7 +363,7 @@ class TrackingIsNotChecked(Table):
 class FragmentsWithoutMessagesAreLeftOut(Table):
     """A fragment that holds no messages is not stored: `if not messages: continue`.
 
-    Breaks "Copy every chunk of `handle`": the next append is a gap, and the stream stands still.
+    Breaks "Copy every chunk of `handle`": the next append is a gap, and the stream stops.
     """
 
     async def offload(
@@ -375,7 +375,7 @@ class FragmentsWithoutMessagesAreLeftOut(Table):
 
 @bug(_tracking_is_copied)
 class MessagesAreAllRecords(Table):
-    """Every record counts as a message, also what a broker remembers.
+    """Every record counts as a message, even a tracking record of the broker.
 
     Breaks "`messages`: how many of them are records of user chunks": counts never agree with the broker's.
     """
@@ -402,7 +402,8 @@ async def _times_are_exact(open_: Open) -> None:
 class TimesAreRoundedToSeconds(Table):
     """Timestamps are columns of seconds.
 
-    Breaks "`first_timestamp_ms`: the least timestamp of any chunk": who attaches at a time begins too late.
+    Breaks "`first_timestamp_ms`: the least timestamp of any chunk": a reader that attaches at a time begins
+    too late.
     """
 
     def row(self, *arguments: Any) -> Row:
@@ -417,7 +418,7 @@ class TimesAreRoundedToSeconds(Table):
 class TimesOfTheFirstAndTheLastChunk(Table):
     """A fragment's times are those of its first and last chunk, as if clocks never went back.
 
-    Breaks "the least timestamp of any chunk", and the greatest: a search by time passes over the fragment.
+    Breaks "the least timestamp of any chunk", and the greatest: a search by time skips the fragment.
     """
 
     def row(self, *arguments: Any) -> Row:

@@ -38,7 +38,7 @@ async def _no_tier(open_: Open) -> None:
 
 @bug(_no_tier)
 class LookingMakesATier(Table):
-    """`open` makes the tables if they are absent, whatever `create` says.
+    """`open` creates the tables if they are absent, regardless of `create`.
 
     Breaks "`open`: with `create`, make it one": a mistyped URL is an empty tier, and nobody notices.
     """
@@ -70,7 +70,7 @@ async def _names_apart(open_: Open, *names: str) -> None:
 
 @bug(lambda open_: _names_apart(open_, "orders", "Orders"))
 class NamesHaveNoCase(Table):
-    """The column of streams compares without case, as MySQL's does unless it is told otherwise.
+    """The column of streams compares without case, as MySQL's does by default.
 
     Breaks "the streams, in order of names": `Orders` and `orders` are one stream.
     """
@@ -116,7 +116,7 @@ async def _two_offloads(open_: Open) -> None:
 
 @bug(_two_offloads)
 class OffloadsShareTheirAttempt(Table):
-    """The attempt under way is an attribute of the offloader, and two ledgers at the same time overwrite it.
+    """The running attempt is an attribute of the offloader, and two concurrent ledgers overwrite it.
 
     Breaks "its methods may be called at the same time": fragments of one ledger are stored as another's.
     """
@@ -154,7 +154,7 @@ async def _where_is_named(open_: Open) -> None:
 
 @bug(_where_is_named)
 class DamageHasNoPlace(Table):
-    """Damage is raised with an empty `where`, since the check gets bytes alone.
+    """Damage is raised with an empty `where`, because the check receives only bytes.
 
     Breaks "`Corrupt` names it": an operator cannot find the damaged file.
     """

@@ -36,7 +36,7 @@ async def _streams_of_others(open_: Open) -> None:
 
 @bug(_streams_of_others)
 class StreamsAreAskedForOnce(Tier):
-    """A client asks for the streams once, and remembers the answer.
+    """A client lists the streams once, and caches the list.
 
     Breaks "The streams that were ever begun here": a long job never sees a stream that another process
     begins.
@@ -74,7 +74,7 @@ class _KnowsStarts(CutHandle):
 
 @bug(_reads_of_any_length)
 class ReadsAreCachedByStart(Tier):
-    """A handle keeps what it read by the place where it began, whatever the length.
+    """A handle caches reads by their start, regardless of the length.
 
     Breaks "The stored chunks of `rows`, back to back": the second read gets what the first one asked for.
     """
@@ -119,7 +119,7 @@ async def _usable_after_damage(open_: Open) -> None:
 class DamageEndsTheClient(Tier):
     """After an error in an offload the client is marked as broken, and every later offload fails.
 
-    Breaks "after any error a part of the attempt may be present", and no more: what stands before the damage
+    Breaks "after any error a part of the attempt may be present", and no more: data before the damage
     is not copied.
     """
 
@@ -182,7 +182,7 @@ async def _leftovers_are_fresh(open_: Open) -> None:
 class LeftoversAreAskedForOnce(Tier):
     """A client looks for leftovers of a stream once, when it opens the stream.
 
-    Breaks "Complete fragments that continue `manifest`": what a later writer left is uploaded again.
+    Breaks "Complete fragments that continue `manifest`": the leftovers of a later writer are uploaded again.
     """
 
     def __init__(self, url: str) -> None:

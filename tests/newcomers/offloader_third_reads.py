@@ -8,7 +8,7 @@ import numpy as np
 from offload_sqlite_ledger import offloader as example
 from offload_sqlite_ledger.reading import DATA, SqliteHandle, SqliteView
 
-from newcomers.late import chunks, writer
+from newcomers.late import chunks, removed, writer
 from newcomers.ledgers import all_of, copied, ledger, raises, trimmed
 from newcomers.offloader_late_reads import Viewing
 from newcomers.registry import Open, bug
@@ -113,7 +113,7 @@ async def shows_follows_the_times(open_: Open) -> None:
 
 @bug(shows_follows_the_times)
 class FollowsTheTimes(Viewing):
-    """A view asks the newest manifest for the last time, and its own for all else.
+    """A view reads the last time from the newest manifest, and everything else from its own.
 
     Breaks "What a view says never changes": it raises once the stream is deleted.
     """
@@ -137,10 +137,10 @@ async def shows_names_the_attempt(open_: Open) -> None:
 
 @bug(shows_names_the_attempt)
 class NamesTheAttempt(FolderTier):
-    """A view takes a name for its own if it has another fragment of the same attempt.
+    """A view accepts a name as its own if it has another fragment of the same attempt.
 
-    Breaks "Whether an entry of the view has this name": of an attempt that was trimmed in part, what is gone
-    is damage.
+    Breaks "Whether an entry of the view has this name": if an attempt was trimmed in part, its missing
+    fragments count as damage.
     """
 
     def view_of(self, committed: CommittedStream) -> ObjectView:
@@ -157,21 +157,16 @@ class GoneByAttempt(SqliteView):
 
 
 async def shows_gone_by_another_name(open_: Open) -> None:
-    w = await writer(open_())
-    receipt = await w.add(chunks(2))
-    await w.add(chunks(2, 4), 2)
-    view = await w.tier.view("s")
-    await w.trim(receipt)
-    await w.tier.delete_offloaded(receipt.attempt)
-    gone = await raises(Absent, view.open(receipt.entries[0]))
+    view, entry, _ = await removed(open_())
+    gone = await raises(Absent, view.open(entry))
     assert await view.names(gone.where)
 
 
 @bug(shows_gone_by_another_name)
 class GoneByAnotherName(Viewing):
-    """`Absent` has the name of the attempt, and `name_of` one of the fragment.
+    """`Absent` has the name of the attempt, and `name_of` that of the fragment.
 
-    Breaks "as `Absent` has it": nobody can tell whether what is gone was trimmed or lost.
+    Breaks "as `Absent` has it": the caller cannot tell if the data was trimmed or lost.
     """
 
     VIEW = GoneByAttempt
@@ -188,21 +183,16 @@ class NothingFound(SqliteHandle):
 
 
 async def shows_gone_handle_is_damaged(open_: Open) -> None:
-    w = await writer(open_())
-    receipt = await w.add(chunks(2))
-    await w.add(chunks(2, 4), 2)
-    handle = await (await w.tier.view("s")).open(receipt.entries[0])
-    await w.trim(receipt)
-    await w.tier.delete_offloaded(receipt.attempt)
+    _, _, handle = await removed(open_())
     await raises(Absent, all_of(handle))
 
 
 @bug(shows_gone_handle_is_damaged)
 class GoneHandleIsDamaged(Viewing):
-    """A handle that reads no rows checks them all the same: too few bytes are damage.
+    """A handle that reads no rows still checks them: too few bytes are damage.
 
-    Breaks "If it was trimmed and removed, `open`, or the handle that it returned, raises `Absent`": who reads
-    while retention runs reports damage.
+    Breaks "If it was trimmed and removed, `open`, or the handle that it returned, raises `Absent`": a
+    reader during retention reports damage.
     """
 
     HANDLE = NothingFound
@@ -246,7 +236,7 @@ async def shows_handle_with_hole(open_: Open) -> None:
 
 @bug(shows_handle_with_hole)
 class HandleWithHole(FolderTier):
-    """All fragments of an attempt that are named make one handle, also if copies replaced some in its midst.
+    """All fragments of a named attempt make one handle, even if copies replaced some in its middle.
 
     Breaks "or if copies have replaced fragments in its midst: a handle has no hole."
     """
@@ -270,7 +260,7 @@ async def shows_opens_once_for_all(open_: Open) -> None:
 
 @bug(shows_opens_once_for_all)
 class OpensOnceForAll(Ledgers):
-    """A client asks once whether there is a tier, and remembers a no as well.
+    """A client checks once if there is a tier, and caches a negative answer too.
 
     Breaks "Make sure that the place is a tier": a reader that began first never sees it.
     """
@@ -297,7 +287,7 @@ async def shows_asks_the_newest_entry(open_: Open) -> None:
 
 @bug(shows_asks_the_newest_entry)
 class AsksTheNewestEntry(Ledgers):
-    """Whether the manifest names the attempt is asked of its newest entry alone: older ones are deleted.
+    """Only the newest entry decides if the manifest names the attempt: older ones are deleted.
 
     Breaks "Deleting an attempt that the manifest names raises `Conflict` and removes nothing."
     """

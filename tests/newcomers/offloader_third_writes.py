@@ -39,8 +39,8 @@ async def shows_manifest_on_self(open_: Open) -> None:
 
 @bug(shows_manifest_on_self)
 class ManifestOnSelf(Ledgers):
-    """The manifest that a commit has read is an attribute of the offloader, and a commit of another stream at
-    the same time overwrites it.
+    """The manifest that a commit has read is an attribute of the offloader, and a concurrent commit of
+    another stream overwrites it.
 
     Breaks "methods may be called at the same time".
     """
@@ -71,7 +71,7 @@ async def shows_trusts_the_base(open_: Open) -> None:
 
 @bug(shows_trusts_the_base)
 class TrustsTheBase(Ledgers):
-    """Whether a change fits is asked of `base` first, "to save a request".
+    """`base` decides if a change fits, "to save a request".
 
     Breaks "`base` is the newest that the caller knows. It may be old." A change that fits the newest manifest
     is refused.
@@ -112,15 +112,14 @@ async def shows_first_claim_replaces(open_: Open) -> None:
     tiers = [open_() for _ in range(3)]
     for tier in tiers:
         await tier.open(create=True)
-    for number in range(30):  # threads race: one round may miss
+    for number in range(30):  # threads race, so one round may miss it
         writers = await asyncio.gather(*(writer(tier, f"s{number}") for tier in tiers))
         assert len({each.manifest.version for each in writers}) == 3
 
 
 @bug(shows_first_claim_replaces)
 class FirstClaimReplaces(Ledgers):
-    """A stream's first manifest is an `INSERT OR REPLACE`: of two first claims at once, both are told that
-    they won.
+    """A stream's first manifest is an `INSERT OR REPLACE`: two concurrent first claims both succeed.
 
     Breaks "Of two commits on one parent exactly one succeeds".
     """
@@ -138,7 +137,7 @@ class FirstClaimReplaces(Ledgers):
 
 
 class InWindows(Ledgers):
-    """One that copies window by window: `windows` and `checks` are the steps to get wrong."""
+    """An offloader that copies window by window: a bug overrides the steps `windows` and `checks`."""
 
     def windows(self, table: ChunkTable) -> Sequence[ChunkTable]:
         return list(windows_of(table))
@@ -160,7 +159,7 @@ class InWindows(Ledgers):
 
 
 class Moved(Handle):
-    """A ledger whose chunks lie elsewhere: each but the first is so many bytes further on."""
+    """A ledger whose chunks are not adjacent: each except the first is this many bytes further on."""
 
     def __init__(self, raw: bytes, by: int, *, first: int = 0) -> None:
         super().__init__(raw)
@@ -187,7 +186,7 @@ async def shows_one_read_for_all(open_: Open) -> None:
 
 @bug(shows_one_read_for_all)
 class OneReadForAll(InWindows):
-    """All of a ledger is read in one call, as if its chunks always touched.
+    """All of a ledger is read in one call, as if its chunks were always adjacent.
 
     Breaks "`position` is the handle's own and means nothing else": a handle may join several objects.
     """
@@ -200,7 +199,7 @@ async def shows_position_in_the_window(open_: Open) -> None:
     w = await writer(open_())
     attempt, handle = await w.prepare(), Moved(chunks(4), 4096)
     at = int(handle._table["position"][2])
-    handle.raw = handle.raw[:at] + bytes([handle.raw[at] ^ 1]) + handle.raw[at + 1 :]
+    handle._data = handle._data[:at] + bytes([handle._data[at] ^ 1]) + handle._data[at + 1 :]
     offload = w.tier.offload(handle, attempt, manifest=w.manifest, extra_metadata={})
     damage = await raises(Corrupt, offload)
     assert damage.position >= at + 4096
@@ -208,9 +207,9 @@ async def shows_position_in_the_window(open_: Open) -> None:
 
 @bug(shows_position_in_the_window)
 class PositionInTheWindow(InWindows):
-    """Damage is said to be at a byte of the window that was read, and not of the file.
+    """Damage is reported at a byte of the window that was read, not of the file.
 
-    Breaks "`Corrupt` names it and its file": who looks at that byte finds all well.
+    Breaks "`Corrupt` names it and its file": an operator who looks at that byte finds no damage.
     """
 
     def checks(self, raw: bytes, rows: ChunkTable, where: str) -> list[int]:
@@ -236,7 +235,7 @@ async def shows_source_table_trusted(open_: Open) -> None:
 
 @bug(shows_source_table_trusted)
 class SourceTableTrusted(Ledgers):
-    """What is stored ends where the handle's table ends, whatever the handle says that it holds.
+    """The copy ends at the end of the handle's table, regardless of the range of the handle.
 
     Breaks "Raises `Corrupt` ... if the table leaves out a part of the range": the rest is missing.
     """
@@ -260,7 +259,7 @@ async def shows_copy_is_not_compared(open_: Open) -> None:
 
 @bug(shows_copy_is_not_compared)
 class CopyIsNotCompared(Ledgers):
-    """A copy is uploaded without a look at what it is to replace.
+    """A copy is uploaded without a check of the fragments that it is to replace.
 
     Breaks "refuses an attempt ... with `Conflict`, before the first byte is stored", of a copy that does not
     begin and end as fragments do.
@@ -288,7 +287,7 @@ async def shows_jobs_are_copies(open_: Open) -> None:
 
 @bug(shows_jobs_are_copies)
 class JobsAreCopies(Ledgers):
-    """Every attempt of a job is counted as a copy, of which the stream has the original.
+    """Every attempt of a job counts as a copy, of which the stream has the original.
 
     Breaks "Those of kind *copy* are for what takes the place of committed fragments, all others for what is
     appended".
@@ -316,7 +315,7 @@ async def shows_max_of_the_first(open_: Open) -> None:
 
 @bug(shows_max_of_the_first)
 class MaxOfTheFirst(Table):
-    """Offsets have 63 bits in the database, and only a ledger's first one is compared with that.
+    """The database keeps offsets in 63 bits, and only the first offset of a ledger is checked.
 
     Breaks "a backend that keeps only 63 raises `Misuse` for a ledger that goes further": it is stored, and
     never read again.
@@ -341,7 +340,7 @@ async def shows_metadata_of_two_kilobytes(open_: Open) -> None:
 
 @bug(shows_metadata_of_two_kilobytes)
 class MetadataOfTwoKilobytes(Ledgers):
-    """Metadata become headers, of which the service takes 2 KB.
+    """Metadata become headers, and the service accepts 2 KB of them.
 
     Breaks "any text": a longer one stops the ledger for good.
     """

@@ -1,6 +1,7 @@
-"""What shows each mistake of a store: small calls of the port, and what the contract says of them.
+"""Proofs of mistakes in stores: small calls of the port, compared with what the contract says of them.
 
-Each function takes what the case varies and returns the proof. A proof raises if the contract is broken.
+Each function takes the values that differ between cases and returns a proof. The proof raises if the contract
+is broken.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ THOUSANDS: Final = [f"t/{number:05}" for number in range(2500)]
 
 
 def data_of(size: int, salt: int = 0) -> bytes:
-    """Bytes that show where they were cut."""
+    """Return bytes from which the position of a cut can be seen."""
     block = b"".join(
         (number * 2654435761 + salt).to_bytes(8, "big")[-4:] for number in range(min(size, 65536) // 4 + 1)
     )
@@ -29,13 +30,13 @@ def data_of(size: int, salt: int = 0) -> bytes:
 
 
 async def names(store: Any, prefix: str = "", after: str = "") -> list[str]:
-    """The keys that a listing shows."""
+    """Return the keys that a listing shows."""
     async with aclosing(store.list(prefix, after=after)) as rows:
         return [row.key async for row in rows]
 
 
 async def level(store: Any, prefix: str = "") -> list[str]:
-    """What a level shows."""
+    """Return the names that a level shows."""
     return [name async for name in store.level(prefix)]
 
 
@@ -46,7 +47,7 @@ async def fill(store: Any, keys: Iterable[str], data: bytes = b"x") -> None:
 
 
 async def raises(expected: type[BaseException], call: Awaitable[Any]) -> None:
-    """The call raises this error, and no other."""
+    """Assert that the call raises this error, and no other."""
     try:
         found = await call
     except expected:
@@ -55,7 +56,7 @@ async def raises(expected: type[BaseException], call: Awaitable[Any]) -> None:
 
 
 def keeps(*sizes: int) -> Proof:
-    """What is put is what is read, at each of these sizes."""
+    """Prove that every object of these sizes reads back unchanged."""
 
     async def proof(open_: Open) -> None:
         store = open_()
@@ -68,7 +69,7 @@ def keeps(*sizes: int) -> Proof:
 
 
 def reads(size: int, span: Span | Suffix, *, first: int = 0) -> Proof:
-    """A part of an object is those bytes."""
+    """Prove that this part of an object has these bytes."""
 
     async def proof(open_: Open) -> None:
         store, data = open_(), data_of(size)
@@ -85,7 +86,7 @@ def reads(size: int, span: Span | Suffix, *, first: int = 0) -> Proof:
 
 
 def lists(keys: Sequence[str], *, gone: Sequence[str] = (), prefix: str = "", after: str = "") -> Proof:
-    """A listing shows exactly these keys, without those that were deleted."""
+    """Prove that a listing shows exactly these keys, without the deleted ones."""
 
     async def proof(open_: Open) -> None:
         store = open_()
@@ -98,7 +99,7 @@ def lists(keys: Sequence[str], *, gone: Sequence[str] = (), prefix: str = "", af
 
 
 def levels(keys: Sequence[str], prefix: str = "") -> Proof:
-    """A level shows exactly the keys and folders below the prefix."""
+    """Prove that a level shows exactly the keys and folders below the prefix."""
 
     async def proof(open_: Open) -> None:
         store = open_()
@@ -110,7 +111,7 @@ def levels(keys: Sequence[str], prefix: str = "") -> Proof:
 
 
 def apart(one: str, two: str) -> Proof:
-    """Two keys are two objects, and both are listed by their names."""
+    """Prove that two keys are two objects, and that a listing shows both by their names."""
 
     async def proof(open_: Open) -> None:
         for first, second in ((one, two), (two, one)):
@@ -125,7 +126,7 @@ def apart(one: str, two: str) -> Proof:
 
 
 def key_round(key: str) -> Proof:
-    """A key is listed, read and deleted by its own name."""
+    """Prove that a key is listed, read and deleted by its own name."""
 
     async def proof(open_: Open) -> None:
         store = open_()
@@ -141,7 +142,9 @@ def key_round(key: str) -> Proof:
 def uploads(
     sizes: Sequence[int], order: Sequence[int] | None = None, *, at_once: bool = False, again: int = 0
 ) -> Proof:
-    """The parts of an upload are joined in order of their numbers, in whatever order they came."""
+    """Prove that the parts of an upload are joined in order of their numbers, whatever the order of
+    arrival.
+    """
 
     async def proof(open_: Open) -> None:
         store = open_()
@@ -169,7 +172,7 @@ def together(
     *,
     before: dict[str, bytes] | None = None,
 ) -> Proof:
-    """Calls at the same time answer as they would one by one."""
+    """Prove that concurrent calls give the same answers as one after another."""
 
     async def proof(open_: Open) -> None:
         store = open_()
@@ -182,7 +185,7 @@ def together(
 
 
 def one_creates(data: Callable[[int], bytes], *, clients: int = 2, rounds: int = 50) -> Proof:
-    """Of several creates at the same time exactly one succeeds, and its bytes stay."""
+    """Prove that exactly one of several concurrent creates succeeds, and that its bytes stay."""
 
     async def proof(open_: Open) -> None:
         stores = [open_() for _ in range(clients)]
@@ -203,14 +206,14 @@ def one_creates(data: Callable[[int], bytes], *, clients: int = 2, rounds: int =
 
 
 async def broken_body(size: int, after: int, error: BaseException) -> AsyncIterator[bytes]:
-    """Windows that end in an error."""
+    """Yield windows, and then raise an error."""
     yield data_of(after)
     await asyncio.sleep(0)
     raise error
 
 
 def body_that_fails(error: OffloadError) -> Proof:
-    """An error of the body leaves nothing, and is raised as it is."""
+    """Prove that an error of the body leaves no object and is raised unchanged."""
 
     async def proof(open_: Open) -> None:
         store = open_()
@@ -224,13 +227,13 @@ def body_that_fails(error: OffloadError) -> Proof:
 
 
 async def windows(*pieces: bytes) -> AsyncIterator[bytes]:
-    """These windows."""
+    """Yield these windows."""
     for piece in pieces:
         yield piece
 
 
 def body_of_another_size(announced: int, size: int) -> Proof:
-    """A body that is not as long as it says is `Misuse`, and leaves nothing."""
+    """Prove that a body of another length than announced raises `Misuse` and leaves no object."""
 
     async def proof(open_: Open) -> None:
         store = open_()
@@ -242,7 +245,7 @@ def body_of_another_size(announced: int, size: int) -> Proof:
 
 
 def replaced(*sizes: int, by: str = "put") -> Proof:
-    """After each replacement every read, size and checksum is that of the new object, for every client."""
+    """Prove that after each replacement every client reads the new object, its size and its checksum."""
 
     async def proof(open_: Open) -> None:
         one, two = open_(), open_()
@@ -265,7 +268,7 @@ def replaced(*sizes: int, by: str = "put") -> Proof:
 
 
 def whole_while_replaced(*sizes: int, rounds: int = 40, span: Span | Suffix | None = None) -> Proof:
-    """Whoever reads while an object is replaced finds one of the objects, entire."""
+    """Prove that a reader during a replacement finds one of the two objects, entire."""
 
     async def proof(open_: Open) -> None:
         one, two = open_(), open_()
@@ -293,7 +296,7 @@ def whole_while_replaced(*sizes: int, rounds: int = 40, span: Span | Suffix | No
 def many_times(
     call: Callable[[Any, int], Awaitable[Any]], times: int, *, ignore: type[BaseException] = NotFound
 ) -> Proof:
-    """A call may be made as often as one likes; the next one answers."""
+    """Prove that a call can be repeated any number of times, and that the next call works."""
 
     async def proof(open_: Open) -> None:
         store = open_()
@@ -308,7 +311,7 @@ def many_times(
 
 
 async def left_early(store: Any, number: int = 0) -> None:
-    """Take one row of a listing, and go."""
+    """Take one row of a listing, and close it."""
     async with aclosing(store.list("")) as rows:
         await anext(rows)
 
@@ -330,7 +333,7 @@ def answers(
     before: Sequence[str] = (),
     stays: Sequence[str] | None = None,
 ) -> Proof:
-    """A call raises this error and touches nothing."""
+    """Prove that a call raises this error and changes nothing."""
 
     async def proof(open_: Open) -> None:
         store = open_()

@@ -1,7 +1,7 @@
 """The register of bugs: a class with one mistake, and the proof that shows it on that class alone.
 
-A class' docstring says what is wrong, which sentence of the contract that breaks, and how a user loses.
-Invariant: a proof passes on the sound class from which the bug is made, and fails on the bug.
+The docstring of a class says what is wrong, which sentence of the contract that breaks, and what it costs a
+user. Invariant: a proof passes on the sound class from which the bug is made, and fails on the bug.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bug:
 
     @property
     def kind(self) -> str:
-        """`store` or `offloader`."""
+        """The kind of the backend: `store` or `offloader`."""
         return self.sound.KIND  # type: ignore[attr-defined, no-any-return]  # every sound class says so
 
 

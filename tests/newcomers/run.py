@@ -1,6 +1,6 @@
-"""The real command, in a process of its own, against one class that is installed for it alone.
+"""The real command, run in its own process against one class that is installed for it alone.
 
-`python -m newcomers.run NAME ...` prints how each was judged; a name without a bug is that of a sound class.
+`python -m newcomers.run NAME ...` prints the verdict on each. A name without a bug is that of a sound class.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ FOLDERS: Final = (
 )
 IN_FILES: Final = {"Folder", "FolderTier", "Ledgers", "Sqlite"}
 LIMIT_SECONDS: Final = 900
-"""No claim rests on this: a command that takes longer is ended, and counts as one that hangs."""
+"""A command that takes longer is killed and counts as hanging. No claim depends on this limit."""
 
 PROGRAM: Final = (sys.executable, "-c", "from offload.cli.main import main; main()")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What the command said of a class."""
+    """The verdict of the command on a class."""
 
     code: int | None
-    """None: it had to be ended."""
+    """The exit code, or None if the command exceeded the time limit."""
 
     failed: dict[str, str] = field(default_factory=dict)
     """Clauses that failed, with their messages."""
 
     cpu_seconds: float = 0.0
     said: str = ""
-    """Its errors, if it wrote no report."""
+    """The command's errors on stderr."""
 
 
 def judged(backend: type[Any], tail: str, folder: Path) -> Judged:
-    """Install the class in `folder`, and run `offload conformance`, default options, on a new place of it."""
+    """Install the class in `folder`, and run `offload conformance` with default options on a new place."""
     site, report = folder / "site", folder / "report.json"
     site.mkdir()
     install(backend, Site(site))
@@ -91,12 +91,14 @@ def install(backend: type[Any], site: Site) -> None:
 
 
 def sound_of(name: str) -> type[Any]:
-    """The sound class of a bug, or the one of this name."""
+    """Return the sound class of a bug, or the sound class of this name."""
     return BUGS[name].sound if name in BUGS else SOUND[name]
 
 
 def tail_of(name: str, folder: Path) -> str:
-    """What stands behind `newcomer://`: a place in `folder`, or in memory. The caller makes buckets."""
+    """Return the rest of a `newcomer://` URL: a place in `folder`, or in memory. The caller creates
+    buckets.
+    """
     return str(folder / "place") if sound_of(name).__name__ in IN_FILES else folder.name
 
 

@@ -1,8 +1,8 @@
-"""An object service as it is sold, and a sound client of it.
+"""An object service as providers sell it, and a sound client of it.
 
 The service keeps a row for each deleted key, as log-structured tables do. Such rows fill pages too: a page
-may be short, or empty, and others follow. Each method of `Service` is one moment. The client sends every
-request through a pool of connections, and gives way to other tasks before and after it.
+may be short or empty although others follow. Each method of `Service` is atomic. The client sends every
+request through a pool of connections, and yields to other tasks before and after it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SERVICES: Final[dict[str, Service]] = {}
 
 @dataclass(slots=True)
 class Pending:
-    """An upload that is not over."""
+    """An upload that is neither completed nor aborted."""
 
     key: str
     started_ms: int
@@ -36,11 +36,11 @@ class Pending:
 
 
 class Service:
-    """The far side."""
+    """The service itself."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.keys: list[str] = []  # deleted ones too
+        self.keys: list[str] = []  # deleted keys too
         self.uploads: dict[str, Pending] = {}
         self.requests = 0
 
@@ -63,7 +63,7 @@ class Service:
         return data[start:end]
 
     def head(self, key: str) -> tuple[int, int] | None:
-        """Size and CRC-32C."""
+        """Return the size and the CRC-32C of an object."""
         data = self.objects.get(key)
         return None if data is None else (len(data), crc32c(data))
 
@@ -72,7 +72,7 @@ class Service:
             self.objects.pop(key, None)
 
     def page(self, prefix: str, after: str, rows_max: int) -> tuple[list[tuple[str, int]], str | None]:
-        """Rows beyond `after`, and where the next page begins, if there is one."""
+        """Return rows after `after`, and the start of the next page, if there is one."""
         start = max(bisect_left(self.keys, prefix), bisect_right(self.keys, after))
         seen = [key for key in self.keys[start : start + rows_max + 1] if key.startswith(prefix)]
         rows = [(key, len(self.objects[key])) for key in seen[:rows_max] if key in self.objects]
@@ -189,7 +189,7 @@ class ServiceStore(ObjectStore):
 
 
 class ServiceUpload(Upload):
-    """Parts wait in the service."""
+    """An upload whose parts wait in the service."""
 
     def __init__(self, store: ServiceStore, key: str, name: str) -> None:
         self.store, self.key, self.name = store, key, name
@@ -215,7 +215,7 @@ class ServiceUpload(Upload):
 
 
 async def gathered(body: Body, key: str) -> bytes:
-    """The bytes of a body. Raises `Misuse` if they are not as many as it says."""
+    """Return the bytes of a body. Raise `Misuse` if their number is not the announced one."""
     data = bytearray()
     async for window in body.windows():
         data += window

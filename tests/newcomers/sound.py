@@ -1,4 +1,4 @@
-"""What the project has, as newcomers take it for a beginning: sound classes, each opened by a URL."""
+"""The project's own backends, from which newcomers begin: sound classes, each opened by a URL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBJECTS: Final[dict[str, dict[str, bytes]]] = {}
 
 
 class Memory(MemoryStore):
-    """A sound store in memory: the clients of one URL share their objects."""
+    """A sound store in memory. The clients of one URL share their objects."""
 
     KIND: ClassVar = "store"
 
@@ -34,9 +34,7 @@ class Folder(PosixStore):
 
 
 class Tier(ObjectStoreOffloader):
-    """A sound offloader on a store in memory: what an author subclasses who needs another layout or more
-    speed.
-    """
+    """A sound offloader on a store in memory. An author subclasses it for another layout or more speed."""
 
     KIND: ClassVar = "offloader"
 
@@ -54,7 +52,9 @@ class Sqlite(SqliteStore):
 
 
 class SharedMemory(MemoryStore):
-    """A sound store in memory: the clients of one URL share its objects, its uploads and what a bug keeps."""
+    """A sound store in memory. The clients of one URL share its objects, its uploads and the state of a
+    bug.
+    """
 
     KIND: ClassVar = "store"
     PLACES: ClassVar[dict[tuple[str, str], tuple[dict[str, bytes], dict[str, Any], dict[str, Any]]]] = {}
@@ -66,7 +66,7 @@ class SharedMemory(MemoryStore):
 
 
 class SummedMemory(SharedMemory):
-    """One that has a CRC-32C of each object."""
+    """A sound store in memory that has a CRC-32C of each object."""
 
     KIND: ClassVar = "store"
 

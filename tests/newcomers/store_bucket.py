@@ -53,7 +53,7 @@ class CreateSendsAnETag(Bucket):
 
 @bug(proofs.one_creates(lambda number: b"%d" % number, clients=4, rounds=20))
 class CreateAsksForTheHeadFirst(Bucket):
-    """Create asks for the head, and puts without a condition, because an older server knows none.
+    """A create asks for the head, and then puts without a condition, because an older server knows none.
 
     Breaks "Of any number of creates of one absent key, exactly one succeeds".
     """
@@ -83,7 +83,7 @@ class LostCreatesAreConflicts(Bucket):
 
 @bug(proofs.lists([f"t/{number:04}" for number in range(1010)], prefix="t/"))
 class OnlyTheFirstThousandKeys(Bucket):
-    """One request lists a thousand keys, and `IsTruncated` is not looked at.
+    """One request lists a thousand keys, and the client ignores `IsTruncated`.
 
     Breaks "Every object whose key begins with `prefix`".
     """

@@ -45,11 +45,11 @@ class ConnectionIsKeptWhenAbsent(_Manual):
 
 @bug(proofs.many_times(proofs.left_early, 120))
 class ConnectionIsKeptByAListingLeftEarly(_Manual):
-    """A listing holds its connection until its last row was taken. The pool has a hundred, as that of
+    """A listing holds its connection until the caller has taken the last row. The pool has a hundred, as in
     aiohttp.
 
-    Breaks "Pages are fetched as the caller advances": after a hundred lookups of a first key the store stands
-    still.
+    Breaks "Pages are fetched as the caller advances": after a hundred lookups of a first key the store
+    hangs.
     """
 
     CONNECTIONS = 100
@@ -66,7 +66,7 @@ class ConnectionIsKeptByAListingLeftEarly(_Manual):
 
 @bug(proofs.many_times(proofs.cancelled, 40))
 class ConnectionIsKeptWhenCancelled(_Manual):
-    """`except Exception` gives the connection back after an error, and a cancellation is none.
+    """`except Exception` gives the connection back after an error, but not after a cancellation.
 
     Breaks "connections return to the pool or are closed; and the next call works".
     """
@@ -96,7 +96,7 @@ async def _closed_beside(open_: Open) -> None:
 
 @bug(_closed_beside)
 class ClientsShareASession(ServiceStore):
-    """All clients of a process share one session, and whoever closes first closes it for all.
+    """All clients of a process share one session, and the first client that closes it closes it for all.
 
     Breaks "`aclose`: Release connections and threads", which are the store's own: a second tier in the
     process fails.
@@ -119,7 +119,7 @@ class ClientsShareASession(ServiceStore):
 
 @bug(_closed_beside)
 class SecondCloseFails(ServiceStore):
-    """`aclose` forgets the session, and the second call looks for it.
+    """`aclose` forgets the session, and a second call fails because there is none.
 
     Breaks "`aclose`: Idempotent": the error of a job is hidden by that of its clean-up.
     """

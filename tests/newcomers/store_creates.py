@@ -15,7 +15,7 @@ from offload.errors import AlreadyExists
 
 @bug(proofs.one_creates(lambda number: b"same"))
 class OwnBytesAreASuccess(ServiceStore):
-    """A create that finds its own bytes believes that an earlier request of its own had landed, and succeeds.
+    """A create that finds its own bytes succeeds: it assumes that they come from its own earlier request.
 
     Breaks "Of any number of creates of one absent key, exactly one succeeds": two writers both win the same
     marker.
@@ -33,7 +33,7 @@ class OwnBytesAreASuccess(ServiceStore):
     proofs.answers(AlreadyExists, lambda store: _create_twice(store)),
 )
 class EmptyCountsAsAbsent(ServiceStore):
-    """`if not existing` takes an empty object for none, and writes over it.
+    """`if not existing` treats an empty object as absent and overwrites it.
 
     Breaks "Store a small object if the key is absent": an empty marker protects nothing.
     """
@@ -73,7 +73,7 @@ async def _created_again(open_: Open) -> None:
 class DeletedKeysStayTaken(ServiceStore):
     """A deleted key leaves a row that says so, and a create finds the row.
 
-    Breaks "Store a small object if the key is absent": a job's marker can never be made again.
+    Breaks "Store a small object if the key is absent": a job's marker can never be created again.
     """
 
     async def create(self, key: str, data: bytes) -> None:
@@ -92,7 +92,7 @@ async def _create_beside_put(open_: Open) -> None:
 
 @bug(_create_beside_put)
 class CreateIsAtomicAmongCreatesOnly(ServiceStore):
-    """Creates take turns, look whether the key is free, and put; a put that comes between is overwritten.
+    """Creates take turns: each checks that the key is free, and then puts. A put in between is overwritten.
 
     Breaks "Store a small object if the key is absent, in one request": both writers believe that theirs is
     there.

@@ -17,8 +17,7 @@ from offload.store.parts import whole
 
 @bug(proofs.lists(["a_b/1", "axb/1"], prefix="a_b/"))
 class PrefixIsAPattern(Sqlite):
-    """A listing asks with `LIKE prefix || '%'`, in which `_` stands for any character, and letters have no
-    case.
+    """A listing asks with `LIKE prefix || '%'`, in which `_` matches any character, and letters ignore case.
 
     Breaks "Every object whose key begins with `prefix`": a stream shows the objects of another.
     """
@@ -37,7 +36,7 @@ class PrefixIsAPattern(Sqlite):
 
 @bug(proofs.one_creates(lambda number: b"%d" % number, clients=4, rounds=100))
 class CreateLooksAndThenInserts(Sqlite):
-    """Create looks in one transaction whether the key is free, and writes in another.
+    """A create checks in one transaction whether the key is free, and writes in another.
 
     Breaks "Of any number of creates of one absent key, exactly one succeeds".
     """
@@ -69,7 +68,7 @@ class ObjectsAreRowsOfChunks(Sqlite):
 
 @bug(proofs.keeps(2, 5))
 class TextLooksLikeText(Sqlite):
-    """What is valid UTF-8 is stored as text, in which SQLite's functions count characters and end at a zero.
+    """Bytes that are valid UTF-8 are stored as text, for which SQLite counts characters and stops at a zero.
 
     Breaks "Store an object whole": `length` and `substr` of text are not those of bytes.
     """

@@ -26,7 +26,7 @@ async def _began_now(open_: Open) -> None:
 
 @bug(_began_now)
 class UploadsBeginInSeconds(ServiceStore):
-    """The beginning of an upload is told in seconds.
+    """The start of an upload is reported in seconds.
 
     Breaks "Milliseconds since 1970": every upload is fifty years old, and is aborted under its writer.
     """
@@ -47,8 +47,8 @@ async def _in_another_loop(open_: Open) -> None:
 
 @bug(_in_another_loop)
 class LockOfTheFirstLoop(ServiceStore):
-    """All clients of a process share one `asyncio.Lock`, which belongs to the event loop on which it was
-    first waited for.
+    """All clients of a process share one `asyncio.Lock`, which belongs to the loop on which a task first
+    waits.
 
     Breaks "A store belongs to one event loop": a store on a second loop of the process raises `RuntimeError`.
     """
@@ -133,7 +133,7 @@ async def _create_a_root(open_: Open) -> None:
 
 @bug(_create_a_root)
 class CreatesOf64KiBAtMost(ServiceStore):
-    """Create uses another table than put, whose values have 64 KiB at most.
+    """A create uses another table than a put, and its values have at most 64 KiB.
 
     Breaks "Store a small object if the key is absent": a full root (256 KiB) cannot be committed, years
     later.
@@ -166,7 +166,7 @@ async def _loop_turns(open_: Open) -> None:
 
 @bug(_loop_turns)
 class LargePutsBlockTheLoop(ServiceStore):
-    """A put of a mebibyte or more is compressed on the event loop, for a quarter of a second.
+    """A put of a mebibyte or more is compressed on the event loop, which takes a quarter of a second.
 
     Breaks "Never block it": meanwhile no other call, deadline or heartbeat of the process runs.
     """

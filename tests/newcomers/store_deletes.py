@@ -14,8 +14,7 @@ from offload.errors import Misuse
 
 @bug(proofs.lists(proofs.THOUSANDS, gone=proofs.THOUSANDS[:1001]))
 class OnlyWholeBatchesAreDeleted(ServiceStore):
-    """`range(len(keys) // 1000)` leaves out the batch that is not full, if there are more than a thousand
-    keys.
+    """`range(len(keys) // 1000)` leaves out the last, partial batch of more than a thousand keys.
 
     Breaks "Remove these objects, any number of them": a sweep reports what it did not delete.
     """
@@ -70,7 +69,7 @@ async def _same_key_twice(open_: Open) -> None:
 
 @bug(_same_key_twice)
 class KeyTwiceInABatchIsRefused(ServiceStore):
-    """The service refuses a batch that names a key twice, and the client hands that on.
+    """The service refuses a batch that names a key twice, and the client passes the error on.
 
     Breaks "Remove these objects, any number of them" and "Deleting what is absent succeeds".
     """

@@ -25,7 +25,7 @@ from offload.store.spans import clip
 
 
 class _Plain(Folder):
-    """Paths of objects, for classes that use `open` and `os` as anybody would."""
+    """The paths of objects, for classes that use `open` and `os` in the ordinary way."""
 
     def path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
@@ -52,7 +52,7 @@ class _Plain(Folder):
 
 @bug(proofs.lists(["[x]/1", "[x]/2", "x/1"], prefix="[x]/"))
 class PrefixIsAGlob(_Plain):
-    """A listing is a glob, in which `[`, `*` and `?` of a prefix have a meaning of their own.
+    """A listing is a glob, in which `[`, `*` and `?` of a prefix are patterns.
 
     Breaks "Every object whose key begins with `prefix`": a stream whose escaped name has such a character is
     empty.
@@ -91,7 +91,7 @@ async def _beside_its_temporary_name(open_: Open) -> None:
 class TemporaryNamesAreKeys(_Plain):
     """A put writes `KEY.tmp` beside the key and renames it: a key `KEY.tmp` is overwritten and gone.
 
-    Breaks "Keys are whole names", and "Listing": a key of its own is lost by the put of another.
+    Breaks "Keys are whole names", and "Listing": the put of one key destroys another.
     """
 
     async def put(self, key: str, body: Body) -> None:
@@ -108,7 +108,7 @@ async def _puts_at_once(open_: Open) -> None:
 
 @bug(_puts_at_once)
 class OneTemporaryFileForEachKey(_Plain):
-    """The temporary file of a put is named after the key alone, so two puts of a key write into one file.
+    """The temporary file of a put is named after the key alone, so two puts of one key write to one file.
 
     Breaks "Puts are whole": the object begins with one's bytes and ends with the other's, or a raw error
     comes.
@@ -154,7 +154,7 @@ class CreateIsSeenBeforeItIsWritten(_Plain):
 
 @bug(proofs.answers(NotFound, lambda store: store.get("a/b"), before=["a"]))
 class BelowAnObjectIsARawError(_Plain):
-    """Reading `a/b` beside an object `a` raises `NotADirectoryError`, which nobody translates.
+    """Reading `a/b` beside an object `a` raises `NotADirectoryError`, which the store does not translate.
 
     Breaks "Reading a key that is not there raises `NotFound`".
     """
@@ -174,7 +174,7 @@ class BelowAnObjectIsARawError(_Plain):
 
 @bug(proofs.answers(NotFound, lambda store: store.get("a"), before=["a/b"]))
 class AFolderIsARawError(_Plain):
-    """Reading `a` beside an object `a/b` raises `IsADirectoryError`, which nobody translates.
+    """Reading `a` beside an object `a/b` raises `IsADirectoryError`, which the store does not translate.
 
     Breaks "Reading a key that is not there raises `NotFound`".
     """
@@ -194,9 +194,9 @@ async def _delete_a_folders_name(open_: Open) -> None:
 
 @bug(_delete_a_folders_name)
 class DeleteTakesAFolder(_Plain):
-    """Delete removes whatever has the name: a folder with all that is in it too.
+    """Delete removes anything that has the name, including a folder with all its files.
 
-    Breaks "Remove these objects": the absent key `a` takes `a/b` along.
+    Breaks "Remove these objects": deleting the absent key `a` also deletes `a/b`.
     """
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -234,7 +234,7 @@ async def _puts_beside_deletes(open_: Open) -> None:
 
 @bug(_puts_beside_deletes)
 class EmptyFoldersArePruned(_Plain):
-    """Delete removes folders that became empty, while a put has made the folder and not yet its file.
+    """Delete removes empty folders, also one that a put has created for its file a moment before.
 
     Breaks "methods may be called at the same time": the put ends in a raw `FileNotFoundError`.
     """
@@ -284,7 +284,7 @@ class NamesAreNormalised(_Plain):
 
 @bug(proofs.keeps(0, 1))
 class EmptyObjectsAreNeverWritten(_Plain):
-    """The file is opened when the first window comes, so an object of no bytes is not made.
+    """The file is created with the first window, so an object of no bytes is never created.
 
     Breaks "Store an object whole": an empty object is absent, or what it should replace stays.
     """
@@ -361,7 +361,8 @@ async def _complete_is_whole(open_: Open) -> None:
 class CompleteWritesUnderTheKey(_Plain):
     """`complete` copies the parts into the object under its own name, one after the other.
 
-    Breaks "Make the object visible, whole": who reads meanwhile finds the beginning of a fragment.
+    Breaks "Make the object visible, whole": a reader meanwhile finds the beginning of a
+    fragment.
     """
 
     async def start_upload(self, key: str) -> Upload:
@@ -396,7 +397,7 @@ class _Copying(Upload):
 
 @bug(proofs.uploads([300_000] * 6, at_once=True))
 class PartsSeekInOneFile(_Plain):
-    """Parts at the same time share one file: each seeks, gives way, and writes where another has sought.
+    """Concurrent parts share one file: each seeks, yields to the loop, and writes where another has sought.
 
     Breaks "parts may be put in any order and at the same time".
     """

@@ -41,7 +41,8 @@ async def shows_text_where_possible(open_: Open) -> None:
 
 @bug(shows_text_where_possible)
 class TextWherePossible(Sqlite):
-    """What is valid UTF-8 is stored as TEXT, "to be readable in the shell": ranges then count characters.
+    """Bytes that are valid UTF-8 are stored as TEXT, "to be readable in the shell": ranges then count
+    characters.
 
     Breaks "Ranges are exact." Data with letters beyond ASCII only; `length` in listings is wrong as well.
     """
@@ -64,7 +65,7 @@ async def shows_returns_memoryview(open_: Open) -> None:
 
 @bug(shows_returns_memoryview)
 class ReturnsMemoryview(SharedMemory):
-    """`get` returns what the driver does, a `memoryview` (psycopg's bytea): no hash, no `decode`, no `+`.
+    """`get` returns the driver's `memoryview` (psycopg's bytea), which has no hash, no `decode` and no `+`.
 
     Breaks the type of `get`, `bytes`; users of the store fail later, elsewhere.
     """
@@ -83,8 +84,8 @@ async def shows_remembered_size(open_: Open) -> None:
 
 @bug(shows_remembered_size)
 class RememberedSize(SharedMemory):
-    """A client keeps the size of each object it has met, to clip spans: after a replacement by another they
-    are clipped at the old end.
+    """A client remembers the size of each object to clip spans. After another client replaces the object, the
+    old end still clips them.
 
     Breaks "clipped at the object's end". s3fs-fuse issue 1852.
     """
@@ -184,7 +185,7 @@ async def shows_pages_by_number(open_: Open) -> None:
 
 @bug(shows_pages_by_number)
 class PagesByNumber(Sqlite):
-    """Pages are fetched by LIMIT and OFFSET: what is deleted meanwhile shifts the rest, and rows are skipped.
+    """Pages use LIMIT and OFFSET. A deletion in between shifts the rest, so the listing skips rows.
 
     Breaks "An object that exists during the whole call is shown."
     """
@@ -210,7 +211,7 @@ async def shows_underscore_is_wild(open_: Open) -> None:
 
 @bug(shows_underscore_is_wild)
 class UnderscoreIsWild(SharedMemory):
-    """`LIKE prefix || '%'` without escaping `_`: a prefix with an underscore also lists others' keys.
+    """`LIKE prefix || '%'` does not escape `_`: a prefix with an underscore also lists others' keys.
 
     Breaks "Every object whose key begins with `prefix`". `%` was thought of, `_` was not.
     """
@@ -233,8 +234,8 @@ async def shows_empty_page_ends(open_: Open) -> None:
 
 @bug(shows_empty_page_ends)
 class EmptyPageEnds(SharedMemory):
-    """Parts of uploads stand beside the objects, as `<key>/.part.N`, and are filtered out page by page; a
-    page of nothing else is taken for the end.
+    """Parts of uploads are stored beside the objects as `<key>/.part.N`. Each page leaves them out, and an
+    empty page ends the listing.
 
     Breaks "Every object". An upload of 100 parts hides what follows.
     """
@@ -261,7 +262,7 @@ class EmptyPageEnds(SharedMemory):
 async def shows_shard_after_shard(open_: Open) -> None:
     for turns in range(14):
         store, other, prefix = open_(), open_(), f"{turns:02}/"
-        await store.create(prefix + "r2", b"")  # of either shard, whatever the prefix adds
+        await store.create(prefix + "r2", b"")  # of either shard, for any prefix
         listing = asyncio.ensure_future(keys(store, prefix))
         for old, new in (("r2", "r3"), ("r3", "r4")):
             for _ in range(turns):
@@ -273,7 +274,7 @@ async def shows_shard_after_shard(open_: Open) -> None:
 
 @bug(shows_shard_after_shard)
 class ShardAfterShard(SharedMemory):
-    """Keys are spread over two shards, and a listing asks one after the other.
+    """Keys are spread over two shards, and a listing reads one shard after the other.
 
     Breaks "the last one shown is at least as great as the greatest one of the moment at which the call
     began": a greater key is created in the shard that was read, a lesser one deleted in the other.
@@ -302,8 +303,8 @@ async def shows_listed_in_utf16(open_: Open) -> None:
 
 @bug(shows_listed_in_utf16)
 class ListedInUtf16(SharedMemory):
-    """Keys are sorted as UTF-16, as Java, JavaScript and Azure's older emulator do: from U+E000 on it
-    differs.
+    """Keys are sorted as UTF-16, as in Java, JavaScript and Azure's older emulator: the order differs from
+    U+E000 on.
 
     Breaks "Keys ascend by their UTF-8 bytes."
     """
@@ -322,7 +323,7 @@ async def shows_plus_is_space(open_: Open) -> None:
 
 @bug(shows_plus_is_space)
 class PlusIsSpace(SharedMemory):
-    """Listings come URL-encoded, and are decoded as a form is: `+` in a key becomes a space.
+    """Listings arrive URL-encoded, and are decoded like a form: a `+` in a key becomes a space.
 
     Breaks `Listed.key`; what is listed cannot be read or deleted. As boto with `EncodingType=url`.
     """
@@ -333,7 +334,7 @@ class PlusIsSpace(SharedMemory):
 
 
 class Mapped(SharedMemory):
-    """A store that keeps objects under names made of the keys."""
+    """A store whose object names are made from the keys."""
 
     def name(self, key: str) -> str:
         return key

@@ -26,7 +26,8 @@ async def shows_shared_scratch_buffer(open_: Open) -> None:
 
 @bug(shows_shared_scratch_buffer)
 class SharedScratchBuffer(SharedMemory):
-    """Windows are gathered in one buffer per client, made once "to save allocations": concurrent puts mix.
+    """Windows are gathered in one buffer per client, allocated once "to save allocations": concurrent puts
+    mix.
 
     Breaks "methods may be called at the same time", "Puts are whole".
     """
@@ -52,7 +53,7 @@ async def shows_stops_at_announced_size(open_: Open) -> None:
 
 @bug(shows_stops_at_announced_size)
 class StopsAtAnnouncedSize(SharedMemory):
-    """`put` stops to ask for windows once it has `size_bytes`: a body that is longer is cut off unnoticed.
+    """`put` stops reading windows at `size_bytes`, so it cuts a longer body without an error.
 
     Breaks "`Misuse` is also raised for ... a body whose windows are not `size_bytes` long". As with a
     Content-Length that the HTTP client obeys.
@@ -76,7 +77,7 @@ async def shows_same_bytes_created_twice(open_: Open) -> None:
 
 @bug(shows_same_bytes_created_twice)
 class SameBytesCreatedTwice(SharedMemory):
-    """`create` that finds the key taken by the same bytes says that it succeeded: "it may be our own retry".
+    """`create` succeeds if the key already has the same bytes: "it may be our own retry".
 
     Breaks "exactly one succeeds", "Raises `AlreadyExists` also where an earlier request of the caller's own
     ... did land".
@@ -183,7 +184,7 @@ async def shows_delete_checks_as_it_goes(open_: Open) -> None:
 
 @bug(shows_delete_checks_as_it_goes)
 class DeleteChecksAsItGoes(SharedMemory):
-    """`delete` checks each key just before it removes it: those before a key that is none are gone.
+    """`delete` checks each key just before it removes it, so valid keys before an invalid one are deleted.
 
     Breaks "A key that is no key raises `Misuse` and touches nothing."
     """
@@ -203,7 +204,7 @@ async def shows_delete_twice_named(open_: Open) -> None:
 class DeleteTwiceNamed(SharedMemory):
     """A key that is named twice in one call is looked up once and popped twice: `KeyError`.
 
-    Breaks "Deleting what is absent succeeds." Presence is asked first, for all keys at once.
+    Breaks "Deleting what is absent succeeds." It checks all keys before it removes the first.
     """
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -284,7 +285,7 @@ async def shows_abort_after_failure(open_: Open) -> None:
 
 @bug(shows_abort_after_failure)
 class AbortAfterFailure(OwnUpload):
-    """The server ends an upload whose completion it refuses, and the abort that follows gets NoSuchUpload.
+    """The server ends an upload if it refuses its completion, and the following abort gets NoSuchUpload.
 
     Breaks "Idempotent; also right after a failed `complete`."
     """
@@ -301,7 +302,8 @@ async def shows_upload_started_seconds(open_: Open) -> None:
 
 @bug(shows_upload_started_seconds)
 class UploadStartedSeconds(SharedMemory):
-    """`started_ms` is the seconds of the SDK's `datetime`: each upload seems to be of 1970, and to be swept.
+    """`started_ms` is the seconds of the SDK's `datetime`: each upload seems to be from 1970 and due for a
+    sweep.
 
     Breaks "Milliseconds since 1970, by the store's clock."
     """
@@ -348,7 +350,7 @@ async def shows_composite_checksum(open_: Open) -> None:
 
 @bug(shows_composite_checksum)
 class CompositeChecksum(SummedMemory):
-    """Of an object that came in parts the server keeps a CRC of the CRCs of its parts, and it is passed on.
+    """For an object uploaded in parts the server keeps a CRC of its parts' CRCs, and the client returns it.
 
     Breaks "Where `stored_crc32c` returns a number, it is the object's CRC-32C." S3's COMPOSITE type.
     """

@@ -14,8 +14,7 @@ from offload.contracts.store import Listed
 
 @bug(proofs.lists(proofs.THOUSANDS, gone=proofs.THOUSANDS[10:12]))
 class ShortPageEndsListing(ServiceStore):
-    """A page with fewer rows than were asked for counts as the last, though rows of deleted keys are left out
-    of pages.
+    """A page with fewer rows than requested counts as the last, though pages leave out rows of deleted keys.
 
     Breaks "An object that exists during the whole call is shown": a tier loses its newest roots after a
     sweep.
@@ -81,7 +80,7 @@ class AfterOfAnotherFolderIsForgotten(ServiceStore):
 
 @bug(proofs.levels([f"many/{number:04}" for number in range(2500)] + ["z"]))
 class FolderAgainOnEachPage(ServiceStore):
-    """Each page of a level begins without the memory of the folder that ended the one before.
+    """Each page of a level forgets the folder with which the page before it ended.
 
     Breaks "Levels are whole: names each folder once": the same stream is listed three times.
     """
@@ -97,8 +96,8 @@ class FolderAgainOnEachPage(ServiceStore):
 
 @bug(proofs.levels(["a/1", "a0", "a1"]))
 class LevelSkipsTheKeyAfterAFolder(ServiceStore):
-    """A level goes on after `a0` behind the folder `a/`, as `0` follows the slash; but `after` leaves out
-    `a0` itself.
+    """A level continues at `a0` behind the folder `a/`, as `0` follows the slash, but `after` excludes `a0`
+    itself.
 
     Breaks "Levels are whole": the stream `a0` is not listed beside the stream `a`.
     """
@@ -117,7 +116,7 @@ class LevelSkipsTheKeyAfterAFolder(ServiceStore):
 
 @bug(proofs.levels(["a", "a/1", "b"]))
 class LevelHasOneNameForKeyAndFolder(ServiceStore):
-    """A level gathers names without their slash, so a key hides the folder of the same name.
+    """A level collects names without their slash, so a key hides the folder of the same name.
 
     Breaks "names each key and each folder": what is below the folder seems not to exist.
     """
@@ -157,8 +156,7 @@ async def _two_listings(open_: Open) -> None:
 
 @bug(_two_listings)
 class ListingsShareACursor(ServiceStore):
-    """The client keeps the place of a listing in itself, so that two listings at the same time move one
-    cursor.
+    """The client keeps the position of a listing in itself, so two concurrent listings move one cursor.
 
     Breaks "methods may be called at the same time": each of two listings misses pages.
     """
@@ -189,7 +187,7 @@ async def _deleted_while_paging(open_: Open) -> None:
 
 @bug(_deleted_while_paging)
 class PagesAreCountedByRows(ServiceStore):
-    """A page begins after so many rows (`OFFSET`), so keys move up if others are deleted meanwhile.
+    """A page begins after a number of rows (`OFFSET`), so keys move up if others are deleted meanwhile.
 
     Breaks "An object that exists during the whole call is shown": a sweep that deletes as it lists skips
     objects.
@@ -212,8 +210,8 @@ class PagesAreCountedByRows(ServiceStore):
 
 @bug(proofs.lists(["k", *proofs.THOUSANDS[:999]]))
 class FullPageIsTheLast(ServiceStore):
-    """The client asks for 1,000 rows and takes exactly 1,000 for a page that was cut, whose last row it drops
-    as incomplete.
+    """The client asks for 1,000 rows. It assumes that a page of exactly 1,000 was cut, and drops its last
+    row.
 
     Breaks "An object that exists during the whole call is shown", at exactly 1,000 keys.
     """

@@ -16,8 +16,8 @@ from offload.store.spans import clip
 
 @bug(proofs.reads(10, Span(0, 0)))
 class NoBytesAreAllBytes(ServiceStore):
-    """A span of no bytes from the beginning is sent as `bytes=0--1`, which servers ignore: the whole object
-    comes.
+    """A span of no bytes from the beginning is sent as `bytes=0--1`, which servers ignore: they send the
+    whole object.
 
     Breaks "Ranges are exact".
     """
@@ -28,7 +28,7 @@ class NoBytesAreAllBytes(ServiceStore):
 
 @bug(proofs.reads(0, Span(0, 10)))
 class SpanOfAnEmptyObjectIsAbsent(ServiceStore):
-    """The service refuses every range of an empty object (416), and the client takes that for an absent one.
+    """The service refuses every range of an empty object (416), and the client reports the object as absent.
 
     Breaks "A span that begins at or beyond the end reads as empty".
     """
@@ -42,8 +42,7 @@ class SpanOfAnEmptyObjectIsAbsent(ServiceStore):
 
 @bug(proofs.reads(10, Suffix(11)))
 class SuffixLongerThanTheObjectIsEmpty(ServiceStore):
-    """A suffix that is longer than the object is refused by the service, and the client reads that as beyond
-    the end.
+    """The service refuses a suffix longer than the object, and the client treats that as beyond the end.
 
     Breaks "The last `length` bytes of an object, or all of it": a small fragment's tail cannot be found.
     """
@@ -55,8 +54,7 @@ class SuffixLongerThanTheObjectIsEmpty(ServiceStore):
 
 @bug(proofs.reads(100, Span(5, 2**63 - 1)))
 class EndOfSpanOverflows(ServiceStore):
-    """The end of a span is kept in 64 bits with a sign, so "from 5 to the end" ends below zero and reads
-    nothing.
+    """The end of a span is kept in 64 bits with a sign, so "from 5 to the end" overflows and reads nothing.
 
     Breaks "from `start`, at most `length` of them".
     """
@@ -82,7 +80,8 @@ class LengthIsCutTo32Bits(ServiceStore):
 
 @bug(proofs.replaced(100, 60, 200, by="upload"))
 class SizeIsRememberedForSuffixes(ServiceStore):
-    """The client turns a suffix into a span with the size that it remembers; an upload does not renew that.
+    """The client turns a suffix into a span with the size that it remembers. An upload does not update that
+    size.
 
     Breaks "Ranges are exact": the tail of an object that was replaced is read from its middle.
     """
@@ -111,8 +110,8 @@ class SizeIsRememberedForSuffixes(ServiceStore):
 
 @bug(proofs.replaced(10, 20, 5))
 class ReadsAreCachedByKey(ServiceStore):
-    """The client keeps what it read of a key until it writes the key itself; others' replacements it never
-    sees.
+    """The client caches what it read of a key until it writes the key itself, so it misses others'
+    replacements.
 
     Breaks "Store an object whole, replacing what was there", for every other client.
     """
@@ -177,7 +176,7 @@ class AbsenceIsCached(ServiceStore):
 
 @bug(proofs.whole_while_replaced(3_000_000, 500_000, 2_000_000))
 class LargeReadsAreCutIntoRanges(ServiceStore):
-    """A read of more than a mebibyte is sent as several ranges, without the condition that all are of one
+    """A read of more than a mebibyte is sent as several ranges, without the condition that all are from one
     object.
 
     Breaks "A reader finds an object entire or not at all, also while it is replaced".
@@ -194,7 +193,7 @@ class LargeReadsAreCutIntoRanges(ServiceStore):
 
 @bug(proofs.whole_while_replaced(400, 100, span=Suffix(64)))
 class SuffixIsTwoRequests(ServiceStore):
-    """A suffix is read as a span, after the size was asked for; meanwhile the object may have another size.
+    """A suffix is read as a span, after a request for the size. In between the size of the object can change.
 
     Breaks "A reader finds an object entire or not at all, also while it is replaced".
     """
@@ -217,7 +216,7 @@ class SuffixIsTwoRequests(ServiceStore):
     )
 )
 class ReadsShareABuffer(ServiceStore):
-    """Each client has one buffer, into which replies are read: reads at the same time mix.
+    """Each client reads all replies into one buffer: concurrent reads mix.
 
     Breaks "methods may be called at the same time": one key's bytes are returned for another.
     """
@@ -242,7 +241,8 @@ async def _bytes_are_returned(open_: Open) -> None:
 class ReturnsAViewOfItsBuffer(ServiceStore):
     """A span is returned as a view of the client's buffer, which saves a copy.
 
-    Breaks "get(...) -> bytes": whoever joins, decodes or pickles what was read fails.
+    Breaks "get(...) -> bytes": a caller that joins, decodes or pickles the result
+    fails.
     """
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:

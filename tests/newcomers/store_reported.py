@@ -1,4 +1,4 @@
-"""Mistakes that were reported of others: gcsfs 473, leofs 382, a gateway to Azure, bun 43137."""
+"""Mistakes that were reported of other projects: gcsfs 473, leofs 382, a gateway to Azure, bun 43137."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ async def _levels_are_fresh(open_: Open) -> None:
 
 @bug(_levels_are_fresh)
 class LevelsAreKeptUntilALargePut(ServiceStore):
-    """A client keeps levels, and only the path of large puts forgets them: small ones return before that
-    line.
+    """A client caches levels. Only large puts clear the cache, because small ones return before that line.
 
     Breaks "Levels are whole" and "Listing is strong": a new stream is not listed by the process that made it.
     """
@@ -51,8 +50,8 @@ class LevelsAreKeptUntilALargePut(ServiceStore):
 
 @bug(proofs.reads(10, Span(0, 1)))
 class FirstByteIsEverything(ServiceStore):
-    """The last byte that is wanted is sent, and zero means "to the end": a span of the first byte reads it
-    all.
+    """The last byte of a span is sent, and zero means "to the end": a span of the first byte reads
+    everything.
 
     Breaks "Ranges are exact".
     """
@@ -72,7 +71,7 @@ async def _put_beside_an_upload(open_: Open) -> None:
 
 @bug(_put_beside_an_upload)
 class PutsForgetUploadsOfTheKey(ServiceStore):
-    """A put throws away what waits to be joined under its key, as Azure does with blocks.
+    """A put discards the parts that wait under its key, as Azure does with blocks.
 
     Breaks "Make the object visible": the upload of another process cannot be completed, and says `Misuse`.
     """
@@ -95,7 +94,7 @@ async def _nothing_at_the_start(open_: Open) -> None:
 
 @bug(_nothing_at_the_start)
 class UploadsBeginWithAnEmptyObject(ServiceStore):
-    """The service makes an empty object when the first part comes, unless there is one.
+    """The service creates an empty object with the first part, unless an object exists.
 
     Breaks "Nothing is visible under its key until `complete` returns": a fragment of no bytes is listed, and
     called damaged.
@@ -123,8 +122,8 @@ async def _late_part(open_: Open) -> None:
 
 @bug(_late_part)
 class AbortedUploadsStayForgottenOnce(ServiceStore):
-    """An abort is sent once for each upload; a part that arrives after it begins the upload again, and a
-    second abort is not sent.
+    """An abort is sent once for each upload. A part that arrives later restarts the upload, and no second
+    abort is sent.
 
     Breaks "Forget the parts": they are paid for until somebody looks.
     """

@@ -1,4 +1,4 @@
-"""Mistakes in what a store says of an object without sending it."""
+"""Mistakes in what a store reports about an object without sending it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ChecksumHasASign(ServiceStore):
 
 @bug(proofs.replaced(10, 20, 30, by="upload"))
 class ChecksumOfTheFirstPut(ServiceStore):
-    """The checksum is kept beside the object by put and create, and uploads leave it as it was.
+    """Puts and creates store the checksum beside the object. Uploads leave the old one.
 
     Breaks "Stored checksums are true", once an upload replaces an object.
     """
@@ -63,7 +63,7 @@ class ChecksumOfTheFirstPut(ServiceStore):
 
 @bug(_checksum_of)
 class ChecksumOfNothingIsNone(ServiceStore):
-    """`stored or None`: the CRC-32C of no bytes is zero, and zero counts as unknown; an absent key is unknown
+    """`stored or None`: the CRC-32C of no bytes is zero, and zero counts as unknown. An absent key is unknown
     too.
 
     Breaks "`stored_crc32c`: Raises `NotFound`".
@@ -81,7 +81,7 @@ async def _retained_of_absent(open_: Open) -> None:
 
 @bug(_retained_of_absent)
 class EverythingIsRetained(ServiceStore):
-    """`retained` asks the bucket for its setting, and not for the object.
+    """`retained` queries the setting of the bucket and never the object.
 
     Breaks "`retained`: Raises `NotFound`": a tool reports kept bytes of objects that never were.
     """

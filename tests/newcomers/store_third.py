@@ -29,7 +29,7 @@ async def shows_listed_size_compressed(open_: Open) -> None:
 
 @bug(shows_listed_size_compressed)
 class ListedSizeCompressed(SharedMemory):
-    """Objects from 1 KiB on are compressed at rest, and a listing shows how many bytes are kept.
+    """Objects from 1 KiB on are compressed at rest, and a listing shows the compressed size.
 
     Breaks `Listed`, a row of the object as it is read. As GCS with transcoding.
     """
@@ -73,7 +73,7 @@ class ListingLocksClient(SharedMemory):
 
 @bug(proofs.lists(["a.tmp", "b"]))
 class UnderWayByName(Folder):
-    """What is under way ends in `.tmp`, and a listing leaves out all that does, objects as well.
+    """Temporary objects end in `.tmp`, and a listing leaves out every key with that end, objects included.
 
     Breaks "Every object whose key begins with `prefix`".
     """
@@ -159,7 +159,7 @@ async def shows_threads_stay(open_: Open) -> None:
 
 @bug(shows_threads_stay)
 class ThreadsStay(Sqlite):
-    """`aclose` closes the connection, and leaves the thread that it was used in.
+    """`aclose` closes the connection, but not the thread that used it.
 
     Breaks "Release connections and threads": a process that opens a client for each job ends without threads.
     """
@@ -181,7 +181,7 @@ async def shows_descriptors_stay(open_: Open) -> None:
 
 @bug(shows_descriptors_stay)
 class DescriptorsStay(Folder):
-    """Files that were read stay open for the next read, also when the client is closed.
+    """Files that were read stay open for the next read, even after the client is closed.
 
     Breaks "Release connections and threads": the process runs out of descriptors.
     """
@@ -253,7 +253,7 @@ async def shows_failed_is_over(open_: Open) -> None:
 
 @bug(shows_failed_is_over)
 class FailedIsOver(OwnUpload):
-    """An upload whose `complete` failed counts as ended, and its abort asks the server for nothing.
+    """An upload whose `complete` failed counts as ended, so its abort sends no request.
 
     Breaks "Idempotent; also right after a failed `complete`": its parts stay, and are paid for.
     """
@@ -271,23 +271,33 @@ async def shows_joined_reads(open_: Open) -> None:
     assert not two.cancelled()
 
 
-@bug(shows_joined_reads)
-class JoinedReads(SharedMemory):
-    """Equal reads at the same time share one request, and who cancels one, cancels all.
-
-    Breaks "methods may be called at the same time".
-    """
+class Joining(SharedMemory):
+    """A store in which equal concurrent reads share one request."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._flights: dict[object, asyncio.Future[bytes]] = {}
 
-    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+    def flight(self, key: str, span: Span | Suffix | None) -> asyncio.Future[bytes]:
         flight = self._flights.get((key, span))
         if flight is None:
-            flight = self._flights[key, span] = asyncio.ensure_future(super().get(key, span))
+            flight = self._flights[key, span] = asyncio.ensure_future(self.fetched(key, span))
             flight.add_done_callback(lambda _: self._flights.pop((key, span), None))
-        return await flight
+        return flight
+
+    async def fetched(self, key: str, span: Span | Suffix | None) -> bytes:
+        return await super().get(key, span)
+
+
+@bug(shows_joined_reads)
+class JoinedReads(Joining):
+    """If one of several reads that share a request is cancelled, all are cancelled.
+
+    Breaks "methods may be called at the same time".
+    """
+
+    async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
+        return await self.flight(key, span)
 
 
 async def shows_joins_an_earlier_read(open_: Open) -> None:
@@ -303,29 +313,21 @@ async def shows_joins_an_earlier_read(open_: Open) -> None:
 
 
 @bug(shows_joins_an_earlier_read)
-class JoinsAnEarlierRead(SharedMemory):
-    """A read joins an equal one that is under way, also if that began before the last write.
+class JoinsAnEarlierRead(Joining):
+    """A read joins an equal one that is under way, even if that one began before the last write.
 
     Breaks "Puts are durable", for its readers: what a `create` that has returned stored is not there.
     """
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self._flights: dict[object, asyncio.Future[bytes]] = {}
-
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        flight = self._flights.get((key, span))
-        if flight is None:
-            flight = self._flights[key, span] = asyncio.ensure_future(self._slowly(key, span))
-        return await asyncio.shield(flight)
+        return await asyncio.shield(self.flight(key, span))
 
-    async def _slowly(self, key: str, span: Span | Suffix | None) -> bytes:
+    async def fetched(self, key: str, span: Span | Suffix | None) -> bytes:
         try:
-            return await super().get(key, span)
+            return await super().fetched(key, span)
         finally:
             for _ in range(20):  # the rest of the reply
                 await asyncio.sleep(0)
-            del self._flights[key, span]
 
 
 async def shows_known_to_exist(open_: Open) -> None:
@@ -337,7 +339,8 @@ async def shows_known_to_exist(open_: Open) -> None:
 
 @bug(shows_known_to_exist)
 class KnownToExist(Folder):
-    """A client remembers which keys it created, and refuses them without a look; others delete.
+    """A client remembers the keys that it created, and refuses them without a request, although others
+    delete.
 
     Breaks "Store a small object if the key is absent".
     """

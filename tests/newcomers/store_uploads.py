@@ -34,7 +34,7 @@ class _TextOrder(ServiceUpload):
 
 @bug(proofs.uploads([10] * 1005 + [3]))
 class PartsBeyondAThousandAreLost(ServiceStore):
-    """`complete` asks the service for the parts, and reads the first page of a thousand only.
+    """`complete` asks the service for the parts, but reads only the first page of a thousand.
 
     Breaks "Make the object visible, whole": a large object ends after a thousand parts.
     """
@@ -78,8 +78,8 @@ class _Appending(ServiceUpload):
 
 @bug(proofs.uploads([10, 10, 4], order=[3, 1, 2]))
 class SizeOfTheFirstPartToComeIsCommon(ServiceStore):
-    """The place of a part is reckoned by the size of the part that came first, which may be the last and
-    smaller.
+    """The position of a part is computed from the size of the part that came first. That one can be the
+    smaller last part.
 
     Breaks "parts may be put in any order": parts overlap in the object.
     """
@@ -121,7 +121,8 @@ async def _two_uploads_of_a_key(open_: Open) -> None:
 
 @bug(_two_uploads_of_a_key)
 class UploadsOfAKeyShareParts(ServiceStore):
-    """An upload is known by its key, so a second one of the same key goes on with the parts of the first.
+    """An upload is identified by its key, so a second one of the same key continues with the parts of the
+    first.
 
     Breaks "Make the object visible, whole, its parts in order": a retry mixes with what it repeats.
     """
@@ -160,7 +161,7 @@ async def _begun(store: Any) -> Any:
 
 @bug(_abort_again)
 class SecondAbortIsNotFound(ServiceStore):
-    """An upload that is gone already answers `NotFound`, and the client raises it.
+    """The service answers `NotFound` for an upload that no longer exists, and the client raises it.
 
     Breaks "Forget the parts. Idempotent": the retry of an abort whose reply was lost fails.
     """
@@ -192,8 +193,7 @@ async def _complete_replaces(open_: Open) -> None:
 
 @bug(_complete_replaces)
 class CompleteLeavesWhatIsThere(ServiceStore):
-    """`complete` publishes with create-if-absent, and takes an existing object for its own, whose reply was
-    lost.
+    """`complete` publishes with create-if-absent. It takes an existing object for its own, with a lost reply.
 
     Breaks "Make the object visible": the old object stays, and the new one is gone.
     """
@@ -219,9 +219,9 @@ async def _many_unfinished(open_: Open) -> None:
 
 @bug(_many_unfinished)
 class FirstPageOfUnfinishedUploads(ServiceStore):
-    """Only the first hundred unfinished uploads are looked at.
+    """Only the first hundred unfinished uploads are listed.
 
-    Breaks "The unfinished uploads of keys that begin with `prefix`": the others are paid for, for ever.
+    Breaks "The unfinished uploads of keys that begin with `prefix`": the others cost money for ever.
     """
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
@@ -263,7 +263,7 @@ async def _age_stays(open_: Open) -> None:
 
 @bug(_age_stays)
 class UploadsBeginWhenTheyAreListed(ServiceStore):
-    """An upload's beginning is the time of the listing, since the service does not tell another.
+    """An upload's start is the time of the listing, since the service does not report another.
 
     Breaks "`started_ms`: when it was begun": no upload is ever old enough to be aborted.
     """

@@ -98,7 +98,7 @@ class DeletesBeforeItChecks(ServiceStore):
 
 @bug(proofs.answers(Misuse, lambda store: store.start_upload("a//b")))
 class UploadsCheckTheirKeyAtTheEnd(ServiceStore):
-    """An upload begins under any key, and only `complete` finds that it is none: gigabytes are sent in vain.
+    """An upload begins under any key, and only `complete` finds an invalid one: gigabytes are sent in vain.
 
     Breaks "Keys are checked: a key that is no key raises `Misuse` and touches nothing".
     """

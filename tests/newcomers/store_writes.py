@@ -15,8 +15,7 @@ from offload.errors import Corrupt, Misuse, TryAgain
 
 @bug(proofs.keeps(*range(1, 60)))
 class RetriesAppendToTheBuffer(ServiceStore):
-    """Every twentieth put is refused at first (503), and the retry gathers the body into the same buffer once
-    more.
+    """Every twentieth put is refused at first (503), and the retry appends the body to the same buffer again.
 
     Breaks "Puts are whole": the object is stored twice in a row under one key.
     """
@@ -34,7 +33,7 @@ class RetriesAppendToTheBuffer(ServiceStore):
 
 @bug(proofs.keeps(*range(1, 60)))
 class TimeoutsAreOnlyLogged(ServiceStore):
-    """A put that times out is logged, and the caller hears of a success. One in thirty does.
+    """A put that times out is logged and reported as a success. One in thirty does.
 
     Breaks "When `put` returns, a power cut does not undo it": the object was never stored.
     """
@@ -51,9 +50,9 @@ class TimeoutsAreOnlyLogged(ServiceStore):
 
 @bug(proofs.body_that_fails(Corrupt("chunk", "source", expected=1, found=2)))
 class BodysErrorIsCalledTryAgain(ServiceStore):
-    """Whatever goes wrong in a put is called `TryAgain`, the body's own error too.
+    """Any error in a put becomes `TryAgain`, even an error of the body.
 
-    Breaks "An error from `body`": damage at the source is retried for ever, and no one hears of it.
+    Breaks "An error from `body`": damage at the source is retried for ever, and nobody notices.
     """
 
     async def put(self, key: str, body: Body) -> None:
@@ -81,7 +80,7 @@ class ShortBodiesArePadded(ServiceStore):
 
 @bug(proofs.body_of_another_size(100_000, 100_001))
 class LongBodiesAreCut(ServiceStore):
-    """The client sends as many bytes as were announced, and never sees that there are more.
+    """The client sends the announced number of bytes, and never sees that there are more.
 
     Breaks "`Misuse` is also raised for a body whose windows are not `size_bytes` long".
     """
@@ -95,7 +94,7 @@ class LongBodiesAreCut(ServiceStore):
 
 @bug(proofs.keeps(2**20, 2**20 + 1, 3 * 2**20))
 class LastPieceOfAWholeNumberIsAllOfIt(ServiceStore):
-    """Objects are cut into pieces of a mebibyte, and the rest is `data[-rest:]`: of no rest that is
+    """Objects are cut into pieces of a mebibyte, and the rest is `data[-rest:]`: for a rest of zero that is
     everything.
 
     Breaks "Store an object whole", at exact multiples of a mebibyte.
@@ -169,7 +168,7 @@ class CancellationIsCalledTryAgain(ServiceStore):
 
 @bug(_cancelled_put_stops)
 class CancelledPutsGoOn(ServiceStore):
-    """A put runs in a task of its own, which a cancellation of the caller does not reach.
+    """A put runs in its own task, which a cancellation of the caller does not reach.
 
     Breaks "An error from `body` leaves nothing visible", as of a cancellation: nothing was sent, and the
     object appears later.

@@ -1,7 +1,8 @@
 """A full offloader on a database, as an author writes one: manifests and fragments are rows.
 
 A fragment is a row that holds at most 64 KiB of chunks, or one larger chunk, and is inserted whole. A commit
-compares the version it was made on, and sets. Each method of `Database` is one transaction.
+compares the version of its base with the newest one, and then sets the manifest. Each method of `Database` is
+one transaction.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Row:
 
 
 class Database:
-    """What the clients of one URL share."""
+    """The state that the clients of one URL share."""
 
     def __init__(self) -> None:
         self.is_tier = False
@@ -76,7 +77,7 @@ class Database:
         return None if raw is None else decode_root(raw, where=f"manifest of {stream!r}")
 
     def replace(self, manifest: Manifest) -> bool:
-        """Set the manifest, if it was made on the one that is there."""
+        """Set the manifest, if the present one is its parent."""
         newest = self.newest(manifest.stream)
         if manifest.parent_commit_id != (newest.commit_id if newest else UUID(int=0)):
             return False
@@ -87,7 +88,7 @@ class Database:
         self.fragments[stream, row.entry.first_offset, row.entry.attempt] = row
 
     def uploaded(self, stream: str, offset: int = 0) -> list[Row]:
-        """Fragments that begin at or after `offset`, in order."""
+        """Return the fragments that begin at or after `offset`, in order."""
         found = [
             (at, str(uid), row)
             for (name, at, uid), row in self.fragments.items()
@@ -119,7 +120,7 @@ class Table(LedgerOffloader):
             raise NotOffloaded(f"{self._url} is no tier")
 
     def name(self, stream: str) -> str:
-        """The stream as a key of the database. Raises `Misuse` for what is no name."""
+        """Return the stream as a key of the database. Raise `Misuse` for an invalid name."""
         escape(stream)
         return stream
 
@@ -128,7 +129,7 @@ class Table(LedgerOffloader):
         return sorted(self.db.roots)
 
     async def newest(self, stream: str) -> Manifest | None:
-        """The newest manifest, whatever its state."""
+        """Return the newest manifest in any state."""
         await asyncio.sleep(0)
         return self.db.newest(self.name(stream))
 
@@ -157,14 +158,14 @@ class Table(LedgerOffloader):
         raise TryAgain(f"others commit to {stream!r} all the time")
 
     async def is_in(self, change: Change, newest: Manifest) -> bool:
-        """Whether the manifest holds the change already."""
+        """Return whether the manifest already holds the change."""
         verdict = await change.verdict(self.tree(newest))
         if verdict is CommitVerdict.UNKNOWN:
             raise OutcomeUnknown(f"stream {newest.stream!r}: nothing shows whether the change was in")
         return verdict is CommitVerdict.IN
 
     async def changed(self, change: Change, base: Manifest | None, committer: UUID) -> Manifest:
-        """The manifest that follows `base`."""
+        """Return the manifest that follows `base`."""
         manifest = change.apply(base)
         if base is not None and change.edit is not None:
             entries, _ = await edited(self.tree(base), change.edit, version=base.version + 1, uuid=uuid4)
@@ -186,7 +187,7 @@ class Table(LedgerOffloader):
         await asyncio.sleep(0)
         return done
 
-    # Data, in
+    # Writing data
 
     async def offload(
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
@@ -203,7 +204,7 @@ class Table(LedgerOffloader):
         return Receipt(attempt=attempt, entries=entries)
 
     def check_attempt(self, handle: ReadHandle, attempt: Attempt, manifest: Manifest) -> bool:
-        """Whether the attempt is one that copies. Raises if it does not run, or not for this handle."""
+        """Return whether the attempt copies. Raise if it does not run, or not for this handle."""
         kinds = {(manifest.stream, each.ledger_id, each.attempt): each.kind for each in manifest.running}
         kind = kinds.get((attempt.stream, attempt.ledger_id, attempt.uid))
         if kind is None:
@@ -284,7 +285,7 @@ class Table(LedgerOffloader):
         await asyncio.sleep(0)
         self.db.insert(self.name(stream), row)
 
-    # Data, out
+    # Reading data
 
     async def read_offloaded(
         self, attempt: Attempt, *, manifest: Manifest | None = None, only: range | None = None
@@ -326,7 +327,7 @@ class Table(LedgerOffloader):
     def handle(self, parts: Sequence[Row], where: str) -> ReadHandle:
         return TableHandle(self, parts, where)
 
-    # What crashes leave
+    # Leftovers of crashes
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
         await self.open()
@@ -340,7 +341,7 @@ class Table(LedgerOffloader):
         return found
 
     def left(self, manifest: Manifest) -> dict[UUID, int]:
-        """The attempts, and their ledgers, that may be adopted."""
+        """Return the attempts that may be adopted, each with its ledger."""
         return {
             each.attempt: each.ledger_id
             for each in manifest.running
@@ -383,7 +384,7 @@ class Table(LedgerOffloader):
 
 
 class TableHandle(ReadHandle):
-    """Fragments that follow each other. A row's `position` counts over all of them."""
+    """Consecutive fragments. The `position` of a row counts over all of them."""
 
     def __init__(self, tier: Table, parts: Sequence[Row], where: str) -> None:
         self.tier, self.parts, self._where = tier, parts, where
@@ -418,7 +419,7 @@ class TableHandle(ReadHandle):
         return b"".join([piece async for piece in self.pieces(rows)])
 
     async def pieces(self, rows: ChunkTable) -> AsyncIterator[bytes]:
-        """What is wanted of each fragment, checked."""
+        """Return the requested part of each fragment, checked."""
         start, stop = int(rows["position"][0]), int(rows["position"][-1]) + int(rows["size_bytes"][-1])
         for part, at in zip(self.parts, self.starts, strict=False):
             own = (rows["position"] >= at) & (rows["position"] < at + len(part.data))

@@ -1,7 +1,7 @@
-"""Bugs that were written blind: each is proved without the suite, and the command catches it.
+"""Bugs that were written blind: a proof shows each without the suite, and the command catches it.
 
-`make test` proves a few, and asks single clauses. The campaign proves all of them, and runs the real command
-with default options on each, which takes about two hours.
+`make test` runs a few proofs and single clauses. The campaign runs all proofs, and the real command with
+default options on each bug. That takes about two hours.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from campaign import keeping
 from conformance_box.conftest import site
 from conformance_box.installed import Site, box
-from servers.selection import CAMPAIGN
 from servers.session import Session
 
 from newcomers.everything import BUGS
@@ -92,7 +92,7 @@ NewTail = Callable[[str], str]
 
 @pytest.fixture
 def new_tail(running_servers: Session, tmp_path: Path) -> NewTail:
-    """Names a new place for a bug: what stands behind `newcomer://`."""
+    """Return the rest of a `newcomer://` URL for a new place."""
     numbers = count()
 
     def tail(name: str) -> str:
@@ -119,12 +119,12 @@ async def tried(proof: Proof, opens: Callable[[], Any]) -> None:
             await proof(open_)
     finally:
         for each in opened:
-            with suppress(Exception):  # a bug may be in `aclose` too
+            with suppress(Exception):  # the bug may be in `aclose` too
                 async with asyncio.timeout(2):
                     await each.aclose()
 
 
-@pytest.mark.parametrize("name", [*BUGS] if CAMPAIGN else PROVED)
+@pytest.mark.parametrize("name", keeping(PROVED, BUGS, "proofs of bugs that were written blind"))
 def test_a_proof_passes_on_the_sound_class_and_fails_on_the_bug(name: str, new_tail: NewTail) -> None:
     bug = BUGS[name]
     sound, broken = f"newcomer://{new_tail(name)}", f"newcomer://{new_tail(name)}"
@@ -149,13 +149,14 @@ def test_a_clause_catches_a_bug_that_was_written_blind(name: str, site: Site, ne
     assert (ran.code, failed) == (1, [clause])
 
 
-if CAMPAIGN:
+COMMANDS: Final = keeping((), BUGS, "the whole command on bugs that were written blind")
 
-    @pytest.mark.parametrize("name", BUGS)
-    def test_the_command_catches_a_bug_with_default_options(
-        name: str, new_tail: NewTail, tmp_path: Path
-    ) -> None:
-        """By a clause, by an error before the first one, or because it never ends: but it does not pass."""
-        found = judged(BUGS[name].backend, new_tail(name), tmp_path)
 
-        assert (found.code == 0) == (name in MISSED), MISSED.get(name, "no clause failed")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_catches_a_bug_with_default_options(name: str, new_tail: NewTail, tmp_path: Path) -> None:
+    """The command may fail by a clause, by an error before the first one, or by never ending. It must not
+    pass.
+    """
+    found = judged(BUGS[name].backend, new_tail(name), tmp_path)
+
+    assert (found.code == 0) == (name in MISSED), MISSED.get(name, "no clause failed")

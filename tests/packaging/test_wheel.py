@@ -1,4 +1,4 @@
-"""The wheel, built and installed where nothing else is: what a user gets."""
+"""Tests of the wheel as a user gets it: built, and installed in an empty environment."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("wheel")  # built and installed once
-
 ROOT = Path(__file__).resolve().parents[2]
 UNWANTED = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
-"""Variables under which these processes would find this checkout, or compile everything at each start."""
+"""Variables with which these processes would find this checkout, or compile everything at each start."""
 
 BACKENDS = [folder.name for folder in (ROOT / "backends").glob("offload_*")]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the source distribution of this checkout."""
+    """Return a folder with the wheel and the source distribution of this checkout."""
     folder = tmp_path_factory.mktemp("dist")
     _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
     return folder
@@ -35,9 +33,11 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of a fresh virtual environment that holds the wheel and what it says it needs."""
+    """Return the `bin` of a fresh virtual environment that holds the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("clean")
-    _run(sys.executable, "-m", "venv", "--without-pip", str(folder))  # the pip of these tests fills it
+    _run(
+        sys.executable, "-m", "venv", "--without-pip", str(folder)
+    )  # the pip of these tests installs into it
     install = ["-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-compile"]
     _run(sys.executable, *install, "-c", str(ROOT / "constraints.txt"), str(wheel))
     return folder / "bin"
@@ -53,18 +53,19 @@ def test_the_wheel_takes_no_generic_names(wheel: Path) -> None:
         "offload",
         *BACKENDS,
         "offload_conformance",
+        "offload_keys",
         "offload_rabbitmq",
         "offload_spark",
         "pyspark_offload",
     }
 
 
-def test_the_wheel_passes_the_checks_of_its_field(wheel: Path) -> None:
+def test_the_wheel_passes_check_wheel_contents(wheel: Path) -> None:
     _run(sys.executable, "-m", "check_wheel_contents", "--config", str(ROOT / "pyproject.toml"), str(wheel))
 
 
 def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
-    """Also the sample data and the markers of typed packages: hatchling leaves out what git ignores."""
+    """Also the sample data and the markers of typed packages: hatchling omits files that git ignores."""
     folders = {"offload": ROOT, "offload_rabbitmq": ROOT / "plugins"}
     folders["offload_conformance"] = ROOT / "conformance"
     folders |= dict.fromkeys(BACKENDS, ROOT / "backends")

@@ -1,4 +1,4 @@
-"""Plugins: found by entry points, each for itself; what one gets wrong never costs another.
+"""Tests of plugins: entry points find them one by one, and an error in one never affects another.
 
 `World` is a folder of installed distributions: small modules, each with the metadata that pip would
 have written beside it. Other processes have it on their path; this one loads its entry points.
@@ -42,14 +42,14 @@ EVENT = DamageFound(damage=Corrupt("test", "nowhere", expected=1, found=2))
 
 
 class World:
-    """Distributions that are installed in `folder`."""
+    """The distributions that are installed in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.distributions: list[str] = []
 
     def install(self, distribution: str, source: str, *, version: str = "1.0") -> None:
-        """A distribution with one module of almost its name, which is its entry point."""
+        """Install a distribution with one module of almost the same name, which is its entry point."""
         module = distribution.replace("-", "_")
         (self.folder / f"{module}.py").write_text(textwrap.dedent(source))
         info = self.folder / f"{module}-{version}.dist-info"
@@ -59,28 +59,28 @@ class World:
         self.distributions.append(distribution)
 
     def install_backend(self, distribution: str, *, name: str, scheme: str) -> None:
-        """A distribution that declares one backend, whose stores are called after its module."""
+        """Install a distribution that declares one backend, whose stores are named after its module."""
         module = distribution.replace("-", "_")
         self.install(distribution, BACKEND.format(name=name, module=module, scheme=scheme))
 
     def points(self) -> list[EntryPoint]:
-        """The entry points of these distributions."""
+        """Return the entry points of these distributions."""
         return [point for point in entry_points(group="offload") if point.name in self.distributions]
 
     def find(self) -> Plugins:
-        """These plugins and no others."""
+        """Find these plugins and no others."""
         return Plugins.find(self.points())
 
     def offload(self, *arguments: str) -> Ran:
-        """The command line, in this process, which finds these plugins and the built-in ones."""
+        """Run the command line in this process, with these plugins and the built-in ones."""
         return offload(*arguments)
 
     def process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command line in a process of its own: for how that ends."""
+        """Run the command line in a separate process, to see how the process ends."""
         return self.python("from offload.cli.main import main; main()", *arguments)
 
     def python(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A script in a process that finds these plugins and the built-in ones."""
+        """Run a script in a process that finds these plugins and the built-in ones."""
         return subprocess.run(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *arguments],
             env={**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"},
@@ -153,7 +153,7 @@ def test_a_broken_plugin_is_listed_with_its_reason(world: World) -> None:
     assert line.split("\t")[:5] == ["broken", "broken", "2.3", "could not be loaded", row["error"]]
 
 
-def test_ctrl_c_while_a_plugin_loads_is_ctrl_c(world: World) -> None:
+def test_ctrl_c_while_a_plugin_loads_ends_the_command(world: World) -> None:
     world.install("slow", "raise KeyboardInterrupt")
 
     with pytest.raises(KeyboardInterrupt):
@@ -161,8 +161,8 @@ def test_ctrl_c_while_a_plugin_loads_is_ctrl_c(world: World) -> None:
     assert world.process("plugins").returncode == 130
 
 
-def test_one_distribution_may_lack_its_code(world: World) -> None:
-    """A declaration whose target cannot be imported is an error where it is used, not before."""
+def test_a_distribution_may_lack_its_code(world: World) -> None:
+    """If the target of a declaration cannot be imported, its first use raises the error, not discovery."""
     declaration = "[Backend(name='far', target='no_such_sdk.store:open', schemes=('far',))]"
     world.install(
         "far",
@@ -219,7 +219,7 @@ def test_one_name_claimed_twice_is_an_error_that_names_both(world: World) -> Non
 
 
 def test_a_conflict_is_about_one_name_or_scheme_and_no_other(world: World) -> None:
-    """A backend's other schemes go on working, and all of them where two backends share a name."""
+    """The other schemes of a backend still work. If two backends share a name, all their schemes work."""
     world.install_backend("ours", name="s3", scheme='s3", "s3a')
     world.install_backend("theirs", name="minio", scheme="s3")
     world.install_backend("namesake", name="minio", scheme="play")
@@ -246,16 +246,16 @@ def test_a_conflict_is_printed_and_ends_with_1(world: World) -> None:
 
 
 def test_names_of_different_kinds_are_no_conflict(world: World) -> None:
-    """A broker may be called as its decoder is."""
+    """A broker may have the same name as its decoder."""
     world.install_backend("ours", name="amqp", scheme="rabbitmq")
 
     assert world.offload("plugins").code == 0
 
 
-# What is not known
+# Unknown names
 
 
-def test_an_unknown_scheme_is_told_what_is_known(world: World) -> None:
+def test_the_error_for_an_unknown_scheme_lists_the_known_ones(world: World) -> None:
     world.install("broken", "import no_such_sdk")
     world.install_backend("good", name="good", scheme="gs")
 
@@ -267,7 +267,7 @@ def test_an_unknown_scheme_is_told_what_is_known(world: World) -> None:
     assert text.endswith("did not load: ModuleNotFoundError: No module named 'no_such_sdk'")
 
 
-def test_without_any_plugin_that_is_said() -> None:
+def test_the_error_without_any_plugin_says_so() -> None:
     with pytest.raises(Misuse, match="known: none"):
         open_tier("s3://bucket", plugins=Plugins())
 
@@ -276,7 +276,7 @@ def test_without_any_plugin_that_is_said() -> None:
 
 
 def imported_by_finding(world: World) -> set[str]:
-    """The modules that a process has after it found every plugin."""
+    """Return the modules that a process has after it found every plugin."""
     done = world.python("""
         import json, sys
         from offload.plugins import Plugins
@@ -330,7 +330,9 @@ LISTENER = """
 """
 
 
-def test_events_reach_every_listener_though_one_fails(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_reach_every_listener_even_if_one_fails(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.install("a-listener", LISTENER.format(then="return None"))
     world.install("b-listener", LISTENER.format(then="raise ZeroDivisionError"))
     world.install("c-listener", LISTENER.format(then="return None"))
@@ -346,7 +348,7 @@ def test_events_reach_every_listener_though_one_fails(world: World, caplog: pyte
     assert record.exc_info is not None
 
 
-def test_without_any_plugin_events_reach_nobody() -> None:
+def test_events_without_any_plugin_reach_nobody() -> None:
     Plugins().emit(EVENT)
 
 
@@ -390,7 +392,7 @@ COMMANDS = """
 
 
 def test_commands_of_plugins_appear_and_run(world: World) -> None:
-    """A plain function, and a whole application."""
+    """One command is a plain function, the other a whole application."""
     world.install("extras", COMMANDS)
 
     shown, shouted = world.offload("--help"), world.process("shout", "hello")
@@ -404,8 +406,10 @@ def test_commands_of_plugins_appear_and_run(world: World) -> None:
 
 
 @pytest.mark.parametrize("code", ["raise RuntimeError('wrong driver')", "this is no Python"])
-def test_a_command_is_imported_when_it_is_named_and_only_then(world: World, code: str) -> None:
-    """One whose code fails costs whoever names it an error of one line, and nobody else anything."""
+def test_a_command_is_imported_only_when_it_is_called(world: World, code: str) -> None:
+    """A command whose code fails gives one line of error to its caller, and does not affect other
+    commands.
+    """
     world.install("extras", COMMANDS.replace("no_such_sdk", "broken"))
     (world.folder / "broken.py").write_text(code)
 
@@ -419,7 +423,7 @@ def test_a_command_is_imported_when_it_is_named_and_only_then(world: World, code
     assert "Traceback" in world.process("--debug", "gone").stderr
 
 
-def test_a_command_claimed_twice_is_left_out_and_said(world: World) -> None:
+def test_a_command_claimed_twice_is_left_out_and_reported(world: World) -> None:
     world.install("extras", COMMANDS)
     world.install(
         "rival",
@@ -458,8 +462,8 @@ def test_layouts_and_decoders_are_declared(world: World) -> None:
     assert found.by_name("decoder", "csv").load() is module.decoder
 
 
-def test_two_plugins_of_one_name_are_named_both(world: World) -> None:
-    """An entry point's name is a name too: a message that blames `twin` must blame one of them."""
+def test_two_plugins_of_one_name_are_both_named(world: World) -> None:
+    """A message about the plugin `twin` must show which of the two it means."""
     for name in ("one", "two"):
         world.install_backend(name, name=f"{name}-backend", scheme=name)
     first, second = (

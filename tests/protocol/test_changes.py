@@ -1,4 +1,4 @@
-"""The changes, as pure functions of the manifest they meet: preconditions, effects, and how one sees them."""
+"""Tests of changes as pure functions of a manifest: preconditions, effects, and what a manifest shows."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def attempts_of(manifest: Manifest) -> set[UUID]:
 
 
 def is_in(change: Change, manifest: Manifest) -> bool:
-    """Whether the manifest shows that the change is in, or that it is not."""
+    """Return True if the manifest shows that the change is in, False if it shows that it is not."""
     found = verdict(change, manifest)
     assert found is not CommitVerdict.UNKNOWN
     return found is CommitVerdict.IN
 
 
 def dropped(entries: Sequence[Entry], *, ledgers: int) -> TrimmedTotals:
-    """The entries counted; `ledgers` of them are gone whole."""
+    """Return the totals of these entries, of which `ledgers` ledgers are removed whole."""
     return TrimmedTotals(
         messages=sum(entry.messages for entry in entries),
         data_size_bytes=sum(entry.data_size_bytes for entry in entries),
@@ -95,7 +95,7 @@ def dropped(entries: Sequence[Entry], *, ledgers: int) -> TrimmedTotals:
 
 
 def trim(since: int, first_offset: int, entries: Sequence[Entry], *, ledgers: int = 0) -> Trim:
-    """The trim that drops exactly these entries, with which the stream begins."""
+    """Return the trim of exactly these entries, which are the first of the stream."""
     return Trim(
         incarnation=BORN.incarnation,
         since=since,
@@ -127,7 +127,7 @@ def test_a_claim_changes_writer_and_epochs_and_nothing_else() -> None:
 
 @given(st.integers(0, 9), st.integers(0, 9))
 def test_a_source_epoch_never_falls(recorded: int, claimed: int) -> None:
-    """0 tells none: the recorded one stays. On a tombstone too."""
+    """An epoch of 0 means none, so the recorded one stays, also on a tombstone."""
     for base in (replace(BASE, source_epoch=recorded), replace(DELETED, source_epoch=recorded)):
         claim = replace(CLAIM, writer=OTHER, source_epoch=claimed)
         if 0 < claimed < recorded:
@@ -137,7 +137,7 @@ def test_a_source_epoch_never_falls(recorded: int, claimed: int) -> None:
             assert claim.apply(base).source_epoch == max(recorded, claimed)
 
 
-def test_a_claim_on_a_tombstone_begins_anew_and_numbers_go_on() -> None:
+def test_a_claim_on_a_tombstone_begins_again_with_higher_numbers() -> None:
     born = replace(CLAIM, writer=OTHER, first_offset=50).apply(DELETED)
 
     assert (born.version, born.epoch) == (DELETED.version, DELETED.epoch + 1)
@@ -195,7 +195,7 @@ APPENDS: Final[list[Append | Contribute]] = [Append(writer=ME, entries=[]), CONT
 
 
 @pytest.mark.parametrize("change", APPENDS, ids=["append", "contribute"])
-def test_entries_below_the_end_are_a_conflict_for_another_writer_came_first(
+def test_entries_below_the_end_conflict_with_an_earlier_append(
     change: Append | Contribute,
 ) -> None:
     with pytest.raises(Conflict, match="9 does not continue 10: another writer appended first"):
@@ -219,7 +219,7 @@ def own_attempt(change: Append | Contribute) -> UUID:
 
 @pytest.mark.parametrize("attempt", [THEIRS, JOBS, COPIES, UUID(int=66)])
 def test_a_writer_appends_only_its_own_attempts(attempt: UUID) -> None:
-    """Neither another writer's, nor what a job announced under the very same UUID as the writer's."""
+    """It appends neither the attempts of another writer nor those of a job with the same UUID."""
     with pytest.raises(Conflict, match="does not run for this writer"):
         Append(writer=ME, entries=[entry(10), entry(15, attempt=attempt)]).apply(BASE)
 
@@ -241,7 +241,7 @@ def test_a_writer_does_not_announce_what_runs_for_another(attempt: UUID) -> None
     change = Prepare(writer=ME, attempts=[(attempt, 10)])
 
     assert not is_in(change, BASE)
-    with pytest.raises(Conflict, match="runs already"):
+    with pytest.raises(Conflict, match="already runs"):
         change.apply(BASE)
 
 
@@ -259,7 +259,7 @@ def test_an_append_is_in_if_its_own_fragment_is_named() -> None:
 def test_nothing_shows_whether_an_append_that_was_trimmed_was_in(
     finished: frozenset[UUID], trimmed_to: int
 ) -> None:
-    """A part of a long append ends no attempt. What stood at its offsets may have been another's."""
+    """A part of a long append ends no attempt. Another writer's fragments may have been at its offsets."""
     change = Append(writer=ME, entries=[entry(10, 10)], finished=finished)
     aborted = Abort(attempts=finished).apply(BASE)
     by_another = append_entries(aborted, [entry(10, attempt=THEIRS), entry(15, attempt=THEIRS)])
@@ -270,7 +270,7 @@ def test_nothing_shows_whether_an_append_that_was_trimmed_was_in(
     assert verdict(change, trimmed) is CommitVerdict.UNKNOWN
 
 
-def test_an_append_whose_attempt_runs_was_not_in_whatever_was_trimmed() -> None:
+def test_an_append_whose_attempt_runs_was_not_in_despite_a_trim() -> None:
     change = Append(writer=ME, entries=[entry(10)], finished=frozenset({MINE}))
 
     assert not is_in(change, replace(BASE, first_offset=15, next_offset=15))
@@ -327,11 +327,11 @@ def test_an_attempt_that_runs_for_another_is_not_announced_again() -> None:
         change = replace(ANNOUNCE, job=OTHER, attempts=[(attempt, 77)])
 
         assert not is_in(change, BASE)
-        with pytest.raises(Conflict, match="runs already"):
+        with pytest.raises(Conflict, match="already runs"):
             change.apply(BASE)
 
 
-def test_of_attempts_announced_together_one_that_runs_speaks_for_those_dropped_since() -> None:
+def test_a_running_attempt_proves_the_announcement_of_those_dropped_since() -> None:
     change = replace(ANNOUNCE, attempts=[(UUID(int=30), 77), (UUID(int=31), 78)])
 
     changed = Abort(attempts=frozenset({UUID(int=30)})).apply(change.apply(BASE))
@@ -359,20 +359,20 @@ def test_a_job_ends_no_attempts_but_its_own() -> None:
 
 
 @pytest.mark.parametrize("attempt", [MINE, THEIRS, UUID(int=66)], ids=["writer's", "another's", "nobody's"])
-def test_a_job_appends_nothing_but_what_runs_as_its_own(attempt: UUID) -> None:
-    """Nor what runs under its very UUID as an attempt of the stream's."""
+def test_a_job_appends_only_its_own_running_attempts(attempt: UUID) -> None:
+    """It does not append an attempt of the stream's writer with the same UUID."""
     own_but_of_stream = replace(BASE, running=(*BASE.running, running(UUID(int=66), GUEST)))
 
-    with pytest.raises(Conflict, match="runs not for job"):
+    with pytest.raises(Conflict, match="does not run for job"):
         replace(CONTRIBUTE, entries=[entry(10, attempt=attempt)]).apply(own_but_of_stream)
 
 
 def test_a_job_does_not_append_what_another_job_announced() -> None:
-    with pytest.raises(Conflict, match="runs not for job"):
+    with pytest.raises(Conflict, match="does not run for job"):
         replace(CONTRIBUTE, job=OTHER).apply(BASE)
 
 
-def test_a_job_is_told_of_its_append_only_where_its_own_fragment_is_named() -> None:
+def test_a_jobs_append_is_in_only_if_its_own_fragment_is_named() -> None:
     by_another = append_entries(BASE, [entry(10, attempt=THEIRS)])
 
     assert is_in(CONTRIBUTE, append_entries(CONTRIBUTE.apply(BASE), [entry(15)]))
@@ -380,8 +380,8 @@ def test_a_job_is_told_of_its_append_only_where_its_own_fragment_is_named() -> N
 
 
 @pytest.mark.parametrize("finished", [frozenset({JOBS}), frozenset[UUID]()], ids=["ended", "not ended"])
-def test_nothing_tells_of_an_append_of_a_job_that_a_trim_has_passed(finished: frozenset[UUID]) -> None:
-    """It may have been in; or the job was aborted, and another's fragments stood there."""
+def test_a_jobs_append_that_a_trim_has_passed_is_in_doubt(finished: frozenset[UUID]) -> None:
+    """It may have been in, or the job was aborted and another's fragments were there."""
     change = replace(CONTRIBUTE, finished=finished)
     appended = trim(10, 15, [entry(10, attempt=JOBS)], ledgers=1).apply(change.apply(BASE))
     aborted = Abort(attempts=frozenset({JOBS})).apply(BASE)
@@ -391,7 +391,7 @@ def test_nothing_tells_of_an_append_of_a_job_that_a_trim_has_passed(finished: fr
         assert verdict(change, passed) is CommitVerdict.UNKNOWN
 
 
-def test_an_append_of_a_job_was_not_in_where_what_it_would_have_ended_runs() -> None:
+def test_a_jobs_append_was_not_in_if_its_attempts_run() -> None:
     passed = trim(10, 15, [entry(10)], ledgers=1).apply(append_entries(BASE, [entry(10)]))
 
     assert not is_in(CONTRIBUTE, passed)
@@ -427,7 +427,7 @@ def test_a_job_ends_with_the_incarnation_that_it_began_on(change: Change) -> Non
 )
 @pytest.mark.parametrize("split", range(4))
 def test_a_ledger_counts_where_another_one_begins(ledger_ids: list[int], ledgers: int, split: int) -> None:
-    """However its fragments fall on commits: the root remembers the ledger of the newest one."""
+    """The division into commits does not matter, because the root has the ledger of its newest fragment."""
     entries = [entry(10 + 5 * i, ledger_id=ledger_id) for i, ledger_id in enumerate(ledger_ids)]
 
     changed = append_entries(append_entries(BASE, entries[:split]), entries[split:])
@@ -455,7 +455,7 @@ def test_a_trim_drops_whole_fragments_for_anybody_and_changes_nothing_else() -> 
 
 
 def test_a_ledger_of_which_a_fragment_stays_still_counts() -> None:
-    """The one that stays says in its entry that it continues a ledger; the root's total says one."""
+    """The entry of the remaining fragment says that it continues a ledger, and the root counts one ledger."""
     base = append_entries(BASE, [entry(10), entry(15)])
 
     changed = trim(10, 15, [entry(10)]).apply(base)
@@ -478,22 +478,22 @@ def test_a_stream_that_is_trimmed_to_its_end_goes_on_from_there() -> None:
 
 
 def test_a_trim_of_all_does_not_hold_for_a_stream_that_went_on() -> None:
-    """Its last ledger may go on behind it, and then still counts. Found by the simulation."""
+    """Its last ledger may continue behind it, and then still counts. Found by the simulation."""
     base = append_entries(BASE, [entry(10)])
     counted = replace(trim(10, 15, [entry(10)], ledgers=1), is_all=True)
     grown = append_entries(base, [entry(15)])  # of the same ledger
 
     assert counted.apply(base).ledgers == 0
-    with pytest.raises(Conflict, match="count anew"):
+    with pytest.raises(Conflict, match="plan the trim again"):
         counted.apply(grown)
 
 
 def test_a_trim_that_was_counted_on_another_beginning_is_a_conflict() -> None:
-    """Its counts would be wrong. While the beginning stays, what is committed behind it never changes."""
+    """Its counts would be wrong. While the beginning stays, the committed data behind it never changes."""
     base = append_entries(BASE, [entry(10), entry(15)])
     counted = trim(10, 15, [entry(10)])
 
-    with pytest.raises(Conflict, match="count anew"):
+    with pytest.raises(Conflict, match="plan the trim again"):
         counted.apply(counted.apply(base))
 
 
@@ -508,7 +508,7 @@ def test_a_trim_is_for_one_incarnation() -> None:
 
 
 def test_a_tombstone_does_not_pass_for_trimmed() -> None:
-    """It begins where it ends, so every offset below was dropped; but the trim never was."""
+    """It begins where it ends, as if every offset below was trimmed. But no trim happened."""
     with pytest.raises(StreamDeleted):
         verdict(trim(10, 15, []), replace(DELETED, first_offset=20, next_offset=20))
 
@@ -538,7 +538,7 @@ def test_a_deletion_leaves_a_tombstone_that_fences_every_writer() -> None:
 
 
 def test_a_deletion_is_for_one_incarnation() -> None:
-    """A stream of the same name that was born since stays: its deletion is in already."""
+    """A stream that began under the same name since stays, because the deletion is already in."""
     change = Delete(incarnation=BASE.incarnation)
     born = replace(CLAIM, writer=OTHER).apply(DELETED)
 
@@ -548,7 +548,7 @@ def test_a_deletion_is_for_one_incarnation() -> None:
 @pytest.mark.parametrize(
     "change", [trim(10, 15, []), Delete(incarnation=BORN.incarnation)], ids=["trim", "delete"]
 )
-def test_only_what_lives_is_trimmed_or_deleted(change: Change) -> None:
+def test_only_a_live_stream_is_trimmed_or_deleted(change: Change) -> None:
     with pytest.raises(Misuse):
         change.apply(None)
     with pytest.raises(StreamDeleted):
@@ -597,11 +597,11 @@ changes = st.one_of(
     st.integers(0, 3),
     st.just(Delete(incarnation=BORN.incarnation)),
 )
-"""A number is a trim of so many fragments, made for the manifest that it meets; none is refused."""
+"""Each number is a trim of so many fragments, made for the manifest that it meets. None is refused."""
 
 
 def made_for(base: Manifest, change: Change | int) -> Change:
-    """A trim is counted on its base; the others do not ask for it."""
+    """Return the change for this base. Only a trim depends on it."""
     if isinstance(change, Change):
         return change
     entries = entries_of_rows(base.entries)[:change]
@@ -611,8 +611,8 @@ def made_for(base: Manifest, change: Change | int) -> Change:
 
 
 @given(st.lists(changes, max_size=12))
-def test_whatever_is_applied_keeps_the_invariants(sequence: list[Change | int]) -> None:
-    """Applied or refused; what was applied is in, moves nothing backwards, and leaves its base as it was."""
+def test_every_applied_change_keeps_the_invariants(sequence: list[Change | int]) -> None:
+    """An applied change is in, moves no number backwards, and leaves its base unchanged."""
     base = BASE
     for each in sequence:
         change, raw = made_for(base, each), encode_root(base)

@@ -1,11 +1,11 @@
-"""Every counterexample of the commit protocol, replayed; and each again with its rule taken out.
+"""Replays of every counterexample of the commit protocol, and each again without its rule.
 
-A replay is one interleaving, told in its docstring; in it every invariant holds. The last test runs
-each replay against a mutant of the code that lacks the rule, and demands the very harm that the
-protocol's text predicts: so a replay that passes is known to be able to fail.
+A replay is one interleaving, described in its docstring, in which every invariant holds. The last test runs
+each replay against a mutant of the code without the rule, and expects the harm that the protocol's text
+predicts. So a replay that passes is known to be able to fail.
 
-Groups take two entries here, so that almost every append makes some. Not replayed: rebuild (2.9) and the
-grace of readers (section 3), which have tests of their own. The sweep is the tests' own.
+Groups have two entries here, so that almost every append makes some. Rebuilds (2.9) and the grace of readers
+(section 3) are not replayed. They have tests of their own. The sweep is `protocol_sweep`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def world() -> Iterator[World]:
 
 
 def outcome(world: World, job: Coroutine[Any, Any, Any]) -> OffloadError | None:
-    """What the job raised. The harm is looked for first, the class of the error afterwards."""
+    """Return the error that the job raised. A test looks for the harm first, and then at the error."""
     try:
         world.run(job)
     except OffloadError as error:
@@ -44,7 +44,7 @@ def outcome(world: World, job: Coroutine[Any, Any, Any]) -> OffloadError | None:
 
 
 def end_of(process: Process) -> OffloadError | None:
-    """What a stalled job raised when it went on to its end."""
+    """Return the error that a stalled job raised on the way to its end."""
     try:
         process.finish()
     except OffloadError as error:
@@ -53,7 +53,7 @@ def end_of(process: Process) -> OffloadError | None:
 
 
 def holder_with_upload(world: World) -> tuple[Process, Any]:
-    """A writer with one attempt announced (root 2) and uploaded, and not committed."""
+    """Return a writer with an attempt that is announced (root 2) and uploaded, but not committed."""
     w0 = world.process("w0")
     world.run(w0.claim())
     attempt = world.run(w0.prepare(world.ledger(0, 2)))
@@ -103,8 +103,8 @@ def test_a_reader_finds_the_newest_root_across_a_gap(world: World) -> None:
 
 
 def test_a_create_that_succeeded_is_not_yet_a_commit(world: World) -> None:
-    """2.1.4. A claimant stalls with root 1 in hand; 2 and 3 are committed, root 2 is swept; its create of
-    root 2 succeeds. It must not believe itself the owner by that.
+    """2.1.4. A claimant stalls with root 1; 2 and 3 are committed, root 2 is swept; its create of
+    root 2 succeeds. This must not make it the owner.
     """
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
@@ -121,7 +121,7 @@ def test_a_create_that_succeeded_is_not_yet_a_commit(world: World) -> None:
 
 
 def test_finding_ones_own_root_below_the_newest_is_no_proof(world: World) -> None:
-    """2.1.4. The same interleaving, the reply lost: under the number stands the claimant's own zombie."""
+    """2.1.4. The same interleaving with a lost reply. The root of this number is the claimant's zombie."""
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
     w1.start(w1.claim_on(world.newest())).run_to("create", "*/root.*")
@@ -136,8 +136,8 @@ def test_finding_ones_own_root_below_the_newest_is_no_proof(world: World) -> Non
 
 
 def test_ones_own_root_is_confirmed_to_be_the_one_that_was_listed(world: World) -> None:
-    """2.1.3 with 2.0. A claimant's create of root 2 is under way; root 2 of another is listed; 3 is
-    committed and 2 swept; only now the create lands, and the claimant reads its own root 2.
+    """2.1.3 with 2.0. A claimant's create of root 2 is in flight. Another's root 2 is listed. Root 3 is
+    committed and 2 is swept. Only now the create lands, and the claimant reads its own root 2.
     """
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
@@ -168,8 +168,8 @@ def test_a_name_that_is_taken_is_not_yet_a_loss(world: World) -> None:
     assert world.roots == [1]
 
 
-def test_nothing_is_created_where_roots_were_lost(world: World) -> None:
-    """2.1.3. All roots vanish while a create is lost on its way: stop, and create nothing."""
+def test_a_commit_creates_no_root_if_roots_were_lost(world: World) -> None:
+    """2.1.3. All roots vanish while a create is lost. The commit stops, and creates nothing."""
     w0 = world.process("w0")
     world.run(w0.claim())
     w0.start(w0.prepare(world.ledger(0, 2))).run_to("create", "*/root.*")
@@ -183,7 +183,7 @@ def test_nothing_is_created_where_roots_were_lost(world: World) -> None:
 
 
 def test_doubt_is_decided_by_content(world: World) -> None:
-    """2.1.3. An append lands and its reply is lost; a guest commits on top; the append is in, and done."""
+    """2.1.3. An append lands, its reply is lost, and a guest commits on top. The append is in."""
     w0, guest = world.process("w0"), world.process("guest")
     world.run(w0.claim())
     attempt = world.run(w0.prepare(world.ledger(0, 2)))
@@ -202,7 +202,7 @@ def test_doubt_is_decided_by_content(world: World) -> None:
 
 
 def test_two_writers_of_one_broker_epoch_do_not_both_hold_the_stream(world: World) -> None:
-    """2.2. Two processes claim with the same broker epoch; the first goes on."""
+    """2.2. Two processes claim with the same broker epoch, and the first continues."""
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim(source_epoch=7))
     world.run(w1.claim(source_epoch=7))
@@ -214,7 +214,7 @@ def test_two_writers_of_one_broker_epoch_do_not_both_hold_the_stream(world: Worl
 
 
 def test_a_claim_of_an_older_broker_epoch_is_fenced(world: World) -> None:
-    """2.2. A broker's old leader wakes up and claims; the new one must go on undisturbed."""
+    """2.2. A broker's old leader wakes up and claims. The new one must continue undisturbed."""
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim(source_epoch=7))
 
@@ -225,9 +225,9 @@ def test_a_claim_of_an_older_broker_epoch_is_fenced(world: World) -> None:
     assert isinstance(error, Fenced)
 
 
-def test_what_is_uploaded_is_announced_before(world: World) -> None:
+def test_a_writer_announces_an_attempt_before_its_uploads(world: World) -> None:
     """2.3. F is uploaded; a sweeper lists it, reads the root, decides and stalls; the append names F; the
-    sweeper deletes what it condemned.
+    sweeper deletes the objects that it condemned.
     """
     w0, sweep = world.process("w0"), Sweep(world.process("sweeper"))
     world.run(w0.claim())
@@ -294,8 +294,8 @@ def test_only_running_attempts_are_adopted(world: World) -> None:
     assert world.root.running == frozenset()
 
 
-def test_only_what_holds_is_adopted(world: World) -> None:
-    """2.6. A fragment that a crash left has a bit turned over in one chunk: it is left out, and condemned."""
+def test_a_claim_adopts_only_sound_fragments(world: World) -> None:
+    """2.6. A fragment of a crashed writer has a flipped bit in one chunk. A claim condemns it."""
     holder_with_upload(world)
     w1 = world.process("w1")
     [key] = world.fragments
@@ -311,7 +311,7 @@ def test_only_what_holds_is_adopted(world: World) -> None:
 
 
 def test_a_fenced_writer_deletes_nothing(world: World) -> None:
-    """2.7. The append won, its reply is in doubt, another claims: the writer sees `Fenced`, and stops."""
+    """2.7. The append is in, its reply is lost, and another claims. The writer gets `Fenced`, and stops."""
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
     w0.start(w0.offload(world.ledger(0, 2))).run_to("create", "*/root.*", times=2)
@@ -326,8 +326,8 @@ def test_a_fenced_writer_deletes_nothing(world: World) -> None:
     assert dict(world.objects) == before
 
 
-def test_deleting_what_is_committed_is_refused(world: World) -> None:
-    """2.7. A writer whose append landed unheard cleans up after itself."""
+def test_deleting_a_committed_attempt_is_refused(world: World) -> None:
+    """2.7. A writer whose append landed without a reply cleans up after itself."""
     w0, receipt = holder_with_upload(world)
     world.run(w0.append(receipt))
 
@@ -338,7 +338,7 @@ def test_deleting_what_is_committed_is_refused(world: World) -> None:
 
 
 def test_a_late_create_does_not_bring_a_deleted_stream_back(world: World) -> None:
-    """2.7. A commit on the live stream is under way; the stream is deleted and swept; then it lands."""
+    """2.7. A commit on the live stream is in flight. It lands after the stream was deleted and swept."""
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(world.ledger(0, 2)))
@@ -355,8 +355,8 @@ def test_a_late_create_does_not_bring_a_deleted_stream_back(world: World) -> Non
     world.check()
 
 
-def test_a_sweep_spares_what_appeared_after_its_listing(world: World) -> None:
-    """2.8. Between the sweep's first phase and its second, a fragment is announced, uploaded, committed."""
+def test_a_sweep_spares_objects_that_appeared_after_its_listing(world: World) -> None:
+    """2.8. A fragment is announced, uploaded and committed between the first two phases of a sweep."""
     w0, sweep = world.process("w0"), Sweep(world.process("sweeper"))
     world.run(w0.claim())
     first, *rest = sweep.phases()
@@ -371,7 +371,7 @@ def test_a_sweep_spares_what_appeared_after_its_listing(world: World) -> None:
 
 
 def test_a_sweep_spares_running_attempts_however_long_it_stalls(world: World) -> None:
-    """2.8. The sweep decides and stalls; the commit comes between; the sweep deletes."""
+    """2.8. The sweep decides and stalls. A commit follows, and then the sweep deletes."""
     w0, receipt = holder_with_upload(world)
     sweep = Sweep(world.process("sweeper"))
     for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
@@ -384,8 +384,8 @@ def test_a_sweep_spares_running_attempts_however_long_it_stalls(world: World) ->
     assert len(world.fragments) == 1
 
 
-def test_a_sweep_spares_what_a_new_epoch_may_still_adopt(world: World) -> None:
-    """2.8. w1 has claimed and not resolved yet; a sweep decides by that root and stalls; w1 adopts F."""
+def test_a_sweep_spares_fragments_that_a_new_epoch_may_still_adopt(world: World) -> None:
+    """2.8. w1 has claimed but not resolved. A sweep decides by that root and stalls. Then w1 adopts F."""
     holder_with_upload(world)
     w1, sweep = world.process("w1"), Sweep(world.process("sweeper"))
     w1.start(w1.claim()).run_to("list", "*/data/", times=2)  # the first was before the claim
@@ -399,8 +399,8 @@ def test_a_sweep_spares_what_a_new_epoch_may_still_adopt(world: World) -> None:
     assert world.root.next_offset == 2
 
 
-def test_nothing_is_deleted_where_roots_were_lost(world: World) -> None:
-    """2.9. Without a root nobody knows what a rebuild would name: neither sweep nor deletion takes it."""
+def test_nobody_deletes_an_object_if_roots_were_lost(world: World) -> None:
+    """2.9. Without a root nobody knows which objects a rebuild names, so they all stay."""
     w0, receipt = holder_with_upload(world)
     world.run(w0.append(receipt))
     world.objects.lose_roots()
@@ -414,7 +414,7 @@ def test_nothing_is_deleted_where_roots_were_lost(world: World) -> None:
 
 
 def stalled_with_a_group(world: World) -> tuple[Process, Any]:
-    """A writer that has stored a group for root 6, and not created that; an attempt that a guest may drop."""
+    """Return a writer that stored a group for root 6 but did not create it, and an attempt to drop."""
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(world.ledger(0, 2)))
@@ -427,7 +427,7 @@ def stalled_with_a_group(world: World) -> tuple[Process, Any]:
 
 
 def test_a_group_is_stored_before_the_root_that_names_it(world: World) -> None:
-    """2.1. At no moment does a root name a group that is not there yet."""
+    """2.1. At no moment does a root name an absent group."""
     w0 = world.process("w0")
     world.run(w0.claim())
 
@@ -437,8 +437,8 @@ def test_a_group_is_stored_before_the_root_that_names_it(world: World) -> None:
     assert {name.rpartition(".")[2] for name in world.root.groups} == {"group", "kgroup"}
 
 
-def test_an_entry_says_of_its_group_what_it_is(world: World) -> None:
-    """2.1. A reader decides by the entry which group it fetches, and totals rest on it."""
+def test_an_entry_agrees_with_its_group(world: World) -> None:
+    """2.1. A reader selects groups by their entries, and totals are sums of entries."""
     w0 = world.process("w0")
     world.run(w0.claim())
 
@@ -449,7 +449,7 @@ def test_an_entry_says_of_its_group_what_it_is(world: World) -> None:
 
 
 def test_a_sweep_spares_a_group_whose_number_is_not_decided(world: World) -> None:
-    """2.8. A sweep finds a group for root 6 where 5 is the newest, and stalls; root 6 is created."""
+    """2.8. A sweep finds a group for root 6 while root 5 is the newest, and stalls. Root 6 is created."""
     w0, _ = stalled_with_a_group(world)
     sweep = Sweep(world.process("sweeper"))
     for phase in (sweep.list_objects, sweep.load_root, sweep.decide):
@@ -462,7 +462,7 @@ def test_a_sweep_spares_a_group_whose_number_is_not_decided(world: World) -> Non
     assert len(world.root.groups) == 1
 
 
-def test_a_writer_that_lost_a_number_makes_its_groups_anew(world: World) -> None:
+def test_a_writer_that_lost_a_number_makes_its_groups_again(world: World) -> None:
     """2.8. A guest takes number 6; a sweep condemns the group that was made for it, and stalls; the writer
     goes on and creates root 7; the sweep deletes what it condemned.
     """
@@ -480,8 +480,8 @@ def test_a_writer_that_lost_a_number_makes_its_groups_anew(world: World) -> None
     assert (world.judge.newest, world.root.next_offset, len(world.root.groups)) == (7, 4, 1)
 
 
-def test_a_trim_that_another_one_overtook_counts_anew(world: World) -> None:
-    """2.10. A guest counts the fragments of [0, 6) and stalls; another one trims [0, 2)."""
+def test_a_trim_that_another_one_overtook_counts_again(world: World) -> None:
+    """2.10. A guest counts the fragments of [0, 6) and stalls. Another guest trims [0, 2)."""
     w0, guest, other = (world.process(name) for name in ("w0", "guest", "other"))
     world.run(w0.claim())
     world.run(w0.offload(world.ledger(0, 8)))
@@ -495,7 +495,7 @@ def test_a_trim_that_another_one_overtook_counts_anew(world: World) -> None:
 
 
 def job_with_upload(world: World, first_offset: int = 0) -> tuple[Process, Any]:
-    """A stream that somebody claimed, and a job with one attempt announced and uploaded."""
+    """Return a job on a claimed stream, with an attempt that is announced and uploaded."""
     job = world.process("job")
     if not world.roots:
         world.run(world.process("w0").claim())
@@ -523,7 +523,7 @@ def test_a_job_whose_attempt_does_not_run_is_not_appended(world: World) -> None:
 
 
 def test_a_job_does_not_append_what_another_one_announced(world: World) -> None:
-    """2.10. Who announced it would be told that it does not fit, and add it once more."""
+    """2.10. Otherwise the job that announced it would get `Conflict`, and append the data again."""
     _, receipts = job_with_upload(world)
     other = world.process("other")
     world.run(other.begin_job())
@@ -535,7 +535,7 @@ def test_a_job_does_not_append_what_another_one_announced(world: World) -> None:
 
 
 def test_a_job_adds_nothing_to_a_stream_that_was_born_since(world: World) -> None:
-    """2.10. A job begins, and stalls before it announces; the stream is deleted and begun anew."""
+    """2.10. A job begins, and stalls before it announces. The stream is deleted and begins again."""
     w0, job = world.process("w0"), world.process("job")
     world.run(w0.claim())
     world.run(job.begin_job())
@@ -549,7 +549,7 @@ def test_a_job_adds_nothing_to_a_stream_that_was_born_since(world: World) -> Non
 
 
 def test_a_jobs_doubt_is_decided_by_content(world: World) -> None:
-    """2.1.3. A job's append lands unheard, and another process commits on top of it."""
+    """2.1.3. A job's append lands, its reply is lost, and another process commits on top of it."""
     job, receipts = job_with_upload(world)
     job.start(job.guest.append(receipts)).run_to("create", "*/root.*")
     job.step(Fault.LOSE_REPLY)
@@ -561,8 +561,8 @@ def test_a_jobs_doubt_is_decided_by_content(world: World) -> None:
     assert world.root.next_offset == 2
 
 
-def test_a_job_is_not_told_that_what_was_trimmed_was_its_own(world: World) -> None:
-    """2.1.3 with 2.10. A job is aborted before its append; a writer appends there; all is trimmed."""
+def test_a_job_gets_no_success_for_a_trimmed_append_of_another(world: World) -> None:
+    """2.1.3 with 2.10. A job is aborted before its append. A writer appends there, and all is trimmed."""
     job, receipts = job_with_upload(world)
     other = world.process("other")
     job.start(job.guest.append(receipts)).run_to("create", "*/root.*")
@@ -579,8 +579,8 @@ def test_a_job_is_not_told_that_what_was_trimmed_was_its_own(world: World) -> No
     assert isinstance(error, OutcomeUnknown)
 
 
-def test_a_claim_leaves_what_a_job_announced(world: World) -> None:
-    """2.10. A writer claims and settles what the one before it left; the job goes on."""
+def test_a_claim_keeps_the_attempts_of_a_job(world: World) -> None:
+    """2.10. A writer claims and resolves the attempts of the writer before it. The job continues."""
     job, receipts = job_with_upload(world)
     w1 = world.process("w1")
     world.run(w1.claim())
@@ -593,8 +593,8 @@ def test_a_claim_leaves_what_a_job_announced(world: World) -> None:
     assert error is None
 
 
-def test_what_a_job_uploaded_is_not_adopted(world: World) -> None:
-    """2.10. It continues the stream, it is whole, and a writer claims; the job would add it once more."""
+def test_a_claim_does_not_adopt_the_uploads_of_a_job(world: World) -> None:
+    """2.10. The upload is whole and continues the stream. The job would append it once more."""
     job, receipts = job_with_upload(world)
     w1 = world.process("w1")
     world.run(w1.claim())
@@ -608,7 +608,7 @@ def test_what_a_job_uploaded_is_not_adopted(world: World) -> None:
 
 
 def compacting(world: World, *appended: tuple[int, int]) -> tuple[Process, Process]:
-    """A writer of [0, 8) in a kilo-group, and of more; and a process with fragments as large as any run."""
+    """Return a writer of more than [0, 8), which is in a kilo-group, and a process with large fragments."""
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(*(world.ledger(first, end) for first, end in ((0, 8), *appended))))
@@ -616,14 +616,14 @@ def compacting(world: World, *appended: tuple[int, int]) -> tuple[Process, Proce
 
 
 def prepared_copy(world: World, process: Process, first: int, end: int) -> tuple[Any, Any]:
-    """A run of fragments, and a copy of it that is uploaded and not committed."""
+    """Return a run of fragments, and a copy of it that is uploaded but not committed."""
     world.run(process.begin_job())
     run = world.run(process.plan(first, end))
     return run, world.run(process.copy_run(run))
 
 
-def test_of_two_copies_of_the_same_fragments_one_replaces_them(world: World) -> None:
-    """2.11. Two jobs copy [0, 4); one commits; the other counted its fragments on what is gone."""
+def test_only_one_of_two_copies_replaces_the_same_fragments(world: World) -> None:
+    """2.11. Two jobs copy [0, 4), and one commits. The other job's fragments are not named any more."""
     _, first = compacting(world, (8, 12))
     run, copy = prepared_copy(world, first, 0, 4)
     world.run(world.process("other", chunks_per_fragment=100).compact(0, 4))
@@ -635,7 +635,7 @@ def test_of_two_copies_of_the_same_fragments_one_replaces_them(world: World) -> 
 
 
 def test_a_copy_that_was_aborted_replaces_nothing(world: World) -> None:
-    """2.11. A copy is aborted; a sweep condemns it, and stalls; the job replaces; the sweep deletes."""
+    """2.11. A copy is aborted. A sweep condemns it and stalls. The job replaces. The sweep deletes."""
     _, process = compacting(world, (8, 12))
     run, copy = prepared_copy(world, process, 0, 4)
     sweep = Sweep(world.process("sweeper"))
@@ -650,8 +650,8 @@ def test_a_copy_that_was_aborted_replaces_nothing(world: World) -> None:
     assert isinstance(error, Conflict)
 
 
-def test_what_was_trimmed_in_part_is_not_replaced(world: World) -> None:
-    """2.11. [0, 4) is copied; a trim takes [0, 2), of which the group still tells."""
+def test_a_partly_trimmed_run_is_not_replaced(world: World) -> None:
+    """2.11. [0, 4) is copied. A trim removes [0, 2), which the group still lists."""
     _, process = compacting(world, (8, 12))
     run, copy = prepared_copy(world, process, 0, 4)
     world.run(world.process("guest").trim(2))
@@ -663,7 +663,7 @@ def test_what_was_trimmed_in_part_is_not_replaced(world: World) -> None:
 
 
 def test_the_newest_fragments_stay_as_they_are(world: World) -> None:
-    """2.11. The writer whose last append is in doubt looks for them."""
+    """2.11. A writer whose last append is in doubt looks for them."""
     _, process = compacting(world)
     run, copy = prepared_copy(world, process, 4, 8)
 
@@ -673,8 +673,8 @@ def test_the_newest_fragments_stay_as_they_are(world: World) -> None:
     assert isinstance(error, Conflict)
 
 
-def test_a_copy_says_that_it_is_one(world: World) -> None:
-    """2.11. Else nobody whose append is in doubt could tell it from another's append."""
+def test_the_entry_of_a_copy_is_marked(world: World) -> None:
+    """2.11. Otherwise a writer whose append is in doubt would take the copy for another's append."""
     _, process = compacting(world, (8, 12))
 
     world.run(process.compact(0, 4))
@@ -683,8 +683,8 @@ def test_a_copy_says_that_it_is_one(world: World) -> None:
     assert [row["copied"] for row in world.root.fragments[:2]] == [1, 0]
 
 
-def test_a_copy_of_a_batch_is_found_as_the_batch_is(world: World) -> None:
-    """2.11. Else a batch that comes again would not be found, and would be appended twice."""
+def test_a_copy_of_a_batch_keeps_its_token(world: World) -> None:
+    """2.11. Otherwise a repeated batch would not be found, and would be appended twice."""
     w0, process = compacting(world)
     job, token = world.process("job"), token_for("a batch")
     world.run(job.begin_job())
@@ -700,7 +700,7 @@ def test_a_copy_of_a_batch_is_found_as_the_batch_is(world: World) -> None:
 
 
 def test_a_copy_is_never_appended(world: World) -> None:
-    """2.11. It would fit: it was uploaded for the stream's end, though it was announced as a copy."""
+    """2.11. The copy would fit, because it was uploaded for the stream's end."""
     _, process = compacting(world)
     world.run(process.begin_job())
     entry = replace(world.run(process.plan(4, 8)).entries[0], ledger_id=8)
@@ -715,8 +715,8 @@ def test_a_copy_is_never_appended(world: World) -> None:
     assert isinstance(error, Conflict)
 
 
-def test_an_append_that_was_replaced_since_is_not_called_refused(world: World) -> None:
-    """2.11. A job's append lands unheard; a writer goes on; a copy takes the place of what was appended."""
+def test_a_replaced_append_is_not_reported_as_refused(world: World) -> None:
+    """2.11. A job's append lands without a reply. A writer continues, and a copy replaces the append."""
     w0, process = compacting(world)
     job = world.process("job")
     ledgers = world.ledger(8, 12), world.ledger(12, 16)
@@ -734,8 +734,8 @@ def test_an_append_that_was_replaced_since_is_not_called_refused(world: World) -
     assert isinstance(error, OutcomeUnknown)
 
 
-def test_an_append_that_was_aborted_is_not_called_done_where_a_copy_stands(world: World) -> None:
-    """2.11. A writer's attempt is dropped before its append; a job appends there; a copy takes that place."""
+def test_an_aborted_append_is_not_reported_as_done_if_a_copy_is_there(world: World) -> None:
+    """2.11. A writer's attempt is dropped. A job appends at its offsets, and a copy replaces that."""
     w0, process = compacting(world)
     job, other = world.process("job"), world.process("other")
     attempt = world.run(w0.prepare(world.ledger(8, 12)))
@@ -752,8 +752,8 @@ def test_an_append_that_was_aborted_is_not_called_done_where_a_copy_stands(world
     assert isinstance(error, OutcomeUnknown)
 
 
-def test_of_two_tries_of_a_batch_the_one_that_was_dropped_is_not_called_done(world: World) -> None:
-    """2.11. A job is aborted; another try, under the same token, is appended, and copied."""
+def test_a_dropped_try_of_a_batch_is_not_reported_as_done(world: World) -> None:
+    """2.11. A job is aborted. Another try with the same token is appended and copied."""
     w0, process = compacting(world)
     job, again = world.process("job"), world.process("again")
     ledger = world.ledger(8, 12)
@@ -773,8 +773,8 @@ def test_of_two_tries_of_a_batch_the_one_that_was_dropped_is_not_called_done(wor
     assert isinstance(error, OutcomeUnknown)
 
 
-def test_a_trim_that_a_replacement_overtook_counts_anew(world: World) -> None:
-    """2.11 with 2.10. A trim of [0, 6) is counted, and stalls; [0, 4) becomes one fragment."""
+def test_a_trim_that_a_replacement_overtook_counts_again(world: World) -> None:
+    """2.11 with 2.10. A trim of [0, 6) is counted and stalls. Then [0, 4) becomes one fragment."""
     _, process = compacting(world, (8, 12))
     guest = world.process("guest")
     guest.start(guest.trim(6)).run_to("create", "*/root.*")
@@ -787,7 +787,7 @@ def test_a_trim_that_a_replacement_overtook_counts_anew(world: World) -> None:
 
 
 def test_a_reader_goes_on_at_its_offset_within_a_copy(world: World) -> None:
-    """2.11. A reader was given a part; that and the rest become one fragment, and a sweep takes those."""
+    """2.11. A reader got a part. All parts become one fragment, and a sweep deletes the old ones."""
     _, process = compacting(world, (8, 12))
     sweep, offsets = Sweep(world.process("sweeper")), list[int]()
     reader = world.run(StreamReader.open(world.process("reader").offloader, STREAM, in_flight=1))
@@ -810,37 +810,40 @@ def test_a_reader_goes_on_at_its_offset_within_a_copy(world: World) -> None:
 HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
     "unconfirmed load": (test_a_load_is_not_deceived_by_a_zombie, "which is absent"),
     "probing": (test_a_reader_finds_the_newest_root_across_a_gap, "assert 2 == 4"),
-    "success is accepted": (test_a_create_that_succeeded_is_not_yet_a_commit, "is committed: it is not"),
+    "success is accepted": (
+        test_a_create_that_succeeded_is_not_yet_a_commit,
+        "succeeded for .*, but it is not in",
+    ),
     "own id is accepted": (
         test_finding_ones_own_root_below_the_newest_is_no_proof,
-        "is committed: it is not",
+        "succeeded for .*, but it is not in",
     ),
     "own id unconfirmed": (
         test_ones_own_root_is_confirmed_to_be_the_one_that_was_listed,
-        "is committed: it is not",
+        "succeeded for .*, but it is not in",
     ),
     "exists is loss": (test_a_name_that_is_taken_is_not_yet_a_loss, "the name was taken"),
-    "lost roots are created again": (test_nothing_is_created_where_roots_were_lost, r"\[2\] == \[\]"),
+    "lost roots are created again": (test_a_commit_creates_no_root_if_roots_were_lost, r"\[2\] == \[\]"),
     "doubt is not decided by content": (test_doubt_is_decided_by_content, "does not run for this writer"),
     "fence by epoch only": (
         test_two_writers_of_one_broker_epoch_do_not_both_hold_the_stream,
         "without a higher epoch",
     ),
     "source epoch may fall": (test_a_claim_of_an_older_broker_epoch_is_fenced, "another writer"),
-    "upload first": (test_what_is_uploaded_is_announced_before, "condemned before"),
+    "upload first": (test_a_writer_announces_an_attempt_before_its_uploads, "condemned before"),
     "same key for another cut": (test_another_cut_never_goes_under_the_same_key, "replaced by other bytes"),
     "append without running": (test_an_attempt_that_does_not_run_is_not_appended, "condemned before"),
     "adopt any": (test_only_running_attempts_are_adopted, "condemned before"),
-    "adopt unchecked": (test_only_what_holds_is_adopted, "the source's bytes"),
+    "adopt unchecked": (test_a_claim_adopts_only_sound_fragments, "the source's bytes"),
     "fenced deletes": (test_a_fenced_writer_deletes_nothing, "which is absent"),
-    "delete without a commit": (test_deleting_what_is_committed_is_refused, "which is absent"),
+    "delete without a commit": (test_deleting_a_committed_attempt_is_refused, "which is absent"),
     "purge": (test_a_late_create_does_not_bring_a_deleted_stream_back, "State.LIVE"),
-    "root first": (test_a_sweep_spares_what_appeared_after_its_listing, "which is absent"),
+    "root first": (test_a_sweep_spares_objects_that_appeared_after_its_listing, "which is absent"),
     "sweep what is unnamed": (
         test_a_sweep_spares_running_attempts_however_long_it_stalls,
         "which is absent",
     ),
-    "sweep by epoch": (test_a_sweep_spares_what_a_new_epoch_may_still_adopt, "which is absent"),
+    "sweep by epoch": (test_a_sweep_spares_fragments_that_a_new_epoch_may_still_adopt, "which is absent"),
     "sweep undecided groups": (
         test_a_sweep_spares_a_group_whose_number_is_not_decided,
         r"\.group, which is absent",
@@ -850,16 +853,16 @@ HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
         r"\.k?group, which is absent",
     ),
     "groups made once": (
-        test_a_writer_that_lost_a_number_makes_its_groups_anew,
+        test_a_writer_that_lost_a_number_makes_its_groups_again,
         r"\.group, which a sweep may have condemned before",
     ),
     "wrong total of a group": (
-        test_an_entry_says_of_its_group_what_it_is,
-        r"says otherwise of .*\.group than it says of itself: \['messages'\]",
+        test_an_entry_agrees_with_its_group,
+        r"and .*\.group disagree: \['messages'\]",
     ),
     "wrong time of a group": (
-        test_an_entry_says_of_its_group_what_it_is,
-        r"says otherwise of .*\.group than it says of itself: \['first_timestamp_ms'\]",
+        test_an_entry_agrees_with_its_group,
+        r"and .*\.group disagree: \['first_timestamp_ms'\]",
     ),
     "job: append without running": (test_a_job_whose_attempt_does_not_run_is_not_appended, "superseded"),
     "job: append what runs for another": (
@@ -870,34 +873,43 @@ HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
         test_a_job_adds_nothing_to_a_stream_that_was_born_since,
         r"isinstance\(None, StreamDeleted\)",
     ),
-    "job: doubt is not decided by content": (test_a_jobs_doubt_is_decided_by_content, "runs not for job"),
+    "job: doubt is not decided by content": (test_a_jobs_doubt_is_decided_by_content, "does not run for job"),
     "job: what was trimmed was in": (
-        test_a_job_is_not_told_that_what_was_trimmed_was_its_own,
-        "told of a commit that never was",
+        test_a_job_gets_no_success_for_a_trimmed_append_of_another,
+        "success for a commit that is not in",
     ),
     "job: dropped with older writers": (
-        test_a_claim_leaves_what_a_job_announced,
-        "a writer took away what a job had announced",
+        test_a_claim_keeps_the_attempts_of_a_job,
+        "a writer removed an attempt of a job",
     ),
-    "job: adopted": (test_what_a_job_uploaded_is_not_adopted, "appended what a job had announced"),
+    "job: adopted": (
+        test_a_claim_does_not_adopt_the_uploads_of_a_job,
+        "somebody else appended an attempt of a job",
+    ),
     "replace: whatever is named": (
-        test_of_two_copies_of_the_same_fragments_one_replaces_them,
+        test_only_one_of_two_copies_replaces_the_same_fragments,
         "as stored_size_bytes",
     ),
     "replace: without running": (test_a_copy_that_was_aborted_replaces_nothing, "not announced as a copy"),
-    "replace: what was trimmed": (test_what_was_trimmed_in_part_is_not_replaced, "a hole or an overlap"),
+    "replace: what was trimmed": (test_a_partly_trimmed_run_is_not_replaced, "a hole or an overlap"),
     "replace: the newest": (test_the_newest_fragments_stay_as_they_are, "the newest fragment was replaced"),
-    "replace: a copy does not say so": (test_a_copy_says_that_it_is_one, "does not say that it is one"),
+    "replace: a copy does not say so": (
+        test_the_entry_of_a_copy_is_marked,
+        "a replacement is not marked as a copy",
+    ),
     "replace: copies are appended": (test_a_copy_is_never_appended, "superseded writer changed"),
     "replace: what is replaced never was": (
-        test_an_append_that_was_replaced_since_is_not_called_refused,
-        "told untruly",
+        test_a_replaced_append_is_not_reported_as_refused,
+        "got a wrong result",
     ),
     "replace: what is replaced was in": (
-        test_an_append_that_was_aborted_is_not_called_done_where_a_copy_stands,
-        "told of a commit that never was",
+        test_an_aborted_append_is_not_reported_as_done_if_a_copy_is_there,
+        "success for a commit that is not in",
     ),
-    "replace: copies of anybody's": (test_a_copy_of_a_batch_is_found_as_the_batch_is, "under another token"),
+    "replace: copies of anybody's": (
+        test_a_copy_of_a_batch_keeps_its_token,
+        "a copy has another token",
+    ),
     "reader: copies are read anew": (
         test_a_reader_goes_on_at_its_offset_within_a_copy,
         r"assert \[0, .*0.* == \[0, 2, 4, 6, 8, 10\]",
@@ -907,10 +919,10 @@ HARM: Final[dict[str, tuple[Callable[[World], None], str]]] = {
         r"assert \[0, .* == \[0, 2, 4, 6, 8, 10\]",
     ),
     "trim: counted before a replacement": (
-        test_a_trim_that_a_replacement_overtook_counts_anew,
+        test_a_trim_that_a_replacement_overtook_counts_again,
         "as stored_size_bytes",
     ),
-    "trim from anywhere": (test_a_trim_that_another_one_overtook_counts_anew, "claims 0 as messages"),
+    "trim from anywhere": (test_a_trim_that_another_one_overtook_counts_again, "claims 0 as messages"),
 }
 
 
@@ -925,8 +937,8 @@ def test_without_its_rule_a_replay_shows_the_harm(
         replay(world)
 
 
-def test_a_resolution_that_was_trimmed_before_it_was_heard_of_is_in_doubt(world: World) -> None:
-    """2.1.3 with 2.10. w1 adopts what w0 left; its reply is lost; a guest trims what was adopted."""
+def test_a_resolution_that_was_trimmed_before_its_reply_is_in_doubt(world: World) -> None:
+    """2.1.3 with 2.10. w1 adopts the uploads of w0, its reply is lost, and a guest trims them."""
     holder_with_upload(world)
     w1, guest = world.process("w1"), world.process("guest")
     w1.start(w1.claim()).run_to("create", "*/root.*", times=2)

@@ -1,7 +1,7 @@
-"""Crashes: after every named step and around every request of a whole run. The next writer finishes.
+"""Crashes after every named step and around every request of a run. The next writer completes the work.
 
-Commit-protocol, section 4, and invariant 7: whatever a crash leaves, 1 to 6 hold; the next writer
-claims, adopts or drops, and copies what is still missing.
+This is section 4 of the commit protocol, and invariant 7: after any crash, invariants 1 to 6 hold. The next
+writer claims, adopts or drops the uploads, and copies the missing data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEXT_OFFSET = 8
 
 
 def requests_of_a_run() -> int:
-    """How many requests it takes to make a tier, claim a stream over what a crash left, and copy all."""
+    """Return the number of requests of a run that makes a tier, claims after a crash, and copies all."""
     with World(empty=True) as world:
         leave_an_upload(world)
         w1 = world.process("w1", opened=False)
@@ -35,7 +35,7 @@ def all_ledgers() -> list[Ledger]:
 
 
 def leave_an_upload(world: World) -> None:
-    """An earlier process crashed between its upload and its append: one of two fragments is there."""
+    """Leave one of two fragments, as a process that crashed between its upload and its append."""
     w0 = world.process("w0", opened=False)
     with pytest.raises(Crash):
         world.run(crash_after_first_put(w0))
@@ -45,7 +45,7 @@ def leave_an_upload(world: World) -> None:
 async def crash_after_first_put(process: Process) -> None:
     await process.claim()
     attempt = await process.prepare(process.world.ledger(0, 4))
-    process.crash_after = len(process.store.calls) + 1
+    process.crash_after = len(process.store.calls) + 2  # it first looks for a key of the empty stream
     await process.upload(process.world.ledger(0, 4), attempt)
 
 
@@ -56,7 +56,7 @@ def world() -> Iterator[World]:
 
 
 def finish_with_another(world: World) -> None:
-    """The next writer, then a sweep, then requests of the dead that land late, then a sweep again."""
+    """Run the next writer and a sweep, let late requests of the dead process land, and sweep again."""
     w2, sweeper = world.process("w2", opened=False), world.process("sweeper", opened=False)
     world.run(w2.claim_and_offload(*all_ledgers()))
     world.run(Sweep(sweeper).run())
@@ -66,7 +66,7 @@ def finish_with_another(world: World) -> None:
 
 
 def assert_whole(world: World) -> None:
-    """Everything is committed, once, as the source has it; and nothing else is left."""
+    """Assert that the source's data is committed once, and that no other object is left."""
     world.check()
     assert (world.root.first_offset, world.root.next_offset) == (0, NEXT_OFFSET)
     assert world.root.running == frozenset()
@@ -79,7 +79,7 @@ def assert_whole(world: World) -> None:
 def test_a_crash_around_any_request_is_finished_by_the_next_writer(
     request_number: int, when: str, world: World
 ) -> None:
-    """Before: the request was never sent. After: it was applied, and nobody heard."""
+    """Before: the request was never sent. After: it was applied, and the reply was lost."""
     leave_an_upload(world)
     w1 = world.process("w1", opened=False)
     setattr(w1, f"crash_{when}", request_number)
@@ -97,7 +97,7 @@ def test_a_crash_around_any_request_is_finished_by_the_next_writer(
 def test_a_crash_after_any_step_of_any_commit_is_finished_by_the_next_writer(
     step: Step, commits_before: int, world: World
 ) -> None:
-    """The commits of the run: claim, resolve, prepare, append."""
+    """Each step is tested in every commit of the run: claim, resolve, prepare and append."""
     leave_an_upload(world)
     w1 = world.process("w1", opened=False)
     crash_at_visit(w1, step, commits_before + 1)
@@ -123,7 +123,7 @@ def crash_at_visit(process: Process, step: Step, visit: int) -> None:
 
 
 def test_a_crash_in_doubt_is_finished_by_the_next_writer(world: World) -> None:
-    """`Step.IN_DOUBT` is reached only where somebody else committed meanwhile."""
+    """`Step.IN_DOUBT` is reached only if another process committed meanwhile."""
     w0, w1 = world.process("w0", opened=False), world.process("w1", opened=False)
     w0.start(w0.claim()).run_to("create", "*/root.*")
     world.run(w1.claim())
@@ -138,7 +138,7 @@ def test_a_crash_in_doubt_is_finished_by_the_next_writer(world: World) -> None:
 
 @pytest.mark.parametrize("request_number", range(1, requests_of_a_run() + 1))
 def test_requests_that_land_after_their_senders_crash_do_no_harm(request_number: int, world: World) -> None:
-    """The process dies with one write still under way; it lands when others have finished and swept."""
+    """The process dies with one write in flight. It lands after others have finished and swept."""
     leave_an_upload(world)
     w1 = world.process("w1", opened=False)
     w1.start(w1.claim_and_offload(*all_ledgers()))
@@ -166,7 +166,7 @@ def test_a_crash_that_left_every_upload_costs_no_upload_again(world: World) -> N
 
 
 def test_uploads_that_the_source_disowns_are_left_out(world: World) -> None:
-    """2.6: the broker truncated its log since; what it has there now is not what was uploaded."""
+    """2.6: the broker has truncated its log since, and has other data there now."""
     leave_an_upload(world)
     w1 = world.process("w1", opened=False)
 

@@ -1,4 +1,4 @@
-"""Fencing: a writer whose claim was superseded changes nothing, wherever it was stalled.
+"""Tests of fencing: a writer whose claim was superseded changes nothing, wherever it stalled.
 
 Commit-protocol 2.2 and 2.7, invariants 4 and 5.
 """
@@ -40,7 +40,7 @@ def world() -> Iterator[World]:
 
 
 def stalled(world: World, request_number: int) -> Process:
-    """A writer that stalls before a request of its run."""
+    """Return a writer that stalls before a request of its run."""
     w0 = world.process("w0")
     world.run(w0.claim())
     w0.start(w0.offload(*ledgers()))
@@ -51,7 +51,7 @@ def stalled(world: World, request_number: int) -> Process:
 
 @pytest.mark.parametrize("request_number", range(requests_of_a_run()))
 def test_a_stalled_writer_that_was_fenced_changes_nothing(request_number: int, world: World) -> None:
-    """It wakes up when another has claimed: `Fenced`, nothing a reader sees moves, nothing is deleted."""
+    """It wakes up after another claimed, and gets `Fenced`. Readers see no change. No object is deleted."""
     w0, w1 = stalled(world, request_number), world.process("w1")
     world.run(w1.claim())
     before, newest = dict(world.objects), world.root
@@ -67,7 +67,7 @@ def test_a_stalled_writer_that_was_fenced_changes_nothing(request_number: int, w
 
 @pytest.mark.parametrize("request_number", range(requests_of_a_run()))
 def test_the_rival_finishes_while_the_fenced_writer_wakes_up(request_number: int, world: World) -> None:
-    """Both go on, request by request in turn: the rival's run is whole, whatever the other still sends."""
+    """Both continue, request by request in turn. The requests of the fenced writer do not harm the rival."""
     w0, w1 = stalled(world, request_number), world.process("w1")
     world.run(w1.claim())
     w1.start(w1.claim_and_offload(*ledgers()))
@@ -116,8 +116,8 @@ def test_a_fenced_writer_stays_fenced(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_of_racing_claims_the_last_one_in_history_holds_the_stream(seed: int) -> None:
-    """Three claims from one base, their requests in any order, some replies lost: all of them end, and only
-    the one that history shows last can commit.
+    """Three claims from one base send requests in any order, and lose some replies. All of them end, and only
+    the last one in history can commit.
     """
     with World(seed) as world:
         rivals = [world.process(name) for name in ("w0", "w1", "w2")]
@@ -173,8 +173,8 @@ def test_a_writer_of_a_deleted_stream_learns_of_the_deletion(world: World) -> No
 
 
 def test_a_claim_on_a_tombstone_is_a_rebirth(world: World) -> None:
-    """2.7: a new incarnation from the declared first offset; numbers and epochs go on; nothing of the old
-    one is adopted, and its writer stays fenced.
+    """2.7: a new incarnation begins at the declared first offset. Numbers and epochs continue. No upload of
+    the old one is adopted, and its writer stays fenced.
     """
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim(source_epoch=3))
@@ -197,7 +197,7 @@ def test_a_claim_on_a_tombstone_is_a_rebirth(world: World) -> None:
 
 @pytest.mark.parametrize("lives", [1, 2, 3])
 def test_a_claim_that_stalls_over_deaths_and_rebirths_revives_no_dead_incarnation(lives: int) -> None:
-    """2.7: the claim gave birth to the first life, finds the last one's tombstone, and is applied again."""
+    """2.7: the claim began the first incarnation, finds the last one's tombstone, and is applied again."""
     with World(empty=True) as world:
         w0, rival, person = (world.process(name, opened=False) for name in ("w0", "rival", "person"))
         w0.start(w0.claim()).run_to("create", "*/root.*")
@@ -216,7 +216,7 @@ def test_a_claim_that_stalls_over_deaths_and_rebirths_revives_no_dead_incarnatio
 
 
 def test_a_writer_stalled_across_death_and_rebirth_is_fenced(world: World) -> None:
-    """2.7: numbers go on, so its create meets a root that is there, or leaves a zombie."""
+    """2.7: numbers continue, so its create meets an existing root, or leaves a zombie."""
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
     w0.start(w0.offload(Ledger(0, 2))).run_to("create", "*/root.*", times=2)
@@ -233,7 +233,7 @@ def test_a_writer_stalled_across_death_and_rebirth_is_fenced(world: World) -> No
 
 
 def test_a_claim_leaves_a_stream_alone_that_is_being_rebuilt(world: World) -> None:
-    """2.9: the fence of a rebuild names nothing yet; made live like that, a sweep would take all data."""
+    """2.9: the fence of a rebuild names no data. If it became live, a sweep would delete all data."""
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
     world.run(w0.offload(Ledger(0, 2)))
@@ -280,7 +280,7 @@ def test_an_append_of_what_another_attempt_committed_is_a_conflict(world: World)
 
 
 def test_an_attempt_that_is_announced_twice_runs_once(world: World) -> None:
-    """The reply to the first was lost for good; the caller loads the manifest and announces again."""
+    """The reply to the first announcement was lost. The caller loads the manifest and announces again."""
     w0 = world.process("w0")
     world.run(w0.claim())
     attempt = world.run(w0.prepare(Ledger(0, 2)))
@@ -295,7 +295,7 @@ def test_an_attempt_that_is_announced_twice_runs_once(world: World) -> None:
 
 
 def test_of_attempts_that_were_announced_together_none_runs_twice_when_one_is_dropped(world: World) -> None:
-    """2.1.3: the rest still runs, so the announcement is in. Found by the simulation."""
+    """2.1.3: the other attempts still run, so the announcement is in. Found by the simulation."""
     w0, person = world.process("w0"), world.process("person")
     world.run(w0.claim())
     w0.start(w0.holder.prepare([0, 2])).run_to("create", "*/root.*")
@@ -311,7 +311,7 @@ def test_of_attempts_that_were_announced_together_none_runs_twice_when_one_is_dr
 
 
 def test_a_base_whose_group_is_swept_is_no_damage(world: World) -> None:
-    """2.1: whether a change is in is asked of a newer root then. Found by the simulation."""
+    """2.1: a newer root then decides if the change is in. Found by the simulation."""
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
     late = world.run(w0.prepare(Ledger(0, 2)))

@@ -1,4 +1,4 @@
-"""What the protocol rests on in a folder: listings that never miss the newest root, and names that last."""
+"""Tests of the promises of a folder: listings never miss the newest root, and names are durable."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from offload.streams.writer import StreamWriter
 from offload.upkeep.sweep.tier import sweep
 
 COMMITS: Final = 20
-"""More than the roots that a sweep keeps."""
+"""A number of commits larger than the number of roots that a sweep keeps."""
 
 ROOTS: Final = 3
-"""Of a claim, a prepare and an append."""
+"""The roots of a claim, a prepare and an append."""
 
 
 class TestFolders(Asynchronous):
@@ -84,10 +84,10 @@ class TestFolders(Asynchronous):
         run(tier.aclose())
 
     @pytest.mark.parametrize("dies_after", ["rename of a fragment", "link of a root"])
-    def test_what_a_dead_process_left_unsynced_is_synced_before_it_is_believed(
+    def test_a_process_syncs_the_names_of_a_dead_one_before_it_believes_them(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_after: str
     ) -> None:
-        """Else a power cut takes a root, or what a root names, and the source's copy is gone by then."""
+        """Otherwise a power cut could remove a root or a named object after the source deleted its copy."""
         dying = ObjectStoreOffloader(Dying(tmp_path, dies_after))
         writer = run(StreamWriter.claim(dying, STREAM))
         with pytest.raises(Crash):
@@ -109,7 +109,7 @@ class TestFolders(Asynchronous):
 
 
 class Dying(PosixStore):
-    """Dies between giving a name and syncing its folder."""
+    """A process that dies after it gives a name and before it syncs the folder."""
 
     def __init__(self, root: Path, after: str) -> None:
         super().__init__(root=root)
@@ -127,14 +127,14 @@ class Dying(PosixStore):
 
 
 def meanwhile(job: Coroutine[Any, Any, None]) -> None:
-    """Let others run to their end, from the midst of a call."""
+    """Run other tasks to their end within a call."""
     thread = threading.Thread(target=lambda: asyncio.run(job))
     thread.start()
     thread.join()
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
-    """Which folders are synced from now on, and when a file is linked."""
+    """Record the synced folders and linked files from now on."""
     fsync, link = os.fsync, os.link
     events: list[str] = []
 

@@ -1,6 +1,7 @@
-"""Guests: who trims or deletes a stream does not hold it, and disturbs nobody, wherever either one stalls.
+"""Tests of guests, which trim or delete a stream without a claim, and disturb nobody if they stall.
 
-Commit-protocol 2.7 and 2.10. Groups take two entries, so what goes ends within groups of two kinds.
+This is 2.7 and 2.10 of the commit protocol. Groups have two entries, so a trim ends within groups of two
+kinds.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from offload.model.manifest import StreamState
 from offload.store.faults import Call, Fault
 
 BEFORE = 6
-"""Where the stream begins after the trim: within its second group, and within its kilo-group."""
+"""The first offset after the trim, within the second group and within the kilo-group."""
 
 
 def stream(world: World) -> Process:
-    """A writer that has committed [0, 12) in fragments of two: a kilo-group and a group."""
+    """Return a writer that has committed [0, 12) in fragments of two: a kilo-group and a group."""
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(Ledger(0, 4), Ledger(4, 12)))
@@ -63,7 +64,7 @@ def world() -> Iterator[World]:
 
 
 def assert_trimmed(world: World, *, next_offset: int = 12) -> None:
-    """What is left is what should be: in the root, whose totals the judge has held, and after a sweep."""
+    """Assert that the right data is left, in the root, which the judge has checked, and after a sweep."""
     world.run(Sweep(world.process("sweeper")).run())
     world.check()
     world.check_nothing_is_left()
@@ -71,8 +72,10 @@ def assert_trimmed(world: World, *, next_offset: int = 12) -> None:
 
 
 @pytest.mark.parametrize("request_number", range(requests_of_a_run()))
-def test_a_trim_between_any_two_requests_of_a_writer(request_number: int, world: World) -> None:
-    """The writer goes on as if nothing had been: what it appends does not rest on what goes."""
+def test_a_trim_between_any_two_requests_of_a_writer_disturbs_neither(
+    request_number: int, world: World
+) -> None:
+    """The writer continues undisturbed, because an append does not depend on trimmed data."""
     w0, guest = stream(world), world.process("guest")
     w0.start(w0.offload(Ledger(12, 16)))
     for _ in range(request_number):
@@ -86,8 +89,10 @@ def test_a_trim_between_any_two_requests_of_a_writer(request_number: int, world:
 
 
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
-def test_a_writer_between_any_two_requests_of_a_trim(request_number: int, world: World) -> None:
-    """What was counted holds still: fragments that are committed do not change, and come to nothing more."""
+def test_a_writer_between_any_two_requests_of_a_trim_disturbs_neither(
+    request_number: int, world: World
+) -> None:
+    """The counts still hold, because committed fragments do not change."""
     w0, guest = stream(world), world.process("guest")
     guest.start(guest.trim(BEFORE))
     for _ in range(request_number):
@@ -156,8 +161,8 @@ def test_a_crash_around_any_request_of_a_trim_is_finished_by_the_next(
 
 
 @pytest.mark.parametrize("further", [2, 4, 6, 12])
-def test_of_two_trims_at_once_the_one_that_goes_further_counts(further: int, world: World) -> None:
-    """Request by request in turn; neither takes off twice what both would drop."""
+def test_the_longer_of_two_concurrent_trims_counts(further: int, world: World) -> None:
+    """They run request by request in turn. Neither subtracts a fragment twice."""
     stream(world)
     guests = [world.process(name) for name in ("one", "other")]
     for guest, before in zip(guests, (BEFORE, further), strict=True):
@@ -174,8 +179,8 @@ def test_of_two_trims_at_once_the_one_that_goes_further_counts(further: int, wor
     assert world.root.first_offset == max(BEFORE, further)
 
 
-def test_a_group_goes_when_nothing_in_it_lives_and_its_fragments_before(world: World) -> None:
-    """Groups are not rewritten: as long as one fragment lives, so do the groups above it."""
+def test_a_sweep_deletes_a_group_when_no_fragment_in_it_lives(world: World) -> None:
+    """Groups are not rewritten. While one fragment lives, the groups above it stay."""
     stream(world)
     guest, left = world.process("guest"), list[tuple[int, int]]()
 
@@ -200,8 +205,8 @@ def test_a_stream_goes_on_after_all_of_it_was_trimmed(world: World) -> None:
     assert world.root.fields["ledgers"] == 1
 
 
-def test_of_a_deleted_stream_only_the_tombstone_stays(world: World) -> None:
-    """2.7: every fragment, every group and every older root go by the rules of the sweep."""
+def test_a_sweep_leaves_only_the_tombstone_of_a_deleted_stream(world: World) -> None:
+    """2.7: a sweep deletes every fragment, every group and every older root by its rules."""
     w0, guest = stream(world), world.process("guest")
 
     world.run(guest.delete_stream())
@@ -216,8 +221,8 @@ def test_of_a_deleted_stream_only_the_tombstone_stays(world: World) -> None:
 
 
 @pytest.mark.parametrize("request_number", range(requests_of_a_run()))
-def test_a_deletion_between_any_two_requests_of_a_writer(request_number: int, world: World) -> None:
-    """The writer learns of it. What it had still on its way, groups too, is garbage and goes."""
+def test_a_deletion_between_any_two_requests_of_a_writer_stops_it(request_number: int, world: World) -> None:
+    """The writer gets an error. Its requests in flight leave garbage, which a sweep deletes."""
     w0, guest = stream(world), world.process("guest")
     w0.start(w0.offload(Ledger(12, 16)))
     for _ in range(request_number):
@@ -240,7 +245,7 @@ def test_a_deletion_between_any_two_requests_of_a_writer(request_number: int, wo
 def test_a_trim_of_a_stream_that_was_deleted_meanwhile_changes_nothing(
     request_number: int, is_reborn: bool, world: World
 ) -> None:
-    """Nor one of the same name that was born since, with the same offsets in it."""
+    """Nor does it change a later stream of the same name with the same offsets."""
     stream(world)
     guest, other = world.process("guest"), world.process("other")
     guest.start(guest.trim(BEFORE))

@@ -1,7 +1,7 @@
-"""Jobs: who appends to a stream without holding it disturbs nobody and loses nothing, whoever stalls where.
+"""Tests of jobs, which append to a stream without a claim. They disturb nobody and lose nothing.
 
-Commit-protocol 2.10. The writer has committed [0, 4), and the job adds [4, 8) in two attempts. Groups take
-two entries, so what the job appends makes groups of its own.
+This is 2.10 of the commit protocol. The writer has committed [0, 4), and the job adds [4, 8) in two attempts.
+Groups have two entries, so the job's appends make groups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ADDED = (Ledger(4, 6), Ledger(6, 8))
 
 
 def stream(world: World) -> Process:
-    """A writer that has committed [0, 4)."""
+    """Return a writer that has committed [0, 4)."""
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(Ledger(0, 4)))
@@ -48,9 +48,9 @@ def calls_of_a_job() -> list[Call]:
 CALLS = calls_of_a_job()
 OPERATIONS = [call.operation for call in CALLS]
 ANNOUNCED = OPERATIONS.index("create")
-"""The request by which the job's attempts come to run; by the next one it learns that they do."""
+"""The request that announces the job's attempts. The next request confirms it."""
 APPENDED = len(OPERATIONS) - 1 - OPERATIONS[::-1].index("create")
-"""The request that appends."""
+"""The request that creates the root of the append."""
 PLACES = [
     pytest.param(number, fault, id=f"{fault.name}-{number}-{call.operation}")
     for number, call in enumerate(CALLS)
@@ -66,7 +66,7 @@ def world() -> Iterator[World]:
 
 
 def error_of(process: Process) -> OffloadError | None:
-    """What a stalled job raised when it went on to its end."""
+    """Return the error that a stalled job raised on the way to its end."""
     try:
         process.finish()
     except OffloadError as error:
@@ -75,7 +75,7 @@ def error_of(process: Process) -> OffloadError | None:
 
 
 def stalled(world: World, request_number: int) -> Process:
-    """A job before its request of this number."""
+    """Return a job that stalls before its request of this number."""
     job = world.process("job")
     job.start(job.do_job(*ADDED))
     for _ in range(request_number):
@@ -88,7 +88,7 @@ def next_ledger(world: World) -> Ledger:
 
 
 def assert_whole(world: World, *, next_offset: int) -> None:
-    """Every invariant held, nobody was told what is not so, and a sweep leaves what is named, and no more."""
+    """Assert that every invariant held, every result is true, and a sweep leaves only named objects."""
     world.check()
     world.check_what_was_told()
     world.run(Sweep(world.process("sweeper")).run())
@@ -110,8 +110,8 @@ def test_a_job_appends_and_the_stream_stays_its_writers(world: World) -> None:
 
 
 @pytest.mark.parametrize("request_number", range(calls_of_a_run()))
-def test_a_job_between_any_two_requests_of_a_writer(request_number: int, world: World) -> None:
-    """Where the job came first, the writer is told that it does not fit, and goes on behind it."""
+def test_a_job_between_any_two_requests_of_a_writer_loses_nothing(request_number: int, world: World) -> None:
+    """If the job comes first, the writer gets `Conflict`, and continues behind it."""
     w0, job = stream(world), world.process("job")
     w0.start(w0.offload(*ADDED))
     for _ in range(request_number):
@@ -128,8 +128,8 @@ def test_a_job_between_any_two_requests_of_a_writer(request_number: int, world: 
 
 
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
-def test_a_writer_between_any_two_requests_of_a_job(request_number: int, world: World) -> None:
-    """Where the writer came first, the job is told, and can do its work again at the new end."""
+def test_a_writer_between_any_two_requests_of_a_job_loses_nothing(request_number: int, world: World) -> None:
+    """If the writer comes first, the job gets `Conflict`, and can work again at the new end."""
     w0 = stream(world)
     job = stalled(world, request_number)
     begin = world.root.next_offset
@@ -146,7 +146,7 @@ def test_a_writer_between_any_two_requests_of_a_job(request_number: int, world: 
 
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_claim_between_any_two_requests_of_a_job_leaves_it_alone(request_number: int, world: World) -> None:
-    """What the last writer left is adopted or dropped; what the job announced and uploaded is neither."""
+    """The claim adopts or drops the uploads of the last writer, but not those of the job."""
     w0, w1 = stream(world), world.process("w1")
     world.run(w0.prepare(Ledger(4, 6)))
     job = stalled(world, request_number)
@@ -158,8 +158,8 @@ def test_a_claim_between_any_two_requests_of_a_job_leaves_it_alone(request_numbe
     assert_whole(world, next_offset=12)
 
 
-def test_of_rival_jobs_one_wins_and_the_other_can_announce_again(world: World) -> None:
-    """Request by request in turn."""
+def test_one_of_two_rival_jobs_wins_and_the_other_can_announce_again(world: World) -> None:
+    """They run request by request in turn."""
     stream(world)
     jobs = [world.process(name) for name in ("one", "other")]
     for job in jobs:
@@ -193,7 +193,7 @@ def test_a_job_that_anyone_aborts_appends_nothing(request_number: int, world: Wo
 
 
 def test_a_job_that_is_aborted_before_it_knows_that_it_runs_announces_again(world: World) -> None:
-    """Nothing was uploaded yet, so nothing is condemned that it could name."""
+    """It has uploaded nothing, so it cannot name a condemned fragment."""
     stream(world)
     job, other = stalled(world, ANNOUNCED + 1), world.process("other")
     world.run(other.begin_job(uid=job.guest.uid))
@@ -206,10 +206,10 @@ def test_a_job_that_is_aborted_before_it_knows_that_it_runs_announces_again(worl
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("request_number", range(1, len(CALLS) + 1))
-def test_what_a_crashed_job_left_goes_when_it_is_aborted_and_never_before(
+def test_uploads_of_a_crashed_job_stay_until_it_is_aborted(
     request_number: int, when: str, world: World
 ) -> None:
-    """A claim does not settle it: only who aborts the job condemns its uploads."""
+    """A claim does not resolve it. Only an abort condemns its uploads."""
     stream(world)
     job, other = world.process("job"), world.process("other")
     setattr(job, f"crash_{when}", request_number)
@@ -233,7 +233,7 @@ def test_what_a_crashed_job_left_goes_when_it_is_aborted_and_never_before(
 def test_a_fault_anywhere_in_a_job_is_cured_by_doing_it_again(
     number: int, fault: Fault, world: World
 ) -> None:
-    """Lost replies, requests that land late, refusals: appended once, or not and then told so."""
+    """After lost replies, late requests or refusals, the data is in once, or the error denies it."""
     stream(world)
     job = stalled(world, number)
     job.step(fault)
@@ -264,7 +264,7 @@ def test_a_lost_reply_to_an_append_costs_nothing_but_a_look(world: World) -> Non
 
 
 def test_an_append_that_is_in_stays_in_once(world: World) -> None:
-    """Also beside newer commits, and from another process under the same UUID."""
+    """It also stays in once beside newer commits, and in another process with the same UUID."""
     w0, job, again = stream(world), world.process("job"), world.process("again")
     world.run(job.begin_job())
     receipts = world.run(job.copy(ADDED, world.run(job.announce(*ADDED))))
@@ -282,7 +282,7 @@ def test_an_append_that_is_in_stays_in_once(world: World) -> None:
 
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_sweep_beside_a_job_takes_nothing_of_it(request_number: int, world: World) -> None:
-    """Wherever the job stalls, and also where the sweep stalls between its verdict and its deletes."""
+    """The job stalls anywhere, and the sweep also stalls between its verdict and its deletes."""
     stream(world)
     job = stalled(world, request_number)
     world.run(Sweep(world.process("swift")).run())
@@ -298,10 +298,10 @@ def test_a_sweep_beside_a_job_takes_nothing_of_it(request_number: int, world: Wo
 
 @pytest.mark.parametrize("is_reborn", [False, True])
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
-def test_a_deletion_ends_a_job_whatever_is_born_since(
+def test_a_deletion_ends_a_job_even_after_a_rebirth(
     request_number: int, is_reborn: bool, world: World
 ) -> None:
-    """A job that began before adds nothing to a stream of the same name, though its offsets would fit."""
+    """An older job adds nothing to a new stream of the same name, even if its offsets would fit."""
     stream(world)
     job, other = stalled(world, request_number), world.process("other")
     has_begun = job.job is not None
@@ -320,8 +320,8 @@ def test_a_deletion_ends_a_job_whatever_is_born_since(
     world.check_what_was_told()
 
 
-def test_a_job_is_not_told_of_an_append_that_a_trim_may_have_passed(world: World) -> None:
-    """It was aborted, and the writer's fragments stood there before the trim: its own never were in."""
+def test_a_job_gets_no_result_for_an_append_that_a_trim_may_have_passed(world: World) -> None:
+    """It was aborted, and the writer's fragments were there before the trim. The job's never were in."""
     w0 = stream(world)
     job, other = stalled(world, APPENDED), world.process("other")
     world.run(other.begin_job(uid=job.guest.uid))
@@ -347,8 +347,8 @@ def test_an_append_in_doubt_that_was_trimmed_stays_in_doubt(world: World) -> Non
     assert_whole(world, next_offset=8)
 
 
-def test_a_sync_adopts_nothing_behind_what_a_job_appended_from_another_log() -> None:
-    """Found by the simulation (seed 4935): the last chunk agreed, the committed one before it did not."""
+def test_a_sync_adopts_nothing_behind_a_jobs_append_from_another_log() -> None:
+    """Found by the simulation (seed 4935): the last chunk agreed, but the committed one before it did not."""
     with World() as world:
         w0, job, w1 = (world.process(name) for name in ("w0", "job", "w1"))
         world.run(w0.claim())

@@ -1,7 +1,7 @@
-"""Lost replies, lost requests, late requests and cancelled calls, at every request of a whole run.
+"""Tests of lost replies, lost requests, late requests and cancelled calls, at every request of a run.
 
-Commit-protocol 2.1: what the store answers decides nothing; the listing does. A run ends in success
-or in an error whose class tells the truth, and running again completes the work, nothing doubled.
+This is 2.1 of the commit protocol: the listing decides, not the reply of the store. A run ends in success or
+in an error whose class is true. Another run completes the work and doubles nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def world() -> Iterator[World]:
 
 
 def run_with(world: World, number: int, fault: Fault) -> tuple[Process, OffloadError | None]:
-    """A whole run in which one request suffers a fault, and how it ended."""
+    """Run with a fault at one request. Return the process and the error, if any."""
     w0 = world.process("w0", opened=False)
     w0.start(w0.claim_and_offload(*ledgers()))
     for _ in range(number):
@@ -59,7 +59,7 @@ def run_with(world: World, number: int, fault: Fault) -> tuple[Process, OffloadE
 
 
 def assert_whole(world: World) -> None:
-    """Everything is committed once, and a sweep finds no way to take any of it."""
+    """Assert that all data is committed once, and that a sweep deletes none of it."""
     world.run(Sweep(world.process("sweeper")).run())
     world.check()
     assert world.root.next_offset == 6
@@ -69,7 +69,7 @@ def assert_whole(world: World) -> None:
 
 
 @pytest.mark.parametrize(("number", "fault"), PLACES)
-def test_one_fault_anywhere_is_told_truly_and_cured_by_running_again(
+def test_one_fault_anywhere_gives_a_true_error_and_another_run_cures_it(
     number: int, fault: Fault, world: World
 ) -> None:
     w0, error = run_with(world, number, fault)
@@ -84,8 +84,10 @@ def test_one_fault_anywhere_is_told_truly_and_cured_by_running_again(
 
 
 @pytest.mark.parametrize(("number", "fault"), LATE)
-def test_a_write_that_lands_when_all_is_done_changes_nothing(number: int, fault: Fault, world: World) -> None:
-    """The late request lands after the run was repeated, by another process, to its end."""
+def test_a_write_that_lands_after_all_is_done_changes_nothing(
+    number: int, fault: Fault, world: World
+) -> None:
+    """The late request lands after another process has repeated the whole run."""
     w0, _ = run_with(world, number, fault)
     w1 = world.process("w1", opened=False)
     world.run(w1.claim_and_offload(*ledgers()))
@@ -119,7 +121,7 @@ COMMIT_CREATES = [
 
 @pytest.mark.parametrize("number", COMMIT_CREATES)
 def test_a_lost_reply_to_a_commit_costs_nothing_but_a_look(number: int, world: World) -> None:
-    """2.1.3: the root is ours; the run goes on as if the reply had come, and no root is made twice."""
+    """2.1.3: the root is ours. The run continues as if the reply had arrived, and makes no root twice."""
     _, error = run_with(world, number, Fault.LOSE_REPLY)
 
     assert error is None
@@ -129,7 +131,7 @@ def test_a_lost_reply_to_a_commit_costs_nothing_but_a_look(number: int, world: W
 
 @pytest.mark.parametrize("number", COMMIT_CREATES)
 def test_a_lost_commit_is_sent_again_with_the_same_bytes(number: int, world: World) -> None:
-    """2.1.3: highest is still n, so the same bytes go out for n+1; whichever lands is the same root."""
+    """2.1.3: the newest root is still n, so the same bytes are sent for n+1. Both creates make one root."""
     w0, error = run_with(world, number, Fault.DELAY)
     before = dict(world.objects)
 
@@ -141,8 +143,8 @@ def test_a_lost_commit_is_sent_again_with_the_same_bytes(number: int, world: Wor
     assert_whole(world)
 
 
-def test_a_store_that_never_tells_makes_the_outcome_unknown(world: World) -> None:
-    """No create is ever heard of, and none lands in time: the caller is told exactly that."""
+def test_a_store_that_never_answers_makes_the_outcome_unknown(world: World) -> None:
+    """No create gets a reply, and none lands in time. The caller gets exactly `OutcomeUnknown`."""
     w0 = world.process("w0", opened=False)
     world.run(w0.claim())
     w0.store.chances = {Fault.DELAY: 1.0}
@@ -158,8 +160,8 @@ def test_a_store_that_never_tells_makes_the_outcome_unknown(world: World) -> Non
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_bad_network_only_makes_more_runs(seed: int) -> None:
-    """Every kind of fault by chance, two rivals that run again and again: in the end all is there once."""
+def test_a_bad_network_only_causes_more_runs(seed: int) -> None:
+    """Faults of every kind happen at random, and two rivals run often. All data is in once at the end."""
     with World(seed, empty=True) as world:
         rivals = [world.process(name, opened=False) for name in ("w0", "w1")]
         for rival in rivals:

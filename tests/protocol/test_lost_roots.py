@@ -1,4 +1,4 @@
-"""Lost roots: an accident took all roots of a stream, or the newest. Nobody may make that worse.
+"""Tests of lost roots: an accident removed all roots of a stream, or the newest. Nobody may cause more loss.
 
 Commit-protocol, steps 0, 2, 6 and 8. `rebuild` has tests of its own.
 """
@@ -40,14 +40,17 @@ def world() -> Iterator[World]:
 
 
 async def abort(process: Process) -> None:
-    """Abort an attempt as a guest: anyone may."""
+    """Abort an attempt as a guest, as anyone may."""
     base = await process.offloader.load_manifest(STREAM)
     change = Abort(attempts=frozenset({process.env.uuid()}))
     await process.offloader.commit_manifest(STREAM, change, base=base, committer=process.env.uuid())
 
 
 def committed(world: World, *ledgers: Ledger) -> Process:
-    """A writer that has committed these ledgers; without any, [0, 8): more than the root itself names."""
+    """Return a writer that has committed these ledgers, by default [0, 8).
+
+    This is more than the root itself names.
+    """
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(*ledgers or [Ledger(0, 8)]))
@@ -55,7 +58,7 @@ def committed(world: World, *ledgers: Ledger) -> Process:
 
 
 def lose_newest(world: World) -> int:
-    """The newest roots are gone: those of a writer that claimed and committed [8, 12). The remaining one."""
+    """Lose the roots of a writer that claimed and committed [8, 12), and return the remaining root."""
     committed(world)
     before = world.roots[-1]
     w1 = world.process("w1")
@@ -66,7 +69,7 @@ def lose_newest(world: World) -> int:
 
 
 def refused(world: World, job: Coroutine[Any, Any, Any]) -> RootsLost:
-    """The error of a job that may neither commit nor delete anything."""
+    """Return the error of a job that may neither commit nor delete anything."""
     before = dict(world.objects)
 
     with pytest.raises(RootsLost) as caught:
@@ -88,7 +91,7 @@ ACTS: dict[str, Callable[[Process], Coroutine[Any, Any, Any]]] = {
 
 @pytest.mark.parametrize("act", [*ACTS, "read"])
 def test_a_stream_without_roots_is_neither_begun_again_nor_taken_for_absent(act: str, world: World) -> None:
-    """Step 0: data proves that there was a root. The error names the way out."""
+    """Step 0: data proves that there was a root. The error names the remedy."""
     committed(world)
     world.objects.lose_roots()
     acts = ACTS | {"read": lambda process: process.offloader.load_manifest(STREAM)}
@@ -115,7 +118,7 @@ def test_one_object_is_enough_to_refuse_a_birth(kept: str, world: World) -> None
 
 
 def test_a_claim_without_a_base_is_refused_as_well(world: World) -> None:
-    """Step 2: whoever commits a birth without having looked is looked after."""
+    """Step 2: the commit of a birth looks for data itself."""
     committed(world)
     world.objects.lose_roots()
     uid = world.process("p").env.uuid()
@@ -125,7 +128,7 @@ def test_a_claim_without_a_base_is_refused_as_well(world: World) -> None:
 
 
 def test_a_stream_that_lost_roots_and_had_no_data_is_begun_again(world: World) -> None:
-    """Nothing was lost with them, and nothing tells it from a stream that was never begun."""
+    """Nothing else was lost, and the stream looks like one that never began."""
     world.run(world.process("w0").claim())
     world.objects.lose_roots()
 
@@ -135,7 +138,7 @@ def test_a_stream_that_lost_roots_and_had_no_data_is_begun_again(world: World) -
 
 
 def test_a_birth_between_two_listings_is_no_loss(world: World) -> None:
-    """Step 0: data that is seen without a root may be a rival's, which has a root by now."""
+    """Step 0: data without a root may be a rival's, which has a root by now."""
     reader, rival = world.process("reader"), world.process("rival")
     reader.start(reader.offloader.load_manifest(STREAM)).run_to("list", KEYS.data)
     world.run(rival.claim())
@@ -148,7 +151,7 @@ def test_a_birth_between_two_listings_is_no_loss(world: World) -> None:
 
 @pytest.mark.parametrize("stream", [STREAM, "%s and a/slash", "long " * 60])
 def test_a_stream_that_lost_its_anchor_with_its_roots_is_still_found(stream: str) -> None:
-    """By its key, or by a fragment if the name is too long for a key. Other folders are no streams."""
+    """It is found by its key, or by a fragment if the name is too long. Other folders are no streams."""
     store = MemoryStore()
     offloader = ObjectStoreOffloader(store)
 
@@ -164,7 +167,7 @@ def test_a_stream_that_lost_its_anchor_with_its_roots_is_still_found(stream: str
         asyncio.run(offloader.load_manifest(stream))
 
 
-def test_a_stream_of_which_only_a_group_remains_is_found_by_its_key(world: World) -> None:
+def test_a_stream_with_only_a_group_left_is_found_by_its_key(world: World) -> None:
     committed(world)
     group = next(iter(world.groups))
     left = {key: world.objects[key] for key in ("tier.anchor", group)}
@@ -211,7 +214,7 @@ def test_nobody_deletes_an_attempt_that_a_lost_root_may_name(world: World) -> No
 
 
 def test_a_claim_of_a_stream_that_is_being_rebuilt_reads_no_fragment(world: World) -> None:
-    """The fence names nothing, so all fragments are behind its end. It takes no commit anyway."""
+    """The fence names nothing, so all fragments are behind its end. No claim commits on it."""
     committed(world)
     world.rebuilding()
     p = world.process("p")
@@ -236,7 +239,7 @@ def test_a_rival_that_commits_and_uploads_meanwhile_proves_no_loss(world: World)
     assert w1.holder.manifest.next_offset == 10, "adopted"
 
 
-def test_what_a_dropped_attempt_left_behind_the_end_proves_no_loss(world: World) -> None:
+def test_uploads_of_a_dropped_attempt_behind_the_end_prove_no_loss(world: World) -> None:
     w0 = committed(world)
     attempt = world.run(w0.prepare(Ledger(8, 10)))
     world.run(w0.upload(Ledger(8, 10), attempt))
@@ -258,20 +261,20 @@ def test_a_claim_of_a_sound_stream_costs_one_listing_and_reads_no_fragment(world
 
 
 def swept(world: World, *, page_keys_max: int = 1000) -> SweepReport:
-    """A sweep without a grace."""
+    """Run a sweep without a grace, and return its report."""
     process = world.process("sweeper")
     return world.run(sweep(process.offloader, grace_seconds=0, env=process.env, page_keys_max=page_keys_max))
 
 
 def verified(world: World, level: VerifyLevel = VerifyLevel.BYTES) -> VerifyReport:
-    """What a verify finds, by small pages."""
+    """Return the report of a verify that lists small pages."""
     process = world.process("verifier")
     return world.run(verify(process.offloader, level=level, env=process.env, page_rows_max=3))
 
 
 @pytest.mark.parametrize("page_keys_max", [3, 1000])
 def test_a_sweep_deletes_nothing_if_the_newest_roots_are_lost(page_keys_max: int, world: World) -> None:
-    """Step 8. What it finds on the last page holds for the first: garbage, and a superseded root."""
+    """Step 8: a proof on the last page also protects the garbage and the superseded root on the first."""
     w0 = committed(world, Ledger(0, 4))
     dropped = world.run(w0.prepare(Ledger(4, 6)))
     world.run(w0.upload(Ledger(4, 6), dropped))
@@ -291,7 +294,7 @@ def test_a_sweep_deletes_nothing_if_the_newest_roots_are_lost(page_keys_max: int
 
 
 def test_a_sweep_that_waited_for_the_grace_meets_the_proof_again_and_again(world: World) -> None:
-    """Step 8: what an earlier run saw stays noted, so no later run takes the proof for something new."""
+    """Step 8: the notes of an earlier run stay, so no later run takes the proof for a new object."""
     w0 = committed(world, Ledger(0, 4))
     remaining = world.roots[-1]
     world.run(w0.offload(Ledger(4, 6)))
@@ -309,7 +312,7 @@ def test_a_sweep_that_waited_for_the_grace_meets_the_proof_again_and_again(world
 
 
 def test_a_group_of_a_lost_root_stops_a_sweep_and_a_group_of_the_next_does_not(world: World) -> None:
-    """Step 8: losers leave groups of newest + 1. One above that was stored for a root that is lost."""
+    """Step 8: losing commits leave groups of newest + 1. A higher group belongs to a lost root."""
     committed(world)
     newest = world.roots[-1]
     group = next(iter(world.groups))
@@ -326,7 +329,7 @@ def test_a_group_of_a_lost_root_stops_a_sweep_and_a_group_of_the_next_does_not(w
     assert [damage.where for damage in verified(world, VerifyLevel.MANIFEST).damages] == [beyond]
 
 
-def test_a_sweep_reads_the_trailers_of_what_goes_and_of_nothing_else(world: World) -> None:
+def test_a_sweep_reads_only_the_trailers_of_fragments_that_it_deletes(world: World) -> None:
     w0 = committed(world)
     dropped = world.run(w0.prepare(Ledger(8, 10)))
     world.run(w0.upload(Ledger(8, 10), dropped))
@@ -343,8 +346,8 @@ def test_a_sweep_reads_the_trailers_of_what_goes_and_of_nothing_else(world: Worl
     assert KEYS.fragment(8, dropped.uid) not in world.objects
 
 
-def test_a_sweep_spares_what_a_rival_uploads_and_drops_meanwhile(world: World) -> None:
-    """Listed, then loaded, then judged: nothing that the loaded root condemns is newer than it."""
+def test_a_sweep_spares_uploads_that_a_rival_drops_meanwhile(world: World) -> None:
+    """A sweep lists, loads and then judges. No object that the loaded root condemns is newer than it."""
     committed(world)
     sweeper, rival = world.process("sweeper"), world.process("rival")
     sweeper.start(sweep(sweeper.offloader, grace_seconds=0, env=sweeper.env)).run_to("list", KEYS.prefix)
@@ -394,7 +397,7 @@ def test_a_verify_of_a_stream_to_which_nothing_was_committed_says_so() -> None:
 
 
 def test_a_fragment_of_another_stream_proves_nothing_about_this_one(world: World) -> None:
-    """Somebody copied objects between prefixes. Its versions are of another history."""
+    """An operator copied objects between prefixes. The versions belong to another history."""
     w0 = committed(world, Ledger(0, 8), Ledger(8, 10))
     [(strange, attempt)] = [
         (key, parsed[1]) for key in world.fragments if (parsed := KEYS.parse_fragment(key)) and parsed[0] == 8
@@ -417,7 +420,7 @@ def test_a_fragment_of_another_stream_proves_nothing_about_this_one(world: World
 
 
 def test_a_sweep_whose_listing_breaks_off_deletes_nothing(world: World) -> None:
-    """Step 8: behind the break may be a proof. The next sweep does it."""
+    """Step 8: a proof may be on the missing pages. The next sweep deletes."""
     w0 = committed(world)
     dropped = world.run(w0.prepare(Ledger(8, 10)))
     world.run(w0.upload(Ledger(8, 10), dropped))
@@ -436,8 +439,8 @@ def test_a_sweep_whose_listing_breaks_off_deletes_nothing(world: World) -> None:
     assert (second.errors, KEYS.fragment(8, dropped.uid) in world.objects) == ([], False)
 
 
-def test_a_root_that_the_caller_knows_and_nobody_finds_is_lost(world: World) -> None:
-    """Nothing else is left that could prove it."""
+def test_a_root_that_the_caller_knows_and_no_listing_shows_is_lost(world: World) -> None:
+    """No other proof is left."""
     with pytest.raises(RootsLost, match="root 3 was committed, but no root is there"):
         world.run(world.process("p").offloader.log(STREAM).load_newest(known=3))
 
@@ -496,7 +499,7 @@ def test_a_stream_that_was_begun_again_after_a_loss_keeps_its_old_fragments(
 
 
 def test_a_rebuild_settles_which_life_of_a_stream_goes_on(world: World) -> None:
-    """Its fence is far above what it left out, which may go then."""
+    """Its fence is far above the fragments that it left out, which a sweep may then delete."""
     old = begun_again(world)
     process = world.process("rebuilder")
     chosen = world.newest().incarnation
@@ -509,19 +512,23 @@ def test_a_rebuild_settles_which_life_of_a_stream_goes_on(world: World) -> None:
 
 
 def test_a_deletion_and_a_rebirth_look_like_no_loss(world: World) -> None:
-    """Neither what the old life left does, nor what its writer and its job upload late."""
+    """This also holds for old uploads, and for late uploads of the old writer and its job."""
     w0, job = committed(world, Ledger(0, 4)), world.process("job")
     late = world.run(w0.prepare(Ledger(4, 6)))
     world.run(job.begin_job())
     copies = world.run(job.announce(Ledger(4, 8)))
+    uploads = (w0, w0.upload(Ledger(4, 6), late)), (job, job.copy([Ledger(4, 8)], copies))
+    for process, upload in uploads:
+        process.start(upload)
+        process.step()  # it has found out that the stream is not encrypted
     world.run(world.process("p").delete_stream())
     w1 = world.process("w1")
     world.run(w1.claim(first_offset=0))
 
     first = swept(world)  # of the new life there is only a root
     world.run(w1.offload(Ledger(0, 8)))
-    world.run(w0.upload(Ledger(4, 6), late))
-    world.run(job.copy([Ledger(4, 8)], copies))
+    w0.finish()
+    job.finish()
     world.run(world.process("compactor").compact(0, 4))
     old = {KEYS.fragment(4, attempt.uid) for attempt in (late, *copies)}
     assert len(old & world.fragments) == 2
@@ -534,7 +541,7 @@ def test_a_deletion_and_a_rebirth_look_like_no_loss(world: World) -> None:
 
 
 def test_copies_whose_commit_is_lost_stay_as_long_as_a_root_names_what_they_replaced(world: World) -> None:
-    """Step 8: a sweep took the originals, the root that names the copy was lost, the job was dropped."""
+    """Step 8: a sweep deleted the originals, the root with the copy was lost, and the job was dropped."""
     committed(world)
     compactor = world.process("compactor")
     world.run(compactor.compact(0, 4))
@@ -559,7 +566,7 @@ def test_copies_whose_commit_is_lost_stay_as_long_as_a_root_names_what_they_repl
 def test_a_sweep_deletes_nothing_of_a_stream_that_misses_any_named_fragment(
     gone: int, page_keys_max: int, world: World
 ) -> None:
-    """Wherever it is missing: at the beginning, between pages, or at the end."""
+    """The fragment is missing at the beginning, between pages, or at the end."""
     w0 = committed(world)
     dropped = world.run(w0.prepare(Ledger(2, 4)))
     world.run(w0.upload(Ledger(2, 4), dropped))
@@ -575,7 +582,7 @@ def test_a_sweep_deletes_nothing_of_a_stream_that_misses_any_named_fragment(
     assert garbage in world.objects
 
 
-def test_what_is_named_and_not_listed_is_no_damage_if_it_is_new(world: World) -> None:
+def test_a_named_object_that_is_not_listed_is_no_damage_if_it_is_new(world: World) -> None:
     w0 = committed(world)
     sweeper = world.process("sweeper")
     sweeper.start(sweep(sweeper.offloader, grace_seconds=0, env=sweeper.env)).run_to("list", KEYS.roots)
@@ -587,8 +594,8 @@ def test_what_is_named_and_not_listed_is_no_damage_if_it_is_new(world: World) ->
     assert report.errors == []
 
 
-def test_what_is_named_and_not_listed_is_no_damage_if_it_was_trimmed_since(world: World) -> None:
-    """Committed after the listing, trimmed and swept after the root was loaded."""
+def test_a_named_object_that_is_not_listed_is_no_damage_if_it_was_trimmed_since(world: World) -> None:
+    """The object was committed after the listing, and trimmed and swept after the root was loaded."""
     w0 = committed(world)
     sweeper = world.process("sweeper")
     sweeper.start(sweep(sweeper.offloader, grace_seconds=0, env=sweeper.env)).run_to("list", KEYS.roots)

@@ -1,6 +1,6 @@
-"""Rebuilds: what is lost comes back, what is not lost is left alone, and a rival is noticed.
+"""Tests of rebuilds: lost data comes back, intact data is left alone, and a rival is noticed.
 
-Commit-protocol 2.9. What is chosen of rival fragments is in tests/tier/test_rebuild.py.
+This is 2.9 of the commit protocol. `tests/tier/test_rebuild.py` tests the choice between rival fragments.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def rebuilt(world: World, name: str = "operator", **how: Any) -> RebuildReport:
 
 
 def written(world: World, *ledgers: Ledger, first_offset: int = 0, source_epoch: int = 0) -> UUID:
-    """A stream of these ledgers. Its incarnation."""
+    """Make a stream of these ledgers, and return its incarnation."""
     writer = world.process(f"writer of {ledgers[0].where} {len(world.processes)}")
     world.run(writer.claim(first_offset=first_offset, source_epoch=source_epoch))
     world.run(writer.offload(*ledgers))
@@ -59,7 +59,7 @@ def written(world: World, *ledgers: Ledger, first_offset: int = 0, source_epoch:
 
 
 def begun_again(world: World, *ledgers: Ledger) -> UUID:
-    """All roots are lost, and a sync that sees no data begins the stream again."""
+    """Lose all roots, and let a sync that sees no data begin the stream again."""
     world.objects.lose_roots()
     hidden = {key: data for key, data in world.objects.items() if key.startswith((KEYS.data, KEYS.groups))}
     for key in hidden:
@@ -87,7 +87,7 @@ def requests_of_a_rebuild() -> int:
 
 @pytest.mark.parametrize("request_number", range(requests_of_a_rebuild()))
 def test_a_rebuild_that_another_overtook_commits_nothing(request_number: int, world: World) -> None:
-    """Wherever it stalls: the one that ends first wins, and the other knows."""
+    """It stalls anywhere. The rebuild that ends first wins, and the other one gets an error."""
     written(world, Ledger(0, 4), Ledger(4, 8))
     world.objects.lose_roots()
     one, other = world.process("one"), world.process("other")
@@ -108,8 +108,8 @@ def test_a_rebuild_that_another_overtook_commits_nothing(request_number: int, wo
     assert extent(world) == (StreamState.LIVE, 0, 8)
 
 
-def test_of_two_rebuilds_in_step_one_commits(world: World) -> None:
-    """Both look, both create the same number as a fence: one of them goes above the other."""
+def test_only_one_of_two_rebuilds_in_step_commits(world: World) -> None:
+    """Both look, and both create the same number as a fence. One of them must take a higher number."""
     written(world, Ledger(0, 4), Ledger(4, 8))
     world.objects.lose_roots()
     one, other = world.process("one"), world.process("other")
@@ -132,7 +132,7 @@ def test_of_two_rebuilds_in_step_one_commits(world: World) -> None:
 
 
 def test_a_rebuild_that_passed_over_another_stops(world: World) -> None:
-    """The other knew only lower numbers: its fence and its commit are below the fence of this one."""
+    """The other one knew only lower numbers, so its fence and its commit are below this fence."""
     written(world, Ledger(0, 4))
     world.objects.lose_roots()
     one, other = world.process("one"), world.process("other")
@@ -184,7 +184,7 @@ def test_a_fragment_that_vanishes_during_a_rebuild_stops_it(operation: str, time
 
 
 def test_a_rebuild_over_a_manifest_that_moves_on_changes_nothing(world: World) -> None:
-    """The operator was wrong: a writer lives."""
+    """The operator was wrong, because a writer still runs."""
     old = written(world, Ledger(0, 4))
     begun_again(world, Ledger(2, 6))
     operator = world.process("operator")
@@ -264,7 +264,7 @@ def test_a_group_of_a_lost_root_proves_the_loss(world: World) -> None:
     assert extent(world) == (StreamState.LIVE, 0, 8)
 
 
-def test_what_a_root_that_is_left_names_wins_over_what_a_job_uploaded_in_vain(world: World) -> None:
+def test_fragments_of_a_remaining_root_win_over_uncommitted_uploads_of_a_job(world: World) -> None:
     """A job's fragment has a higher epoch, and is longer: without the root it would be chosen."""
     writer, job = world.process("writer"), world.process("job", chunks_per_fragment=9)
     world.run(writer.claim())
@@ -349,7 +349,7 @@ def test_an_old_history_that_was_trimmed_gets_its_beginning_from_the_new_one(wor
 
 
 def other_chunks(ledger: Ledger, *, epoch: int = 1) -> Ledger:
-    """The same offsets, of a stream that was made again under the same name."""
+    """Make the same offsets in a stream that was made again under the same name."""
     from offload.formats.chunk_writer import build_chunk
 
     offsets = range(ledger.first_offset, ledger.next_offset, 2)
@@ -405,11 +405,11 @@ def test_a_killed_join_is_done_by_the_same_command(request_number: int, world: W
     assert extent(world) == (StreamState.LIVE, 0, 12)
 
 
-def test_an_incarnation_that_nothing_is_of_is_misuse(world: World) -> None:
+def test_an_incarnation_without_objects_is_misuse(world: World) -> None:
     written(world, Ledger(0, 4))
     world.objects.lose_roots()
 
-    with pytest.raises(Misuse, match="no sound fragment of incarnation"):
+    with pytest.raises(Misuse, match="no sound fragment of history"):
         rebuilt(world, incarnation=UUID(int=7))
 
 
@@ -417,7 +417,7 @@ def test_an_incarnation_that_nothing_is_of_is_misuse(world: World) -> None:
 
 
 def test_the_source_epoch_is_kept(world: World) -> None:
-    """A leader that was deposed before the loss is not let in after it."""
+    """A leader that was deposed before the loss is refused after it."""
     written(world, Ledger(0, 2), source_epoch=7)
     world.objects.lose_roots()
 
@@ -439,9 +439,9 @@ def test_the_leader_epoch_of_the_last_chunk_is_the_least_source_epoch(world: Wor
 
 
 def test_a_second_rebuild_begins_above_the_sightings_of_the_first() -> None:
-    """Otherwise notes of the first era would hold, and a fragment would go without its grace.
+    """Otherwise notes from before would hold, and a fragment would be deleted without its grace.
 
-    Entries are too few for groups here, whose names would mention the numbers of the first as well.
+    There are too few entries for groups, whose names would also contain the numbers of the first rebuild.
     """
     with World(factor=16) as world:
         _rebuild_twice(world)
@@ -550,7 +550,7 @@ def test_a_lost_group_of_a_sound_root_is_made_again(world: World) -> None:
 
 
 def test_a_copy_whose_commit_is_lost_takes_the_place_of_what_it_replaced() -> None:
-    """The root that is left runs the copy's attempt, and names originals that a sweep deleted."""
+    """The copy's attempt runs in the remaining root, which names originals that a sweep deleted."""
     with World(factor=16) as world:
         written(world, Ledger(0, 8))
         world.run(world.process("compactor", chunks_per_fragment=9).compact(2, 6))
@@ -605,7 +605,7 @@ def test_a_newborn_that_lost_roots_as_well_is_rebuilt_first(world: World) -> Non
     world.objects.lose_roots(above=left)
 
     assert {row.incarnation for row in rebuilt(world, "asks").histories} == {old, new}
-    with pytest.raises(Conflict, match=f"First rebuild incarnation {new}"):
+    with pytest.raises(Conflict, match=f"First rebuild that history: --incarnation {new}"):
         rebuilt(world, "too early", incarnation=old)
     assert rebuilt(world, "first", incarnation=new).manifest is not None
     assert rebuilt(world, "second", incarnation=old).manifest is not None
@@ -661,7 +661,7 @@ def test_the_leader_epoch_does_not_fall_where_one_history_follows_the_other(
             rebuilt(world, incarnation=old)
 
 
-def test_a_hole_with_data_beyond_the_other_history_is_told(world: World) -> None:
+def test_a_hole_with_data_beyond_the_other_history_is_reported(world: World) -> None:
     old = written(world, Ledger(0, 8))
     [gone] = [key for key in world.fragments if KEYS.parse_fragment(key)[0] == 4]  # type: ignore[index]
     begun_again(world, Ledger(2, 6))
@@ -673,8 +673,8 @@ def test_a_hole_with_data_beyond_the_other_history_is_told(world: World) -> None
     assert report.choice.holes == [(4, 6)]
 
 
-def test_a_hole_that_shows_only_behind_the_fence_is_told(world: World) -> None:
-    """A fragment that was under way at the first look is there at the second."""
+def test_a_hole_that_shows_only_behind_the_fence_is_reported(world: World) -> None:
+    """A fragment that was in flight at the first look is there at the second."""
     written(world, Ledger(0, 6))
     world.objects.lose_roots()
     keys = sorted(world.fragments)
@@ -696,7 +696,7 @@ def test_a_hole_that_shows_only_behind_the_fence_is_told(world: World) -> None:
 
 
 def test_a_rebuild_begins_above_the_base_versions_of_fragments() -> None:
-    """Nothing else mentions the numbers of the first rebuild: few entries make no groups."""
+    """No other object has the numbers of the first rebuild, because few entries make no groups."""
     with World(factor=16) as world:
         written(world, Ledger(0, 2))
         world.objects.lose_roots()
@@ -710,7 +710,7 @@ def test_a_rebuild_begins_above_the_base_versions_of_fragments() -> None:
         assert second.manifest.version > 2 * JUMP
 
 
-def test_what_was_trimmed_does_not_come_back_beside_a_lost_group(world: World) -> None:
+def test_trimmed_data_does_not_come_back_beside_a_lost_group(world: World) -> None:
     written(world, Ledger(0, 8))
     world.run(world.process("trimmer").trim(4))
     for key in list(world.groups):
@@ -722,7 +722,7 @@ def test_what_was_trimmed_does_not_come_back_beside_a_lost_group(world: World) -
 
 
 def test_the_source_epoch_of_a_root_that_is_left_is_kept(world: World) -> None:
-    """The leader claimed, and no fragment records that yet."""
+    """The leader has claimed, but no fragment records its epoch yet."""
     written(world, Ledger(0, 8), source_epoch=3)
     world.run(world.process("leader").claim(source_epoch=9))
     for key in list(world.groups):
@@ -734,7 +734,7 @@ def test_the_source_epoch_of_a_root_that_is_left_is_kept(world: World) -> None:
 
 
 def test_a_last_append_whose_root_is_lost_comes_back_by_the_operators_word(world: World) -> None:
-    """It looks like a crash before the commit. Nobody can tell, so the error says how to take it in."""
+    """It looks like a crash before the commit, so the error explains how to include the append."""
     incarnation = written(world, Ledger(0, 4))
     written(world, Ledger(4, 8))
     world.objects.lose_roots(above=world.roots[-1] - 1)
@@ -756,7 +756,7 @@ def test_a_manifest_of_which_no_fragment_is_left_cannot_be_rebuilt(world: World)
         rebuilt(world)
 
 
-def test_what_was_committed_since_the_first_look_is_no_loss(world: World) -> None:
+def test_data_committed_since_the_first_look_is_no_loss(world: World) -> None:
     written(world, Ledger(0, 4))
     earlier = dict(world.objects)
     written(world, Ledger(4, 8))

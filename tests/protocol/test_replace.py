@@ -1,7 +1,7 @@
-"""Replacing: copies take the place of committed fragments, and nobody beside that is deceived or disturbed.
+"""Tests of replacing: copies replace committed fragments, and no other process is deceived or disturbed.
 
-Commit-protocol, step "replace". The writer has committed [0, 12) in fragments of two, of the ledgers 0 and 4.
-Groups take two entries, so what is replaced, [4, 8), stands in a group within a kilo-group.
+This is the step "replace" of the commit protocol. The writer has committed [0, 12) in fragments of two, of
+ledgers 0 and 4. Groups have two entries, so the replaced range [4, 8) is in a group within a kilo-group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ADDED = Ledger(12, 16)
 
 
 def stream(world: World) -> Process:
-    """A writer that has committed [0, 12): a kilo-group and a group."""
+    """Return a writer that has committed [0, 12): a kilo-group and a group."""
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(Ledger(0, 4), Ledger(4, 12)))
@@ -35,7 +35,7 @@ def stream(world: World) -> Process:
 
 
 def compactor(world: World, name: str = "compactor") -> Process:
-    """A process whose fragments are as large as any run here."""
+    """Return a process whose fragments are as large as any run here."""
     return world.process(name, chunks_per_fragment=100)
 
 
@@ -65,7 +65,7 @@ def _trim(world: World) -> tuple[Process, Coroutine[Any, Any, Any]]:
 CALLS = calls(_compaction)
 OPERATIONS = [call.operation for call in CALLS]
 REPLACED = len(OPERATIONS) - 1 - OPERATIONS[::-1].index("create")
-"""The request that replaces."""
+"""The request that creates the root of the replacement."""
 UPLOADED = next(
     i for i, call in enumerate(CALLS) if call.key.endswith(".fragment") and call.operation == "put"
 )
@@ -84,7 +84,7 @@ def world() -> Iterator[World]:
 
 
 def error_of(process: Process) -> OffloadError | None:
-    """What a stalled process raised when it went on to its end."""
+    """Return the error that a stalled process raised on the way to its end."""
     try:
         process.finish()
     except OffloadError as error:
@@ -93,7 +93,7 @@ def error_of(process: Process) -> OffloadError | None:
 
 
 def stalled(world: World, request_number: int) -> Process:
-    """A compaction before its request of this number."""
+    """Return a compaction that stalls before its request of this number."""
     process = compactor(world)
     process.start(process.compact(4, 8))
     for _ in range(request_number):
@@ -102,19 +102,19 @@ def stalled(world: World, request_number: int) -> Process:
 
 
 def prepared(world: World, process: Process, first: int, end: int) -> tuple[FragmentRun, list[Receipt]]:
-    """A copy of a range that is uploaded, and not committed."""
+    """Return a copy of a range that is uploaded but not committed."""
     world.run(process.begin_job())
     run = world.run(process.plan(first, end))
     return run, [world.run(process.copy_run(run))]
 
 
 def cut_of(world: World) -> list[int]:
-    """Where the live fragments begin."""
+    """Return the first offsets of the live fragments."""
     return [row["first_offset"] for row in world.root.fragments]
 
 
 def assert_whole(world: World, *, next_offset: int = 12) -> None:
-    """Every invariant held, nobody was told what is not so, and a sweep leaves what is named, and no more."""
+    """Assert that every invariant held, every result is true, and a sweep leaves only named objects."""
     world.check()
     world.check_what_was_told()
     world.run(Sweep(world.process("sweeper")).run())
@@ -124,7 +124,7 @@ def assert_whole(world: World, *, next_offset: int = 12) -> None:
 
 
 def clean_up(world: World, process: Process) -> None:
-    """What a compactor does in the end, whatever became of it."""
+    """Abort the job from another process, whether it succeeded or failed."""
     if process.job is not None:
         other = compactor(world, "cleaner")
         world.run(other.begin_job(uid=process.job.uid))
@@ -159,7 +159,7 @@ def test_fragments_in_the_root_become_one(factor: int) -> None:
         assert_whole(world, next_offset=14)
 
 
-def test_what_was_compacted_is_compacted_again_until_a_group_has_one_fragment(world: World) -> None:
+def test_compacted_fragments_are_compacted_again_until_a_group_has_one_fragment(world: World) -> None:
     stream(world)
 
     world.run(compactor(world, "one").compact(0, 4))
@@ -172,7 +172,9 @@ def test_what_was_compacted_is_compacted_again_until_a_group_has_one_fragment(wo
 
 
 @pytest.mark.parametrize("request_number", range(len(calls(_run_of_the_writer))))
-def test_a_compaction_between_any_two_requests_of_a_writer(request_number: int, world: World) -> None:
+def test_a_compaction_between_any_two_requests_of_a_writer_disturbs_neither(
+    request_number: int, world: World
+) -> None:
     w0 = stream(world)
     w0.start(w0.offload(ADDED))
     for _ in range(request_number):
@@ -187,7 +189,9 @@ def test_a_compaction_between_any_two_requests_of_a_writer(request_number: int, 
 
 
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
-def test_a_writer_between_any_two_requests_of_a_compaction(request_number: int, world: World) -> None:
+def test_a_writer_between_any_two_requests_of_a_compaction_disturbs_neither(
+    request_number: int, world: World
+) -> None:
     w0 = stream(world)
     process = stalled(world, request_number)
     world.run(w0.offload(ADDED))
@@ -214,10 +218,10 @@ def test_a_claim_between_any_two_requests_of_a_compaction_leaves_it_alone(
 
 @pytest.mark.parametrize("rival", [(0, 4), (4, 8), (6, 8), (8, 12)], ids=str)
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
-def test_a_rival_compaction_between_any_two_requests(
+def test_a_rival_compaction_between_any_two_requests_loses_nothing(
     request_number: int, rival: tuple[int, int], world: World
 ) -> None:
-    """Of two that replace the same fragments one wins, and the other one is told; others do not touch."""
+    """If two replace the same fragments, one wins and the other gets an error. Otherwise both succeed."""
     w0 = stream(world)
     world.run(w0.offload(ADDED))
     process, other = stalled(world, request_number), compactor(world, "other")
@@ -237,10 +241,10 @@ def test_a_rival_compaction_between_any_two_requests(
 
 @pytest.mark.parametrize("before", [2, 4, 6, 8, 12])
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
-def test_a_trim_between_any_two_requests_of_a_compaction(
+def test_a_trim_between_any_two_requests_of_a_compaction_disturbs_neither(
     request_number: int, before: int, world: World
 ) -> None:
-    """What is trimmed is not replaced; what begins there still is, though its group is half dead."""
+    """Trimmed fragments are not replaced. Those at the new beginning are, even in a partly trimmed group."""
     stream(world)
     process, guest = stalled(world, request_number), world.process("guest")
     was_in = 6 not in cut_of(world)
@@ -258,8 +262,10 @@ def test_a_trim_between_any_two_requests_of_a_compaction(
 
 
 @pytest.mark.parametrize("request_number", range(len(calls(_trim))))
-def test_a_compaction_between_any_two_requests_of_a_trim(request_number: int, world: World) -> None:
-    """What was counted does not hold any more: it is counted anew, and the totals are right."""
+def test_a_compaction_between_any_two_requests_of_a_trim_makes_it_count_again(
+    request_number: int, world: World
+) -> None:
+    """The counts do not hold any more. The trim counts again, and the totals are right."""
     stream(world)
     guest = world.process("guest")
     guest.start(guest.trim(6))
@@ -277,7 +283,7 @@ def test_a_compaction_between_any_two_requests_of_a_trim(request_number: int, wo
 
 @pytest.mark.parametrize("is_reborn", [False, True])
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
-def test_a_deletion_ends_a_compaction_whatever_is_born_since(
+def test_a_deletion_ends_a_compaction_even_after_a_rebirth(
     request_number: int, is_reborn: bool, world: World
 ) -> None:
     stream(world)
@@ -300,7 +306,7 @@ def test_a_deletion_ends_a_compaction_whatever_is_born_since(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("request_number", range(1, len(CALLS) + 1))
-def test_what_a_crashed_compaction_left_goes_when_it_is_aborted(
+def test_a_sweep_deletes_uploads_of_a_crashed_compaction_after_its_abort(
     request_number: int, when: str, world: World
 ) -> None:
     w0 = stream(world)
@@ -362,7 +368,7 @@ def test_a_replacement_that_is_in_stays_in_once(world: World) -> None:
 
 
 def test_a_replacement_that_was_replaced_since_is_in_doubt(world: World) -> None:
-    """Nothing tells it from one that was aborted before another's copy took that place."""
+    """It looks like a replacement that was aborted before another's copy replaced the fragments."""
     process, other = compactor(world), compactor(world, "other")
     w0 = world.process("w0")
     world.run(w0.claim())
@@ -391,7 +397,7 @@ def test_a_replacement_whose_copies_run_was_never_in(world: World) -> None:
 
 
 def test_a_jobs_append_that_was_in_and_replaced_since_is_in_doubt_and_never_refused(world: World) -> None:
-    """A job's append lands unheard; a writer goes on behind it, and a compaction takes what was appended."""
+    """A job's append lands without a reply. A writer continues behind it, and a compaction replaces it."""
     w0, job = stream(world), world.process("job")
     world.run(job.begin_job())
     receipts = world.run(job.copy([ADDED], world.run(job.announce(ADDED))))
@@ -408,7 +414,7 @@ def test_a_jobs_append_that_was_in_and_replaced_since_is_in_doubt_and_never_refu
     assert_whole(world, next_offset=20)
 
 
-def test_an_append_that_runs_still_was_not_in_whatever_was_replaced_there(world: World) -> None:
+def test_an_append_whose_attempt_runs_was_not_in_despite_a_replacement(world: World) -> None:
     w0, job = stream(world), world.process("job")
     world.run(job.begin_job())
     receipts = world.run(job.copy([ADDED], world.run(job.announce(ADDED))))
@@ -424,7 +430,7 @@ def test_an_append_that_runs_still_was_not_in_whatever_was_replaced_there(world:
 
 
 def test_a_writer_whose_append_was_replaced_meanwhile_is_in_doubt_and_can_go_on(world: World) -> None:
-    """It lands unheard; a job goes on behind it, and a compaction takes what was appended."""
+    """The append lands without a reply. A job continues behind it, and a compaction replaces it."""
     w0, job = stream(world), world.process("job")
     attempt = world.run(w0.prepare(ADDED))
     receipt = world.run(w0.upload(ADDED, attempt))
@@ -451,7 +457,7 @@ def test_the_newest_fragment_is_not_replaced(world: World) -> None:
     assert_whole(world)
 
 
-def test_what_stands_in_two_groups_is_not_replaced_at_once(world: World) -> None:
+def test_fragments_in_two_groups_are_not_replaced_at_once(world: World) -> None:
     w0, process = stream(world), compactor(world)
     world.run(w0.offload(ADDED))
 
@@ -462,7 +468,7 @@ def test_what_stands_in_two_groups_is_not_replaced_at_once(world: World) -> None
     assert_whole(world, next_offset=16)
 
 
-def test_a_copy_is_not_appended_and_what_is_to_be_appended_replaces_nothing(world: World) -> None:
+def test_a_copy_is_not_appended_and_an_upload_for_an_append_replaces_nothing(world: World) -> None:
     stream(world)
     process, job = compactor(world), world.process("job")
     run, copies = prepared(world, process, 4, 8)
@@ -479,7 +485,7 @@ def test_a_copy_is_not_appended_and_what_is_to_be_appended_replaces_nothing(worl
     assert_whole(world)
 
 
-def test_what_is_copied_begins_and_ends_as_committed_fragments_do(world: World) -> None:
+def test_a_copied_range_begins_and_ends_with_committed_fragments(world: World) -> None:
     stream(world)
     process = compactor(world)
     world.run(process.begin_job())
@@ -501,7 +507,7 @@ class _OfLedger4(Ledger):
 
 @pytest.mark.parametrize("request_number", range(len(CALLS)))
 def test_a_sweep_beside_a_compaction_takes_nothing_that_it_needs(request_number: int, world: World) -> None:
-    """Also where the sweep stalls between its verdict and its deletes."""
+    """This also holds if the sweep stalls between its verdict and its deletes."""
     stream(world)
     process = stalled(world, request_number)
     world.run(Sweep(world.process("swift")).run())
@@ -516,7 +522,7 @@ def test_a_sweep_beside_a_compaction_takes_nothing_that_it_needs(request_number:
 
 
 def test_a_compaction_whose_sources_are_swept_gives_up(world: World) -> None:
-    """Another one took their place; it reads in vain, and that is no damage."""
+    """Another compaction replaced them. The failed read is not reported as damage."""
     w0 = stream(world)
     process, other = stalled(world, UPLOADED), compactor(world, "other")
     world.run(other.compact(4, 8))
@@ -534,7 +540,7 @@ def test_a_compaction_whose_sources_are_swept_gives_up(world: World) -> None:
 def test_a_reader_goes_on_at_its_very_offset(
     when: int, ranges: Sequence[tuple[int, int]], world: World
 ) -> None:
-    """What it was about to fetch is replaced and swept; it is given each record once, and told of nothing."""
+    """The next fragments are replaced and swept. The reader gets each record once, and no event."""
     stream(world)
     told: list[Event] = []
     reader = world.run(
@@ -562,8 +568,8 @@ def test_a_reader_goes_on_at_its_very_offset(
     assert_whole(world)
 
 
-def test_a_repeated_replacement_whose_group_cannot_be_read_is_not_called_refused(world: World) -> None:
-    """It is in, from the first call; the second one cannot ask. Found by the simulation."""
+def test_a_repeated_replacement_whose_group_cannot_be_read_is_not_reported_as_refused(world: World) -> None:
+    """It is in since the first call, but the second call cannot check. Found by the simulation."""
     stream(world)
     process = compactor(world)
     run, receipts = prepared(world, process, 4, 8)
@@ -579,7 +585,7 @@ def test_a_repeated_replacement_whose_group_cannot_be_read_is_not_called_refused
     assert_whole(world)
 
 
-def test_an_attempt_whose_midst_was_replaced_is_not_read_with_a_hole(world: World) -> None:
+def test_an_attempt_with_a_replaced_middle_is_not_read_with_a_hole(world: World) -> None:
     w0, compactor = world.process("w0"), world.process("compactor", chunks_per_fragment=9)
     world.run(w0.claim())
     world.run(w0.offload(Ledger(0, 12), Ledger(12, 14)))
@@ -600,7 +606,7 @@ def test_an_attempt_whose_midst_was_replaced_is_not_read_with_a_hole(world: Worl
 def test_deleting_an_attempt_beside_a_compaction_and_a_sweep_finds_no_damage(
     is_named: bool, world: World
 ) -> None:
-    """The group that it is about to read is made anew for a copy, and swept at once."""
+    """The group that it is about to read is made again for a copy, and swept at once."""
     w0, compactor, person = (world.process(name) for name in ("w0", "compactor", "person"))
     world.run(w0.claim())
     garbage = world.run(w0.prepare(Ledger(0, 2)))

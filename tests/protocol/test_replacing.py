@@ -1,4 +1,4 @@
-"""`Replace` as a pure function of the manifest that it meets: preconditions, effects, how one sees it."""
+"""Tests of `Replace` as a pure function of a manifest: preconditions, effects, and what a manifest shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from offload.model.tokens import token_for, with_token
 WRITER, JOB, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)
 MINE, COPIES, THEIRS = UUID(int=11), UUID(int=12), UUID(int=13)
 NAMED = with_token(token_for("a batch"), UUID(int=11))
-"""An attempt that does not begin as the others do."""
+"""An attempt with another token than the others."""
 
 CLAIM: Final = Claim(stream="orders", writer=WRITER, first_offset=10)
 BORN: Final = CLAIM.apply(None)
@@ -62,7 +62,7 @@ CHANGE: Final = Replace(job=JOB, incarnation=BORN.incarnation, old=OLD, new=[cop
 
 
 def applied(change: Replace, base: Manifest) -> Manifest:
-    """What a commit makes of it; all fragments stand in the root."""
+    """Return the manifest after a commit. All fragments are in the root."""
     return replace(change.apply(base), entries=change.edit.edited(base.entries))
 
 
@@ -134,7 +134,7 @@ def test_a_ledger_begins_with_the_copy_where_it_began_with_what_it_replaces(is_f
     ],
     ids=str,
 )
-def test_what_cannot_be_the_same_records_is_misuse(changes: dict[str, Any]) -> None:
+def test_a_copy_with_other_records_is_misuse(changes: dict[str, Any]) -> None:
     with pytest.raises(Misuse):
         replace(CHANGE, **changes)
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_the_same_records_is_misuse(changes: dict[str, Any]) -> N
     [(entry(15, attempt=OTHER), entry(20)), (entry(15, checksum=8), entry(20)), (entry(15, 4), entry(19, 6))],
     ids=["another's fragment", "another object", "another cut"],
 )
-def test_what_the_base_does_not_name_is_not_replaced(old: tuple[Entry, Entry]) -> None:
+def test_fragments_that_the_base_does_not_name_are_not_replaced(old: tuple[Entry, Entry]) -> None:
     content = {name: getattr(CHANGE.new[0], name) for name in ("first_timestamp_ms", "last_timestamp_ms")}
     change = replace(
         CHANGE, old=[replace(old[0], first_timestamp_ms=15), old[1]], new=[copy(15, 10, **content)]
@@ -154,7 +154,7 @@ def test_what_the_base_does_not_name_is_not_replaced(old: tuple[Entry, Entry]) -
         change.edit.edited(BASE.entries)
 
 
-def test_what_does_not_stand_together_in_one_run_is_not_replaced() -> None:
+def test_fragments_apart_from_each_other_are_not_replaced() -> None:
     with pytest.raises(Conflict, match="one group"):
         CHANGE.edit.edited(rows_of_entries([entry(10), entry(15)]))
 
@@ -174,13 +174,13 @@ def test_the_newest_fragment_is_not_replaced() -> None:
     ],
     ids=["aborted", "another's", "to be appended", "a writer's"],
 )
-def test_only_what_runs_as_the_jobs_own_copy_replaces(attempts: tuple[Running, ...]) -> None:
-    with pytest.raises(Conflict, match="runs not as a copy"):
+def test_only_a_running_copy_of_the_job_replaces(attempts: tuple[Running, ...]) -> None:
+    with pytest.raises(Conflict, match="does not run as a copy"):
         CHANGE.apply(replace(BASE, running=attempts))
 
 
-def test_what_was_trimmed_is_not_replaced() -> None:
-    """While the copies run, they were never named. Once they are over, nothing shows whether they were."""
+def test_trimmed_fragments_are_not_replaced() -> None:
+    """While the copies run, they were never named. Afterwards nothing shows if they were."""
     base = trimmed(BASE, [entry(10), entry(15)])
 
     assert verdict(CHANGE, base) is CommitVerdict.OUT
@@ -189,7 +189,7 @@ def test_what_was_trimmed_is_not_replaced() -> None:
     assert verdict(CHANGE, Abort(attempts=frozenset({COPIES})).apply(base)) is CommitVerdict.UNKNOWN
 
 
-def test_what_begins_where_the_stream_does_is_replaced() -> None:
+def test_fragments_at_the_beginning_of_the_stream_are_replaced() -> None:
     changed = applied(CHANGE, trimmed(BASE, [entry(10)]))
 
     assert entries_of_rows(changed.entries) == [copy(15, 10), entry(25)]
@@ -208,7 +208,7 @@ def test_a_job_replaces_in_the_incarnation_that_it_began_on() -> None:
 
 
 def test_a_copy_that_another_copy_may_have_replaced_is_in_doubt() -> None:
-    """Unless its attempt runs: then it never was in."""
+    """If its attempt runs, it never was in."""
     by_another = replace(BASE, entries=rows_of_entries([entry(10), copy(15, 10, attempt=OTHER), entry(25)]))
     over = Abort(attempts=frozenset({COPIES})).apply(by_another)
 
@@ -230,8 +230,8 @@ APPENDS: Final = {
 
 
 @pytest.mark.parametrize("name", APPENDS)
-def test_where_a_copy_stands_nothing_tells_whether_an_append_was_in(name: str) -> None:
-    """Unless its attempts run, or the copy is of a batch that has a name, and the append of none."""
+def test_an_append_is_in_doubt_if_a_copy_is_in_its_place(name: str) -> None:
+    """It is not in doubt if its attempts run, or if the copy is of a named batch and the append is not."""
     change = APPENDS[name]
     owner, kind = {"append": (WRITER, 0), "resolve": (OTHER, 0), "contribute": (OTHER, 1)}[name]
     attempt = THEIRS if name == "contribute" else MINE
@@ -258,6 +258,6 @@ def test_a_trim_that_was_counted_before_a_replacement_is_a_conflict() -> None:
         counted=entries_before(BASE, 25),
     )
 
-    with pytest.raises(Conflict, match="count anew"):
+    with pytest.raises(Conflict, match="plan the trim again"):
         change.apply(applied(CHANGE, BASE))
     change.apply(append_entries(BASE, [entry(30)])).check("here")

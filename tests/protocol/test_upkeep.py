@@ -1,8 +1,8 @@
-"""Compacting and copying, killed after every change and run again: all is done once, and nothing is left.
+"""Tests of compacting and copying that are killed after every change and run again. All work is done once.
 
-Commit-protocol, steps "guests" and "replace". The stream is [0, 12), of the ledgers 0 and 4, in fragments of
-two records; groups take two entries. So a compaction has two runs to put in place, a copy three portions.
-A process that is stepped makes one request at a time.
+These are the steps "guests" and "replace" of the commit protocol. The stream is [0, 12), of ledgers 0 and 4,
+in fragments of two records. Groups have two entries. So a compaction replaces two runs, and a copy has three
+portions. A process that is stepped makes one request at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEDGERS: Final = (Ledger(0, 4), Ledger(4, 12))
 
 
 def _source() -> dict[str, bytes]:
-    """The objects of a tier to copy from. Made once: a copy is of one incarnation."""
+    """Return the objects of a tier to copy from. They are made once, because a copy is of one incarnation."""
     objects: dict[str, bytes] = {}
 
     async def main() -> None:
@@ -46,14 +46,14 @@ SOURCE: Final = _source()
 
 
 async def compacted(process: Process) -> tuple[int, int]:
-    """Compact; how many runs were put in place, and how many were passed over."""
+    """Compact. Return the number of replaced runs and of skipped runs."""
     [done] = [each async for each in compact(process.offloader, fragment_size_bytes=1 << 20)]
     assert done.error is None
     return done.runs, done.passed_over
 
 
 async def copied(process: Process) -> tuple[int, int]:
-    """Copy; how many fragments were uploaded, and how many taken over."""
+    """Copy. Return the number of uploaded fragments and of those taken over."""
     source = ObjectStoreOffloader(MemoryStore(objects=SOURCE))
     [done] = [each async for each in copy(source, process.offloader, part_size_bytes=1, at_once=1)]
     assert done.error is None
@@ -61,19 +61,19 @@ async def copied(process: Process) -> tuple[int, int]:
 
 
 def to_compact(world: World) -> None:
-    """A stream of small fragments, on whose groups a compaction works."""
+    """Make a stream of small fragments for a compaction."""
     w0 = world.process("w0")
     world.run(w0.claim())
     world.run(w0.offload(*LEDGERS))
 
 
 def nothing(world: World) -> None:
-    """A copy makes the tier."""
+    """Make nothing, because a copy makes the tier."""
 
 
 @dataclass(frozen=True)
 class Upkeep:
-    """A piece of upkeep, and what must be there after it."""
+    """A kind of upkeep, and its expected result."""
 
     prepare: Callable[[World], None]
     run: Callable[[Process], Coroutine[Any, Any, tuple[int, int]]]
@@ -104,16 +104,16 @@ def upkeep(request: pytest.FixtureRequest) -> Upkeep:
 
 @contextmanager
 def world_for(upkeep: Upkeep) -> Iterator[World]:
-    """A world in which the upkeep has something to do."""
+    """Return a world in which the upkeep has work."""
     with World(empty=upkeep.is_empty) as world:
         upkeep.prepare(world)
         yield world
 
 
 def changing(upkeep: Upkeep) -> list[int]:
-    """The numbers of the requests that change something, of an upkeep that nobody disturbs.
+    """Return the numbers of the requests that change an object, in an undisturbed upkeep.
 
-    A kill between two of them leaves what one leaves right behind the first.
+    A kill between two of them leaves the same state as a kill right behind the first.
     """
     with world_for(upkeep) as world:
         process = upkeep.process(world, "undisturbed")
@@ -127,7 +127,7 @@ def changing(upkeep: Upkeep) -> list[int]:
 
 
 def assert_done(world: World, upkeep: Upkeep) -> None:
-    """All is committed once, as the source has it; what was left over a sweep takes, also what lands late."""
+    """Assert that all data is committed once, and that a sweep deletes all garbage, also of late requests."""
     sweeper = world.process("sweeper", opened=False)
     world.run(Sweep(sweeper).run())
     for process in world.processes:
@@ -140,7 +140,7 @@ def assert_done(world: World, upkeep: Upkeep) -> None:
     world.check_nothing_is_left()
 
 
-def test_killed_after_every_change_and_run_again(upkeep: Upkeep) -> None:
+def test_upkeep_that_is_killed_after_any_change_is_completed_by_another_run(upkeep: Upkeep) -> None:
     for number in changing(upkeep):
         with world_for(upkeep) as world:
             killed = upkeep.process(world, "killed")
@@ -154,7 +154,7 @@ def test_killed_after_every_change_and_run_again(upkeep: Upkeep) -> None:
             assert_done(world, upkeep)
 
 
-def test_run_again_when_all_is_done_it_changes_nothing(upkeep: Upkeep) -> None:
+def test_upkeep_that_runs_again_when_all_is_done_changes_nothing(upkeep: Upkeep) -> None:
     with world_for(upkeep) as world:
         world.run(upkeep.run(upkeep.process(world, "first")))
         before = dict(world.objects)
@@ -164,8 +164,8 @@ def test_run_again_when_all_is_done_it_changes_nothing(upkeep: Upkeep) -> None:
         assert dict(world.objects) == before
 
 
-def test_of_two_at_a_time_one_gives_way(upkeep: Upkeep) -> None:
-    """The second one does all of it before a change that the first one is about to make."""
+def test_one_of_two_upkeeps_at_a_time_gives_way(upkeep: Upkeep) -> None:
+    """The second one does all the work before a change that the first one is about to make."""
     for number in changing(upkeep):
         with world_for(upkeep) as world:
             first = upkeep.process(world, "first").start(_whatever(upkeep, world))
@@ -181,6 +181,6 @@ def test_of_two_at_a_time_one_gives_way(upkeep: Upkeep) -> None:
 
 
 async def _whatever(upkeep: Upkeep, world: World) -> None:
-    """The upkeep, which may end with an error: the other one does the work."""
+    """Run the upkeep, which may end with an error, because the other one does the work."""
     with suppress(AssertionError):
         await upkeep.run(world.processes[-1])

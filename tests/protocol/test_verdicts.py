@@ -1,7 +1,7 @@
-"""What a caller hears of a commit that an earlier call may have made.
+"""Tests of the result of a commit that an earlier call may have made.
 
-A change is sent again after `OutcomeUnknown`, on a manifest that may be old. `TryAgain`, `Conflict` and
-`Misuse` promise that the change is not in, so the newest manifest must have shown that.
+A caller sends a change again after `OutcomeUnknown`, on a manifest that may be old. `TryAgain`, `Conflict`
+and `Misuse` promise that the change is not in, so the newest manifest must have shown that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Sent = tuple[Process, Callable[[], Coroutine[Any, Any, Any]]]
 
 
 def writer_in_doubt(world: World) -> Sent:
-    """A writer whose append landed unheard; groups of two fragments are made of it."""
+    """Return a writer and its append, which makes groups of two fragments."""
     writer, ledger = world.process("writer"), Ledger(0, 6)
     world.run(writer.claim())
     receipt = world.run(writer.upload(ledger, world.run(writer.prepare(ledger))))
@@ -45,7 +45,7 @@ def writer_in_doubt(world: World) -> Sent:
 
 
 def job_in_doubt(world: World) -> Sent:
-    """The same of a job."""
+    """Return a job and its append."""
     world.run(world.process("writer").claim())
     job, ledger = world.process("job"), Ledger(0, 6)
     world.run(job.begin_job())
@@ -54,7 +54,7 @@ def job_in_doubt(world: World) -> Sent:
 
 
 def compaction_in_doubt(world: World) -> Sent:
-    """The same of a replacement."""
+    """Return a job and its replacement."""
     writer, job = world.process("writer"), world.process("job", chunks_per_fragment=9)
     world.run(writer.claim())
     world.run(writer.offload(Ledger(0, 4), Ledger(4, 6)))
@@ -65,7 +65,7 @@ def compaction_in_doubt(world: World) -> Sent:
 
 
 def land_unheard(process: Process, act: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-    """Send it: the create lands, its reply is lost, and the listing behind it fails."""
+    """Send the change. The create lands, its reply is lost, and the listing behind it fails."""
     process.start(act()).run_to("create", "*/root.*")
     process.step(Fault.LOSE_REPLY)
     process.step(Fault.FAIL_BEFORE)
@@ -74,7 +74,7 @@ def land_unheard(process: Process, act: Callable[[], Coroutine[Any, Any, Any]]) 
 
 
 def end_of(process: Process) -> OffloadError | None:
-    """What a stalled job raised when it went on to its end."""
+    """Return the error that a stalled job raised on the way to its end."""
     try:
         process.finish()
     except OffloadError as error:
@@ -103,7 +103,7 @@ PLACES = [
 def test_a_second_call_never_denies_a_commit_that_is_in(
     scene: Callable[[World], Sent], number: int, world: World
 ) -> None:
-    """Whichever of its requests the store refuses."""
+    """The store refuses any of its requests."""
     process, act = scene(world)
     land_unheard(process, act)
 
@@ -122,7 +122,7 @@ def test_a_second_call_never_denies_a_commit_that_is_in(
 
 
 def announcement_in_doubt(world: World) -> Sent:
-    """A job's announcement landed unheard. It is sent again as it was, by the offloader's own method."""
+    """A job's announcement landed without a reply. The offloader's own method sends it again."""
     world.run(world.process("writer").claim())
     job = world.process("job")
     base = world.run(job.begin_job()).manifest
@@ -132,7 +132,7 @@ def announcement_in_doubt(world: World) -> Sent:
 
 
 def test_a_refused_look_at_what_a_crash_left_denies_no_commit(world: World) -> None:
-    """Before the first change on a base comes a listing. If the store refuses it, nobody knows."""
+    """A listing precedes the first change on a base. If the store refuses it, the outcome is in doubt."""
     job, act = announcement_in_doubt(world)
     land_unheard(job, act)
 
@@ -144,16 +144,16 @@ def test_a_refused_look_at_what_a_crash_left_denies_no_commit(world: World) -> N
 
 
 class Probed(StoreDecorator):
-    """A store that each process has to try first."""
+    """A store that each process must probe first."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """To be probed."""
+        """Return capabilities that require a probe."""
         return replace(self.inner.capabilities, create_is_probed=True)
 
 
 def test_a_job_that_goes_on_in_another_process_is_not_denied_its_commit(world: World) -> None:
-    """Its append landed unheard, and the new process cannot even try whether the store is fit for commits."""
+    """Its append landed without a reply, and the new process cannot even probe the store."""
     job, ledger = world.process("job"), Ledger(0, 6)
     world.run(world.process("writer").claim())
     world.run(job.begin_job())
@@ -171,7 +171,7 @@ def test_a_job_that_goes_on_in_another_process_is_not_denied_its_commit(world: W
 
 
 def test_a_create_that_lands_after_the_second_call_was_not_denied_by_it(world: World) -> None:
-    """The first call's create is still on its way when the second one cannot store its groups."""
+    """The first call's create is in flight while the second call fails to store its groups."""
     writer, act = writer_in_doubt(world)
     writer.start(act()).run_to("create", "*/root.*")
     writer.step(Fault.DELAY)
@@ -192,7 +192,7 @@ def test_a_create_that_lands_after_the_second_call_was_not_denied_by_it(world: W
 def test_an_append_that_landed_and_was_trimmed_is_never_called_refused(
     finishes: bool, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long append takes several commits. A part ends no attempt, so nothing else shows that it was in."""
+    """A long append takes several commits. A part ends no attempt, so no other trace shows that it was in."""
     monkeypatch.setattr(stream_writer, "COMMIT_ENTRIES", 6 if finishes else 2)
     writer, act = writer_in_doubt(world)
     writer.start(act()).run_to("create", "*/root.*")
@@ -208,7 +208,7 @@ def test_an_append_that_landed_and_was_trimmed_is_never_called_refused(
     world.check_what_was_told()
 
 
-def test_an_old_base_refuses_nothing_that_fits_the_newest(world: World) -> None:
+def test_an_old_base_refuses_no_change_that_fits_the_newest(world: World) -> None:
     """The base is from before the announcement, so the attempt does not run in it."""
     writer, ledger = world.process("writer"), Ledger(0, 2)
     world.run(writer.claim())
@@ -223,7 +223,7 @@ def test_an_old_base_refuses_nothing_that_fits_the_newest(world: World) -> None:
 
 
 def test_an_old_base_that_shows_the_change_is_not_believed(world: World) -> None:
-    """The base shows our claim. Another has claimed since, so ours must be made again."""
+    """The base shows our claim. Another writer has claimed since, so our claim must be made again."""
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
     base, (claim, _) = w0.holder.manifest, w0.offloader.commits[0]
@@ -236,7 +236,7 @@ def test_an_old_base_that_shows_the_change_is_not_believed(world: World) -> None
 
 
 def test_a_fenced_writer_stops_although_its_commit_is_in(world: World) -> None:
-    """Its append landed unheard, and another claimed on top. It could do nothing with the good news."""
+    """Its append landed without a reply, and another claimed on top. A success would not help it."""
     writer, act = writer_in_doubt(world)
     writer.start(act()).run_to("create", "*/root.*")
     writer.step(Fault.LOSE_REPLY)
@@ -249,7 +249,7 @@ def test_a_fenced_writer_stops_although_its_commit_is_in(world: World) -> None:
 
 
 def test_a_base_whose_group_was_swept_is_judged_by_the_newest(world: World) -> None:
-    """The group with the last entry of an append is gone since a trim: that is doubt, and no damage."""
+    """A trim removed the group with the last entry of an append. The outcome is in doubt, not damage."""
     w0, w1 = world.process("w0"), world.process("w1")
     world.run(w0.claim())
     world.run(w0.offload(Ledger(0, 4), Ledger(4, 8)))
@@ -264,7 +264,7 @@ def test_a_base_whose_group_was_swept_is_judged_by_the_newest(world: World) -> N
 
 
 def test_a_group_that_is_swept_while_the_newest_is_judged_is_no_damage(world: World) -> None:
-    """An append landed unheard, and others commit on top. Its group is made anew for a copy, and swept."""
+    """An append landed without a reply, and others commit on top. Its group is made again and swept."""
     w0, job, compactor = (world.process(name) for name in ("w0", "job", "compactor"))
     ledger = Ledger(0, 8)
     world.run(w0.claim())
@@ -301,10 +301,10 @@ def test_a_writer_that_others_always_overtake_is_told_to_try_again(world: World)
 
 
 class DeniesAfterwards(StoreDecorator):
-    """A gateway that stores a root, and then answers that it is not allowed to."""
+    """A gateway that stores a root, and then denies the permission."""
 
     async def create(self, key: str, data: bytes) -> None:
-        """Store, and deny."""
+        """Store the object, and raise `Denied`."""
         await self.inner.create(key, data)
         if "/root." in key:
             raise Denied("no")
@@ -320,7 +320,7 @@ def test_a_refusal_never_wins_over_a_listing_that_shows_the_commit(world: World)
 
 
 @pytest.mark.parametrize("refusal", [Denied("no"), NoSpace("full")], ids=["denied", "full"])
-def test_a_refused_create_that_did_not_land_is_told_as_it_is_and_sent_once(
+def test_a_refused_create_that_did_not_land_is_reported_and_sent_once(
     refusal: OffloadError, world: World
 ) -> None:
     asked = []
@@ -362,12 +362,12 @@ class Backwards(Change):
     """A change with a bug: the stream would end before it begins."""
 
     def apply(self, base: Manifest | None) -> Manifest:
-        """Break an invariant of the format."""
+        """Return a manifest that breaks an invariant of the format."""
         assert base is not None
         return replace(base, first_offset=base.next_offset + 1)
 
     async def verdict(self, tree: Tree) -> CommitVerdict:
-        """Never in."""
+        """Return False, because the change is never in."""
         return CommitVerdict.OUT
 
 

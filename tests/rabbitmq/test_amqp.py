@@ -1,4 +1,4 @@
-"""AMQP 1.0 messages: every type, every section, real records, and input that means harm."""
+"""Tests of AMQP 1.0 messages: every type, every section, real records, and hostile input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def value_of(encoded: bytes) -> Any:
 
 
 def sized(code: int, raw: bytes) -> bytes:
-    """A variable-width value: `code` for short ones, its wide sister 0x10 above for long ones."""
+    """Encode a variable-width value: with `code` if it is short, with `code + 0x10` if it is long."""
     if len(raw) < 256:
         return bytes((code, len(raw))) + raw
     return bytes((code + 0x10,)) + struct.pack(">I", len(raw)) + raw
@@ -46,7 +46,7 @@ def compound(code: int, items: list[bytes]) -> bytes:
 
 
 def encoded(value: Any) -> bytes:
-    """A second opinion: the values that the round trips below draw, written down by hand."""
+    """Encode the values that the round trips below draw, independently of the code under test."""
     match value:
         case None:
             return b"\x40"
@@ -131,7 +131,7 @@ def test_decoding_undoes_encoding(value: Any) -> None:
         ("74 b2800001", Decimal(-1)),
         ("74 32000001", Decimal("0.1")),
         ("74 6cb8967f", Decimal(9999999)),  # the form with a hidden 100
-        ("74 6cb89680", Decimal(0)),  # one more digit than there may be
+        ("74 6cb89680", Decimal(0)),  # one digit too many
         ("74 78000000", Decimal("Infinity")),
         ("80 ffffffffffffffff", 2**64 - 1),
         ("81 ffffffffffffffff", -1),
@@ -160,12 +160,12 @@ def test_decoding_undoes_encoding(value: Any) -> None:
         ("00 5307 00 5308 43", Described(7, Described(8, 0))),
     ],
 )
-def test_every_constructor_is_read(raw: str, value: Any) -> None:
+def test_every_constructor_is_decoded(raw: str, value: Any) -> None:
     assert value_of(bytes.fromhex(raw)) == value
 
 
 @pytest.mark.parametrize("raw", ["74 7c000000", "72 7fc00000", "82 7ff8000000000000"])
-def test_nan_is_no_number(raw: str) -> None:
+def test_nan_is_decoded_as_nan(raw: str) -> None:
     found = value_of(bytes.fromhex(raw))
 
     assert found != found
@@ -190,13 +190,13 @@ def test_real_messages_of_the_older_protocol_have_all_their_sections() -> None:
 
 
 @pytest.mark.parametrize("stream", ["tiny", "batches", "filtered"])
-def test_the_bodies_of_real_records_are_those_that_were_sent(stream: str) -> None:
+def test_the_bodies_of_real_records_are_the_published_ones(stream: str) -> None:
     found = records(stream)
 
     assert data_bodies(found) == [osiris_data.body_of(i) for i in range(len(found))]
 
 
-def test_every_section_is_kept_apart() -> None:
+def test_every_section_is_kept_separate() -> None:
     fields = [b"\x41", b"\x50\x04", b"\x40"]
     record = b"".join(
         (
@@ -232,7 +232,7 @@ def test_bodies_are_of_four_kinds() -> None:
     assert (decode(PROPERTIES + b"\x45").body_kind, decode(PROPERTIES + b"\x45").body) == ("none", None)
 
 
-def test_bodies_of_many_records_come_in_order_whatever_their_form() -> None:
+def test_bodies_of_any_form_come_in_the_order_of_their_records() -> None:
     long = bytes(range(256)) * 3
     properties = PROPERTIES + compound(0xC0, [encoded("id")])
     forms = [
@@ -254,7 +254,9 @@ def test_bodies_of_many_records_come_in_order_whatever_their_form() -> None:
 @given(
     st.lists(st.binary(max_size=400), max_size=5), st.dictionaries(st.text(max_size=9), VALUES, max_size=3)
 )
-def test_the_fast_way_agrees_with_the_thorough_one(bodies: list[bytes], annotations: dict[str, Any]) -> None:
+def test_the_fast_decoder_agrees_with_the_thorough_one(
+    bodies: list[bytes], annotations: dict[str, Any]
+) -> None:
     head = b"\0\x53\x72" + encoded(annotations)
     found = [head + DATA + encoded(body) for body in bodies] + [DATA + encoded(body) for body in bodies]
 
@@ -265,7 +267,9 @@ def test_the_fast_way_agrees_with_the_thorough_one(bodies: list[bytes], annotati
 
 
 def nested_arrays(*, levels: int, descriptors: int) -> bytes:
-    """An array of one array and so on, every element described so many times over; in the last, a null."""
+    """Return arrays within arrays, one element each, every element described so many times; the last is
+    null.
+    """
     element = b"\x40"
     for _ in range(levels):
         body = struct.pack(">I", 1) + b"\0\x40" * descriptors + element
@@ -318,7 +322,7 @@ NO_MESSAGES = {
 
 
 @pytest.mark.parametrize("record", NO_MESSAGES.values(), ids=NO_MESSAGES.keys())
-def test_what_is_no_message_is_corrupt_quickly_and_in_little_memory(record: bytes) -> None:
+def test_an_invalid_message_is_corrupt_quickly_and_in_little_memory(record: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt) as caught:
@@ -333,13 +337,15 @@ def test_what_is_no_message_is_corrupt_quickly_and_in_little_memory(record: byte
 
 
 @pytest.mark.parametrize("record", NO_MESSAGES.values(), ids=NO_MESSAGES.keys())
-def test_what_is_no_message_has_no_body_either(record: bytes) -> None:
+def test_an_invalid_message_has_no_body_either(record: bytes) -> None:
     with pytest.raises(Corrupt, match="chunk 7, record 0"):
         data_bodies([record], where="chunk 7")
 
 
-def test_what_is_as_deep_as_may_be_is_shown() -> None:
-    """Arrays and descriptors count alike, in any mixture, and are left again: a second one fits as well."""
+def test_a_value_of_the_greatest_depth_is_shown() -> None:
+    """Arrays and descriptors count alike, in any mixture. Their depth ends with them, so a second value
+    fits.
+    """
     for levels, descriptors in ((31, 0), (1, 30), (10, 2)):
         deep = nested_arrays(levels=levels, descriptors=descriptors)
 
@@ -350,7 +356,7 @@ def test_what_is_as_deep_as_may_be_is_shown() -> None:
 
 
 def test_shared_descriptors_do_not_multiply() -> None:
-    """Written out, such values would be as long as the product of all counts; each line here is one way."""
+    """Written out, such values would be as long as the product of all counts. Each line here is one form."""
     within = b"\x40"
     for _ in range(10):  # descriptors that are arrays with descriptors that are arrays ...
         body = struct.pack(">I", 20) + b"\0" + within + b"\x40"
@@ -374,7 +380,7 @@ def test_elements_may_share_a_descriptor_of_any_usual_length(elements: int) -> N
 
 
 def test_elements_without_bytes_do_not_multiply() -> None:
-    """Many small arrays, each of as many nulls as the record has bytes, would take memory by the square."""
+    """Many small arrays, each with as many nulls as the record has bytes, would take quadratic memory."""
     array = b"\xf0\0\0\0\x05" + struct.pack(">I", 5_000) + b"\x40"
     record = VALUE + compound(0xC0, [array] * 500)
 
@@ -392,7 +398,7 @@ def test_arbitrary_bytes_are_a_message_or_corrupt_and_nothing_else(record: bytes
     json.dumps(to_jsonable(decoded), allow_nan=False)
 
 
-def test_of_many_records_the_first_that_has_no_body_is_named() -> None:
+def test_the_first_of_many_records_without_a_body_is_named() -> None:
     good = DATA + encoded(b"x")
 
     for bad in (b"raw bytes", VALUE + encoded([2]), SEQUENCE + encoded([2])):
@@ -442,6 +448,6 @@ def test_every_value_can_be_shown(value: Any) -> None:
     json.dumps(to_jsonable(value), allow_nan=False)
 
 
-def test_what_is_no_amqp_value_is_not_shown() -> None:
+def test_a_value_outside_amqp_is_not_shown() -> None:
     with pytest.raises(TypeError):
         to_jsonable(object())

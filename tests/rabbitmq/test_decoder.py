@@ -1,4 +1,4 @@
-"""The `amqp` decoder: whatever a record holds, it answers; what is no message stays raw."""
+"""Tests of the `amqp` decoder: it returns a result for any record; an invalid message stays raw."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_a_record_cut_before_its_length_is_raw(record: bytes) -> None:
 
 
 @given(st.lists(RECORDS, max_size=4))
-def test_it_never_fails(records: list[bytes]) -> None:
-    """Neither way fails, and both say as much of every record as if it came alone."""
+def test_the_decoder_never_fails(records: list[bytes]) -> None:
+    """Neither method fails, and both give the same result for a record in a list as for the record alone."""
     decoded, bodies = DECODER.decode(records), DECODER.bodies(records)
 
     assert bodies == [body for record in records for body in DECODER.bodies([record])]

@@ -1,4 +1,6 @@
-"""Where a reader attaches: as osiris itself does, computed with it over the same files."""
+"""Tests of attaching: a reader attaches where osiris does; osiris computed the answers from the
+same files.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def test_every_time_attaches_where_osiris_attaches(stream: str) -> None:
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_first_last_and_next_are_those_of_osiris(stream: str) -> None:
+def test_first_last_and_next_are_the_same_as_in_osiris(stream: str) -> None:
     special = MANIFEST["streams"][stream]["lookups_by_osiris_1_10_3"]["special"]
 
     found = attach(DATA / stream, [AtEdge.FIRST, AtEdge.LAST, AtEdge.NEXT])
@@ -67,15 +69,15 @@ def test_a_millisecond_that_spans_two_segments_attaches_at_the_earlier_chunk(tmp
 
 
 def test_a_clock_that_went_back_still_attaches_at_the_first_chunk_of_a_time(tmp_path: Path) -> None:
-    """Timestamps come from the leader's clock, and another leader's may be behind."""
+    """Timestamps come from the leader's clock, and the clock of the next leader may be behind."""
     times = [TIMESTAMP_MS + late for late in (0, 500, 100, 200)]
     write_stream(tmp_path, simple_chunks(4, timestamps_ms=times), segment_chunks=2)
 
     assert attach(tmp_path, [AtTime(TIMESTAMP_MS + 150), AtTime(TIMESTAMP_MS + 501)]) == [3, 12]
 
 
-def test_the_last_chunk_with_messages_may_stand_in_an_earlier_segment(tmp_path: Path) -> None:
-    """A segment may hold nothing but the tracking with which it began."""
+def test_the_last_chunk_with_messages_may_be_in_an_earlier_segment(tmp_path: Path) -> None:
+    """A segment may hold only the tracking chunk at its beginning."""
     write_stream(tmp_path, simple_chunks(2), segment_chunks=2)
     block = ConsumerOffset(name=b"reader", offset=3)
     tracking = build_tracking_chunk(

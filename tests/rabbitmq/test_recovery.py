@@ -1,4 +1,4 @@
-"""A torn stream is read as osiris itself would recover it, and none of its files is touched."""
+"""Tests of recovery: a torn stream is read as osiris would recover it, and no file is changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def pair(folder: Path, number: int) -> tuple[Path, Path]:
-    """The segment and the index that stand at `number` in the order of offsets."""
+    """Return the segment and the index at position `number` in the order of offsets."""
     segment = sorted(folder.glob("*.segment"))[number]
     return segment, segment.with_suffix(".index")
 
@@ -33,13 +33,13 @@ def cut(file: Path, size_bytes: int) -> None:
 
 
 def three_pairs(folder: Path) -> Path:
-    """Offsets [0, 12), [12, 24) and [24, 30), three to a chunk."""
+    """Write the offsets [0, 12), [12, 24) and [24, 30), three to a chunk."""
     write_stream(folder, simple_chunks(10), segment_chunks=4)
     return folder
 
 
 @pytest.mark.parametrize("case", TORN)
-def test_the_stream_ends_where_osiris_made_it_end(case: str) -> None:
+def test_the_stream_ends_where_osiris_ends_it(case: str) -> None:
     kept = KEPT_BY_OSIRIS[case]
 
     recovered = recover(DATA / "torn" / case, stream=case)
@@ -57,7 +57,7 @@ def test_the_stream_ends_where_osiris_made_it_end(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", TORN)
-def test_the_pairs_that_count_are_those_that_osiris_kept(case: str) -> None:
+def test_the_stream_has_the_pairs_that_osiris_kept(case: str) -> None:
     files = MANIFEST["torn"]["cases"][case]["files_after_osiris_recovery"]
     expected = [int(file["file"][:20]) for file in files if file["file"].endswith(".segment")]
 
@@ -70,7 +70,7 @@ def test_the_pairs_that_count_are_those_that_osiris_kept(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", TORN)
-def test_the_segment_ends_at_the_byte_to_which_osiris_cut_it(case: str) -> None:
+def test_the_segment_ends_at_the_byte_where_osiris_cut_it(case: str) -> None:
     files = MANIFEST["torn"]["cases"][case]["files_after_osiris_recovery"]
 
     newest = recover(DATA / "torn" / case, stream=case).newest
@@ -80,7 +80,7 @@ def test_the_segment_ends_at_the_byte_to_which_osiris_cut_it(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", TORN)
-def test_the_brokers_files_stay_as_they_are(case: str, tmp_path: Path) -> None:
+def test_the_files_of_the_broker_do_not_change(case: str, tmp_path: Path) -> None:
     folder = tmp_path / "stream"
     shutil.copytree(DATA / "torn" / case, folder)
     before = state_of(folder)
@@ -112,7 +112,7 @@ def test_a_newest_pair_whose_chunks_are_all_torn_leaves_the_one_before_it_newest
 
 
 def test_a_last_chunk_without_its_trailer_is_dropped(tmp_path: Path) -> None:
-    """Stricter than osiris, which takes a chunk for whole once its data is."""
+    """This is stricter than osiris, which accepts a chunk as soon as its data is complete."""
     folder = tmp_path / "tiny"
     shutil.copytree(DATA / "tiny", folder)
     segment, _ = pair(folder, 0)
@@ -122,7 +122,7 @@ def test_a_last_chunk_without_its_trailer_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_last_record_that_describes_another_chunk_is_dropped(tmp_path: Path) -> None:
-    """Stricter than osiris, which believes the chunk."""
+    """This is stricter than osiris, which trusts the chunk."""
     folder = three_pairs(tmp_path)
     _, index = pair(folder, 2)
     raw = bytearray(index.read_bytes())
@@ -220,7 +220,7 @@ def test_a_damaged_only_pair_is_an_empty_stream_with_damage(tmp_path: Path) -> N
     assert recovered.damage.found == b"NONE"
 
 
-def test_files_that_keep_moving_end_in_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_keep_changing_end_in_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = three_pairs(tmp_path)
     tries = []
 
@@ -236,7 +236,7 @@ def test_files_that_keep_moving_end_in_try_again(tmp_path: Path, monkeypatch: py
     assert len(tries) == recovery.TRIES_MAX
 
 
-def test_a_newest_pair_that_retention_took_meanwhile_is_looked_for_anew(
+def test_the_search_is_repeated_if_retention_removes_the_newest_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the listing and the opening, the broker deletes the stream's head and writes a new tail."""

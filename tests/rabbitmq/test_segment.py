@@ -1,4 +1,4 @@
-"""Segments and indexes: their bytes, and what a sealed pair must be to be believed."""
+"""Tests of segments and indexes: their bytes, and the checks that a sealed pair must pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def sealed(tmp_path: Path) -> SealedPair:
-    """Four chunks of three records, and one more in the pair that follows."""
+    """Write four chunks of three records, and one more chunk in the next pair."""
     write_stream(tmp_path, simple_chunks(5), segment_chunks=4)
     return SealedPair(Pair(tmp_path, 0), 12)
 
@@ -54,7 +54,7 @@ def damage_of(sealed: SealedPair) -> Corrupt:
     return caught.value
 
 
-def test_layouts_are_those_of_osiris() -> None:
+def test_layouts_are_the_same_as_in_osiris() -> None:
     record = format_module.INDEX_RECORD.pack(
         offset=0x0102, timestamp_ms=-2, epoch=3, position=0x04050607, type=2
     )
@@ -75,12 +75,12 @@ def test_layouts_are_those_of_osiris() -> None:
         ("٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٣٦٦٩.index", None),
     ],
 )
-def test_only_names_of_twenty_digits_are_a_streams_files(name: str, expected: object) -> None:
+def test_only_names_of_twenty_digits_are_files_of_a_stream(name: str, expected: object) -> None:
     assert parse_name(name) == expected
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_a_sealed_table_is_what_a_scan_of_the_segment_finds(stream: str) -> None:
+def test_a_sealed_table_equals_a_scan_of_the_segment(stream: str) -> None:
     files = segments(stream)
     for file, following in pairwise(files):
         found = sealed_table(
@@ -90,7 +90,7 @@ def test_a_sealed_table_is_what_a_scan_of_the_segment_finds(stream: str) -> None
         assert (found == scan(chunks_in(file), first_position=8, where=stream)).all()
 
 
-def test_the_writer_of_these_tests_writes_what_osiris_writes(tmp_path: Path) -> None:
+def test_the_writer_of_these_tests_writes_the_same_files_as_osiris(tmp_path: Path) -> None:
     real = segments("filtered")
     raw = [file.read_bytes() for file in real]
     cuts = [[record[3] for record in index_of(file)] for file in real]
@@ -134,7 +134,7 @@ def test_a_sealed_file_without_content_is_damage(sealed: SealedPair, kind: str, 
     damage_of(sealed)
 
 
-def test_an_index_that_lacks_its_last_record_is_told_by_where_it_ends(sealed: SealedPair) -> None:
+def test_an_index_without_its_last_record_is_recognized_by_its_end(sealed: SealedPair) -> None:
     os.truncate(sealed.pair.index, 8 + 3 * 29)
 
     damage = damage_of(sealed)
@@ -168,7 +168,7 @@ def test_a_position_beyond_the_segment_is_damage_of_the_index(sealed: SealedPair
     assert damage.found == f"one at byte {2**32 - 1}"
 
 
-def test_a_header_that_claims_4_gib_is_told_and_nothing_is_allocated_for_it(sealed: SealedPair) -> None:
+def test_a_header_that_claims_4_gib_is_reported_without_allocation(sealed: SealedPair) -> None:
     position = index_of(sealed.pair.segment)[-1][3]
     edit(sealed.pair.segment, put(position + 36, (4 * GIB - 4096).to_bytes(4, "big")))
 
@@ -229,8 +229,8 @@ def test_an_index_too_large_for_a_broker_is_not_read(
     assert damage_of(sealed).found == 8 + 4 * 29
 
 
-def test_a_segment_that_is_no_file_is_damage(sealed: SealedPair) -> None:
-    """A pipe, to which nobody writes, must not keep a reader waiting."""
+def test_a_segment_that_is_not_a_file_is_damage(sealed: SealedPair) -> None:
+    """A pipe without a writer must not block a reader."""
     sealed.pair.segment.unlink()
     os.mkfifo(sealed.pair.segment)
 
@@ -238,7 +238,7 @@ def test_a_segment_that_is_no_file_is_damage(sealed: SealedPair) -> None:
 
 
 @pytest.mark.parametrize("kind", ["index", "segment"])
-def test_a_pair_that_retention_took_may_be_tried_again(sealed: SealedPair, kind: str) -> None:
+def test_a_pair_that_retention_removed_may_be_tried_again(sealed: SealedPair, kind: str) -> None:
     getattr(sealed.pair, kind).unlink()
 
     with pytest.raises(TryAgain):
@@ -277,7 +277,7 @@ def test_any_bytes_give_a_table_that_tiles_the_segment_or_an_error_of_ours(
     assert int((rows["records"].astype(np.uint64)).sum()) == 12
 
 
-def test_heads_are_those_of_the_real_files() -> None:
+def test_heads_equal_those_of_the_real_files() -> None:
     for file in segments("tiny"):
         format_module.check_segment_head(file.read_bytes()[:8], where="tiny")
         format_module.check_index_head(file.with_suffix(".index").read_bytes()[:8], where="tiny")

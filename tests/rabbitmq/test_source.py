@@ -1,4 +1,4 @@
-"""A broker's folder as a source: which streams it has, and reading them while the broker goes on."""
+"""Tests of a broker's folder as a source: its streams, and reading them while the broker continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def source_of(path: Path) -> RabbitmqSource:
 
 
 def names_in(path: Path) -> tuple[list[str], list[str]]:
-    """The streams at a path, and the notes on it."""
+    """Return the streams at a path, and the notes about it."""
     source = source_of(path)
     streams = asyncio.run(source.streams())
     return [stream.name for stream in streams], list(source.notes)
@@ -47,7 +47,7 @@ def test_a_folder_of_streams_gives_them_in_order_of_names() -> None:
     names, notes = names_in(DATA)
 
     assert names == ["batches", "filtered", "tiny"]
-    assert notes == [f"passed over: {DATA / 'torn'} holds no segments"]
+    assert notes == [f"skipped: {DATA / 'torn'} holds no segments"]
 
 
 def test_a_streams_own_folder_is_a_source_of_that_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_streams_own_folder_is_a_source_of_that_stream(monkeypatch: pytest.Mon
     assert names_in(Path(".")) == (["tiny"], [])
 
 
-def test_the_path_is_taken_as_it_stands(tmp_path: Path) -> None:
+def test_the_path_is_used_literally(tmp_path: Path) -> None:
     folder = tmp_path / "100%41?x#y z"
     write_stream(folder / "orders", simple_chunks(1))
 
@@ -73,7 +73,7 @@ def test_a_linked_folder_is_a_stream_named_after_the_link(tmp_path: Path) -> Non
     assert names_in(tmp_path / "streams") == (["orders"], [])
 
 
-def test_plain_files_and_dead_links_are_nobodys_business(tmp_path: Path) -> None:
+def test_plain_files_and_dead_links_are_ignored(tmp_path: Path) -> None:
     write_stream(tmp_path / "orders", simple_chunks(1))
     (tmp_path / "README").write_text("hello")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
@@ -81,7 +81,7 @@ def test_plain_files_and_dead_links_are_nobodys_business(tmp_path: Path) -> None
     assert names_in(tmp_path) == (["orders"], [])
 
 
-def test_a_name_that_is_not_utf_8_is_passed_over_with_a_note(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf_8_is_skipped_with_a_note(tmp_path: Path) -> None:
     write_stream(tmp_path / "orders", simple_chunks(1))
     os.rename(tmp_path / "orders", os.fsencode(tmp_path) + b"/b\xff")
     write_stream(tmp_path / "orders", simple_chunks(1))
@@ -89,7 +89,7 @@ def test_a_name_that_is_not_utf_8_is_passed_over_with_a_note(tmp_path: Path) -> 
     names, notes = names_in(tmp_path)
 
     assert names == ["orders"]
-    assert notes == [f"passed over: {tmp_path}/b\\xff has no name that is UTF-8"]
+    assert notes == [f"skipped: the name of {tmp_path}/b\\xff is not UTF-8"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_name_that_is_not_utf_8_is_passed_over_with_a_note(tmp_path: Path) -> 
         (lambda path: (path / "sub").mkdir(parents=True), "holds no stream"),
     ],
 )
-def test_a_place_without_streams_is_told_in_one_line(
+def test_a_place_without_streams_is_reported_in_one_line(
     tmp_path: Path, make: Callable[[Path], object], why: str
 ) -> None:
     place = tmp_path / "place"
@@ -120,7 +120,7 @@ def test_another_url_is_misuse(url: str) -> None:
 
 
 def test_a_folder_that_may_not_be_listed_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests may run as root, to whom nothing is forbidden; so the refusal is made up."""
+    """Tests may run as root, who may read everything, so the refusal is simulated."""
 
     def refuse(path: object) -> NoReturn:
         raise PermissionError(13, "Permission denied", str(path))
@@ -171,7 +171,7 @@ def test_ledgers_touch_and_cover_the_snapshot() -> None:
     ]
 
 
-def test_a_snapshot_does_not_move_with_the_broker(tmp_path: Path) -> None:
+def test_a_snapshot_does_not_change_with_the_broker(tmp_path: Path) -> None:
     first, second = list(simple_chunks(2)), list(simple_chunks(3, first_offset=6))
     write_stream(tmp_path, first)
 
@@ -197,7 +197,7 @@ def test_a_chunk_in_the_middle_of_its_write_is_not_in_the_snapshot(
     assert with_snapshot(tmp_path, range_of) == (0, 6)
 
 
-def test_a_segment_that_retention_took_may_be_tried_again(tmp_path: Path) -> None:
+def test_a_segment_that_retention_removed_may_be_tried_again(tmp_path: Path) -> None:
     write_stream(tmp_path, simple_chunks(4), segment_chunks=2)
 
     async def read_too_late(snapshot: Snapshot) -> None:
@@ -210,7 +210,7 @@ def test_a_segment_that_retention_took_may_be_tried_again(tmp_path: Path) -> Non
         with_snapshot(tmp_path, read_too_late)
 
 
-def test_a_segment_that_is_open_outlives_retention(tmp_path: Path) -> None:
+def test_an_open_segment_outlives_retention(tmp_path: Path) -> None:
     write_stream(tmp_path, simple_chunks(4), segment_chunks=2)
 
     async def read_again(snapshot: Snapshot) -> bytes:
@@ -232,11 +232,11 @@ def test_a_deleted_stream_may_be_tried_again(tmp_path: Path) -> None:
             file.unlink()
         await stream.snapshot()
 
-    with pytest.raises(TryAgain, match="holds no stream any more"):
+    with pytest.raises(TryAgain, match="no longer holds a stream"):
         asyncio.run(look_too_late())
 
 
-def test_a_read_gives_what_is_there_of_a_segment_cut_short(tmp_path: Path) -> None:
+def test_a_read_returns_the_remaining_bytes_of_a_shortened_segment(tmp_path: Path) -> None:
     write_stream(tmp_path, simple_chunks(4), segment_chunks=2)
 
     async def read_cut(snapshot: Snapshot) -> bytes:
@@ -267,7 +267,7 @@ def test_a_window_is_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_snapshot_reads_no_index_of_a_sealed_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that looking every few seconds costs the same, however long the stream is."""
+    """So a look every few seconds costs the same for a stream of any length."""
     write_stream(tmp_path, simple_chunks(40), segment_chunks=2)
     read: list[int] = []
     read_index = sealed_module.read_index
@@ -285,7 +285,7 @@ def test_a_snapshot_reads_no_index_of_a_sealed_segment(
     with_snapshot(tmp_path, look)
 
 
-def test_damage_of_a_sealed_segment_is_its_ledgers_and_leaves_the_others(tmp_path: Path) -> None:
+def test_damage_of_a_sealed_segment_affects_only_its_own_ledger(tmp_path: Path) -> None:
     write_stream(tmp_path, simple_chunks(6), segment_chunks=2)
     os.truncate(tmp_path / f"{6:020}.index", 8 + 29)
 
@@ -323,10 +323,10 @@ def test_files_are_open_from_the_first_read_until_the_ledger_is_closed(tmp_path:
     assert open_files() == 0
 
 
-def test_a_folder_that_may_not_be_listed_is_a_stream_that_says_so(
+def test_a_folder_that_may_not_be_listed_is_a_stream_that_raises_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passed over, it would be left behind without a word; refused at once, it would stop all others."""
+    """If it were skipped, nobody would notice; if it were refused at once, it would stop all others."""
     write_stream(tmp_path / "open", simple_chunks(3))
     (tmp_path / "locked").mkdir()
     (tmp_path / "lost+found").mkdir()
@@ -350,7 +350,7 @@ def test_a_folder_that_may_not_be_listed_is_a_stream_that_says_so(
     assert any("lost+found" in note for note in source.notes)
 
 
-def test_a_link_to_itself_is_no_folder(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_not_a_folder(tmp_path: Path) -> None:
     write_stream(tmp_path / "stream", simple_chunks(3))
     (tmp_path / "loop").symlink_to("loop")
 

@@ -1,52 +1,78 @@
-"""The S3 store, held against the contracts on every real S3 server; in the campaign on the fake one too."""
+"""Tests of the S3 store by both clients against the contracts, on every server of the catalogue."""
 
 from __future__ import annotations
 
 import pytest
+from campaign import CAMPAIGN, campaign, leaving
+from cloud.on_server import ByObstore, OnServer
 from offload_conformance import Declared, OffloaderConformance, ProtocolConformance, State, StoreConformance
-from offload_s3 import S3Options, S3Store
-from servers import Place, Running, real_servers_of
+from servers import Running, servers_of
 
-from offload import LedgerOffloader, ObjectStore, ObjectStoreOffloader
-from offload.store.retry import RetryingStore
+from offload import Denied
 
-SERVERS = pytest.mark.parametrize("running_server", real_servers_of("s3"), indirect=True)
+SERVERS = pytest.mark.parametrize("running_server", servers_of("s3"), indirect=True)
+OFFLOADER = campaign("the offloader layer on S3, which takes longest there; GCS has it in make test")
+OBSTORE = campaign("all clauses over client=obstore; tests/cloud runs it on imitations and end to end")
+FAULTS = leaving(
+    "the protocol's clauses on faults and rivals on S3; tests/faults has the like on the same server",
+    "test_cancelled_requests_lose_nothing",
+    "test_crashes_lose_nothing",
+    "test_late_requests_change_nothing",
+    "test_lost_replies_commit_once",
+    "test_paused_writers_are_fenced",
+    "test_refused_requests_may_be_repeated",
+    "test_rivals_make_one_history",
+)
 
 
-class _OnServer:
-    place: Place
+class Differences:
+    """Known differences of the servers, each expected to fail."""
 
     @pytest.fixture(autouse=True)
-    def _place(self, running_server: Running) -> None:
-        self.place = running_server.place()
-        self.bucket, self.options = self.place.name, self.place.options  # for other processes
-
-    def s3_store(self) -> S3Store:
-        return S3Store(bucket=self.bucket, options=S3Options.of(self.options))
-
-    def keys_in_store(self) -> set[str]:
-        """By boto3: another client than the store's own."""
-        return self.place.keys()
+    def _known(self, request: pytest.FixtureRequest, running_server: Running) -> None:
+        name, test = running_server.server.name, request.node.originalname
+        if (name, test) == ("moto", "test_keys_are_taken_as_they_are"):
+            if "\n" in request.node.callspec.params["key"]:
+                reason = "moto answers 404 to a PUT of a key with a line feed"
+                request.applymarker(pytest.mark.xfail(reason=reason))
+        elif (name, test) == ("minio", "test_calls_may_overlap"):
+            reason = "MinIO sometimes denies a PUT into a folder whose last object is deleted meanwhile"
+            request.applymarker(pytest.mark.xfail(reason=reason, raises=Denied, strict=False))
 
 
 @SERVERS
-class TestS3Store(_OnServer, StoreConformance):
-    listing_keys = 1_100  # a request takes its time here
+class TestS3Store(Differences, OnServer, StoreConformance):
+    listing_keys = 1_100  # each request takes time here
+    model_examples = 30 if CAMPAIGN else 10  # likewise; in memory and in folders all are drawn
     capabilities = Declared(server_checksum=State.UNKNOWN)  # some servers keep none
 
-    def open_store(self) -> ObjectStore:
-        return self.s3_store()
+
+@OFFLOADER
+@SERVERS
+class TestS3Offloader(OnServer, OffloaderConformance):
+    pass
 
 
 @SERVERS
-class TestS3Offloader(_OnServer, OffloaderConformance):
-    def open_offloader(self) -> LedgerOffloader:
-        return ObjectStoreOffloader(RetryingStore(self.s3_store()))
+@FAULTS
+class TestS3Protocol(OnServer, ProtocolConformance):
+    walk_examples = 4 if CAMPAIGN else 2  # likewise; in memory and in folders all are drawn
 
 
+@OBSTORE
 @SERVERS
-class TestS3Protocol(_OnServer, ProtocolConformance):
-    walk_examples = 4  # a request takes its time here; in memory and in folders all are drawn
+class TestFastS3Store(Differences, ByObstore, StoreConformance):
+    listing_keys = 1_100  # each request takes time here
+    capabilities = Declared(server_checksum=State.UNKNOWN)  # some servers keep none
 
-    def open_store(self) -> ObjectStore:
-        return self.s3_store()
+
+@OBSTORE
+@SERVERS
+class TestFastS3Offloader(ByObstore, OffloaderConformance):
+    pass
+
+
+@OBSTORE
+@SERVERS
+class TestFastS3Protocol(ByObstore, ProtocolConformance):
+    pass

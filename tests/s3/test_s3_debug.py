@@ -1,4 +1,4 @@
-"""`--debug` shows our log and tracebacks, and never a credential: SDKs write those into their debug logs."""
+"""Tests of `--debug`: it prints the log and tracebacks, and no credential. SDKs log those at this level."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from s3_calls import answers
+from cloud.s3 import answers
 from wire import Answer, Heard, wire
 
 OFFLOAD = [sys.executable, "-c", "from offload.cli.main import main; main()"]
@@ -25,7 +25,10 @@ def test_the_debug_log_and_tracebacks_hold_no_credential(answer: Callable[[Heard
     with wire(answer) as server:
         environment = os.environ | SECRETS | {"AWS_ENDPOINT_URL_S3": server.url}
         ran = subprocess.run(
-            [*OFFLOAD, "--debug", "ls", "s3://bucket"], env=environment, capture_output=True, text=True
+            [*OFFLOAD, "--debug", "ls", "s3://bucket", "-o", "patience_seconds=0.1"],
+            env=environment,
+            capture_output=True,
+            text=True,
         )
 
     assert ran.returncode != 0

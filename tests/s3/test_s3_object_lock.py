@@ -1,4 +1,4 @@
-"""Buckets whose objects are locked for a time: every way of writing works there, by both clients."""
+"""Tests of buckets with an object lock: every kind of write works there, by both clients."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ async def written(store: ObjectStore) -> list[bytes]:
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-@pytest.mark.parametrize("running_server", servers_of("s3"), indirect=True)
+@pytest.mark.parametrize("running_server", servers_of("s3", chosen="moto"), indirect=True)
 def test_every_write_carries_the_checksum_that_a_lock_demands(running_server: Running, client: str) -> None:
-    """S3 demands one, and so does moto; the real servers take writes without it."""
+    """S3 and moto demand one. The other servers take writes without it."""
     place, bucket = locked(running_server)
 
     store = open_bucket(bucket, S3Options.of(place.options | {"client": client}))
@@ -40,7 +40,7 @@ def test_every_write_carries_the_checksum_that_a_lock_demands(running_server: Ru
 
 
 @pytest.mark.parametrize("running_server", servers_of("s3"), indirect=True)
-def test_a_check_leaves_few_locked_versions_and_says_so(running_server: Running) -> None:
+def test_a_check_reports_the_few_locked_versions_that_it_leaves(running_server: Running) -> None:
     place, bucket = locked(running_server)
     store = open_bucket(bucket, S3Options.of(place.options))
 
@@ -62,7 +62,7 @@ async def checked(store: ObjectStore) -> CheckReport:
 
 
 def locked(running_server: Running) -> tuple[S3Place, str]:
-    """A new bucket that locks each object for a day."""
+    """Return a new bucket that locks each object for a day."""
     place = running_server.place()
     assert isinstance(place, S3Place)
     bucket = f"{place.name}-locked"

@@ -1,4 +1,4 @@
-"""Options about how objects are kept, as a server kept them: seen by boto3, which is another client."""
+"""Tests of options of stored objects: boto3 reads what a server stored."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ import pytest
 from certificates import certificate
 from offload_s3 import S3Options
 from offload_s3.url import open_bucket
-from servers import Running, servers_of
+from servers import Running
 from servers.catalogue import server
 from servers.places import ACCESS_KEY, SECRET_KEY, S3Place
 from servers.processes import free_port, process, wait_until_it_answers
 
 from offload import Body, ObjectStore, OffloadError
 
-MOTO = pytest.mark.parametrize(
-    "running_server", [p for p in servers_of("s3") if p.id == "moto"], indirect=True
-)
+MOTO = pytest.mark.parametrize("running_server", ["moto"], indirect=True)
 """The server that keeps every one of these properties, and shows them."""
 
 KEPT = {
@@ -35,7 +33,7 @@ KEPT = {
 
 
 async def write_three(store: ObjectStore) -> None:
-    """A fragment in one put, one in parts, and a commit."""
+    """Write a fragment in one put, one in parts, and a commit."""
     try:
         await store.put("put", Body.of(b"fragment"))
         upload = await store.start_upload("upload")
@@ -48,7 +46,7 @@ async def write_three(store: ObjectStore) -> None:
 
 @MOTO
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_a_server_keeps_what_the_options_ask(running_server: Running, client: str) -> None:
+def test_a_server_stores_objects_by_the_options(running_server: Running, client: str) -> None:
     place = running_server.place()
     assert isinstance(place, S3Place)
 
@@ -70,7 +68,7 @@ def test_a_server_keeps_what_the_options_ask(running_server: Running, client: st
 
 @pytest.fixture
 def over_tls(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """A MinIO that speaks TLS, which it wants for keys of the caller's own: the options that lead there."""
+    """Run a MinIO with TLS, which it demands for keys of the caller, and yield the options for it."""
     if why := server("minio").missing():
         pytest.skip(f"minio cannot be run here: {why}")
     authority, port = certificate(tmp_path).path, free_port()
@@ -85,7 +83,7 @@ def over_tls(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_a_key_of_the_callers_own_opens_what_it_closed_and_nothing_else_does(
+def test_only_the_callers_key_opens_an_object_encrypted_with_it(
     over_tls: dict[str, Any], client: str
 ) -> None:
     boto = boto3.client(

@@ -1,6 +1,6 @@
-"""The command line waits for a bucket whose server is busy or gone, says so, and sends nothing twice.
+"""Tests of waiting: the command line reports a busy or absent server, waits for it, and sends nothing twice.
 
-How long it waits is tested without waiting, in `tests/store/test_patience.py`.
+`tests/store/test_patience.py` tests the length of the wait, without waiting.
 """
 
 from __future__ import annotations
@@ -46,15 +46,13 @@ def options(place: Place, proxy: Proxy, **more: object) -> list[str]:
 
 
 def note_of(process: subprocess.Popen[bytes]) -> str:
-    """The next line on stderr."""
+    """Return the next line on stderr."""
     assert process.stderr is not None
     return process.stderr.readline().decode()
 
 
 @ON_ONE_SERVER
-def test_a_command_says_what_it_waits_for_unless_its_output_is_json(
-    place: Place, proxy: Proxy, plan: Plan
-) -> None:
+def test_a_command_reports_its_wait_unless_its_output_is_json(place: Place, proxy: Proxy, plan: Plan) -> None:
     assert offload("sync", TINY, place.url, *options(place, proxy)).code == 0
     plan.retry_after_seconds_min = plan.retry_after_seconds_max = 1
 
@@ -82,7 +80,7 @@ def test_ctrl_c_ends_a_wait_at_once(place: Place, proxy: Proxy, plan: Plan) -> N
 
 
 @ON_ONE_SERVER
-def test_a_server_that_is_killed_and_comes_back_ends_no_sync(place: Place, proxy: Proxy) -> None:
+def test_a_sync_survives_a_restart_of_the_server(place: Place, proxy: Proxy) -> None:
     uploading = threading.Event()
 
     def watch(request: Request, moment: str) -> None:
@@ -106,7 +104,7 @@ def test_a_server_that_is_killed_and_comes_back_ends_no_sync(place: Place, proxy
 def test_a_sync_that_gave_up_and_runs_again_sends_no_complete_fragment_twice(
     place: Place, proxy: Proxy, plan: Plan
 ) -> None:
-    """`batches` has four fragments; the server refuses everything once it has two of them."""
+    """`batches` has four fragments. The server refuses every request after the second."""
     complete: Counter[str] = Counter()
 
     def watch(request: Request, moment: str) -> None:

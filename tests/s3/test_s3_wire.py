@@ -1,4 +1,4 @@
-"""What the S3 backend really sends, and that it believes no reply that is short, shifted or damaged."""
+"""Tests of the requests that the S3 backend sends, and of the replies that it refuses."""
 
 from __future__ import annotations
 
@@ -10,26 +10,12 @@ from typing import Any
 
 import pytest
 from certificates import certificate, served
-from offload_s3 import S3Store
+from cloud.calls import DIGITS, Call, create, get, names, put, upload
+from cloud.s3 import TAGGED, answers, error_of, of_store, refusal, xml
 from offload_s3.store import checksum_of
-from s3_calls import (
-    DIGITS,
-    TAGGED,
-    Call,
-    answers,
-    create,
-    error_of,
-    get,
-    names,
-    of_store,
-    put,
-    reading,
-    refusal,
-    upload,
-)
 from wire import Answer, Heard, Wire, wire
 
-from offload import Body, Denied, OffloadError, OutcomeUnknown, Span, StoreDenied, Suffix, TryAgain
+from offload import Body, OutcomeUnknown, TryAgain
 
 
 @pytest.fixture
@@ -42,15 +28,15 @@ def s3() -> Iterator[Wire]:
 
 
 def test_no_request_deletes_a_key_twice(s3: Wire) -> None:
-    """Ceph's gateway 16.2.15 deletes the keys of one request side by side, and crashes where two are one."""
+    """Ceph's gateway 16.2.15 deletes the keys of a request in parallel, and crashes if two are equal."""
     of_store(s3.url, lambda store: store.delete(["b", "a", "b", "c", "a"]))
 
     [asked] = s3.heard
     assert re.findall(rb"<Key>(.*?)</Key>", asked.body) == [b"b", b"a", b"c"]
 
 
-def test_a_large_body_goes_out_whole_without_asking_for_leave(s3: Wire) -> None:
-    """A server that does not know `Expect: 100-continue` would be waited for until the deadline."""
+def test_a_large_body_is_sent_without_expect_100_continue(s3: Wire) -> None:
+    """If a server does not know the header, the client waits for it until the deadline."""
     data = bytes(range(256)) * 4096
 
     of_store(s3.url, lambda store: store.put("key", Body.of(data)))
@@ -60,51 +46,7 @@ def test_a_large_body_goes_out_whole_without_asking_for_leave(s3: Wire) -> None:
     assert asked.body == data
 
 
-@pytest.mark.parametrize(
-    ("call", "method", "raised"),
-    [(put, "PUT", OutcomeUnknown), (create, "PUT", OutcomeUnknown), (get, "GET", TryAgain)],
-)
-def test_a_connection_that_drops_is_not_asked_again(
-    call: Call, method: str, raised: type[OffloadError]
-) -> None:
-    """The server may have stored it; a second request of the HTTP library's own would hide that."""
-
-    def first_then_drop(heard: Heard) -> Answer:
-        return Answer(drop=heard.method == method and "key" in heard.path)
-
-    async def on_a_used_connection(store: S3Store) -> Any:
-        await store.delete(["other"])
-        return await call(store)
-
-    with wire(lambda heard: answers(heard) if heard.method == "POST" else first_then_drop(heard)) as server:
-        error = error_of(server.url, on_a_used_connection)
-
-    assert type(error) is raised
-    assert [heard.connection for heard in server.heard] == [1, 1]
-    assert [heard.method for heard in server.heard] == ["POST", method]
-
-
-@pytest.mark.parametrize("status", [500, 503, 429, 403, 404, 412])
-def test_a_refusal_is_not_asked_again(status: int) -> None:
-    with wire(lambda heard: Answer(status)) as server:
-        error_of(server.url, create)
-
-    assert len(server.heard) == 1
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-@pytest.mark.parametrize("call", [create, get])
-def test_no_redirect_is_followed(s3: Wire, status: int, call: Call) -> None:
-    """It could lead the bytes, the session token and a key of the caller's own to a stranger."""
-    with wire(lambda heard: Answer(status, headers={"Location": f"{s3.url}/bucket/a/key"})) as server:
-        error = error_of(server.url, call)
-
-    assert type(error) is StoreDenied
-    assert len(server.heard) == 1
-    assert s3.heard == []
-
-
-def test_a_create_says_so_on_the_wire(s3: Wire) -> None:
+def test_a_create_sends_its_condition(s3: Wire) -> None:
     of_store(s3.url, create)
 
     [heard] = s3.heard
@@ -137,7 +79,7 @@ ENCRYPTIONS: list[tuple[dict[str, Any], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("options", "headers"), ENCRYPTIONS)
-def test_every_object_is_encrypted_as_asked_commits_too(
+def test_every_object_and_commit_is_encrypted_by_the_options(
     s3: Wire, options: dict[str, Any], headers: dict[str, str]
 ) -> None:
     of_store(s3.url, create, **options)
@@ -149,8 +91,8 @@ def test_every_object_is_encrypted_as_asked_commits_too(
         assert headers.items() <= heard.headers.items(), heard
 
 
-def test_a_key_of_the_callers_own_goes_with_every_request_about_bytes(s3: Wire) -> None:
-    """Parts, the completion (S3 wants it there where checksums are kept) and reads."""
+def test_every_request_about_bytes_carries_the_callers_key(s3: Wire) -> None:
+    """These are the parts, the completion (S3 demands it there if it keeps checksums) and reads."""
     of_store(s3.url, upload, sse_c_key=KEY_OF_32_BYTES)
     of_store(s3.url, get, sse_c_key=KEY_OF_32_BYTES)
 
@@ -159,7 +101,7 @@ def test_a_key_of_the_callers_own_goes_with_every_request_about_bytes(s3: Wire) 
     ] * 4
 
 
-def test_storage_class_tags_and_metadata_are_the_fragments_alone(s3: Wire) -> None:
+def test_only_fragments_have_storage_class_tags_and_metadata(s3: Wire) -> None:
     options = {"storage_class": "STANDARD_IA", "tags": "team=a b,cost=1", "metadata": "written-by=us"}
     written = {
         "x-amz-storage-class": "STANDARD_IA",
@@ -177,58 +119,14 @@ def test_storage_class_tags_and_metadata_are_the_fragments_alone(s3: Wire) -> No
     assert not written.keys() & commit.headers.keys()
 
 
-def test_whoever_agrees_to_pay_says_so_every_time(s3: Wire) -> None:
+def test_every_request_agrees_to_pay(s3: Wire) -> None:
     for call in (put, create, get, upload, names, lambda store: store.delete(["a"])):
         of_store(s3.url, call, requester_pays="true")
 
     assert {heard.headers.get("x-amz-request-payer") for heard in s3.heard} == {"requester"}
 
 
-def test_without_credentials_nothing_is_signed(s3: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKEY")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "HUSH")
-
-    of_store(s3.url, get, anonymous="true", key=None, secret=None, token=None)
-    of_store(s3.url, get)
-
-    assert ["authorization" in heard.headers for heard in s3.heard] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("addressing", "url"),
-    [
-        ("path", "http://store.invalid/bucket/a/key"),
-        ("virtual", "http://bucket.store.invalid/a/key"),
-    ],
-)
-def test_a_proxy_is_asked_for_the_bucket_where_addressing_puts_it(
-    s3: Wire, addressing: str, url: str
-) -> None:
-    """The name of the server resolves nowhere: only the proxy could have been asked."""
-    proxy = s3.url.replace("://", "://user:HUSH@")
-
-    of_store("http://store.invalid", get, addressing=addressing, proxy=proxy)
-
-    [heard] = s3.heard
-    assert heard.target.partition("?")[0] == url
-    assert "proxy-authorization" in heard.headers
-
-
-def test_certificates_are_checked_unless_told_otherwise(tmp_path: Path) -> None:
-    made = certificate(tmp_path)
-
-    with wire(answers, tls=served(made)) as server:
-        untrusted = error_of(server.url, get)
-        unchecked = of_store(server.url, get, verify="false")
-        checked = of_store(server.url, get, verify=str(made.path))
-
-    assert isinstance(untrusted, Denied)
-    assert "not trusted" in str(untrusted)
-    assert "`verify`" in str(untrusted)
-    assert unchecked == checked == DIGITS
-
-
-def test_an_authority_that_the_environment_names_is_believed(
+def test_an_authority_from_the_environment_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = certificate(tmp_path)
@@ -238,64 +136,33 @@ def test_an_authority_that_the_environment_names_is_believed(
         assert of_store(server.url, get) == DIGITS
 
 
-# Replies that lie
+def test_a_new_store_trusts_the_authorities_that_the_file_has_by_then(tmp_path: Path) -> None:
+    """Stores of one process share what they parsed of the file, until it changes."""
+    for _ in range(2):
+        made = certificate(tmp_path)
+        with wire(answers, tls=served(made)) as server:
+            for _ in range(2):
+                assert of_store(server.url, get, verify=str(made.path)) == DIGITS
 
 
-@pytest.mark.parametrize("sent", [0, 1, 9])
-@pytest.mark.parametrize("call", [get, reading(Span(0, 10)), reading(Suffix(10))])
-def test_a_body_that_is_cut_short_is_no_body(call: Call, sent: int) -> None:
-    """Fewer bytes than the reply announced, then the connection ends."""
-
-    def cut(heard: Heard) -> Answer:
-        part = {"Content-Range": "bytes 0-9/10"} if "range" in heard.headers else {}
-        return Answer(206 if part else 200, DIGITS, TAGGED | part, cut=sent)
-
-    with wire(cut) as server:
-        error = error_of(server.url, call)
-
-    assert type(error) is TryAgain
+# Replies
 
 
-def test_a_body_that_is_cut_short_without_a_length_is_no_body() -> None:
-    def chunked(heard: Heard) -> Answer:
-        return Answer(200, b"a\r\n0123", TAGGED | {"Transfer-Encoding": "chunked"}, cut=100)
+def test_unfinished_uploads_are_those_of_all_pages() -> None:
+    def pages(heard: Heard) -> Answer:
+        number = int(heard.query.get("upload-id-marker", ["0"])[0]) + 1
+        row = f"<Key>a/key</Key><UploadId>{number}</UploadId><Initiated>2026-01-01T00:00:00Z</Initiated>"
+        more = f"<NextKeyMarker>a/key</NextKeyMarker><NextUploadIdMarker>{number}</NextUploadIdMarker>"
+        is_cut = f"<IsTruncated>{str(number < 3).lower()}</IsTruncated>"
+        return xml("ListMultipartUploadsResult", f"{is_cut}{more}<Upload>{row}</Upload>")
 
-    with wire(chunked) as server:
-        assert type(error_of(server.url, get)) is TryAgain
+    with wire(pages) as server:
+        found = of_store(server.url, lambda store: store.unfinished_uploads("a/"))
 
-
-@pytest.mark.parametrize(
-    ("span", "found"),
-    [(Span(3, 4), b"3456"), (Span(8, 5), b"89"), (Span(10, 1), b""), (Span(2, 0), b""), (Suffix(3), b"789")],
-)
-def test_a_server_that_ignores_ranges_is_seen_through(s3: Wire, span: Span | Suffix, found: bytes) -> None:
-    """It answers 200 and the whole object, of which the span is cut here."""
-    assert of_store(s3.url, reading(span)) == found
+    assert [upload.upload_id for upload in found] == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize(
-    ("content_range", "body"),
-    [
-        ("bytes 0-3/10", b"0123"),
-        ("bytes 3-5/10", b"345"),
-        ("bytes 3-6/10", b"345"),
-        ("bytes 3-7/10", b"34567"),
-        ("bytes 4-7/*", b"4567"),
-        ("pages 3-6/10", b"3456"),
-        ("", b"3456"),
-    ],
-)
-def test_another_range_than_was_asked_for_is_not_believed(content_range: str, body: bytes) -> None:
-    with wire(lambda heard: Answer(206, body, TAGGED | {"Content-Range": content_range})) as server:
-        assert type(error_of(server.url, reading(Span(3, 4)))) is TryAgain
-
-
-def test_a_range_whose_whole_is_unknown_is_taken() -> None:
-    with wire(lambda heard: Answer(206, b"3456", TAGGED | {"Content-Range": "bytes 3-6/*"})) as server:
-        assert of_store(server.url, reading(Span(3, 4))) == b"3456"
-
-
-def test_the_checksum_that_the_store_keeps_is_held_against_what_came() -> None:
+def test_the_stores_checksum_is_compared_with_the_body() -> None:
     wrong, parts = TAGGED | {"x-amz-checksum-crc32c": checksum_of(b"others")}, "x-amz-checksum-type"
 
     with wire(lambda heard: Answer(200, DIGITS, wrong | {parts: "FULL_OBJECT"})) as server:
@@ -322,23 +189,13 @@ def test_a_checksum_of_checksums_is_not_compared(headers: dict[str, str]) -> Non
         assert of_store(server.url, get) == DIGITS
 
 
-def test_any_other_checksum_that_the_store_keeps_is_compared_by_the_client() -> None:
+def test_the_client_compares_every_other_checksum() -> None:
     with wire(lambda heard: Answer(200, DIGITS, TAGGED | {"x-amz-checksum-crc32": "AAAAAA=="})) as server:
         assert type(error_of(server.url, get)) is TryAgain
 
 
-@pytest.mark.parametrize("call", [get, put, create])
-def test_a_web_page_is_no_object(call: Call) -> None:
-    """What answers 200 to anything, and is no S3 server, has stored nothing that we could rely on."""
-    with wire(lambda heard: Answer(200, b"welcome")) as server:
-        error = error_of(server.url, call)
-
-    assert type(error) is (TryAgain if call is get else OutcomeUnknown)
-    assert "S3 server" in str(error)
-
-
-def test_a_request_that_another_region_must_answer_goes_there_once(s3: Wire) -> None:
-    """The client does that by itself. The first was refused, so that no more than one is applied."""
+def test_a_request_for_another_region_is_repeated_there_once(s3: Wire) -> None:
+    """The client does that itself. The first request was refused, so only one is applied."""
 
     def elsewhere(heard: Heard) -> Answer:
         if "/eu-west-3/" in heard.headers["authorization"]:
@@ -349,3 +206,14 @@ def test_a_request_that_another_region_must_answer_goes_there_once(s3: Wire) -> 
         of_store(server.url, create)
 
     assert len(server.heard) == 2
+
+
+@pytest.mark.parametrize("body", [b"", b"welcome"])
+@pytest.mark.parametrize("call", [get, put, create])
+def test_a_reply_without_an_etag_is_not_from_s3(call: Call, body: bytes) -> None:
+    """A web server that answers 200 to every request has stored nothing."""
+    with wire(lambda heard: Answer(200, body)) as server:
+        error = error_of(server.url, call)
+
+    assert type(error) is (TryAgain if call is get else OutcomeUnknown)
+    assert "S3 server" in str(error)

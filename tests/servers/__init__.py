@@ -1,7 +1,17 @@
-"""Servers that the tests run on loopback: which there are, how each is had, started, used and stopped."""
+"""The servers that tests run on loopback: this package installs, starts, uses and stops them."""
 
 from servers.catalogue import SERVERS, Running, Server, server
 from servers.places import Place
-from servers.selection import real_servers, real_servers_of, servers_of
+from servers.selection import one_server_of, servers, servers_at_risk, servers_of
 
-__all__ = ["SERVERS", "Place", "Running", "Server", "real_servers", "real_servers_of", "server", "servers_of"]
+__all__ = [
+    "SERVERS",
+    "Place",
+    "Running",
+    "Server",
+    "one_server_of",
+    "server",
+    "servers",
+    "servers_at_risk",
+    "servers_of",
+]

@@ -1,7 +1,7 @@
-"""`make servers`: installs every server that can be had here, tries each once, and says how it went.
+"""`make servers`: install every server that is available here, try each once, and print the results.
 
-Installations wait for the network side by side; builds, which take both processors for minutes, follow one
-another. What is there already is left as it is. The exit code is 0 only where every server can be run.
+Downloads run in parallel. Builds, which take both processors for minutes, run one after
+another. Installed servers stay as they are. The exit code is 0 only if every server can be run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY, DATA = "a/tried once", b"\x00\xff some bytes\r\n"
 
 
 def main() -> int:
-    """Install, then try, then the table."""
+    """Install the servers, try them, and print the table."""
     print(f"servers for tests, in {home()}", flush=True)
     with ThreadPoolExecutor(1) as one_by_one, ThreadPoolExecutor(len(SERVERS)) as side_by_side:
         installing = [
@@ -46,7 +46,7 @@ def _installed(server: Server) -> str:
 
 
 def _row(server: Server, installing: Future[str]) -> tuple[str, ...]:
-    """How it went with one server; one that cannot be had or run hides no other."""
+    """Return the row of one server. A server that cannot be installed or run does not hide the others."""
     installed = ready = "-"
     try:
         installed = installing.result()
@@ -58,7 +58,7 @@ def _row(server: Server, installing: Future[str]) -> tuple[str, ...]:
             if (place.keys(), place.get(KEY)) != ({KEY}, DATA):
                 raise NotReady("it does not give back what was put")
         said = server.purpose
-    except Exception as exc:  # noqa: BLE001 - whatever its client raises is this server's trouble
+    except Exception as exc:  # noqa: BLE001 - an error of its client concerns only this server
         said = f"CANNOT BE RUN: {exc}"
     return server.protocol, server.name, server.recipe.version, installed, ready, said
 

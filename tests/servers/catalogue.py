@@ -1,4 +1,4 @@
-"""Every server that the tests know: one entry each, with the version that is pinned, and what it is for."""
+"""Every server that the tests know: one entry each, with its pinned version and its purpose."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from servers.rgw import ceph_gateway
 from servers.scratch import scratch_folder
 
 LOGS: Final = {".log", ".out"}
-"""The endings of logs in scratch folders."""
+"""The suffixes of logs in scratch folders."""
 
 Protocol = Literal["s3", "gcs", "azure"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server that can be run on loopback, and what a test that passes on it is worth."""
+    """A server that can be run on loopback, and the weight of a test that passes on it."""
 
     name: str
     protocol: Protocol
     kind: Literal["fake", "emulator", "real server"]
-    """A fake imitates replies; an emulator is its maker's own stand-in; a real server keeps people's data."""
+    """A fake imitates replies; an emulator is its vendor's own substitute; a real server stores
+    users' data.
+    """
 
     recipe: Recipe
     start: starts.Start
     purpose: str
 
     honours_create: bool = True
-    """False: it overwrites what it should only create. Commits to it must be refused."""
+    """False if a create overwrites an existing object. Commits to such a server must be refused."""
 
     def missing(self) -> str | None:
-        """Why it cannot be run on this machine, and what to do; None where it can."""
+        """Return why it cannot be run on this machine, and what to do; None if it can."""
         return self.recipe.missing()
 
     @contextmanager
     def running(self) -> Iterator[Running]:
-        """Started on a free port of loopback; on leaving it has ended and its files are gone."""
+        """Start it on a free port of loopback. On exit it has ended and its files are deleted."""
         with (
             scratch_folder(self.name) as scratch,
             self.start(self.recipe.folder, scratch) as endpoint,
@@ -53,7 +55,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A server that runs."""
+    """A running server."""
 
     server: Server
     endpoint: str
@@ -61,7 +63,7 @@ class Running:
     scratch: Path
 
     def place(self) -> Place:
-        """A new, empty bucket or container. A failure is told with what the server wrote last."""
+        """Make a new, empty bucket or container. A failure is reported with the last output of the server."""
         try:
             return PLACES[self.server.protocol](self.endpoint)
         except Exception as exc:
@@ -72,12 +74,12 @@ class Running:
 
 SERVERS: Final[tuple[Server, ...]] = (
     Server(
-        name="moto",
+        name="minio",
         protocol="s3",
-        kind="fake",
-        recipe=Included("moto"),
-        start=starts.moto,
-        purpose="S3 without installing anything; a lock of ours makes its creates atomic",
+        kind="real server",
+        recipe=GoProgram("github.com/minio/minio", "v0.0.0-20260212201848-7aac2a2c5b7c"),
+        start=starts.minio,
+        purpose="S3 as MinIO speaks it",
     ),
     Server(
         name="rgw",
@@ -88,12 +90,12 @@ SERVERS: Final[tuple[Server, ...]] = (
         purpose="S3 as Ceph's object gateway speaks it",
     ),
     Server(
-        name="minio",
+        name="moto",
         protocol="s3",
-        kind="real server",
-        recipe=GoProgram("github.com/minio/minio", "v0.0.0-20260212201848-7aac2a2c5b7c"),
-        start=starts.minio,
-        purpose="S3 as MinIO speaks it",
+        kind="fake",
+        recipe=Included("moto"),
+        start=starts.moto,
+        purpose="S3 without installing anything; a lock of ours makes its creates atomic",
     ),
     Server(
         name="fake-gcs-server",
@@ -118,11 +120,11 @@ SERVERS: Final[tuple[Server, ...]] = (
         kind="emulator",
         recipe=NpmPackage("azurite", "3.35.0"),
         start=starts.azurite,
-        purpose="Azure Blob Storage, by Microsoft's own stand-in",
+        purpose="Azure Blob Storage, by Microsoft's own emulator",
     ),
 )
 
 
 def server(name: str) -> Server:
-    """The server of this name."""
+    """Return the server of this name."""
     return {each.name: each for each in SERVERS}[name]

@@ -1,8 +1,8 @@
-"""moto, with conditional puts taken in turn: `python moto_in_turn.py PORT`.
+"""moto with conditional puts one at a time: `python moto_in_turn.py PORT`.
 
-moto looks whether a key is there, and stores, in two steps: of eight processes that create one key, two have
-been seen to win. No store that we name as able to hold commits does that, so before moto's own application
-stands a lock, for requests with `If-None-Match` alone. It is a layer of the tests; the closing table says so.
+moto checks if a key exists and then stores, in two steps: of eight processes that created one key, two have
+won. No store that we recommend for commits does that. So a lock in front of moto's own application serializes
+requests with `If-None-Match`. It is a layer of the tests, and the closing table says so.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import run_simple
 
 BODY_SIZE_BYTES_MAX = 16 * 2**20
-"""Of a conditional put: they are small."""
+"""The size limit of a conditional put; they are small."""
 
 
 class InTurn:
-    """A WSGI application before another one."""
+    """A WSGI application in front of another one."""
 
     def __init__(self, inner: Callable[..., Iterable[bytes]]) -> None:
         self._inner = inner
         self._turn = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        """Pass on; a conditional request alone, and once its whole body is here."""
+        """Pass requests on. Pass a conditional request on alone, and only after its whole body has
+        arrived.
+        """
         if "HTTP_IF_NONE_MATCH" not in environ:
             return self._inner(environ, start)
         size_bytes = min(int(environ.get("CONTENT_LENGTH") or 0), BODY_SIZE_BYTES_MAX)

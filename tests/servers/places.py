@@ -1,4 +1,4 @@
-"""New buckets and containers for tests, and a look into them by another client than the backend's own."""
+"""New buckets and containers for tests, which other clients than the backend's own can inspect."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from uuid import uuid4
 REGION: Final = "us-east-1"
 ACCESS_KEY: Final = "tier-access-key"
 SECRET_KEY: Final = "tier-secret-key"
-"""The one S3 user of every server that has users; moto takes any."""
+"""The only S3 user of every server that has users; moto accepts any."""
 
 AZURE_ACCOUNT: Final = "devstoreaccount1"
 AZURE_KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The development account that every Azurite has; its key is published in Azurite's documentation."""
+"""The development account of every Azurite; Azurite's documentation publishes its key."""
 
 TIMEOUT_SECONDS: Final = 30
 
@@ -25,8 +25,8 @@ TIMEOUT_SECONDS: Final = 30
 class Place(ABC):
     """A new, empty bucket or container on a running server.
 
-    `url` and `options` lead the backend there. The methods look at it by means that share no code with
-    the backend, so that one whose reads and writes share a mistake is still found out.
+    `url` and `options` lead the backend there. The methods share no code with the backend, so they also
+    find a mistake that its reads and writes have in common.
     """
 
     scheme: str
@@ -37,24 +37,24 @@ class Place(ABC):
 
     @property
     def url(self) -> str:
-        """What the command line takes as the tier."""
+        """Return the tier argument for the command line."""
         return f"{self.scheme}://{self.name}"
 
     @abstractmethod
     def keys(self) -> set[str]:
-        """The names of all objects."""
+        """Return the names of all objects."""
 
     @abstractmethod
     def get(self, key: str) -> bytes:
-        """The bytes of an object. Raises what the client raises where there is none."""
+        """Return the bytes of an object. Raises the client's own error if there is none."""
 
     @abstractmethod
     def put(self, key: str, data: bytes) -> None:
-        """Write an object, over what is there."""
+        """Write an object, replacing an existing one."""
 
 
 class S3Place(Place):
-    """By boto3."""
+    """A place that boto3 inspects."""
 
     scheme = "s3"
 
@@ -82,7 +82,7 @@ class S3Place(Place):
 
 
 class GcsPlace(Place):
-    """By the JSON API over urllib."""
+    """A place that the JSON API over urllib inspects."""
 
     scheme = "gs"
 
@@ -121,7 +121,7 @@ class GcsPlace(Place):
 
 
 class AzurePlace(Place):
-    """By the synchronous client of Azure's SDK."""
+    """A place that the synchronous client of Azure's SDK inspects."""
 
     scheme = "az"
 
@@ -156,7 +156,7 @@ PLACES: Final[dict[str, type[S3Place | GcsPlace | AzurePlace]]] = {
 
 @functools.cache
 def _boto(endpoint: str) -> Any:
-    """One client for all places of a server: to make one takes longer than what it is asked."""
+    """Return one client for all places of a server, because making one takes longer than its requests."""
     import boto3
     from botocore.config import Config
 
@@ -169,7 +169,7 @@ def _boto(endpoint: str) -> Any:
         config=Config(
             connect_timeout=TIMEOUT_SECONDS,
             read_timeout=TIMEOUT_SECONDS,
-            retries={"total_max_attempts": 2},  # a server that hangs is no secret for minutes
+            retries={"total_max_attempts": 2},  # a server that hangs is noticed within seconds
             s3={"addressing_style": "path"},
         ),
     )

@@ -1,4 +1,4 @@
-"""Processes of our own on loopback: started on a free port, waited for, and stopped by their own pid."""
+"""Server processes on loopback: started on a free port, awaited, and stopped by their own pid."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STOP_SECONDS: Final = 10.0
 
 
 class NotReady(Exception):
-    """A server ended at once or did not answer in time; the message has the end of its output."""
+    """The error if a server ended at once or did not answer in time; it has the end of its output."""
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on just now."""
+    """Return a port of loopback on which nobody listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -34,7 +34,7 @@ def free_port() -> int:
 def process(
     *argv: str | Path, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is gone on leaving: asked to end, waited for, and killed where it does not."""
+    """Run a process. On exit it is asked to end, awaited, and killed if it does not end."""
     with log.open("wb") as output:
         running = subprocess.Popen(
             [*bound_to_us(), *map(str, argv)],
@@ -43,7 +43,7 @@ def process(
             stderr=subprocess.STDOUT,
             env={**os.environ, **(env or {})},
             cwd=cwd,
-            start_new_session=True,  # an interrupt at the keyboard is for pytest, which then stops us
+            start_new_session=True,  # Ctrl-C is for pytest, which then stops this process
         )
     try:
         yield running
@@ -52,7 +52,7 @@ def process(
 
 
 def stop(running: subprocess.Popen[bytes]) -> None:
-    """Terminate, wait, and kill what is still there."""
+    """Terminate the process, wait, and kill it if it still runs."""
     running.terminate()
     try:
         running.wait(STOP_SECONDS)
@@ -62,7 +62,7 @@ def stop(running: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_it_answers(url: str, running: subprocess.Popen[bytes], *, log: Path) -> None:
-    """Return once `url` is answered, whatever the answer. Raises `NotReady` where it never is."""
+    """Return as soon as `url` gets any answer. Raises `NotReady` if it never does."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         if running.poll() is not None:
@@ -74,12 +74,12 @@ def wait_until_it_answers(url: str, running: subprocess.Popen[bytes], *, log: Pa
 
 
 def end_of(log: Path) -> str:
-    """The last lines of a log, for a message."""
+    """Return the last lines of a log, for a message."""
     return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) or "it printed nothing"
 
 
 def bound_to_us() -> Sequence[str]:
-    """Where Linux' setpriv(1) is there: a server also ends when the process that started it is killed."""
+    """Return a prefix for commands: with Linux' setpriv(1), a server ends when its parent is killed."""
     found = shutil.which("setpriv")
     return [found, "--pdeathsig", "TERM", "--"] if found else []
 

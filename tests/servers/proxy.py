@@ -1,4 +1,4 @@
-"""A reverse proxy for HTTP/1.1 that breaks requests on purpose, or only holds each of them up for a while.
+"""A reverse proxy for HTTP/1.1 that breaks requests on purpose, or only delays them.
 
     plan = Plan(rules=[Rule(Fault.CUT_AFTER, "PUT", "*/root.*", nth=1)])
     with proxied("http://127.0.0.1:9000", plan) as proxy:
@@ -7,13 +7,13 @@
 
     python tests/servers/proxy.py http://127.0.0.1:9000 --delay-ms 20   # in a process of its own
 
-What goes wrong is decided once per request, by rules or by chance from a seed; the first rule that fits
-decides. The head of a request goes to the server as it came, `Host` included, so signatures stay
-valid; in a reply, a `Location` on the server itself is turned back to the proxy.
+Rules, or chance from a seed, decide once per request which fault it gets; the first rule that fits
+decides. The head of a request goes to the server unchanged, `Host` included, so signatures stay
+valid. In a reply, a `Location` on the server itself is changed to the proxy.
 
-Invariants: a fault is counted when it happened, not when it was meant to; a request that no fault
-befalls is passed through window by window, so that its size costs no memory; one connection of a client is
-one connection to the server, for as long as both keep it.
+Invariants: a fault is counted when it happens, not when it is planned; a request without a fault is passed
+through window by window, so its size costs no memory; one connection of a client is one connection to the
+server, as long as both keep it.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ WINDOW_SIZE_BYTES: Final = 256 * 1024
 HEAD_SIZE_BYTES_MAX: Final = 64 * 1024
 STOP_SECONDS: Final = 60.0
 ABANDONED_SECONDS: Final = 0.02
-"""How often a connection that stalls is looked at, whether its client still waits."""
+"""The interval at which a stalling connection checks if its client still waits."""
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 
 
 class Fault(Enum):
-    """What befalls one request."""
+    """The fault of one request."""
 
-    CUT_AFTER = "the server has answered; the client's connection ends without a byte of it"
-    ERROR_AFTER = "the server has answered; the client is told 500 instead"
-    REFUSE = "the server hears nothing; the client is told 503, with Retry-After"
-    RESET = "half of the body reaches the server (nothing, where there is none); then both are reset"
-    LATE = "the client's connection ends; the server gets the whole request some time afterwards"
-    TRICKLE = "the reply's body comes in small pieces, with pauses"
+    CUT_AFTER = "the server has answered; the client's connection ends before any byte of the reply"
+    ERROR_AFTER = "the server has answered; the client gets 500 instead"
+    REFUSE = "the server gets no request; the client gets 503, with Retry-After"
+    RESET = "half of the body, if there is one, reaches the server; then both connections are reset"
+    LATE = "the client's connection ends; the server gets the whole request some time later"
+    TRICKLE = "the reply's body arrives in small pieces, with pauses"
     TRUNCATE = "the reply's body ends half-way, and so does the connection"
-    DEAF = "nobody reads the body of the request, and nobody answers; the connection stays"
-    STALL = "the server has answered; so many bytes of the reply's body come, and then nothing; it stays too"
-    FLIP = "one bit in the middle of the reply's body is another"
-    IGNORE_PRECONDITION = "the server hears the request without its create-if-absent"
+    DEAF = "nobody reads the request's body, and nobody answers; the connection stays open"
+    STALL = "the server has answered; a part of the reply arrives; then the open connection is silent"
+    FLIP = "one bit in the middle of the reply's body is flipped"
+    IGNORE_PRECONDITION = "the server gets the request without its create-if-absent condition"
 
     def fits(self, request: Request) -> bool:
-        """Whether it can befall this request. What depends on the reply turns out later."""
+        """Return True if this request can have the fault. Conditions on the reply are checked later."""
         if self is Fault.IGNORE_PRECONDITION:
             return request.creates
         return self not in (Fault.TRICKLE, Fault.TRUNCATE, Fault.FLIP) or request.method == "GET"
@@ -77,10 +77,10 @@ class Request:
     """The head of a request."""
 
     raw: bytes
-    """As it came, with the empty line that ends it."""
+    """The head as received, with the empty line that ends it."""
 
     number: int = 0
-    """Of all requests of this proxy, from 1."""
+    """The number of this request among all requests of the proxy, from 1."""
 
     @cached_property
     def method(self) -> str:
@@ -88,31 +88,31 @@ class Request:
 
     @cached_property
     def target(self) -> str:
-        """Path and query, percent-escapes undone: what patterns are held against."""
+        """Return path and query without percent-escapes, for matching patterns."""
         return urllib.parse.unquote(self._first_line[1])
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """By name in lower case."""
+        """Return the headers by name in lower case."""
         return _headers(self.raw)
 
     @property
     def creates(self) -> bool:
-        """Whether the server is asked to store only what is absent."""
+        """Return True if the request is a create-if-absent."""
         return self.headers.get("if-none-match") == "*" or bool(re.search(_GENERATION, self.target))
 
     @property
     def body(self) -> Framing:
-        """How its body is framed."""
+        """Return the framing of the body."""
         return _framing(self.headers, otherwise=0)
 
     @property
     def expects(self) -> bool:
-        """Whether the client waits for leave before it sends the body."""
+        """Return True if the client waits for `100 Continue` before it sends the body."""
         return self.headers.get("expect", "").lower() == "100-continue"
 
     def without_precondition(self) -> bytes:
-        """The head that a server would see if it knew no create-if-absent."""
+        """Return the head without the condition, as if the server knew no create-if-absent."""
         raw = re.sub(rb"(?i)\r\nif-none-match:[^\r]*", b"", self.raw)
         line, rest = raw.split(b"\r\n", 1)
         line = re.sub(rb"[?&]ifGenerationMatch=0(?=&| )", b"", line)
@@ -133,7 +133,7 @@ _GENERATION: Final = r"[?&]ifGenerationMatch=0(&|$)"
 class Rule:
     """Fault the requests whose method and target (path and query) match, both as shell patterns.
 
-    `nth` counts the requests that match, from 1, and picks a single one; without it all are hit.
+    `nth` counts the matching requests from 1 and picks a single one; without it all are hit.
     """
 
     fault: Fault
@@ -141,16 +141,16 @@ class Rule:
     target: str = "*"
     nth: int | None = field(default=None, kw_only=True)
     creates: bool = field(default=False, kw_only=True)
-    """Only such requests as create if absent."""
+    """True to match only requests that create if absent."""
 
     seconds: float | None = field(default=None, kw_only=True)
-    """For so long from the first request that matches; then no more."""
+    """The time that the rule lasts, from the first matching request on."""
 
     matched: int = field(default=0, init=False)
     begun: float = field(default=0.0, init=False)
 
     def hits(self, request: Request) -> bool:
-        """Count this request if it matches, and say whether it is to fail."""
+        """Count this request if it matches, and return True if it must fail."""
         if not (fnmatchcase(request.method, self.method) and fnmatchcase(request.target, self.target)):
             return False
         if (self.creates and not request.creates) or not self.fault.fits(request):
@@ -163,41 +163,41 @@ class Rule:
 
 @dataclass(kw_only=True)
 class Plan:
-    """What befalls which request. May be changed at any time.
+    """The plan of faults for requests. It may be changed at any time.
 
-    Chance is drawn from the seed, the request's method and target, and how often that was asked
-    before: so one client's faults do not depend on what others do. `forget` are names that differ from run to
-    run and are left out of it, such as that of the bucket.
+    Random choices depend on the seed, the request's method and target, and the number of earlier requests
+    of that kind. So the faults of one client do not depend on other clients. `forget` lists names that
+    differ from run to run and are ignored, such as the name of the bucket.
     """
 
     rules: Sequence[Rule] = ()
     chances: Mapping[Fault, float] = field(default_factory=dict)
-    """Of every request that no rule hits."""
+    """The chances of faults for requests that no rule hits."""
 
     create_chances: Mapping[Fault, float] = field(default_factory=dict)
-    """Of those that create if absent, instead."""
+    """The chances for requests that create if absent, instead."""
 
     seed: object = 0
     forget: Sequence[str] = ()
     delay_seconds: float = 0.0
-    """How long each request is held up before the server hears of it."""
+    """The delay of each request before it is sent to the server."""
 
     retry_after_seconds_max: int | None = 1
-    """A refusal asks for a pause that is drawn, from `retry_after_seconds_min` to this; None: for none."""
+    """The longest pause that a refusal asks for, drawn from `retry_after_seconds_min` on. None: no pause."""
 
     retry_after_seconds_min: int = 0
     stall_after_bytes: int = 0
-    """How much of a body comes before it stalls. 0: not even the reply's head."""
+    """The number of bytes of a body before it stalls. 0: not even the reply's head is sent."""
 
     late_seconds: float = 0.2
     pause_seconds: float = 0.005
-    """Between the pieces of a trickle."""
+    """The pause between the pieces of a trickle."""
 
     asked: Counter[str] = field(default_factory=Counter, init=False)
 
     def decide(self, request: Request) -> Fault | None:
-        """What befalls this request."""
-        hits = [rule.fault for rule in self.rules if rule.hits(request)]  # every rule counts
+        """Return the fault of this request, or None."""
+        hits = [rule.fault for rule in self.rules if rule.hits(request)]  # every rule counts the request
         if hits:
             return hits[0]
         chances = self.create_chances if request.creates and self.create_chances else self.chances
@@ -212,7 +212,7 @@ class Plan:
         return None
 
     def draw(self, request: Request) -> random.Random:
-        """Chance for this request."""
+        """Draw the fault of this request by chance."""
         name = f"{request.method} {request.target}"
         for forgotten in self.forget:
             name = name.replace(forgotten, "")
@@ -221,7 +221,7 @@ class Plan:
 
 
 class Proxy:
-    """One proxy. Made by `proxied`; what is public may be used from any thread."""
+    """A proxy, made by `proxied`. Public attributes and methods may be used from any thread."""
 
     def __init__(self, upstream: str, plan: Plan) -> None:
         parts = urllib.parse.urlsplit(upstream)
@@ -233,14 +233,14 @@ class Proxy:
         server ended of its own accord in the middle of a request."""
 
         self.log: deque[str] = deque(maxlen=500)
-        """The last requests, a line each: for whoever must find out what happened."""
+        """The last requests, one line each, for debugging."""
 
         self.watch: Callable[[Request, str], None] = lambda request, moment: None
-        """Called in the proxy's thread with each request, `before` the server hears of it and `after` it
-        has answered. May block: then everything stands still."""
+        """A function called in the proxy's thread with each request, `before` the server gets it and `after`
+        it has answered. If it blocks, the whole proxy waits."""
 
         self.mistakes: list[BaseException] = []
-        """Errors of the proxy itself. `proxied` raises the first of them."""
+        """The errors of the proxy itself. `proxied` raises the first of them."""
 
         self._address = parts.hostname, parts.port or 80
         self._authority = parts.netloc
@@ -253,11 +253,11 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """Return the URL of the proxy."""
         return f"http://127.0.0.1:{self._port}"
 
     def before(self, text: str) -> str:
-        """`text`, an option or an URL, with the proxy's address in place of the server's."""
+        """Return `text`, an option or a URL, with the proxy's address instead of the server's."""
         return text.replace(self._authority, f"127.0.0.1:{self._port}")
 
     def settle(self) -> None:
@@ -266,11 +266,11 @@ class Proxy:
             assert self._landed.wait_for(lambda: not self._late, STOP_SECONDS), "a late request never landed"
 
     def leave(self) -> None:
-        """Be gone as a server that was killed: connections end, and new ones are refused."""
+        """Disappear like a killed server: end all connections, and refuse new ones."""
         self._on_loop(self._leave())
 
     def come_back(self) -> None:
-        """Take connections again, at the same address."""
+        """Accept connections again, at the same address."""
         self._on_loop(self._come_back())
 
     def _on_loop(self, work: Coroutine[None, None, None]) -> None:
@@ -327,12 +327,12 @@ class Proxy:
                 if not await exchange.run(request):
                     return
         except (OSError, _Ended):
-            pass  # one side is gone: so is the other then
+            pass  # one side has ended, so end the other too
         finally:
             exchange.close()
 
     async def connect(self) -> _Wire:
-        """A new connection to the server."""
+        """Open a new connection to the server."""
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         wire = _Wire(connection)
         try:
@@ -343,11 +343,11 @@ class Proxy:
         return wire
 
     def count(self, fault: Fault) -> None:
-        """It happened."""
+        """Count a fault that happened."""
         self.counts[fault.name.lower()] += 1
 
     def send_late(self, request: Request, body: bytes) -> None:
-        """Deliver a request whose client is gone."""
+        """Deliver a request whose client has been cut off."""
         with self._landed:
             self._late += 1
         self._begin(self._land(request, body))
@@ -371,7 +371,7 @@ class Proxy:
                 self._landed.notify_all()
 
     def relocated(self, reply: bytes, request: Request) -> bytes:
-        """A reply's head, its `Location` pointing where the client's request went."""
+        """Return a reply's head whose `Location` leads to the proxy."""
         host = request.headers.get("host", "")
         pattern = rb"(?i)(\r\nlocation: *https?://)" + re.escape(self._authority.encode()) + rb"(?=[/?\r])"
         return re.sub(pattern, rb"\g<1>" + host.encode("latin-1"), reply)
@@ -384,14 +384,14 @@ def _listening(port: int) -> socket.socket:
 
 
 class _Exchange:
-    """One client's connection: a request at a time, and the connection to the server that goes with it."""
+    """A client's connection, which serves one request at a time, and its connection to the server."""
 
     def __init__(self, proxy: Proxy, client: _Wire) -> None:
         self._proxy, self._client = proxy, client
         self._server: _Wire | None = None
 
     async def run(self, request: Request) -> bool:
-        """Serve one request. Whether the client's connection lives on."""
+        """Serve one request. Return True if the client's connection stays open."""
         proxy, plan = self._proxy, self._proxy.plan
         proxy.counts["creates"] += request.creates
         if plan.delay_seconds:
@@ -461,7 +461,7 @@ class _Exchange:
         return False
 
     async def _pass(self, request: Request, head: bytes, fault: Fault | None) -> bool:
-        """Take the request to the server, and the reply back as `fault` has it."""
+        """Pass the request to the server, and the reply back, as `fault` changes them."""
         server, client = await self._connected(), self._client
         sending = None
         if isinstance(request.body, int) and not request.expects and request.body <= len(client.read):
@@ -491,7 +491,7 @@ class _Exchange:
     async def _replied(
         self, request: Request, server: _Wire, sending: asyncio.Task[None] | None
     ) -> tuple[bytes, bool]:
-        """The head of the final reply, and whether the client was given leave to send its body."""
+        """Return the head of the final reply, and True if the client was told to send its body."""
         permitted = False
         reading = asyncio.ensure_future(server.head())
         try:
@@ -500,9 +500,9 @@ class _Exchange:
                 await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
                 if not reading.done() and sending is not None:
                     failure = sending.exception()
-                    if isinstance(failure, _Ended):  # the client is gone in the middle of its body
+                    if isinstance(failure, _Ended):  # the client disconnected in the middle of its body
                         raise failure
-                    sending = None  # sent; or refused by the server, which then says why
+                    sending = None  # sent, or refused by the server, whose reply gives the reason
                     continue
                 head = reading.result()
                 if head is None:
@@ -564,7 +564,7 @@ class _Exchange:
         return kept
 
     async def _connected(self) -> _Wire:
-        """The connection to the server: the one we had, where the server has not ended it since."""
+        """Return the connection to the server: the existing one, unless the server has ended it since."""
         if self._server is not None and not self._server.is_quiet:
             self._server.close()
             self._server = None
@@ -574,28 +574,28 @@ class _Exchange:
 
 
 class _Ended(Exception):
-    """A connection ended where more was to come."""
+    """The error if a connection ended too early."""
 
 
 class _Chunked:
-    """A body in chunks of stated sizes."""
+    """The framing of a body in chunks with their sizes."""
 
 
 class _UntilEnd:
-    """A body that ends with the connection."""
+    """The framing of a body that ends with the connection."""
 
 
 _CHUNKED: Final = _Chunked()
 _UNTIL_END: Final = _UntilEnd()
 Framing = int | _Chunked | _UntilEnd
-"""How long a body is: so many bytes, or as it says itself."""
+"""The framing of a body: a number of bytes, or one of the two classes above."""
 
 Sink = Callable[[bytes | memoryview], Awaitable[None]]
-"""Where a body goes, piece by piece."""
+"""A function that takes a body, piece by piece."""
 
 
 class _Wire:
-    """A connection, of which whole heads and framed bodies are read."""
+    """A connection from which whole heads and framed bodies are read."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -603,19 +603,19 @@ class _Wire:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self.read = bytearray()
-        """What was received and not yet used."""
+        """The bytes that were received and not yet used."""
 
         self.at_end = False
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing has come from the other side that was not asked for, its end included."""
+        """Return True if the other side has sent nothing unexpected and has not ended."""
         watch = select.poll()
         watch.register(self._connection, select.POLLIN)
         return not self.read and not watch.poll(0)
 
     async def head(self) -> bytes | None:
-        """A head with the empty line that ends it; None where the connection ended before it."""
+        """Read a head with the empty line that ends it. Return None if the connection ended before it."""
         while (end := self.read.find(END_OF_HEAD)) < 0:
             assert len(self.read) <= HEAD_SIZE_BYTES_MAX, "the head of a message is too long"
             try:
@@ -625,13 +625,13 @@ class _Wire:
         return self.taken(end + len(END_OF_HEAD))
 
     def taken(self, size_bytes: int) -> bytes:
-        """The first bytes of what was read, which it then no longer has."""
+        """Take the first bytes out of the buffer."""
         data = bytes(self.read[:size_bytes])
         del self.read[:size_bytes]
         return data
 
     async def copy(self, size_bytes: int, to: Sink) -> None:
-        """Pass so many bytes on. Costs one window of memory."""
+        """Pass so many bytes on, with one window of memory."""
         begun = self.taken(min(size_bytes, len(self.read)))
         if begun:
             await to(begun)
@@ -646,10 +646,10 @@ class _Wire:
                 raise _Ended
             await to(window[:got])
             left -= got
-            await asyncio.sleep(0)  # a socket that is always ready would keep out everybody else
+            await asyncio.sleep(0)  # a socket that is always ready would block all other tasks
 
     async def forward(self, framing: Framing, to: Sink) -> None:
-        """Pass a body on, framed as it came."""
+        """Pass a body on, with the same framing."""
         if isinstance(framing, int):
             await self.copy(framing, to)
         elif framing is _CHUNKED:
@@ -673,7 +673,7 @@ class _Wire:
         await self.forward(framing, nowhere)
 
     async def take(self, framing: Framing) -> bytes:
-        """A whole body as it came, framing included."""
+        """Read a whole body unchanged, framing included."""
         kept = bytearray()
 
         async def keep(data: bytes | memoryview) -> None:
@@ -694,7 +694,7 @@ class _Wire:
             await asyncio.sleep(ABANDONED_SECONDS)
 
     def reset(self) -> None:
-        """End the connection with a reset; what is on its way is lost."""
+        """End the connection with a reset. Bytes on their way are lost."""
         if self._connection.fileno() >= 0:
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
@@ -722,7 +722,7 @@ class _Wire:
 
 
 async def _reply_head(server: _Wire) -> bytes:
-    """The head of the final reply."""
+    """Return the head of the final reply."""
     while (head := await server.head()) is not None:
         if _status(head) // 100 != 1:
             return head
@@ -752,14 +752,14 @@ def _reply_framing(request: Request, reply: bytes) -> Framing:
 
 
 def _closes(head: bytes) -> bool:
-    """Whether the connection ends with this message."""
+    """Return True if the connection ends with this message."""
     said = _headers(head).get("connection", "").lower()
     old = b"HTTP/1.0" in head.split(b"\r\n", 1)[0]
     return said == "close" or (old and said != "keep-alive")
 
 
 def _refusal(request: Request, status: int, *headers: str, end: bool) -> bytes:
-    """An error reply in the words of the protocol that the request is in."""
+    """Return an error reply in the format of the request's protocol."""
     reason, s3, azure = {
         500: ("Internal Server Error", "InternalError", "InternalError"),
         503: ("Service Unavailable", "SlowDown", "ServerBusy"),
@@ -786,7 +786,7 @@ def _pieces(body: bytes) -> Iterator[bytes]:
 
 @contextmanager
 def proxied(upstream: str, plan: Plan | None = None) -> Iterator[Proxy]:
-    """A proxy before `upstream`, in a thread of its own."""
+    """Run a proxy in front of `upstream`, in a separate thread."""
     proxy = Proxy(upstream, plan or Plan())
     loop = asyncio.new_event_loop()
     serving = loop.create_task(proxy.serve())
@@ -810,7 +810,7 @@ def proxied(upstream: str, plan: Plan | None = None) -> Iterator[Proxy]:
 
 @contextmanager
 def delayed(upstream: str, *, delay_ms: float) -> Iterator[str]:
-    """A proxy in a process of its own that holds up every request, and does nothing else: its URL."""
+    """Run a proxy in a separate process that only delays every request, and return its URL."""
     argv = [sys.executable, __file__, upstream, "--delay-ms", str(delay_ms)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None

@@ -1,8 +1,8 @@
-"""How the programs of servers are had: each by the ordinary client of its registry, into one folder.
+"""Recipes that install the programs of servers, each with the ordinary client of its registry.
 
 The folder is `$OFFLOAD_SERVERS_HOME`, by default `ledger-offload/servers` in the user's cache. Nothing is
-installed into the system, and nothing into the checkout. A program is made in a folder beside its place
-and renamed into it when it is complete: so a program that is there is whole, whatever interrupted us.
+installed into the system or into the checkout. A program is made in a folder beside its final one and
+renamed when it is complete. So an existing program is always whole, even after an interruption.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import IO, ClassVar, Final
 from servers.processes import bound_to_us
 
 STALL_SECONDS: Final = 600
-"""How long a client may print nothing and write nothing. How long it takes in all depends on the machine."""
+"""The longest time without output or written files of a client. The total time depends on the machine."""
 
 POLL_SECONDS: Final = 20
-"""How often is looked whether it moves on. A look goes through some 60,000 files while MinIO is built."""
+"""The interval of the checks for progress. A check visits about 60,000 files while MinIO is built."""
 
 
 class CannotBeHad(Exception):
-    """A client failed; the message has what it said last."""
+    """The error if a client failed, with its last output."""
 
 
 def home() -> Path:
-    """The folder of all programs, outside the checkout."""
+    """Return the folder of all programs, outside the checkout."""
     chosen = os.environ.get("OFFLOAD_SERVERS_HOME")
     if chosen:
         return Path(chosen).expanduser().resolve()
@@ -46,30 +46,32 @@ def home() -> Path:
 
 
 class Recipe(ABC):
-    """How one program is had, and at which version."""
+    """The recipe of one program at one version."""
 
     builds: ClassVar = False
-    """Keeps the processor busy for minutes: such recipes run one after another, the others side by side."""
+    """True if it keeps the processor busy for minutes. Such recipes run one after another, others
+    in parallel.
+    """
 
     tools: ClassVar[Sequence[str]] = ()
-    """Programs of the machine that it needs, to be installed or to run."""
+    """Programs of the machine that it needs to install or to run."""
 
     @property
     @abstractmethod
     def folder(self) -> Path:
-        """Where the program is, or will be; another version has another folder."""
+        """Return the folder of the program. Each version has its own folder."""
 
     @property
     @abstractmethod
     def version(self) -> str:
-        """The version that is installed, or that would be."""
+        """Return the version to install."""
 
     @abstractmethod
     def make(self, folder: Path) -> None:
         """Put the program into `folder`, which is new and empty. Raises `CannotBeHad`."""
 
     def missing(self) -> str | None:
-        """Why the program cannot be run here and what to do; None where it can."""
+        """Return why the program cannot be run here, and what to do; None if it can."""
         if self._lacking:
             return (
                 f"it needs {self._lacking}, which this machine lacks: install that, then run `make servers`"
@@ -77,7 +79,7 @@ class Recipe(ABC):
         return None if self.folder.is_dir() else "not installed: run `make servers`"
 
     def install(self) -> None:
-        """Install the program unless it is there. Raises `CannotBeHad`; then nothing is left of it."""
+        """Install the program unless it is installed. Raises `CannotBeHad`; then nothing of it is left."""
         with _alone(self.folder):
             if self.folder.is_dir():
                 return
@@ -99,22 +101,22 @@ class Recipe(ABC):
 
 @dataclass(frozen=True)
 class Included(Recipe):
-    """A distribution that the extra `test` brings into this very environment."""
+    """A distribution that the extra `test` installs into this environment."""
 
     distribution: str
 
     @property
     def folder(self) -> Path:
-        """That of the interpreter's environment."""
+        """Return the folder of the interpreter's environment."""
         return Path(sys.prefix)
 
     @property
     def version(self) -> str:
-        """As constraints.txt has it."""
+        """Return the version in constraints.txt."""
         return metadata.version(self.distribution)
 
     def make(self, folder: Path) -> None:
-        """Never called: the folder of a running interpreter is there."""
+        """Fail: this is never called, because the folder of a running interpreter exists."""
         raise AssertionError(folder)
 
 
@@ -133,10 +135,10 @@ class _Pinned(Recipe):
 
 
 class PypiPackage(_Pinned):
-    """A package of PyPI in a virtual environment of its own, whose `bin/python` runs it."""
+    """A package of PyPI in its own virtual environment, whose `bin/python` runs it."""
 
     def make(self, folder: Path) -> None:
-        """By venv and pip."""
+        """Install the package with venv and pip."""
         _run(sys.executable, "-m", "venv", "--without-pip", folder)
         python = folder / "bin" / "python"
         _run(
@@ -147,12 +149,12 @@ class PypiPackage(_Pinned):
 
 
 class NpmPackage(_Pinned):
-    """A package of npm with all that it needs, under `node_modules`."""
+    """A package of npm with its dependencies, under `node_modules`."""
 
     tools = ("npm", "node")
 
     def make(self, folder: Path) -> None:
-        """By npm; no package's own scripts are run."""
+        """Install the package with npm, without running the scripts of any package."""
         _run(
             *("npm", "install", "--prefix", folder, "--silent", "--no-audit", "--no-fund"),
             *("--ignore-scripts", "--omit=optional", f"{self.package}@{self.pinned}"),
@@ -167,7 +169,9 @@ class GoProgram(_Pinned):
     tools = ("go",)
 
     def make(self, folder: Path) -> None:
-        """By `go install`. Modules and objects are kept until the build is done: it is long, and resumes."""
+        """Run `go install`. Modules and objects are kept until the long build is done, so that it
+        can resume.
+        """
         workshop = home() / f"{self.folder.name}.building"
         _run(
             *("go", "install", "-v", "-trimpath", "-ldflags=-s -w", f"{self.package}@{self.pinned}"),
@@ -183,12 +187,57 @@ class GoProgram(_Pinned):
 
 
 @dataclass(frozen=True)
-class DebianPackages(Recipe):
-    """Debian packages with what this machine lacks of their dependencies, unpacked and never installed.
+class GoFolder(_Pinned):
+    """A program of ours in Go, which needs one module, under `bin`. Its name is that of its folder."""
 
-    So it needs no root, starts no services, and leaves no users behind. The price: a library that the
-    machine had when the packages were fetched, and has lost since, is missed. Then remove the folder
-    and run `make servers` again. The version is whatever this release of Debian has.
+    source: Path
+
+    builds = True
+    tools = ("go",)
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder, which has the names of the program and of the module."""
+        return home() / f"{self.source.name}-of-{super().folder.name}"
+
+    def make(self, folder: Path) -> None:
+        """Build it in a module of its own, because `go install` refuses modules that replace others."""
+        workshop = home() / f"{self.folder.name}.building"
+        shutil.rmtree(workshop / "module", ignore_errors=True)
+        shutil.copytree(
+            self.source, workshop / "module", ignore=shutil.ignore_patterns("*.py*", "__pycache__")
+        )
+        (workshop / "module" / "go.mod").write_text(
+            f"module {self.source.name}\n\ngo 1.21\n\nrequire {self.package} {self.pinned}\n"
+        )
+        env = {
+            "GOPATH": str(workshop / "modules"),
+            "GOCACHE": str(workshop / "objects"),
+            "GOFLAGS": f"{os.environ.get('GOFLAGS', '')} -modcacherw -mod=mod".strip(),
+        }
+        go = ("go", "-C", workshop / "module")
+        _run(*go, "mod", "tidy", growing=workshop, env=env)
+        _run(
+            *go,
+            "build",
+            "-trimpath",
+            "-ldflags=-s -w",
+            "-o",
+            folder / "bin" / self.source.name,
+            ".",
+            growing=workshop,
+            env=env,
+        )
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class DebianPackages(Recipe):
+    """Debian packages with the dependencies that this machine lacks, unpacked and never installed.
+
+    So it needs no root, starts no services, and leaves no users behind. But if the machine has lost a library
+    since the packages were fetched, that library is missing. Then remove the folder and run `make servers`
+    again. The version is the one of this release of Debian.
     """
 
     name: str
@@ -198,18 +247,20 @@ class DebianPackages(Recipe):
 
     @property
     def folder(self) -> Path:
-        """One for each release of the system."""
+        """Return the folder, one for each release of the system."""
         release = _os_release()
         return home() / f"{self.name}-{release.get('ID', 'linux')}-{release.get('VERSION_ID', 'unstable')}"
 
     @property
     def version(self) -> str:
-        """That of the first package."""
+        """Return the version of the first package."""
         said = self.folder / "version"
         return said.read_text().strip() if said.exists() else "as Debian has it"
 
     def make(self, folder: Path) -> None:
-        """By apt-get with lists and archives of its own, so that neither root nor old lists matter."""
+        """Fetch with apt-get, with separate lists and archives, so that it needs no root and no
+        current lists.
+        """
         lists, archives = folder / "lists", folder / "archives"
         for each in (lists, archives):
             (each / "partial").mkdir(parents=True)
@@ -232,7 +283,7 @@ class DebianPackages(Recipe):
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Only one process installs a program at a time; the others wait, and then find it."""
+    """Let only one process install a program at a time. The others wait, and then find it installed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -246,10 +297,10 @@ def _run(
     stall_seconds: float = STALL_SECONDS,
     poll_seconds: float = POLL_SECONDS,
 ) -> str:
-    """Run a client to its end, however long that takes, and return what it printed.
+    """Run a client to its end, however long that takes, and return its output.
 
-    It is ended, with its children, once its output and the files below `growing` have not changed for
-    `stall_seconds`. Raises `CannotBeHad` then, and if it fails.
+    If its output and the files below `growing` have not changed for `stall_seconds`, it is killed with its
+    children. Raises `CannotBeHad` then, and if the client fails.
     """
     name = Path(argv[0]).name
     with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
@@ -259,7 +310,7 @@ def _run(
             stdout=output,
             stderr=errors,
             env={**os.environ, **(env or {})},
-            start_new_session=True,  # so that what it started can be ended with it
+            start_new_session=True,  # so that its children can be killed with it
         )
         patience = Patience(stall_seconds)
         try:
@@ -268,7 +319,7 @@ def _run(
                 if not patience.lasts((printed, *_size_of(growing))):
                     raise CannotBeHad(f"{name} has not moved on for {stall_seconds:.0f} seconds")
         finally:
-            with suppress(ProcessLookupError):  # nothing is left of it, as always when it has ended well
+            with suppress(ProcessLookupError):  # no child is left, as always after a success
                 os.killpg(running.pid, signal.SIGKILL)
             running.wait()
         said, trouble = (_all_of(stream) for stream in (output, errors))
@@ -279,7 +330,7 @@ def _run(
 
 
 class Patience:
-    """Lasts as long as something moves on: a machine that is busy is slow, and not stuck."""
+    """Patience that lasts as long as there is progress, because a busy machine is slow and not stuck."""
 
     def __init__(self, stall_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_seconds, self._clock = stall_seconds, clock
@@ -287,7 +338,7 @@ class Patience:
         self._since = clock()
 
     def lasts(self, state: object) -> bool:
-        """Whether to go on waiting, now that the work is in this `state`."""
+        """Return True while waiting is worthwhile, now that the work is in this `state`."""
         if state != self._seen:
             self._seen, self._since = state, self._clock()
         return self._clock() - self._since < self._stall_seconds
@@ -302,7 +353,7 @@ def _has_ended(running: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _size_of(folder: Path | None) -> tuple[int, int]:
-    """How many files are below, and their bytes. What vanishes meanwhile does not count."""
+    """Return the number of files below, and their bytes. Files that vanish meanwhile do not count."""
     files = size_bytes = 0
     for where, _, names in os.walk(folder) if folder else ():
         for name in names:

@@ -1,16 +1,16 @@
-"""A Ceph cluster of one node with its S3 gateway: a real server, run from unpacked Debian packages.
+"""A Ceph cluster of one node with its S3 gateway, a real server that runs from unpacked Debian packages.
 
-One monitor, one OSD, one gateway; no manager, and no `ceph` command. The monitor is born with a map in
-which the OSD is already placed, so nothing has to be told to it afterwards. What is set and why:
+It has one monitor, one OSD and one gateway, but no manager and no `ceph` command. The monitor starts with a
+map that already contains the OSD, so it needs no further commands. The settings and their reasons:
 
-- BlueStore on a sparse file: the OSD's memory stays below 250 MiB, whatever is stored. The other choice, a
-  store in memory, starts in one second instead of eight, and takes the memory twice.
-- `paxos_propose_interval`: the monitor else gathers proposals for a second, and the gateway makes eight
-  pools one after another.
+- BlueStore on a sparse file: the OSD's memory stays below 250 MiB for any data. The alternative, a store in
+  memory, starts in one second instead of eight, and needs twice the memory.
+- `paxos_propose_interval`: by default the monitor collects proposals for a second, and the gateway makes
+  eight pools one after another.
 - `rgw_gc_*`: deleted and overwritten objects are freed within seconds. By default they stay for two hours,
-  and in a full cluster requests do not fail, they hang.
-- `tcp_nodelay`: without it each small read takes 40 milliseconds.
-- Every log, socket and pid file is in the scratch folder, or is not made.
+  and requests to a full cluster hang instead of failing.
+- `tcp_nodelay`: without it, each small read takes 40 milliseconds.
+- Every log, socket and pid file is either in the scratch folder or not written.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from servers.places import ACCESS_KEY, SECRET_KEY
 from servers.processes import NotReady, bound_to_us, free_port, process, wait_until_it_answers
 
 DISK_SIZE_BYTES: Final = 12 * 2**30
-"""A ceiling of the sparse file. BlueStore uses freed space again when it has been once through the file."""
+"""The size limit of the sparse file. BlueStore reuses freed space after it has used the whole file once."""
 
 OSD_MEMORY_SIZE_BYTES: Final = 896 * 2**20
-"""The least that BlueStore accepts as its target."""
+"""The smallest memory target that BlueStore accepts."""
 
 TOOL_SECONDS: Final = 60
 
@@ -96,7 +96,7 @@ rgw_gc_processor_period = 5
 
 @contextmanager
 def ceph_gateway(program: Path, scratch: Path) -> Iterator[str]:
-    """The URL of a gateway with one user. On leaving it is stopped first, then the OSD and the monitor."""
+    """Yield the URL of a gateway with one user. On exit it is stopped first, then the OSD and the monitor."""
     libraries = next(program.glob("usr/lib/*/ceph")).parent
     port, fsid = free_port(), uuid4()
     monitor = f"[v2:127.0.0.1:{free_port()},v1:127.0.0.1:{free_port()}]"
@@ -135,25 +135,25 @@ def ceph_gateway(program: Path, scratch: Path) -> Iterator[str]:
 
 
 class _Node:
-    """The programs of Ceph, run in the scratch folder with its configuration."""
+    """The programs of Ceph, which run in the scratch folder with its configuration."""
 
     def __init__(self, program: Path, libraries: Path, scratch: Path) -> None:
         self._bin, self._scratch = program / "usr" / "bin", scratch
-        beside = program / "lib" / libraries.name  # some packages have theirs here
+        beside = program / "lib" / libraries.name  # some packages have their libraries here
         self._env: Mapping[str, str] = {
             "LD_LIBRARY_PATH": f"{libraries}:{libraries / 'ceph'}:{beside}",
             "CEPH_CONF": str(scratch / "ceph.conf"),
         }
 
     def make_keys(self) -> None:
-        """One keyring for all of them."""
+        """Make one keyring for all programs."""
         self.run("ceph-authtool", "keyring", "--create-keyring")
         for name, may in CAPABILITIES.items():
             grants = [word for service, grant in may.items() for word in ("--cap", service, grant)]
             self.run("ceph-authtool", "keyring", "--gen-key", "-n", name, *grants)
 
     def run(self, tool: str, *arguments: str) -> None:
-        """Run one of the tools to its end. Raises `NotReady` with what it said where it failed."""
+        """Run one of the tools to its end. Raises `NotReady` with its output if it failed."""
         try:
             done = subprocess.run(
                 [*bound_to_us(), self._bin / tool, *arguments],
@@ -172,7 +172,7 @@ class _Node:
 
     @contextmanager
     def daemon(self, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """One of the daemons, in the foreground of a process of ours."""
+        """Run one of the daemons in the foreground of a process of ours."""
         argv, log = (self._bin / name, "-f", *arguments), self._scratch / f"{name}.out"
         with process(*argv, log=log, env=self._env, cwd=self._scratch) as running:
             yield running

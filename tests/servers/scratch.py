@@ -1,7 +1,7 @@
-"""Scratch folders that are gone when their owner leaves them, and at the latest when the next one is made.
+"""Scratch folders, deleted when their owner leaves them, at the latest when the next one is made.
 
-A process that is killed removes nothing, and a server may have stored gigabytes. So each folder has a lock
-beside it, which its owner holds while it lives. Whoever makes a folder removes those whose lock is free.
+A killed process removes nothing, and a server may have stored gigabytes. So each folder has a lock beside
+it, which its owner holds while it runs. The next process that makes a folder removes those with a free lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOCK: Final = ".lock"
 
 @contextmanager
 def scratch_folder(name: str) -> Iterator[Path]:
-    """A new, empty folder in `$TMPDIR`."""
+    """Yield a new, empty folder in `$TMPDIR`."""
     _remove_what_was_abandoned()
     held, path = tempfile.mkstemp(prefix=f"{PREFIX}{name}-", suffix=LOCK)
     lock = Path(path)
@@ -44,4 +44,4 @@ def _remove_what_was_abandoned() -> None:
                 shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
                 lock.unlink(missing_ok=True)
         except OSError:
-            continue  # its owner lives, or is another user
+            continue  # its owner still runs, or is another user

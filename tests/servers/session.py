@@ -1,4 +1,4 @@
-"""The servers of one run of pytest: started when first asked for, and stopped at its end."""
+"""The servers of one run of pytest: each starts on its first use, and all stop at the end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from servers.catalogue import Running, server
 
 REQUIRED: Final = "OFFLOAD_SERVERS_REQUIRED"
-"""Set to 1: a server that is missing fails its tests. CI sets it."""
+"""The variable that CI sets to 1: then a missing server fails its tests."""
 
 
 class Session:
-    """A context manager; on leaving it, all of its servers have ended."""
+    """A context manager. On exit, all of its servers have ended."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -29,7 +29,7 @@ class Session:
         self._stack.close()
 
     def running(self, name: str) -> Running:
-        """The server `name`. Skips the test where it is missing, or fails it where servers are required."""
+        """Return the server `name`. If it is missing, skip the test, or fail it if servers are required."""
         why = server(name).missing()
         if why is not None:
             required = os.environ.get(REQUIRED) == "1"
@@ -40,6 +40,6 @@ class Session:
             try:
                 self._running[name] = self._stack.enter_context(server(name).running())
             except Exception as exc:
-                self._broken[name] = str(exc)  # one test waits for it in vain, not every one
+                self._broken[name] = str(exc)  # only one test waits for it in vain
                 raise
         return self._running[name]

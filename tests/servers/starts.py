@@ -1,4 +1,4 @@
-"""How each server that is one process is started on loopback, with its files in a scratch folder."""
+"""Functions that start each single-process server on loopback, with its files in a scratch folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from servers.places import ACCESS_KEY, SECRET_KEY
 from servers.processes import free_port, process, wait_until_it_answers
 
 Start = Callable[[Path, Path], AbstractContextManager[str]]
-"""Starts a program, given its folder and a scratch folder; the URL is that of a server which answers."""
+"""A function that starts a program from its folder and a scratch folder, and yields its URL once
+it answers.
+"""
 
 
 @contextmanager
 def moto(program: Path, scratch: Path) -> Iterator[str]:
-    """Objects are in its memory. Before it stands a layer of ours that makes its creates atomic."""
-    del program  # a module of this very environment
+    """Start moto. Objects are in its memory. A layer of ours in front makes its creates atomic."""
+    del program  # a module of this environment
     port = free_port()
     with _answering(port, scratch, sys.executable, Path(__file__).parent / "moto_in_turn.py", port) as url:
         yield url
@@ -31,18 +33,20 @@ def minio(program: Path, scratch: Path) -> Iterator[str]:
         "MINIO_ROOT_USER": ACCESS_KEY,
         "MINIO_ROOT_PASSWORD": SECRET_KEY,
         "MINIO_BROWSER": "off",
-        "MINIO_UPDATE": "off",  # asks nobody on the network for news
+        "MINIO_UPDATE": "off",  # do not look for updates on the network
         "GOMEMLIMIT": "1GiB",
     }
     argv = (program / "bin" / "minio", "server", "--address", f"127.0.0.1:{port}", scratch / "data")
-    certificates = ("--certs-dir", scratch / "certificates")  # not those of the user
+    certificates = ("--certs-dir", scratch / "certificates")  # not the certificates of the user
     with _answering(port, scratch, *argv, *certificates, env=env, ready="/minio/health/ready") as url:
         yield url
 
 
 @contextmanager
 def fake_gcs_server(program: Path, scratch: Path) -> Iterator[str]:
-    """Objects are in its memory: as files, `a` and `a/b` could not both be there."""
+    """Start fake-gcs-server. Objects are in its memory, because as files `a` and `a/b` could not
+    both exist.
+    """
     port = free_port()
     argv = (program / "bin" / "fake-gcs-server", "-scheme", "http", "-host", "127.0.0.1", "-port", port)
     names = ("-public-host", f"127.0.0.1:{port}", "-external-url", f"http://127.0.0.1:{port}")
@@ -52,7 +56,7 @@ def fake_gcs_server(program: Path, scratch: Path) -> Iterator[str]:
 
 @contextmanager
 def gcp_storage_emulator(program: Path, scratch: Path) -> Iterator[str]:
-    """Objects are in its memory."""
+    """Start gcp-storage-emulator. Objects are in its memory."""
     port = free_port()
     python = program / "bin" / "python"
     where = ("--host", "127.0.0.1", "--port", port, "--in-memory")
@@ -62,10 +66,10 @@ def gcp_storage_emulator(program: Path, scratch: Path) -> Iterator[str]:
 
 @contextmanager
 def azurite(program: Path, scratch: Path) -> Iterator[str]:
-    """Objects are files below the scratch folder. It is told to send no telemetry."""
+    """Start Azurite without telemetry. Objects are in its memory: with files it takes twice the time."""
     port = free_port()
     argv = (program / "node_modules" / ".bin" / "azurite-blob", "--silent", "--disableTelemetry")
-    where = ("--blobHost", "127.0.0.1", "--blobPort", port, "--location", scratch / "data")
+    where = ("--blobHost", "127.0.0.1", "--blobPort", port, "--inMemoryPersistence")
     with _answering(port, scratch, *argv, *where, "--skipApiVersionCheck") as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""The closing table: on which servers the tests of this run passed, failed, or did not run, and why."""
+"""The closing table: the servers on which the tests of this run passed, failed or did not run, and why."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ PASSED, FAILED, NOT_RUN = "passed", "failed", "skipped"
 
 
 class ClosingTable:
-    """A plugin of pytest. Every server of the catalogue has a row, also where no test asked for it."""
+    """A plugin of pytest. Every server of the catalogue has a row, even if no test used it."""
 
     def __init__(self) -> None:
         self._outcomes: dict[str, dict[str, str]] = {each.name: {} for each in SERVERS}
         self._reasons: dict[str, set[str]] = {each.name: set() for each in SERVERS}
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Note on each test the server that it runs on, where it has one."""
+        """Record for each test the server that it runs on, if it has one."""
         name = getattr(item, "callspec", None) and item.callspec.params.get("running_server")
         if name:
             item.user_properties.append((PROPERTY, name))
-            item.add_marker(pytest.mark.xdist_group(name))  # one process of tests, one server of a kind
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a test once: as failed if any of its phases failed, as not run if one skipped it."""
+        """Count a test once: as failed if any phase failed, as not run if a phase skipped it."""
         name = dict(report.user_properties).get(PROPERTY)
         if not isinstance(name, str):
             return
@@ -64,7 +63,7 @@ class ClosingTable:
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """The rows as lines whose columns stand under each other."""
+    """Return the rows as lines with aligned columns."""
     table = list(rows)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [

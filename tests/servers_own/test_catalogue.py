@@ -1,4 +1,4 @@
-"""The servers of the tests: none is passed over in silence, none outlives its test, none is had by halves."""
+"""Tests of the test servers: none is skipped silently, none outlives its test, none is half installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ITS_SERVER = "gcp-storage-emulator"
 
 @dataclass(frozen=True)
 class Broken(Recipe):
-    """A recipe that gets as far as its first file."""
+    """A recipe that fails after its first file."""
 
     place: Path
     version = "1"
@@ -42,7 +42,7 @@ class Whole(Broken):
 
 
 def run_without_servers(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """One file of tests, on a machine on which nothing was installed."""
+    """Run one file of tests on a machine without any installed server."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", USES_A_SERVER, "-p", "no:cacheprovider"],
         cwd=ROOT,
@@ -60,12 +60,12 @@ def run_without_servers(tmp_path: Path, **environment: str) -> subprocess.Comple
 
 
 def rows_of(stdout: str) -> dict[str, str]:
-    """The closing table's rows, by server."""
+    """Return the rows of the closing table, by server."""
     rows = [line for line in stdout.splitlines() if line.startswith(("s3 ", "gcs ", "azure "))]
     return {line.split()[1]: line for line in rows}
 
 
-def test_a_server_that_is_missing_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_a_missing_server_is_named_with_the_reason(tmp_path: Path) -> None:
     done = run_without_servers(tmp_path)
 
     assert done.returncode == 0
@@ -77,27 +77,27 @@ def test_a_server_that_is_missing_is_named_with_the_reason(tmp_path: Path) -> No
     assert all(row.endswith("not used by this selection") for name, row in rows.items() if name != ITS_SERVER)
 
 
-def test_a_server_that_is_missing_and_required_fails_its_tests(tmp_path: Path) -> None:
+def test_a_missing_server_that_is_required_fails_its_tests(tmp_path: Path) -> None:
     done = run_without_servers(tmp_path, OFFLOAD_SERVERS_REQUIRED="1")
 
     assert done.returncode == 1
     assert rows_of(done.stdout)[ITS_SERVER].split()[4:7] == ["0", "3", "0"]
 
 
-def test_an_installation_that_fails_leaves_nothing_and_may_be_tried_again(tmp_path: Path) -> None:
+def test_a_failed_installation_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     program = tmp_path / "program"
 
     with pytest.raises(CannotBeHad):
         Broken(program).install()
     left = [path.name for path in tmp_path.iterdir()]
     Whole(program).install()
-    Broken(program).install()  # it is there: nothing is made
+    Broken(program).install()  # it is installed: the recipe does not run
 
     assert left == [".program.lock"]
     assert [path.name for path in program.iterdir()] == ["all"]
 
 
-def test_what_an_interruption_left_is_no_program(tmp_path: Path) -> None:
+def test_the_remains_of_an_interrupted_installation_are_not_used(tmp_path: Path) -> None:
     (tmp_path / "program.unfinished").mkdir()
     (tmp_path / "program.unfinished" / "half").write_bytes(b"")
 
@@ -115,7 +115,7 @@ def test_programs_are_installed_outside_the_checkout(monkeypatch: pytest.MonkeyP
     assert not home().is_relative_to(ROOT)
 
 
-def test_a_process_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servers.processes.STOP_SECONDS", 0.2)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"
     log = tmp_path / "log"
@@ -127,7 +127,7 @@ def test_a_process_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
     assert running.returncode == -signal.SIGKILL
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(
+def test_the_next_process_removes_the_files_of_a_killed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -150,7 +150,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_ends_at_once_is_reported_with_its_last_output(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     with (
@@ -160,14 +160,14 @@ def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) 
         wait_until_it_answers(f"http://127.0.0.1:{free_port()}", running, log=log)
 
 
-def test_every_server_is_on_the_page_about_them() -> None:
+def test_the_page_of_the_tests_lists_every_server() -> None:
     page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
 
     for each in SERVERS:
         assert page.count(f"| `{each.name}` |") >= 1, each.name
 
 
-def test_a_server_that_died_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_died_is_reported_with_its_last_output(tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text("fine\nout of something\n")
     endpoint = f"http://127.0.0.1:{free_port()}"
     dead = Running(server=server("fake-gcs-server"), endpoint=endpoint, version="1", scratch=tmp_path)
@@ -178,11 +178,11 @@ def test_a_server_that_died_is_told_with_its_last_words(tmp_path: Path) -> None:
     assert told.value.__notes__ == ["fake-gcs-server: server.log: fine / out of something"]
 
 
-def test_patience_lasts_as_long_as_something_moves_on() -> None:
+def test_patience_lasts_as_long_as_there_is_progress() -> None:
     now = [0.0]
     patience = Patience(600, clock=lambda: now[0])
 
-    for state in range(100):  # sixteen hours, a step every 599 seconds
+    for state in range(100):  # sixteen hours, with a step every 599 seconds
         now[0] += 599
         assert patience.lasts(state)
     now[0] += 599
@@ -191,8 +191,8 @@ def test_patience_lasts_as_long_as_something_moves_on() -> None:
     assert not patience.lasts(99)
 
 
-def test_a_client_that_is_stuck_is_ended_with_its_children(tmp_path: Path) -> None:
-    """The child holds the writing end of a pipe, which closes when the child is gone."""
+def test_a_stuck_client_is_killed_with_its_children(tmp_path: Path) -> None:
+    """The child holds the writing end of a pipe, which closes when the child ends."""
     os.mkfifo(tmp_path / "alive")
     script = f"sleep infinity > {tmp_path / 'alive'} & sleep infinity"
     reading = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
@@ -205,15 +205,15 @@ def test_a_client_that_is_stuck_is_ended_with_its_children(tmp_path: Path) -> No
     os.close(reading)
 
 
-def test_a_client_that_fails_says_its_last_words_and_one_that_does_not_is_heard() -> None:
+def test_the_output_of_a_client_is_returned_or_is_in_its_error() -> None:
     assert _run("sh", "-c", "echo heard; echo noise >&2") == "heard\n"
     with pytest.raises(CannotBeHad, match="sh ended with code 3: out of luck"):
         _run("sh", "-c", "echo out of luck >&2; exit 3")
 
 
 @pytest.mark.parametrize("prints", [True, False])
-def test_a_client_that_prints_or_writes_moves_on(tmp_path: Path, prints: bool) -> None:
-    """It works until three looks have found it in three states; else it is ended."""
+def test_a_client_that_prints_or_writes_makes_progress(tmp_path: Path, prints: bool) -> None:
+    """The client works until three checks have seen three different states; otherwise it is killed."""
     states = set()
 
     class Looked(Patience):

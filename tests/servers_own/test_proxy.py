@@ -1,4 +1,4 @@
-"""The proxy does on the wire what each of its faults says, and otherwise nothing at all."""
+"""Tests of the proxy: each fault does on the wire what it promises, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from servers.proxy import Fault, Plan, Proxy, Request, Rule, delayed, proxied
 LARGE = random.Random(0).randbytes(3_000_000)
 
 HANGS_SECONDS = 60
-"""Nothing here takes this long, on however busy a machine; it ends what would hang."""
+"""A limit that no test here reaches, even on a busy machine. It ends a test that would hang."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Keeps what is put, and notes what it was asked."""
+    """A handler that stores bodies of puts, and records its requests."""
 
     protocol_version = "HTTP/1.1"
     server: Tiny
@@ -104,9 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Tiny(ThreadingHTTPServer):
-    """A server of the tests' own, so that nothing is taken from the proxy's word."""
+    """A server of these tests, which records requests independently of the proxy."""
 
     daemon_threads = True
+    request_queue_size = 64  # 5 by default: a busy machine drops connections of twenty clients
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -170,7 +171,7 @@ def _status(client: http.client.HTTPConnection, *request: Any, **headers: str) -
 
 
 def _raw(proxy: Proxy, request: bytes) -> bytes:
-    """All that comes back on a connection of its own, until it ends. Raises where it is reset."""
+    """Return everything that comes back on a new connection until it ends. Raises if it is reset."""
     with socket.create_connection(("127.0.0.1", _port(proxy.url)), HANGS_SECONDS) as connection:
         connection.sendall(request)
         received = b""
@@ -205,7 +206,7 @@ def test_a_body_that_ends_with_the_connection_passes(client: http.client.HTTPCon
     assert _ask(client, "GET", "/a?close").read() == LARGE
 
 
-def test_a_reply_to_head_has_no_body_and_the_connection_lives_on(
+def test_a_reply_to_head_has_no_body_and_the_connection_stays_open(
     client: http.client.HTTPConnection, tiny: Tiny
 ) -> None:
     tiny.objects["/a"] = b"0123456789"
@@ -237,7 +238,7 @@ def test_host_and_every_other_header_arrive_as_sent(
     assert head["Authorization"] == "signed"
 
 
-def test_a_client_that_waits_for_leave_gets_it_from_the_server(proxy: Proxy, tiny: Tiny) -> None:
+def test_a_client_that_expects_100_continue_gets_it_from_the_server(proxy: Proxy, tiny: Tiny) -> None:
     with socket.create_connection(("127.0.0.1", _port(proxy.url)), HANGS_SECONDS) as connection:
         connection.sendall(b"PUT /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")
@@ -247,7 +248,7 @@ def test_a_client_that_waits_for_leave_gets_it_from_the_server(proxy: Proxy, tin
     assert tiny.objects == {"/a": b"hello"}
 
 
-def test_two_requests_sent_at_once_are_two(proxy: Proxy, tiny: Tiny) -> None:
+def test_two_pipelined_requests_both_reach_the_server(proxy: Proxy, tiny: Tiny) -> None:
     put = b"PUT /%s HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n%s\r\n%s"
 
     replies = _raw(proxy, put % (b"a", b"", b"1") + put % (b"b", b"Connection: close\r\n", b"2"))
@@ -270,7 +271,7 @@ def test_a_client_that_dies_in_its_body_is_a_cut_request_to_the_server(proxy: Pr
     assert tiny.asked == ["cut PUT /a"]
 
 
-def test_many_clients_at_once(proxy: Proxy, tiny: Tiny) -> None:
+def test_many_clients_at_once_are_served(proxy: Proxy, tiny: Tiny) -> None:
     def put(number: int) -> None:
         with closing(
             http.client.HTTPConnection("127.0.0.1", _port(proxy.url), timeout=HANGS_SECONDS)
@@ -320,7 +321,7 @@ def test_error_after_stores_and_says_500(
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
-def test_refuse_says_503_and_the_server_hears_nothing(
+def test_refuse_says_503_and_the_server_gets_no_request(
     client: http.client.HTTPConnection, tiny: Tiny, plan: Plan, proxy: Proxy, seconds: int
 ) -> None:
     _rule(plan, Fault.REFUSE)
@@ -340,7 +341,7 @@ def _seed_of_one() -> int:
     return next(seed for seed in range(100) if Plan(seed=seed).draw(request).randint(0, 1) == 1)
 
 
-def test_refuse_of_a_client_that_waits_for_leave_comes_at_once(proxy: Proxy, plan: Plan, tiny: Tiny) -> None:
+def test_a_client_that_expects_100_continue_is_refused_at_once(proxy: Proxy, plan: Plan, tiny: Tiny) -> None:
     _rule(plan, Fault.REFUSE)
 
     reply = _raw(proxy, b"PUT /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
@@ -357,7 +358,7 @@ def test_refuse_of_a_client_that_waits_for_leave_comes_at_once(proxy: Proxy, pla
         ({}, "/upload/storage/v1/b/bucket/o?name=key", b'{"error": {"code": 503'),
     ],
 )
-def test_a_refusal_is_in_the_words_of_the_protocol(
+def test_a_refusal_has_the_format_of_the_protocol(
     client: http.client.HTTPConnection, plan: Plan, headers: dict[str, str], path: str, said: bytes
 ) -> None:
     _rule(plan, Fault.REFUSE)
@@ -379,7 +380,7 @@ def test_reset_in_the_middle_of_a_body_stores_nothing(
     assert proxy.counts["reset"] == 1
 
 
-def test_reset_of_a_request_without_body_is_heard_by_nobody(proxy: Proxy, plan: Plan, tiny: Tiny) -> None:
+def test_a_reset_request_without_body_does_not_reach_the_server(proxy: Proxy, plan: Plan, tiny: Tiny) -> None:
     _rule(plan, Fault.RESET)
 
     with pytest.raises(ConnectionResetError):
@@ -404,7 +405,7 @@ def test_late_lands_after_the_client_was_cut_off(
 
 
 @pytest.mark.parametrize("path", ["/a", "/a?chunked"])
-def test_truncate_ends_within_the_body_and_lies_of_no_length(
+def test_truncate_ends_within_the_body_and_announces_the_true_length(
     client: http.client.HTTPConnection, tiny: Tiny, plan: Plan, proxy: Proxy, path: str
 ) -> None:
     tiny.objects["/a"] = LARGE
@@ -435,7 +436,7 @@ def test_trickle_is_slow_and_whole(
     assert _ask(client, "GET", "/a").read() == LARGE
 
 
-def test_a_fault_that_had_nothing_to_befall_is_not_counted(
+def test_a_fault_without_a_matching_request_is_not_counted(
     client: http.client.HTTPConnection, tiny: Tiny, plan: Plan, proxy: Proxy
 ) -> None:
     tiny.objects["/a"] = b""
@@ -479,7 +480,7 @@ def test_ignore_precondition_takes_the_parameter_away(
     assert tiny.asked == [f"POST {left}"]
 
 
-def test_what_is_no_create_keeps_its_parameters(
+def test_a_request_other_than_a_create_keeps_its_parameters(
     client: http.client.HTTPConnection, tiny: Tiny, plan: Plan, proxy: Proxy
 ) -> None:
     _rule(plan, Fault.IGNORE_PRECONDITION)
@@ -513,7 +514,7 @@ def test_the_same_seed_and_requests_have_the_same_faults_in_any_order() -> None:
     assert decided(requests, 5) == decided(shuffled, 5) != decided(requests, 6)
 
 
-def test_a_name_that_is_to_be_forgotten_does_not_sway_chance() -> None:
+def test_a_forgotten_name_does_not_change_the_random_choice() -> None:
     def decided(bucket: str) -> list[Fault | None]:
         plan = Plan(chances=dict.fromkeys(Fault, 0.1), forget=[bucket])
         return [plan.decide(Request(f"PUT /{bucket}/{i} HTTP/1.1\r\n\r\n".encode())) for i in range(50)]
@@ -521,7 +522,7 @@ def test_a_name_that_is_to_be_forgotten_does_not_sway_chance() -> None:
     assert decided("one") == decided("another")
 
 
-def test_chances_are_met_and_creates_have_their_own() -> None:
+def test_chances_are_met_and_creates_have_separate_ones() -> None:
     plan = Plan(chances={Fault.REFUSE: 0.2}, create_chances={Fault.CUT_AFTER: 0.5})
     plain = [plan.decide(Request(b"PUT /%d HTTP/1.1\r\n\r\n" % i)) for i in range(2000)]
     creates = [plan.decide(Request(b"PUT /%d HTTP/1.1\r\nIf-None-Match: *\r\n\r\n" % i)) for i in range(2000)]
@@ -531,7 +532,7 @@ def test_chances_are_met_and_creates_have_their_own() -> None:
     assert 900 < creates.count(Fault.CUT_AFTER) < 1100
 
 
-def test_a_delay_holds_up_each_request_and_not_the_sum_of_them(tiny: Tiny) -> None:
+def test_delays_of_simultaneous_requests_do_not_add_up(tiny: Tiny) -> None:
     def seconds(url: str) -> float:
         began = time.monotonic()
         with urllib.request.urlopen(f"{url}/a", timeout=HANGS_SECONDS) as reply:
@@ -547,10 +548,10 @@ def test_a_delay_holds_up_each_request_and_not_the_sum_of_them(tiny: Tiny) -> No
     assert time.monotonic() - began < 15  # of 20 that they would take one after the other
 
 
-# Faults that last.
+# Faults that last for some time.
 
 
-def test_a_server_that_stalls_sends_so_much_and_keeps_the_connection(
+def test_a_stalling_server_sends_a_part_and_keeps_the_connection(
     client: http.client.HTTPConnection, tiny: Tiny, plan: Plan, proxy: Proxy
 ) -> None:
     tiny.objects["/a"] = LARGE
@@ -570,10 +571,10 @@ def test_a_server_that_stalls_sends_so_much_and_keeps_the_connection(
 
 
 @pytest.mark.parametrize("fault", [Fault.DEAF, Fault.STALL])
-def test_a_server_that_stalls_from_the_beginning_sends_nothing(
+def test_a_server_that_stalls_at_once_sends_nothing(
     client: http.client.HTTPConnection, tiny: Tiny, plan: Plan, fault: Fault
 ) -> None:
-    """A deaf one has not even heard the request."""
+    """A deaf server has not even read the request."""
     plan.rules = [Rule(fault)]
     client.timeout = 0.2
 
@@ -581,7 +582,7 @@ def test_a_server_that_stalls_from_the_beginning_sends_nothing(
         _ask(client, "PUT", "/a", b"body")
 
     if fault is Fault.STALL:
-        _wait_until(lambda: tiny.asked)  # which may hear it after its client has given up
+        _wait_until(lambda: tiny.asked)  # which may read it after its client has given up
     assert tiny.asked == ([] if fault is Fault.DEAF else ["PUT /a"])
 
 
@@ -612,22 +613,20 @@ def test_a_rule_with_seconds_ends(
     assert statuses == [503, 404]
 
 
-def test_a_refusal_may_say_nothing_about_when_to_come_back(
-    client: http.client.HTTPConnection, plan: Plan
-) -> None:
+def test_a_refusal_may_omit_retry_after(client: http.client.HTTPConnection, plan: Plan) -> None:
     plan.rules = [Rule(Fault.REFUSE)]
     plan.retry_after_seconds_max = None
 
     assert "Retry-After" not in _ask(client, "GET", "/a").headers
 
 
-def test_a_server_that_left_refuses_connections_until_it_is_back(
+def test_an_absent_server_refuses_connections_until_it_is_back(
     client: http.client.HTTPConnection, proxy: Proxy
 ) -> None:
     assert _status(client, "GET", "/a") == 404
 
     proxy.leave()
-    with pytest.raises(http.client.RemoteDisconnected):  # the connection that there was
+    with pytest.raises(http.client.RemoteDisconnected):  # the connection that existed before
         _ask(client, "GET", "/a")
     client.close()
     with pytest.raises(ConnectionRefusedError):
@@ -638,9 +637,7 @@ def test_a_server_that_left_refuses_connections_until_it_is_back(
     assert _status(client, "GET", "/a") == 404
 
 
-def test_a_flipped_bit_is_one_bit_of_the_body(
-    client: http.client.HTTPConnection, tiny: Tiny, plan: Plan
-) -> None:
+def test_flip_changes_one_bit_of_the_body(client: http.client.HTTPConnection, tiny: Tiny, plan: Plan) -> None:
     tiny.objects["/a"] = bytes(101)
     plan.rules = [Rule(Fault.FLIP, nth=1)]
 

@@ -1,4 +1,4 @@
-"""A session closes everything that it opened, once, whatever happens before or meanwhile."""
+"""Tests of closing: a session closes everything that it opened, once, whatever else happens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offload import Blocking, Misuse, OffloadError, Session, TryAgain, open_tier
 
 
 def opened(session: Session) -> None:
-    """One of everything, in this order."""
+    """Open one of everything, in this order."""
     session.tier("bucket://a/x")
     session.tier("own://x")
     session.store("bucket://b")
@@ -21,7 +21,7 @@ def opened(session: Session) -> None:
 
 
 ALL_CLOSED = ["noted://s", "b", "beneath", "own", "a"]
-"""The newest first; the tier closes the store that it opened."""
+"""The order of closing: the newest first, and each tier closes the store that it opened."""
 
 
 def fails(error: BaseException) -> Callable[[], Awaitable[None]]:
@@ -31,7 +31,7 @@ def fails(error: BaseException) -> Callable[[], Awaitable[None]]:
     return fail
 
 
-def test_all_that_was_opened_is_closed_once_the_newest_first() -> None:
+def test_everything_opened_is_closed_once_and_the_newest_first() -> None:
     async def scenario() -> None:
         session = Session(plugins=plugins())
         opened(session)
@@ -42,7 +42,7 @@ def test_all_that_was_opened_is_closed_once_the_newest_first() -> None:
     assert CLOSED == ALL_CLOSED
 
 
-def test_an_error_of_closing_keeps_no_other_from_being_closed_and_the_first_is_raised() -> None:
+def test_an_error_of_closing_leaves_nothing_open_and_the_first_is_raised() -> None:
     async def scenario() -> None:
         session = Session(plugins=plugins())
         opened(session)
@@ -69,7 +69,7 @@ def test_an_error_of_the_block_is_the_one_that_is_raised() -> None:
     assert raised.value.__notes__ == ["and while closing: TryAgain: closing"]
 
 
-def test_a_cancellation_while_closing_is_raised_when_all_is_closed() -> None:
+def test_a_cancellation_while_closing_is_raised_after_everything_is_closed() -> None:
     async def scenario() -> None:
         session = Session(plugins=plugins())
         opened(session)
@@ -82,7 +82,7 @@ def test_a_cancellation_while_closing_is_raised_when_all_is_closed() -> None:
         next(bucket for bucket in MADE if bucket.name == "b").on_close = wait
         closing = asyncio.ensure_future(session.aclose())
         await reached.wait()
-        for _ in range(2):  # a second one does not get through either
+        for _ in range(2):  # a second cancellation does not interrupt it either
             closing.cancel()
             await asyncio.sleep(0)
         assert not closing.done()
@@ -94,7 +94,7 @@ def test_a_cancellation_while_closing_is_raised_when_all_is_closed() -> None:
     assert sorted(CLOSED) == sorted(ALL_CLOSED)
 
 
-def test_what_was_opened_before_an_opening_failed_is_closed() -> None:
+def test_a_failed_opening_closes_everything_opened_before() -> None:
     async def scenario() -> None:
         async with Session(plugins=plugins()) as session:
             session.tier("bucket://a/x")
@@ -133,8 +133,8 @@ def test_a_tier_whose_closing_is_cancelled_is_closed_and_the_session_waits_for_i
     assert CLOSED == ["a"]
 
 
-def test_an_unused_client_that_fails_to_close_keeps_the_shared_one_from_nothing() -> None:
-    """Each opening makes a client, and the second tier's is not needed."""
+def test_an_unused_client_that_fails_to_close_does_not_disturb_the_shared_one() -> None:
+    """Each opening makes a client, and the second tier does not need its own."""
 
     async def scenario() -> None:
         async with Session(plugins=plugins()) as session:
@@ -149,7 +149,7 @@ def test_an_unused_client_that_fails_to_close_keeps_the_shared_one_from_nothing(
     asyncio.run(scenario())
 
 
-def test_a_closed_tier_asks_nothing_more_though_another_uses_the_client() -> None:
+def test_a_closed_tier_sends_no_requests_although_another_uses_the_client() -> None:
     async def scenario() -> None:
         async with Session(plugins=plugins()) as session:
             one, other = session.tier("bucket://a/x"), session.tier("bucket://a/y")
@@ -175,14 +175,14 @@ def test_a_closed_session_opens_nothing() -> None:
     assert MADE == []
 
 
-def test_a_forked_process_opens_nothing_and_closes_nothing_of_its_parent() -> None:
-    """The connections are the parent's: to close them would end its requests."""
+def test_a_forked_process_opens_nothing_and_closes_nothing_of_its_parent_process() -> None:
+    """The connections belong to the parent: closing them would end its requests."""
 
     async def scenario() -> None:
         session = Session(plugins=plugins())
         opened(session)
         tier = session.tier("bucket://c/x")
-        session._pid = os.getpid() + 1  # what a child finds
+        session._pid = os.getpid() + 1  # the state that a child process finds
         with pytest.raises(Misuse, match="does not survive a fork"):
             session.tier("bucket://a/x")
         await tier.aclose()
@@ -195,7 +195,7 @@ def test_a_forked_process_opens_nothing_and_closes_nothing_of_its_parent() -> No
     assert ["c", *ALL_CLOSED] == CLOSED
 
 
-def test_a_tier_that_was_opened_by_itself_closes_its_store() -> None:
+def test_a_tier_that_was_opened_without_a_session_closes_its_store() -> None:
     async def scenario() -> None:
         async with open_tier("bucket://a/x", plugins=plugins()):
             assert CLOSED == []
@@ -204,7 +204,7 @@ def test_a_tier_that_was_opened_by_itself_closes_its_store() -> None:
     assert CLOSED == ["a"]
 
 
-def test_a_blocking_tier_closes_whatever_was_opened_beside_it() -> None:
+def test_a_blocking_tier_closes_everything_opened_beside_it() -> None:
     with Blocking("bucket://a/x", plugins=plugins()) as tier:
 
         async def beside() -> None:

@@ -1,4 +1,6 @@
-"""Tiers of one session share clients, turns, groups and metrics, as docs/adr/0021-session.md says."""
+"""Tests of sharing: tiers of one session share clients, turns, groups and metrics
+(docs/adr/0021-session.md).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_a_limit_of_n_requests_bounds_two_tiers_of_a_host_together() -> None:
     assert most_puts(RequestLimits(up_requests_max=3), "bucket://a/x", "bucket://a/y") == 3
 
 
-def test_tiers_of_two_hosts_have_each_the_whole_limit() -> None:
+def test_tiers_of_two_hosts_each_have_the_whole_limit() -> None:
     assert most_puts(RequestLimits(up_requests_max=3), "bucket://a/x", "bucket://b/x") == 6
 
 
@@ -73,7 +75,7 @@ def test_an_option_of_a_tier_overrides_that_limit_of_the_session_and_keeps_the_o
     [({"up_requests_max": 2}, 3 + 2), ({"region": "north"}, 3 + 3)],
     ids=["other limits", "other options"],
 )
-def test_a_tier_that_was_opened_otherwise_has_turns_of_its_own(options: Any, together: int) -> None:
+def test_a_tier_with_other_limits_has_its_own_turns(options: Any, together: int) -> None:
     async def scenario() -> None:
         async with Session(plugins=plugins(), limits=RequestLimits(up_requests_max=3)) as session:
             one = session.tier("bucket://a/x", options=MANY)
@@ -141,7 +143,7 @@ def test_tiers_of_one_place_use_one_client_and_the_last_one_closes_it() -> None:
 @pytest.mark.parametrize(
     ("url", "options"), [("bucket://a/x", {"region": "north"}), ("bucket://b/x", {"region": "south"})]
 )
-def test_another_bucket_or_other_options_have_a_client_of_their_own(url: str, options: Any) -> None:
+def test_another_bucket_or_other_options_have_their_own_client(url: str, options: Any) -> None:
     async def scenario() -> None:
         async with Session(plugins=plugins()) as session:
             one = session.tier("bucket://a/x", storage_options={"region": "south"})
@@ -152,7 +154,7 @@ def test_another_bucket_or_other_options_have_a_client_of_their_own(url: str, op
 
 
 def test_another_environment_is_another_place(monkeypatch: Any) -> None:
-    """It may name the endpoint, and the URL would lead to the first one's server."""
+    """The environment may name the endpoint; with a shared client, the URL would lead to the first server."""
 
     async def scenario() -> None:
         async with Session(plugins=plugins()) as session:
@@ -164,8 +166,8 @@ def test_another_environment_is_another_place(monkeypatch: Any) -> None:
     assert [bool(bucket.asked) for bucket in MADE] == [True, True]
 
 
-def test_a_relative_path_means_the_folder_of_its_moment(tmp_path: Any, monkeypatch: Any) -> None:
-    """The same words from two working directories are two places."""
+def test_a_relative_path_means_the_folder_at_the_moment_of_opening(tmp_path: Any, monkeypatch: Any) -> None:
+    """The same path in two working directories means two places."""
 
     async def scenario() -> None:
         async with Session() as session:
@@ -179,7 +181,7 @@ def test_a_relative_path_means_the_folder_of_its_moment(tmp_path: Any, monkeypat
 
 
 def test_two_tiers_share_the_memory_of_groups() -> None:
-    """That they never get each other's groups is tested with the cache."""
+    """The tests of the cache show that tiers never get each other's groups."""
 
     async def scenario() -> None:
         async with Session(plugins=plugins()) as session:
@@ -191,7 +193,7 @@ def test_two_tiers_share_the_memory_of_groups() -> None:
     asyncio.run(scenario())
 
 
-def test_a_session_counts_what_all_its_tiers_sent_and_tells_the_events_of_all() -> None:
+def test_a_session_counts_the_requests_and_reports_the_events_of_all_its_tiers() -> None:
     events: list[Event] = []
 
     async def scenario() -> Session:
@@ -206,7 +208,7 @@ def test_a_session_counts_what_all_its_tiers_sent_and_tells_the_events_of_all() 
     assert len({id(event.manifest) for event in events if isinstance(event, ManifestCommitted)}) >= 6
 
 
-def test_a_commit_store_is_of_the_session_too() -> None:
+def test_a_commit_store_belongs_to_the_session_too() -> None:
     async def scenario() -> Session:
         async with Session(plugins=plugins()) as session:
             tier = session.tier(

@@ -1,4 +1,4 @@
-"""What a caller asks of a tier is honoured, whatever kind of backend it has, or refused by name."""
+"""Tests of requests: a backend of any kind honours them, or they are refused by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "uploads_max": {"options": TierOptions(uploads_max=7)},
     "env": {"env": Env()},
 }
-"""Each wish that a backend of any kind may honour, by the name under which it is refused."""
+"""Every request that a backend may honour, by the name with which it is refused."""
 
 OF_OUR_LAYOUT: dict[str, dict[str, Any]] = {
     "commit_store": {"plan": TierPlan(commit_store="bucket://roots")},
@@ -29,19 +29,19 @@ OF_OUR_LAYOUT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("scheme", ["plain", "seen"])
 @pytest.mark.parametrize("name", [*WISHES, *OF_OUR_LAYOUT])
-def test_a_backend_that_declares_nothing_is_refused_every_wish_by_name(scheme: str, name: str) -> None:
+def test_every_request_to_a_backend_that_declares_nothing_is_refused_by_name(scheme: str, name: str) -> None:
     with pytest.raises(Misuse, match=f"cannot honour {name}"):
         open_tier(f"{scheme}://x", plugins=plugins(), **(WISHES | OF_OUR_LAYOUT)[name])
 
 
 @pytest.mark.parametrize("name", OF_OUR_LAYOUT)
-def test_what_only_our_own_layout_has_is_refused_even_to_a_backend_that_takes_all(name: str) -> None:
+def test_features_of_our_own_layout_are_refused_even_if_a_backend_takes_everything(name: str) -> None:
     with pytest.raises(Misuse, match=f"cannot honour {name}"):
         open_tier("own://x", plugins=plugins(), **OF_OUR_LAYOUT[name])
 
 
 @pytest.mark.parametrize("name", WISHES)
-def test_a_backend_that_declares_a_wish_gets_it(name: str) -> None:
+def test_a_backend_gets_the_requests_that_it_declares(name: str) -> None:
     events: list[Any] = []
 
     open_tier("own://x", plugins=plugins(), emit=events.append, **WISHES[name])
@@ -62,8 +62,8 @@ def test_a_backend_that_declares_a_wish_gets_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["plain", "seen", "own", "bucket"])
-def test_nothing_is_refused_where_nothing_is_asked(scheme: str) -> None:
-    """Defaults that a command spells out are no wish."""
+def test_defaults_are_not_refused(scheme: str) -> None:
+    """An explicit default of a command is not a request."""
 
     async def scenario() -> None:
         async with Session(plugins=plugins(), emit=lambda event: None) as session:
@@ -87,14 +87,14 @@ def test_a_bare_store_has_no_commit_store() -> None:
     asyncio.run(scenario())
 
 
-def test_what_is_not_told_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_undeclared_events_and_metrics(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         open_tier("plain://x", plugins=plugins())
 
-    assert "backend 'plain' tells no emit and no metrics" in caplog.text
+    assert "backend 'plain' does not honour emit and metrics" in caplog.text
 
 
-def test_a_declaration_names_only_what_there_is_and_none_for_a_store() -> None:
+def test_a_declaration_names_only_known_items_and_none_for_a_store() -> None:
     with pytest.raises(Misuse, match="it can name emit"):
         Backend(name="odd", target="m:f", kind="offloader", takes=("colour",))
     with pytest.raises(Misuse, match="a store takes nothing"):
@@ -102,7 +102,7 @@ def test_a_declaration_names_only_what_there_is_and_none_for_a_store() -> None:
 
 
 @pytest.mark.parametrize("kind", ["store", "offloader"])
-def test_a_backend_that_returns_another_kind_than_it_says_is_named(kind: Any) -> None:
+def test_a_backend_that_returns_another_kind_than_declared_is_named(kind: Any) -> None:
     wrong = {"store": "open_plain", "offloader": "open_bucket"}[kind]
     found = plugins()
     odd = Backend(

@@ -1,4 +1,4 @@
-"""`python -m simulation`: see `campaign`. A process of a pool cannot import a `__main__`."""
+"""The entry of `python -m simulation`. A process of a pool cannot import a `__main__`, so see `campaign`."""
 
 import sys
 

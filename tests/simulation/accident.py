@@ -1,7 +1,7 @@
-"""Roots are lost in the midst of a history, and brought back: by the book, or while people live on.
+"""Losses of roots and anchors within a history, and the operators who restore them.
 
-By the book, an operator stops everybody, waits until nothing is under way, and rebuilds. In other worlds the
-operator rebuilds at once. `judgement` says what must hold in each.
+In some worlds an operator stops all processes, waits until nothing is in flight, and rebuilds, as documented.
+In others the operator rebuilds at once. `judgement` defines the invariants of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRIES_MAX = 5
 
 
 async def strike(world: World) -> None:
-    """Lose roots, let people live on for a while, and rebuild."""
+    """Lose roots, let processes continue for a while, and rebuild."""
     weather = world.weather
     while (root := world.judge.root) is None or root.state != LIVE or not root.fragments:
         if world.is_time_up:
@@ -37,7 +37,7 @@ async def strike(world: World) -> None:
     world.objects.lose_roots(above=above)
     world.happened("losses of all roots" if not above else "losses of the newest roots")
     world.say(f"all roots above {above} are lost")
-    if world.random.random() < 0.5:  # nobody is left who knows of the lost roots, and commits behind them
+    if world.random.random() < 0.5:  # no process knows the lost roots, and commits behind them
         for process in world.living:
             world.crash(process)
     await world.until(world.figures.steps + world.random.choice((0, 20, 80, 200, 200)))
@@ -51,7 +51,7 @@ async def strike(world: World) -> None:
 
 
 async def strike_anchor(world: World) -> None:
-    """Lose an anchor, let people live on for a while, and restore it. Commits do not rest on anchors."""
+    """Lose an anchor, let processes continue for a while, and restore it. Commits do not need anchors."""
     key = TIER_ANCHOR if world.weather.loses_anchor == "tier" else KEYS.anchor
     if dict.pop(world.objects, key, None) is None:
         return
@@ -83,12 +83,12 @@ async def _is_restored(world: World) -> bool:
 
 
 async def recover(world: World) -> bool:
-    """Rebuild what is lost still, now that nobody is alive. False if nothing shows that anything is lost."""
+    """Rebuild all that is still lost, while no process runs. Return False if no object shows the loss."""
     if world.lost_anchor and not await _is_restored(world):
-        root = world.judge.root  # where no data is, the next claim makes the anchor
+        root = world.judge.root  # if there is no data, the next claim makes the anchor
         assert root is None or not root.fragments, f"{world.lost_anchor} could not be restored"
         if world.lost_anchor == TIER_ANCHOR and world.weather.split:
-            return False  # a claim does not know where the commit store is
+            return False  # a claim does not know the commit store
         world.lost_anchor = ""
     if world.judge.loss is None:
         return await _is_unfenced(world)
@@ -101,7 +101,10 @@ async def recover(world: World) -> bool:
 
 
 async def _is_unfenced(world: World) -> bool:
-    """End a rebuild that another one, or a sleeper who brought the lost roots back, had left at its fence."""
+    """Return True if no rebuild is left at its fence, after ending one that is.
+
+    Another rebuild, or a late create that brought the lost roots back, can leave one there.
+    """
     root = world.judge.root
     if root is None or root.state != REBUILDING:
         return True
@@ -120,7 +123,7 @@ async def _is_rebuilt(world: World) -> bool:
             operator.offloader,
             STREAM,
             incarnation=UUID(bytes=lost.incarnation),
-            begin=None if world.judge.newest else lost.first_offset,  # a root that is left says it
+            begin=None if world.judge.newest else lost.first_offset,  # a remaining root has the first offset
             end=lost.next_offset,
             env=operator.env,
         )
@@ -133,14 +136,14 @@ async def _is_rebuilt(world: World) -> bool:
     if report.manifest is None:
         world.say(f"{operator.name} could not rebuild: {report}")
         return False
-    for process in world.processes:  # what they were told while roots were lost may be lost
+    for process in world.processes:  # results from the time of the loss may not hold
         process.offloader.commits.clear()
     world.happened("rebuilds")
     return True
 
 
 def check_all_told(world: World) -> None:
-    """What everybody was told of commits is true. What was told before is not asked for again."""
+    """Check the results of all commits since the last check."""
     check_told(world.judge, ((process.name, process.offloader.commits) for process in world.processes))
     for process in world.processes:
         process.offloader.commits.clear()

@@ -1,11 +1,11 @@
-"""The broker of a simulated world: one log, which each new leader may cut before it goes on.
+"""The broker of a simulated world: one log, which each new leader may cut before it continues.
 
-A log says which leader wrote the chunk at each offset. A new leader keeps the log of the one before it up to
-an offset, and writes other chunks from there on. Writers copy from the log that they saw, which may be an
-older one. The tier may hold what was cut since; then somebody restores the broker's log from the tier.
+A log records which leader wrote the chunk at each offset. A new leader keeps the log of the previous one up
+to an offset, and writes other chunks from there on. Writers copy from the log that they saw, which may be an
+older one. If the tier holds data that was cut since, an operator restores the broker's log from the tier.
 
-The broker also keeps what the tier committed. Invariants: the chunk at an offset stays the same for as long
-as the stream's incarnation lives, and each chunk follows one that stood before it in a leader's log.
+The broker also records the chunks that the tier committed. Invariants: the chunk at an offset stays the same
+as long as the stream's incarnation lives, and each chunk follows one that preceded it in a leader's log.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from protocol_world import CHUNK_RECORDS, Ledger, chunk, records_of
 from offload.contracts.source import Snapshot
 
 SEEN_CHUNKS: Final = 8
-"""How many chunks around an offset a snapshot shows: enough to compare histories there."""
+"""The number of chunks around an offset in a snapshot: enough to compare histories there."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """The log of one leader: from which offset on which leader wrote it, in order."""
+    """The log of one leader: the first offset and the leader of each part, in order."""
 
     reigns: tuple[tuple[int, int], ...]
 
     @property
     def leader(self) -> int:
-        """The newest leader, which is also the broker's leader epoch."""
+        """Return the newest leader, which is also the broker's leader epoch."""
         return self.reigns[-1][1]
 
     def leader_at(self, offset: int) -> int:
-        """Who wrote the chunk at this offset."""
+        """Return the leader that wrote the chunk at this offset."""
         return next((leader for begin, leader in reversed(self.reigns) if begin <= offset), 1)
 
     def ledger(self, first_offset: int, next_offset: int) -> Ledger:
-        """A range of the log."""
+        """Return a range of the log."""
         return _ledger(self, first_offset, next_offset)
 
     def snapshot(self, offset: int) -> Snapshot:
-        """The log around an offset, as a sync compares it with the tier."""
+        """Return the log around an offset, as a sync compares it with the tier."""
         span = SEEN_CHUNKS * CHUNK_RECORDS
         first = max(self.reigns[0][0], offset - span)
         ledger = self.ledger(first, offset + span)
@@ -61,25 +61,25 @@ def _ledger(log: Log, first_offset: int, next_offset: int) -> Ledger:
 
 @dataclass
 class Broker:
-    """See the module's head."""
+    """A broker, as the module's docstring describes it."""
 
     first_offset: int
     log: Log = field(init=False)
     logs: dict[int, Log] = field(default_factory=dict)
-    """Each leader's, as it was when that one began."""
+    """The log of each leader, as it was when that leader began."""
     committed: dict[tuple[bytes, int], int] = field(default_factory=dict)
-    """By incarnation and offset, whose chunk it is."""
+    """The leader whose chunk was committed, by incarnation and offset."""
 
     def __post_init__(self) -> None:
         self._reign(((self.first_offset, 1),))
 
     def cut(self, offset: int) -> None:
-        """A new leader goes on from this offset, whatever stood there."""
+        """Let a new leader continue from this offset. It drops the chunks behind it."""
         kept = tuple(reign for reign in self.log.reigns if reign[0] < offset)
         self._reign((*kept, (max(offset, self.first_offset), self.log.leader + 1)))
 
     def restore(self, root: Root) -> None:
-        """A new leader goes on where the tier ends, from what the tier holds."""
+        """Let a new leader continue at the end of the tier, with the chunks that the tier holds."""
         reigns: list[tuple[int, int]] = []
         for offset in range(self.first_offset, root.next_offset, CHUNK_RECORDS):
             leader = self.committed.get((root.incarnation, offset), 1)
@@ -92,13 +92,13 @@ class Broker:
         self.logs[self.log.leader] = self.log
 
     def wrote(self, root: Root, first_offset: int, next_offset: int, data: bytes) -> bool:
-        """Whether the stream may hold this: a part of a leader's log, which continues what is committed."""
+        """Return True if the data is a part of a leader's log that continues the committed chunks."""
         at = 0
         for offset in range(first_offset, next_offset, CHUNK_RECORDS):
             leader = self._leader_of(data, at, offset)
             if leader is None or self.committed.setdefault((root.incarnation, offset), leader) != leader:
                 return False
-            if offset > root.first_offset:  # else nothing is left that a sync could compare
+            if offset > root.first_offset:  # otherwise a sync has nothing to compare
                 before = self.committed[root.incarnation, offset - CHUNK_RECORDS]
                 if not self._follows(before, leader, offset):
                     return False
@@ -106,12 +106,12 @@ class Broker:
         return at == len(data)
 
     def forget(self, incarnation: bytes, offset: int) -> None:
-        """What was committed from this offset on is lost: something else may be committed there."""
+        """Forget the committed chunks from this offset on. Others may be committed there."""
         for key in [key for key in self.committed if key[0] == incarnation and key[1] >= offset]:
             del self.committed[key]
 
     def _follows(self, before: int, leader: int, offset: int) -> bool:
-        """Whether in some log this leader's chunk at an offset is behind one of that other leader."""
+        """Return True if a log has a chunk of `leader` at this offset, behind one of `before`."""
         return any(
             (log.leader_at(offset - CHUNK_RECORDS), log.leader_at(offset)) == (before, leader)
             for log in self.logs.values()
@@ -121,10 +121,10 @@ class Broker:
         return next((leader for leader in self.logs if data.startswith(chunk(offset, leader), at)), None)
 
     def records(self, incarnation: bytes, offset: int) -> list[bytes]:
-        """What a reader of this incarnation must be given for the chunk at this offset."""
+        """Return the records that a reader of this incarnation must get for the chunk at this offset."""
         return records_of(offset, self.committed[incarnation, offset])
 
     def chunks(self, incarnation: bytes, first_offset: int, next_offset: int) -> bytes:
-        """The same for a range, as stored."""
+        """Return the stored chunks of a range that a reader of this incarnation must get."""
         offsets = range(first_offset, next_offset, CHUNK_RECORDS)
         return b"".join(chunk(offset, self.committed[incarnation, offset]) for offset in offsets)

@@ -1,11 +1,11 @@
-"""Live through many histories, or replay one.
+"""Run many histories, or replay one.
 
     PYTHONPATH=tests python -m simulation --seeds 0:1000000 --processes 8
     PYTHONPATH=tests python -m simulation --seed 4711 --trace
     PYTHONPATH=tests python -m simulation --seeds 0:100 --mutant "lookup: by first times"
     PYTHONPATH=tests python -m simulation --seeds 0:2000 --mutants
 
-Ends with 1 where a history broke an invariant, and says which seed and step. `docs/testing.md` has more.
+Exits with 1 if a history broke an invariant, and prints its seed and step. `docs/testing.md` has more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH = 50
 
 
 def main() -> int:
-    """See the module's head."""
+    """Run the histories that the arguments select, and return the exit code."""
     asked = _arguments()
     if asked.seed is not None:
         return _replay(asked.seed, asked.mutant, trace=asked.trace)
@@ -51,12 +51,24 @@ def _arguments() -> argparse.Namespace:
         prog="python -m simulation", description="Deterministic simulation of a tier."
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--seeds", default="0:1000", metavar="FIRST:END", help="which histories (%(default)s)")
-    which.add_argument("--seed", type=int, help="one history")
-    parser.add_argument("--trace", action="store_true", help="print every turn of that one history")
-    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count(), help="how many at once")
-    parser.add_argument("--mutants", action="store_true", help="which seed is the first to find each bug")
-    parser.add_argument("--mutant", choices=sorted(PLANTED), help="with this bug planted")
+    which.add_argument(
+        "--seeds",
+        default="0:1000",
+        metavar="FIRST:END",
+        help="range of seeds, END excluded (default: %(default)s)",
+    )
+    which.add_argument("--seed", type=int, help="seed of one history to replay")
+    parser.add_argument("--trace", action="store_true", help="print every turn of the replayed history")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=multiprocessing.cpu_count(),
+        help="number of processes (default: number of CPUs)",
+    )
+    parser.add_argument(
+        "--mutants", action="store_true", help="print the first seed that finds each planted bug"
+    )
+    parser.add_argument("--mutant", choices=sorted(PLANTED), help="plant this bug")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""A whole history: trouble first, then calm, and then everything must be there, and nothing else."""
+"""A whole history: trouble, then calm, and then a check that all data is there and nothing else."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from offload.streams.reader import StreamReader
 from offload.streams.writer import StreamWriter
 from offload.upkeep.sweep.page import ROOTS_KEPT
 from offload.upkeep.sweep.tier import Sweeper
-from simulation import accident, people
+from simulation import accident, locksmith, people
 from simulation.weather import GRACE_SECONDS
 from simulation.world import Figures, World, after
 
 
 def simulate(seed: int, *, tell: Callable[[str], None] | None = None) -> Figures:
-    """Live through the history of this seed. Raises `Broken` where an invariant was."""
+    """Run the history of this seed. Raises `Broken` if an invariant is broken."""
     return World(seed, tell=tell).run(_live)
 
 
@@ -39,6 +39,8 @@ async def _live(world: World) -> None:
         ("aborter", weather.aborters, people.abort),
         ("remover", weather.deletes, people.remove),
         ("scrubber", weather.scrubs or weather.loses_roots, people.scrub),
+        ("rotator", weather.rotators, locksmith.rotate_often),
+        ("shredder", weather.shredders, locksmith.shred_sometimes),
     ):
         world.roles[role] = ceil(count), person
     world.go_on()
@@ -59,7 +61,7 @@ async def _live(world: World) -> None:
 
 
 async def _finish(world: World) -> None:
-    """A last writer goes on where the tier ends, a last reader reads it all, a last sweep takes the rest."""
+    """Append with a last writer, read everything with a last reader, and run a last sweep."""
     last = world.process("last")
     world.restore_the_broker()
     log, begin, root = world.broker.log, world.broker.first_offset, world.judge.root
@@ -72,26 +74,37 @@ async def _finish(world: World) -> None:
     await writer.offload([log.ledger(first, after(first, 1))])
     world.check()
 
-    reader = await StreamReader.open(last.offloader, STREAM)
-    at = reader.manifest.first_offset
-    async with aclosing(reader.messages(at)) as batches:
-        async for batch in batches:
-            assert batch.offset == at
-            assert batch.bodies == world.broker.records(reader.manifest.incarnation.bytes, at)
-            at += len(batch.bodies)
-    assert at == after(first, 1)
+    assert await _read_all(world) == after(first, 1)
+    if world.weather.encrypts:
+        await locksmith.retire(world)
+        assert await _read_all(world) == after(first, 1)
 
     sweeper = Sweeper(last.offloader, grace_seconds=GRACE_SECONDS, env=last.env, uploads_seconds=0)
     await sweeper.sweep()
     world.loop.now += 2 * GRACE_SECONDS
     report = await sweeper.sweep()
     assert not any(stream.errors for stream in report.streams)
+    await locksmith.check_graves(world)
     world.check()
 
 
+async def _read_all(world: World) -> int:
+    """Read everything in a fresh process, and return the offset of the end."""
+    reader = await StreamReader.open(world.process("auditor").offloader, STREAM)
+    at = reader.manifest.first_offset
+    async with aclosing(reader.messages(at)) as batches:
+        async for batch in batches:
+            assert batch.offset == at
+            assert batch.bodies == world.broker.records(reader.manifest.incarnation.bytes, at)
+            at += len(batch.bodies)
+    return at
+
+
 def _check_what_is_left(world: World) -> None:
-    """Every fragment is named, every group is reached, at most so many old roots stand, and no upload is
-    open."""
+    """Assert that every fragment is named and every group is reached.
+
+    At most `ROOTS_KEPT` roots may be left, and no unfinished upload.
+    """
     root, names = world.judge.root, {key: key.rpartition("/")[2] for key in world.objects}
     assert root is not None
     assert not root.running

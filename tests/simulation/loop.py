@@ -1,12 +1,13 @@
-"""An event loop in which nothing happens by itself: when every task waits, a director decides what is next.
+"""An event loop in which nothing happens by itself. If every task waits, a director decides what is next.
 
     loop = DirectedLoop(director)       # director(wait) is called when no task can go on
     loop.run_until_complete(job)
 
-Time is a number that the director moves; `wait` is how long it may move it before a timer is due, None where
-there is none. Work for threads runs at once, in the caller's. So the same decisions give the same history.
+Time is a number that the director moves. `wait` is the time until the next timer is due, or None if there is
+no timer. Work for threads runs at once, in the caller's thread. So the same decisions give the same history.
 
-The selector is where an event loop waits for the world outside. Ours has no outside: it asks the director.
+An event loop waits for the outside world in its selector. This one has no outside world, so it asks the
+director.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ Director = Callable[[float | None], None]
 
 
 class DirectedLoop(asyncio.SelectorEventLoop):
-    """See the module's head."""
+    """A loop, as the module's docstring describes it."""
 
     def __init__(self, director: Director) -> None:
         self.now = 0.0
-        """Seconds since the world began."""
+        """The seconds since the world began."""
         super().__init__(_NoWorldOutside(director))
         numbers = count()
         self.set_task_factory(lambda loop, coro, **named: _NumberedTask(next(numbers), coro, loop, **named))
 
     def time(self) -> float:
-        """The director's time."""
+        """Return the director's time."""
         return self.now
 
     def run_in_executor(  # type: ignore[override]  # the base class promises a future of any kind
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run it at once."""
+        """Run the call at once."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as exc:  # noqa: BLE001 - handed to whoever waits, as an executor does
+        except Exception as exc:  # noqa: BLE001 - passed to the caller that waits, as an executor does
             future.set_exception(exc)
         return future
 
 
 class _NumberedTask(asyncio.Task[Any]):
-    """Task groups cancel in the order of a set: here that is by number, and not by address."""
+    """A task with a number as its hash. Task groups cancel in the order of a set, which must repeat."""
 
     def __init__(self, number: int, coro: Any, loop: Any, **named: Any) -> None:
         self._number = number
@@ -59,7 +60,7 @@ class _NumberedTask(asyncio.Task[Any]):
 
 
 class _NoWorldOutside(selectors.BaseSelector):
-    """Never finds a file ready. The loop's own wake-up pipe is registered, and never used."""
+    """A selector that never finds a file ready. The loop registers its wake-up pipe, and never uses it."""
 
     def __init__(self, director: Director) -> None:
         self._director = director

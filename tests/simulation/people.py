@@ -1,7 +1,7 @@
-"""Who lives in a simulated world, what each of them does over and over, and what each must never see.
+"""The roles of a simulated world: what each does again and again, and what each must never see.
 
-Nobody here looks at objects: that is the judge's. They use the code under test as its users do, and hold it
-to what its docstrings promise them. An error that no docstring names ends the history.
+No role looks at objects, which is the judge's work. Roles use the code under test as its users do, and check
+the promises of its docstrings. An error that no docstring names ends the history.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from math import inf
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from protocol_judge import DELETED
@@ -19,15 +19,12 @@ from offload.contracts.events import Event, Skipped
 from offload.errors import (
     Absent,
     Conflict,
-    Corrupt,
     Diverged,
     Fenced,
     Misuse,
     NotOffloaded,
-    OffloadError,
     OutcomeUnknown,
     StreamDeleted,
-    TryAgain,
 )
 from offload.model.attempt import Attempt, Receipt
 from offload.model.entry import entries_of_rows
@@ -42,59 +39,50 @@ from offload.upkeep.compact.runs import FragmentRun, copy_run, plan_runs
 from offload.upkeep.retention import Retention, delete_stream, trim
 from offload.upkeep.sweep.tier import Sweeper, sweep
 from offload.upkeep.verify.tier import verify
+from simulation import locksmith
 from simulation.broker import Log
-from simulation.world import COMPACTED_SIZE_BYTES, Cancelled, Process, after
+from simulation.world import COMPACTED_SIZE_BYTES, Process, after
 
 T = TypeVar("T")
 
-FAILURES: Final = (TryAgain, OutcomeUnknown, Cancelled)
-"""What the store, or a caller's deadline, may do to anybody."""
-
 
 def nobody(event: Event) -> None:
-    """Hears nothing."""
-
-
-def failures(process: Process) -> tuple[type[Exception], ...]:
-    """The same; damage too, if bits are flipped on their way; and anything while roots are lost."""
-    if process.world.in_doubt or process.lived_through_a_loss:
-        return (*FAILURES, OffloadError)
-    return (*FAILURES, Corrupt) if process.world.weather.flips else FAILURES
+    """Ignore an event."""
 
 
 async def lead(process: Process) -> None:
-    """A writer that believes it leads: it claims, offloads what the tier lacks, claims again when fenced."""
+    """Live as a writer that believes it leads. It claims, offloads new data, and claims again if fenced."""
     await Leader(process).live()
 
 
 class Leader:
-    """See `lead`."""
+    """A writer that `lead` runs."""
 
     def __init__(self, process: Process) -> None:
         self.process, self.world, self.random = process, process.world, process.random
         self.pace_seconds = process.random.choice((0.5, 2.0, 8.0))
         self.writer: StreamWriter | None = None
         self.log = self.world.broker.log
-        """The broker's, as it was when the stream was claimed."""
+        """The broker's log, as it was when the stream was claimed."""
         self.reached = 0
-        """Where the stream ended when it was claimed, or when this leader last appended."""
+        """The next offset when the stream was claimed, or when this leader last appended."""
         self.announced: list[tuple[Ledger, Attempt]] = []
         self.copied: list[Receipt] = []
 
     async def live(self) -> None:
-        """Until the process ends."""
+        """Work until the process ends."""
         while await self.process.rest(self.pace_seconds):
             try:
                 await self.process.do(self._work())
             except Fenced:
                 self._forget()
-                if self.random.random() < 0.8:  # else rivals would do nothing but fence each other
+                if self.random.random() < 0.8:  # otherwise rivals would only fence each other
                     await self.process.rest(5.0 if self.world.weather.mayflies else 60.0)
-            except Diverged:  # the broker cut what the tier holds: somebody restores its log from the tier
+            except Diverged:  # the broker cut data of the tier: an operator restores its log from the tier
                 self._forget()
                 self.world.restore_the_broker()
-            except (Conflict, *failures(self.process)):
-                if self.random.random() < 0.2:  # it goes on with what it knows, or begins anew
+            except (Conflict, *self.process.failures):
+                if self.random.random() < 0.2:  # it continues with what it knows, or starts again
                     self._forget()
 
     def _forget(self) -> None:
@@ -131,11 +119,11 @@ class Leader:
             self.reached = ledgers[-1].next_offset
 
     def _is_overtaken(self, writer: StreamWriter) -> bool:
-        """Whether a job appended meanwhile. If the broker cuts its log, that may be from another one."""
+        """Return True if a job appended meanwhile. If brokers cut logs, it may have used another log."""
         return bool(self.world.weather.truncates) and writer.manifest.next_offset != self.reached
 
     async def _claim(self) -> None:
-        """Claim the stream as a sync does: histories are compared before it, and after it again."""
+        """Claim the stream as a sync does. It compares histories before and after the claim."""
         offloader, self.log = self.process.offloader, self.world.broker.log
         base = await newest(offloader, STREAM)
         if base is not None:
@@ -152,17 +140,17 @@ class Leader:
             env=self.process.env,
         )
         recorded = writer.manifest.source_epoch
-        assert source_epoch in (0, recorded), f"{source_epoch} was let in behind {recorded}"
+        assert source_epoch in (0, recorded), f"a claim with {source_epoch} was accepted after {recorded}"
         await compare(self.process, writer.manifest, self.log)
         self.writer, self.reached = writer, writer.manifest.next_offset
 
     async def _append_by_mistake(self, writer: StreamWriter) -> None:
-        """What a job announced, and uploaded."""
+        """Try to append an upload of a job."""
         with suppress(Conflict, Misuse):
             await writer.append([self.random.choice(self.world.receipts)])
 
     def _source_epoch(self) -> int:
-        """The broker's, which tells none, its newest, or one that it had before."""
+        """Return the broker's epoch: none, the newest, or an earlier one."""
         if self.world.weather.truncates:
             return self.log.leader
         root = self.world.judge.root
@@ -170,12 +158,12 @@ class Leader:
         return self.random.choice((0, 0, recorded, recorded + 1, max(recorded - 1, 0)))
 
     def _ledgers(self, writer: StreamWriter, count: int) -> list[Ledger]:
-        """The next ledgers of the log."""
+        """Return the next ledgers of the log."""
         return next_ledgers(self.process, self.log, writer.manifest.next_offset, count)
 
 
 def next_ledgers(process: Process, log: Log, first: int, count: int) -> list[Ledger]:
-    """So many ledgers of a log, from an offset on."""
+    """Return so many ledgers of a log, from an offset on."""
     ledgers = []
     for _ in range(count):
         ledgers.append(log.ledger(first, after(first, process.random.choice(process.world.ledger_chunks))))
@@ -184,47 +172,47 @@ def next_ledgers(process: Process, log: Log, first: int, count: int) -> list[Led
 
 
 async def compare(process: Process, manifest: Manifest, log: Log) -> None:
-    """Raise `Diverged` unless the log continues what is committed. Brokers that cut nothing need not ask."""
+    """Raise `Diverged` unless the log continues the committed data. If no broker cuts logs, check nothing."""
     if not process.world.weather.truncates:
         return
     try:
         await check_same_history(process.offloader, manifest, log.snapshot(manifest.next_offset))
     except Absent as absent:
         await newer_manifest(process.offloader, manifest, absent)  # raises if it is damage
-        raise Conflict("what was compared was trimmed and swept meanwhile") from absent
+        raise Conflict("the compared data was trimmed and swept meanwhile") from absent
 
 
 async def work(process: Process) -> None:
-    """A job beside the writers, again and again. It is fenced by nobody, and ended by whoever aborts it."""
+    """Run jobs beside the writers, again and again. Nobody fences a job, and anyone may abort it."""
     while await process.rest(4.0):
         try:
             await process.do(Working(process).run())
-        except (NotOffloaded, Conflict, Diverged, *failures(process)):
+        except (NotOffloaded, Conflict, Diverged, *process.failures):
             continue
 
 
 class Working:
-    """One job, from its beginning to its append, or to an end before that."""
+    """One job, from its beginning to its append, or to an earlier end."""
 
     def __init__(self, process: Process) -> None:
         self.process, self.random = process, process.random
         self.log = process.world.broker.log
 
     async def run(self) -> None:
-        """Append behind the stream's end, or give up; sometimes as a job that another process left."""
+        """Append behind the stream's end, or give up. Sometimes continue a job that another process left."""
         uid = left_behind(self.process)
         job = await Job.begin(self.process.offloader, STREAM, uid=uid, env=self.process.env)
         incarnation = job.manifest.incarnation
         if self.random.random() < 0.3:
             await job.abort()
-        for _ in range(2):  # what was uploaded for another end fits no more: once again
+        for _ in range(2):  # uploads for another end do not fit any more: try once more
             await self.process.rest(self.random.choice((0.0, 0.0, 20.0)))
             try:
                 await self._add(job)
                 break
             except Conflict:
                 await job.abort()
-        assert job.manifest.incarnation == incarnation, "a job went on in a stream that was born since"
+        assert job.manifest.incarnation == incarnation, "a job continued in a later incarnation of the stream"
 
     async def _add(self, job: Job) -> None:
         await compare(self.process, job.manifest, self.log)
@@ -251,17 +239,17 @@ class Working:
         self.process.world.happened("jobs")
 
     async def _append_by_mistake(self, receipts: Sequence[Receipt]) -> None:
-        """Under another job's name, to which they do not belong."""
+        """Try to append the uploads under the name of another job."""
         stranger = await Job.begin(self.process.offloader, STREAM, env=self.process.env)
         try:
             await stranger.append(receipts)
         except (Conflict, OutcomeUnknown):
             return
-        raise AssertionError("a job appended what another one had announced")
+        raise AssertionError("a job appended the attempts of another one")
 
 
 def left_behind(process: Process) -> UUID | None:
-    """Now and then a job of which attempts run; whoever began it may be alive."""
+    """Return, now and then, a job with running attempts. The process that began it may still run."""
     root = process.world.judge.root
     rows = [] if root is None else root.announced.values()
     jobs = sorted({row["writer"] for row in rows if row["kind"]})
@@ -269,22 +257,22 @@ def left_behind(process: Process) -> UUID | None:
 
 
 async def compact(process: Process) -> None:
-    """A job that puts larger fragments in the place of small ones, again and again."""
+    """Replace small fragments by larger ones, again and again."""
     while await process.rest(2.0):
         try:
             await process.do(Compacting(process).run())
-        except (NotOffloaded, Conflict, *failures(process)):
+        except (NotOffloaded, Conflict, *process.failures):
             continue
 
 
 class Compacting:
-    """One compaction, of some runs; sometimes of one that is none, and sometimes by mistake."""
+    """One compaction of some runs. Sometimes a run is not a real one, or the replacement is a mistake."""
 
     def __init__(self, process: Process) -> None:
         self.process, self.random = process, process.random
 
     async def run(self) -> None:
-        """Plan, copy, replace, or give up; sometimes as a job that another process left."""
+        """Plan, copy, and replace, or give up. Sometimes continue a job that another process left."""
         uid = left_behind(self.process)
         job = await Job.begin(self.process.offloader, STREAM, uid=uid, env=self.process.env)
         if self.random.random() < 0.3:
@@ -298,7 +286,7 @@ class Compacting:
                 await job.abort()
 
     async def _plan(self, manifest: Manifest) -> list[FragmentRun]:
-        """What a compaction would plan; now and then any fragments of a ledger that touch each other."""
+        """Return the runs that a compaction plans, or now and then any adjacent fragments of a ledger."""
         tree = self.process.offloader.tree(manifest)
         try:
             if self.random.random() < 0.6:
@@ -329,7 +317,7 @@ class Compacting:
         self.process.world.happened("compactions")
 
     async def _by_mistake(self, run: FragmentRun, receipt: Receipt) -> None:
-        """Under another job's name, or as if it were to be appended."""
+        """Try to replace under the name of another job, or to append the copy."""
         job = await Job.begin(self.process.offloader, STREAM, env=self.process.env)
         try:
             if self.random.random() < 0.5:
@@ -338,11 +326,11 @@ class Compacting:
                 await job.append([receipt])
         except (Conflict, OutcomeUnknown):
             return
-        raise AssertionError("a job committed what another one had copied")
+        raise AssertionError("a job committed the copies of another one")
 
 
 async def abort(process: Process) -> None:
-    """Somebody deletes an attempt that runs or left something, whoever's it is; its writer finds out."""
+    """Delete attempts that run or left objects, of any writer. The writer finds out."""
     while await process.rest(20.0):
         try:
             manifest = await process.do(process.offloader.load_manifest(STREAM))
@@ -355,25 +343,25 @@ async def abort(process: Process) -> None:
             process.world.deletes_at_once |= process.world.judge.ever_named(attempt.uid)
             try:
                 await process.do(process.offloader.delete_offloaded(attempt))
-            except Conflict:  # it is named still, and nothing of it goes
+            except Conflict:  # it is still named, so none of its objects is deleted
                 process.world.deletes_at_once = before
-        except (NotOffloaded, Fenced, Conflict, *failures(process)):
+        except (NotOffloaded, Fenced, Conflict, *process.failures):
             continue
         process.world.happened("deleted attempts")
 
 
 async def uploaded(process: Process) -> list[UUID]:
-    """The attempts of which there are fragments, by listing."""
+    """Return the attempts with listed fragments."""
     found = [KEYS.parse_fragment(row.key) async for row in process.offloader.store.list(KEYS.data)]
     return [each[1] for each in found if each is not None]
 
 
 async def fetch(process: Process) -> None:
-    """Reads whole attempts, as copies between tiers do: each is given whole, or refused."""
+    """Read whole attempts, as copies between tiers do. Each is returned whole, or refused."""
     while await process.rest(10.0):
         try:
             await process.do(_fetch_one(process))
-        except (NotOffloaded, Conflict, *failures(process)):
+        except (NotOffloaded, Conflict, *process.failures):
             continue
         process.world.happened("attempts read")
 
@@ -398,12 +386,12 @@ async def _fetch_one(process: Process) -> None:
 
 
 async def retain(process: Process) -> None:
-    """A guest that trims, by every kind of limit; unless asked for the end, it leaves something."""
+    """Trim as a guest, by every kind of limit. A trim leaves data unless it was asked to reach the end."""
     while await process.rest(10.0):
         retention = _retention(process)
         try:
             report = await process.do(trim(process.offloader, STREAM, retention, env=process.env))
-        except (NotOffloaded, StreamDeleted, *failures(process)):
+        except (NotOffloaded, StreamDeleted, *process.failures):
             continue
         process.world.happened("trims")
         asked = retention.before_offset
@@ -412,7 +400,7 @@ async def retain(process: Process) -> None:
 
 
 def _retention(process: Process) -> Retention:
-    """By offset mostly; the age of a record is its offset, in milliseconds since the world's beginning."""
+    """Return a limit, mostly an offset. A record's time is its offset, in milliseconds of the world."""
     random, root = process.random, process.world.judge.root
     choice = random.random()
     if choice < 0.7:
@@ -424,17 +412,17 @@ def _retention(process: Process) -> Retention:
 
 
 async def remove(process: Process) -> None:
-    """Deletes the whole stream, now and then."""
+    """Delete the whole stream, now and then."""
     while await process.rest(5.0 if process.world.weather.mayflies else 200.0):
         try:
             if await process.do(delete_stream(process.offloader, STREAM, env=process.env)) is not None:
                 process.world.happened("deletions")
-        except (NotOffloaded, Fenced, Conflict, *failures(process)):
+        except (NotOffloaded, Fenced, Conflict, *process.failures):
             continue
 
 
 async def clean(process: Process) -> None:
-    """A sweep, again and again: a process that remembers, or a command that notes what it saw in the tier."""
+    """Sweep again and again, as a process with a memory or as a command that keeps notes in the tier."""
     options: dict[str, Any] = {
         "grace_seconds": process.world.weather.grace_seconds,
         "env": process.env,
@@ -450,7 +438,7 @@ async def clean(process: Process) -> None:
         report = await (sweep(process.offloader, **options) if is_command else sweeper.sweep())
         for stream in report.streams:
             for error in stream.errors:
-                if not isinstance(error, failures(process)):
+                if not isinstance(error, process.failures):
                     raise error
         for stream in report.streams:
             for why, number in stream.deleted.objects.items():
@@ -459,19 +447,19 @@ async def clean(process: Process) -> None:
     while await process.rest(rest_seconds):
         try:
             await process.do(once())
-        except (NotOffloaded, *failures(process)):
+        except (NotOffloaded, *process.failures):
             continue
         process.world.happened("sweeps")
 
 
 async def scrub(process: Process) -> None:
-    """Verifies the tier while all this goes on: there is no damage, unless roots are lost."""
+    """Verify the tier again and again. There is no damage, unless roots are lost."""
     judge = process.world.judge
     while await process.rest(5.0 if process.world.weather.loses_roots else 20.0):
         losses, is_proven = judge.losses, judge.is_proven
         try:
             report = await process.do(verify(process.offloader, env=process.env))
-        except (NotOffloaded, *failures(process)):
+        except (NotOffloaded, *process.failures):
             continue
         process.world.happened("scrubs")
         if is_proven and judge.is_proven and losses == judge.losses:
@@ -479,20 +467,21 @@ async def scrub(process: Process) -> None:
             process.world.happened("losses that verify reported")
         if not (process.world.weather.flips or process.world.in_doubt or process.lived_through_a_loss):
             damaged = {damage.where for damage in report.damages}
-            assert damaged <= process.world.torn, report.damages
+            keys = {each.where for each in report.damages if locksmith.may_be_reported(process, each)}
+            assert damaged <= process.world.torn | keys, report.damages
 
 
 async def read(process: Process) -> None:
-    """Reads from anywhere: what it is given is the source's, in order, and nothing is left out unsaid."""
+    """Read from anywhere. A reader gets the source's data in order, and a report of each skip."""
     while await process.rest(10.0):
         try:
             await process.do(Reading(process).run())
-        except failures(process):
+        except process.failures:
             continue
 
 
 class Reading:
-    """One reader, from its opening to the end of what it saw."""
+    """One reader, from its opening to the end of its view."""
 
     def __init__(self, process: Process) -> None:
         self.process, self.world = process, process.world
@@ -504,12 +493,12 @@ class Reading:
         self._patience_seconds = process.random.choice(choices)
 
     async def run(self) -> None:
-        """Open, find a place, read on."""
+        """Open a reader, find an offset, and read on."""
         before, self.promised_since = self.world.judge.newest, self.world.loop.now
         try:
             reader = await StreamReader.open(self.process.offloader, STREAM, in_flight=2, emit=self._hear)
         except NotOffloaded:
-            assert not before or self._was_deleted(before), "a stream was called absent"
+            assert not before or self._was_deleted(before), "an existing stream was called absent"
             return
         opened = reader.manifest
         try:
@@ -517,7 +506,7 @@ class Reading:
             self.offset = await self._begin(reader)
             await (self._read(reader) if self.process.random.random() < 0.5 else self._read_windows(reader))
         except StreamDeleted:
-            assert self._was_deleted(opened.version), "no tombstone was ever put up"
+            assert self._was_deleted(opened.version), "a reader reports a deletion that never happened"
             self._assert_grace_is_over("deleted")
             return
         self.world.happened("reads")
@@ -525,7 +514,7 @@ class Reading:
         assert self.offset >= reached, f"reading ended at {self.offset}, before {reached}"
 
     def _was_deleted(self, since: int) -> bool:
-        """Whether a tombstone was the newest root at any moment since that root was."""
+        """Return True if a tombstone was the newest root at any moment since that root."""
         roots = self.world.judge.history.items()
         return any(number >= since and root.state == DELETED for number, root in roots)
 
@@ -546,9 +535,9 @@ class Reading:
         offset = random.randint(max(manifest.first_offset - 4, 0), manifest.next_offset + 1)
         found = await reader.offset_of(AtTime(timestamp_ms_of(offset)))
         manifest = reader.manifest
-        whole = -(-offset // CHUNK_RECORDS) * CHUNK_RECORDS  # times are those of chunks
+        whole = -(-offset // CHUNK_RECORDS) * CHUNK_RECORDS  # all records of a chunk have one time
         assert found == min(max(whole, manifest.first_offset), manifest.next_offset), (
-            "not the place of that time"
+            "the offset does not belong to that time"
         )
         return found
 
@@ -566,7 +555,7 @@ class Reading:
         return self.world.broker.records(reader.manifest.incarnation.bytes, offset - within)[within]
 
     async def _read_windows(self, reader: StreamReader) -> None:
-        """Whole chunks, byte for byte, a window at a time; the first holds the offset that was asked for."""
+        """Read whole chunks, a window at a time. The first window holds the requested offset."""
         async with aclosing(reader.windows(self.offset)) as windows:
             async for window in windows:
                 first, last = window.rows[0], window.rows[-1]
@@ -584,13 +573,13 @@ class Reading:
         self.world.happened("skips")
         assert event.from_offset == self.offset or self.offset == 0, f"{event} at {self.offset}"
         trimmed = max(root.first_offset for root in self.world.judge.history.values())
-        assert event.to_offset <= trimmed, f"{event}, and only {trimmed} offsets were ever trimmed"
+        assert event.to_offset <= trimmed, f"{event}, but no trim went beyond {trimmed}"
         self._assert_grace_is_over("trimmed")
-        self.promised_since = -inf  # from here on it reads by a manifest that was loaded nobody knows when
+        self.promised_since = -inf  # it now reads by a manifest that was loaded at an unknown time
         self.offset = event.to_offset
 
     def _assert_grace_is_over(self, what: str) -> None:
-        """While clocks are sane, what a reader saw stays for the whole grace, unless somebody deletes it."""
+        """Assert that a reader's data stayed for the grace, unless clocks jump or an attempt was deleted."""
         if not (self.world.weather.clocks_jump or self.world.deletes_at_once):
             seconds = self.world.loop.now - self.promised_since
             assert seconds >= self.grace_seconds, f"{what} and swept under a reader after {seconds:.1f} s"

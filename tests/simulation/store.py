@@ -1,8 +1,8 @@
-"""The store of one simulated process: each request waits for its turn, and may fail in every way we know.
+"""The store of one simulated process. Each request waits for its turn, and may fail in every way we know.
 
 All stores of a world share its objects. A request takes effect in one step, at its turn; its reply may come
-at a turn of its own. A listing is as many requests as it has pages, each as true as the moment at which it
-is answered. In some worlds a put of data is a multipart upload, which a crash leaves unfinished.
+at a turn of its own. A listing has one request per page, and each page shows the moment of its answer. In
+some worlds a put of data is a multipart upload, which a crash leaves unfinished.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ T = TypeVar("T")
 
 
 def is_data(key: str) -> bool:
-    """Whether the data store of a tier with a commit store may hold this key. Both have the tier's anchor."""
+    """Return True if the data store beside a commit store may hold this key. Both have the tier's anchor."""
     return key == TIER_ANCHOR or not is_decisive(key)
 
 
 class Crash(BaseException):
-    """The process is gone. No program catches this."""
+    """The error that ends a process. No program catches it."""
 
 
 @dataclass
 class Life:
-    """When each object came and went, counted in changes: what a weak listing may show of them."""
+    """The creation and deletion of each object, counted in changes, for weak listings."""
 
     now: int = 0
     born: dict[str, int] = field(default_factory=dict)
     gone: list[tuple[int, int, str, int]] = field(default_factory=list)
-    """From when to when, which, and of what size."""
+    """The creation, the deletion, the key and the size of each deleted object."""
 
     def begins(self, key: str) -> None:
-        """An object appears, or is put again."""
+        """Record that an object appears, or is put again."""
         self.now += 1
         self.born.setdefault(key, self.now)
 
     def ends(self, key: str, size_bytes: int) -> None:
-        """An object is deleted."""
+        """Record that an object is deleted."""
         self.now += 1
         self.gone.append((self.born.pop(key, 0), self.now, key, size_bytes))
 
@@ -62,7 +62,7 @@ class Life:
         since: int,
         chance: Callable[[float], bool],
     ) -> dict[str, int]:
-        """What a listing may show at its worst, by "What listings show" in docs/commit-protocol.md."""
+        """Return the worst listing that "What listings show" in docs/commit-protocol.md allows."""
         rows = [row for row in self.gone if row[1] > since and wanted(row[2])]
         gone = {key: size for _, _, key, size in rows}
         shown = {key: size for key, size in there.items() if self.born.get(key, 0) <= since or chance(0.5)}
@@ -86,16 +86,16 @@ class Turn:
     key: str
     given: asyncio.Future[None]
     act: Callable[[], None] | None = None
-    """What would happen if the request were still under way when the process dies."""
+    """The effect of the request, which may still happen after the process dies."""
     torn: Callable[[], None] | None = None
-    """What a store does that breaks its promise then: the object is there, and damaged."""
+    """The effect in a store that breaks its promise: the object exists, and is damaged."""
 
 
 class SimulatedStore(ObjectStore):
-    """See the module's head."""
+    """A store, as the module's docstring describes it."""
 
     def __init__(self, process: Process, world: World, *, holds: Callable[[str], bool] | None = None) -> None:
-        """`holds` says which keys may be in this store, if there are others beside it."""
+        """Make the store. `holds` selects the keys that it may have, if there are other stores."""
         self._process, self._world, self._holds = process, world, holds
         self._objects = world.objects
 
@@ -114,26 +114,27 @@ class SimulatedStore(ObjectStore):
             durable=True,
             create_is_probed=False,
             delete_batch_max=3,
+            unsized_put=not self._world.weather.needs_sizes,
         )
 
     async def put(self, key: str, body: Body) -> None:
         self._check(key)
         self._world.judge.sent(key, self._process.name)
+        assert not (body.is_bound and self._world.weather.needs_sizes), f"the size of {key!r} is not known"
         data = b"".join([window async for window in body.windows()])
-        if len(data) != body.size_bytes:
-            raise Misuse(f"the body of {key!r} has {len(data)} bytes and announced {body.size_bytes}")
+        body.check_size(len(data))
         if not (self._world.weather.multipart and key.startswith(KEYS.data)):
             torn = (lambda: self._store(key, self._flipped(data))) if key.startswith(KEYS.data) else None
-            await self._ask("put", key, lambda: self._store(key, data), torn=torn)
+            await self.ask("put", key, lambda: self._store(key, data), torn=torn)
             return
-        upload = await self._ask("begin", key, lambda: self._begun(key))
+        upload = await self.ask("begin", key, lambda: self._begun(key))
 
         def complete() -> None:
             if self._world.unfinished.pop(upload.upload_id, None) is None:
                 raise TryAgain(f"the upload of {key!r} was aborted")
             self._store(key, data)
 
-        await self._ask("complete", key, complete)
+        await self.ask("complete", key, complete)
 
     async def create(self, key: str, data: bytes) -> None:
         self._check(key)
@@ -144,7 +145,7 @@ class SimulatedStore(ObjectStore):
                 raise AlreadyExists(key)
             self._store(key, data)
 
-        await self._ask("create", key, create)
+        await self.ask("create", key, create)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         self._check(key, reads=True)
@@ -159,7 +160,7 @@ class SimulatedStore(ObjectStore):
                 return self._flipped(data)
             return data
 
-        return await self._ask("get", key, get, changes=False)
+        return await self.ask("get", key, get, changes=False)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         since = self._world.life.now
@@ -170,7 +171,7 @@ class SimulatedStore(ObjectStore):
                 sizes = self._shown(lambda key: key.startswith(prefix) and key > begin, since)
                 return [Listed(key, sizes[key]) for key in sorted(sizes)[: page_keys + 1]]
 
-            rows = await self._ask("list", prefix, page, changes=False)
+            rows = await self.ask("list", prefix, page, changes=False)
             for row in rows[:page_keys]:
                 yield row
             if len(rows) <= page_keys:
@@ -186,22 +187,22 @@ class SimulatedStore(ObjectStore):
                 if (data := self._objects.pop(key, None)) is not None:
                     self._world.life.ends(key, len(data))
 
-        await self._ask("delete", ", ".join(keys), delete)
+        await self.ask("delete", ", ".join(keys), delete)
 
     async def start_upload(self, key: str) -> Upload:
-        raise Misuse(f"{key!r}: nothing here asks for an upload by parts but `put` itself")
+        raise Misuse(f"{key!r}: only `put` makes uploads by parts in the simulation")
 
     async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
         def uploads() -> list[Unfinished]:
             return [each for each in self._world.unfinished.values() if each.key.startswith(prefix)]
 
-        return await self._ask("uploads", prefix, uploads, changes=False)
+        return await self.ask("uploads", prefix, uploads, changes=False)
 
     async def abort_upload(self, upload: Unfinished) -> None:
-        await self._ask("abort", upload.key, lambda: self._aborted(upload))
+        await self.ask("abort", upload.key, lambda: self._aborted(upload))
 
     def _shown(self, wanted: Callable[[str], bool], since: int) -> dict[str, int]:
-        """The sizes of what a listing shows that began at `since`. A weak one may show less, or more."""
+        """Return the sizes of the objects in a listing that began at `since`. A weak one may show others."""
 
         def mine(key: str) -> bool:
             return wanted(key) and (self._holds is None or self._holds(key))
@@ -212,7 +213,10 @@ class SimulatedStore(ObjectStore):
         return self._world.life.shown(there, mine, since, self._world.chance)
 
     def _check(self, key: str, *, reads: bool = False) -> None:
-        """Where the tier's anchor is lost, a reader cannot know that there are two stores."""
+        """Check that this store may hold the key.
+
+        If the tier's anchor is lost, a reader cannot know that there are two stores.
+        """
         check_key(key)
         if reads and (self._world.in_doubt or self._process.lived_through_a_loss):
             return
@@ -220,12 +224,12 @@ class SimulatedStore(ObjectStore):
             self._world.fail(f"{key} was asked of a store that never holds it")
 
     def _store(self, key: str, data: bytes) -> None:
-        if key not in self._world.torn:  # what a crash tore stays torn
+        if key not in self._world.torn:  # an object that a crash tore stays torn
             self._world.life.begins(key)
             self._objects[key] = bytes(data)
 
     def _flipped(self, data: bytes) -> bytes:
-        """With one bit flipped somewhere."""
+        """Return the data with one bit flipped."""
         if not data:
             return data
         bit = self._world.random.randrange(8 * len(data))
@@ -241,7 +245,7 @@ class SimulatedStore(ObjectStore):
     def _aborted(self, upload: Unfinished) -> None:
         self._world.unfinished.pop(upload.upload_id, None)
 
-    async def _ask(
+    async def ask(
         self,
         operation: str,
         key: str,
@@ -250,7 +254,7 @@ class SimulatedStore(ObjectStore):
         changes: bool = True,
         torn: Callable[[], None] | None = None,
     ) -> T:
-        """One request: its turn, what becomes of it, and its reply."""
+        """Make one request: wait for its turn, apply it or fail, and deliver its reply."""
         world, weather = self._world, self._world.weather
         await self._turn(operation, key, self._landing(act) if changes else None, torn)
         if world.chance(weather.refused):
@@ -289,7 +293,7 @@ class SimulatedStore(ObjectStore):
         except asyncio.CancelledError:
             if turn in self._world.turns:
                 self._world.turns.remove(turn)
-                if act is not None and self._world.chance(0.5):  # it was under way, and may land
+                if act is not None and self._world.chance(0.5):  # it was in flight, and may land
                     self._world.late.append(act)
             raise
         if self._process.dead:

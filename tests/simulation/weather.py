@@ -1,8 +1,8 @@
-"""Weather: who there is in one history, and what may befall them, drawn from its seed.
+"""Weather: the processes of one history and the troubles that they may meet, drawn from its seed.
 
-Each trouble is absent from many histories and frequent in some. Half of them are drawn freely; the others are
-made for two things that chance meets too rarely: slow readers under retention, and writers that sleep before
-a commit.
+Each trouble is absent from many histories and frequent in some. Half of the histories are drawn freely. The
+others are made for situations that are rare by chance: slow readers under retention, writers that sleep
+before a commit, streams that are often deleted, and losses of the newest roots.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from random import Random
 from typing import Final, Self
 
 GRACE_SECONDS: Final = 6.0
-"""Of every sweep where somebody reads. A turn takes a tenth of a second on the average, so this is some 30
-turns."""
+"""The grace of every sweep in a history with readers. A turn takes a tenth of a second on average."""
+
+
+OF_REQUESTS: Final = ("refused", "throttled", "lost_reply", "late", "stall")
+"""The troubles of requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What there is in one history, and what may befall it. Chances are per request, or per turn of
-    anybody."""
+    """The processes and troubles of one history. Chances are per request, or per turn of any process."""
 
     steps: int
-    """Turns with trouble, before the history is brought to its end."""
+    """The number of turns with trouble, before the history ends."""
 
     factor: int
     writers: int
@@ -33,7 +35,7 @@ class Weather:
     aborters: int
     deletes: bool
     mayflies: bool
-    """The stream is deleted every few seconds."""
+    """If set, the stream is deleted every few seconds."""
     scrubs: bool
     grace_seconds: float
     clocks_jump: bool
@@ -52,34 +54,50 @@ class Weather:
     flips: float
     tears: float
     loses_roots: float
-    """How far into the history roots are lost; never if 0."""
+    """The part of the history after which roots are lost; never if 0."""
     jobs: int = 0
     compactors: int = 0
     fetchers: int = 0
     commit_entries: int = 256
-    """Appends of more fragments take several commits."""
+    """The most fragments of one commit. A longer append takes several commits."""
     truncates: float = 0.0
     births: bool = False
-    """Nothing is there at first, not even the tier."""
+    """If set, the history begins without a tier."""
     weak_listings: bool = False
-    """A listing shows as little as the protocol needs of it, and objects that came or went meanwhile."""
+    """If set, a listing shows only what the protocol needs, and some objects that changed meanwhile."""
     split: bool = False
-    """Roots and anchors are in a store of their own."""
+    """If set, roots and anchors are in a separate store."""
     guarded: bool = False
-    """Stores are behind retries and limits, as users have them."""
+    """If set, stores have retries and limits, as those of users do."""
     loses_newest: bool = False
-    """Sometimes only the newest roots are lost."""
+    """If set, sometimes only the newest roots are lost."""
     loses_anchor: str = ""
-    """Of the tier or of the stream, if roots are not lost."""
+    """The anchor to lose, of the tier or of the stream, if roots are not lost."""
     stops_everybody: bool = True
-    """Before roots that are lost are rebuilt."""
+    """If set, all processes stop before lost roots are rebuilt."""
     first_version: int = 0
     first_offset: int = 0
-    """Where the numbers begin: some wrap 32 bits soon, some are close to the end of 64 bits."""
+    """The first offset. Some numbers wrap 32 bits soon, some are close to the end of 64 bits."""
+    compresses: bool = False
+    """If set, each process has a codec of its own."""
+    needs_sizes: bool = False
+    """If set, the store takes only bodies of known sizes."""
+    encrypts: bool = False
+    """If set, processes may have keys, and may encrypt new streams."""
+    keyless: bool = False
+    """If set, some processes have no keys."""
+    outages: float = 0.0
+    """The chance that the key service is down or denies for a while."""
+    copy_losses: float = 0.0
+    """The chance that one of the two copies of a key object is lost."""
+    kept_seconds: float = 300.0
+    """How long a process keeps a key in memory."""
+    rotators: int = 0
+    shredders: int = 0
 
     @classmethod
     def of(cls, random: Random) -> Weather:
-        """Drawn at random: each trouble is absent from many histories, and frequent in some."""
+        """Draw the weather at random. Each trouble is absent from many histories, and frequent in some."""
 
         def sometimes(most: float, often: float = 0.6) -> float:
             return random.random() * most if random.random() < often else 0.0
@@ -122,12 +140,10 @@ class Weather:
         return random.choice((drawn, drawn, drawn, drawn, *made))
 
     def _of_readers(self, random: Random) -> Self:
-        """Slow readers, whose fragments are trimmed and swept meanwhile; little else goes wrong."""
+        """Return a weather of slow readers whose fragments are trimmed and swept. Other troubles are rare."""
         grace_seconds = random.choice((GRACE_SECONDS, 8 * GRACE_SECONDS))
         people = replace(self, writers=1, readers=1, sweepers=1, trimmers=1, aborters=0, deletes=False)
-        calm = {
-            name: getattr(self, name) / 5 for name in ("refused", "throttled", "lost_reply", "late", "stall")
-        }
+        calm = {name: getattr(self, name) / 5 for name in OF_REQUESTS}
         return replace(
             people,
             slow_readers=True,
@@ -139,8 +155,9 @@ class Weather:
         )
 
     def with_guests(self, random: Random) -> Self:
-        """The same with jobs, perhaps, and with compactions: these find more to do where trims are rare, and
-        groups larger.
+        """Return this weather, perhaps with jobs and compactions.
+
+        Compactions find more work if trims are rare and groups are larger.
         """
         jobs, compactors = random.choice((0, 0, 0, 1, 2)), random.choice((0, 0, 0, 1, 2))
         fetchers = random.choice((0, 0, 1))
@@ -155,14 +172,14 @@ class Weather:
         )
 
     def on_a_tier(self, random: Random) -> Self:
-        """The same on a tier of any kind, beside a broker of any kind."""
+        """Return this weather on a tier of any kind, beside a broker of any kind."""
 
         def maybe(often: float) -> bool:
             return random.random() < often
 
         return replace(
             self,
-            # A rebuild may prefer what a job uploaded in vain (docs/commit-protocol.md, step 10).
+            # A rebuild may prefer fragments that a job uploaded in vain (docs/commit-protocol.md, step 10).
             jobs=0 if self.loses_roots else self.jobs,
             commit_entries=random.choice((1, 2, 256, 256)),
             truncates=random.random() * 0.03 if maybe(0.2) else 0.0,
@@ -176,17 +193,43 @@ class Weather:
             first_offset=random.choice((0, 0, 0, 2**32 - 20, 2**64 - 2**16)),
         )
 
+    def with_keys(self, random: Random) -> Self:
+        """Return this weather, perhaps with codecs, and perhaps with encryption and troubles of keys."""
+
+        def sometimes(most: float, often: float) -> float:
+            return random.random() * most if random.random() < often else 0.0
+
+        compresses, needs_sizes = random.random() < 0.3, random.random() < 0.3
+        # A new key takes many requests, so some of these worlds have few troubles of other kinds.
+        calm = {name: getattr(self, name) / 5 for name in OF_REQUESTS}
+        if random.random() >= 0.3:
+            return replace(self, compresses=compresses, needs_sizes=needs_sizes)
+        return replace(
+            self,
+            compresses=compresses,
+            needs_sizes=needs_sizes,
+            encrypts=True,
+            steps=max(self.steps, 300),
+            keyless=random.random() < 0.3,
+            outages=sometimes(0.02, 0.5),
+            copy_losses=sometimes(0.05, 0.4),
+            rotators=random.choice((0, 0, 1, 2)),
+            shredders=random.choice((0, 0, 0, 1)),
+            kept_seconds=random.choice((0.0, 5.0, 20.0, 300.0)),
+            **random.choice(({}, calm)),
+        )
+
     def _of_sleepers(self) -> Self:
-        """Rival writers that stall before their creates, while sweeps take every old root at once."""
+        """Return a weather of rivals that stall before creates, while sweeps delete old roots at once."""
         people = replace(self, writers=3, readers=0, sweepers=2, trimmers=2, scrubs=False)
         return replace(people, grace_seconds=0.0, steps=400, stall=0.1, crash=0.002, page_keys=100)
 
     def _of_losses(self) -> Self:
-        """The newest roots are lost, and sweeps without a grace, fresh writers and scrubs go on."""
+        """Return a weather that loses the newest roots, while writers, scrubs and prompt sweeps run."""
         people = replace(self, writers=2, readers=0, sweepers=2, trimmers=0, deletes=False, scrubs=True)
         return replace(people, grace_seconds=0.0, steps=400, loses_roots=0.4, loses_newest=True)
 
     def _of_mayflies(self) -> Self:
-        """A stream that is deleted and born again all the time, by writers that stall."""
+        """Return a weather in which a stream is deleted and begun again often, by writers that stall."""
         people = replace(self, writers=3, sweepers=1, trimmers=0, aborters=0, deletes=True, mayflies=True)
         return replace(people, steps=300, stall=0.1, crash=0.002, page_keys=100)

@@ -1,30 +1,29 @@
-"""One history of one stream, from one seed: processes, a store that fails, clocks, a director.
+"""One history of one stream, made from one seed: processes, a store that fails, clocks and a director.
 
-    figures = simulate(4711)         # raises `Broken`, with the seed and the step, where an invariant does
+    figures = simulate(4711)         # raises `Broken`, with the seed and the step, if an invariant breaks
 
-Every request of every process is a turn. A turn waits until the director gives it, and so does, often, the
-reply: between any two requests of one process all others may do whatever they do. What goes wrong, how
-often, and who there is at all is drawn from the seed first (`Weather`): a history with all kinds of trouble
-is a narrow walk, many histories with some kinds each go far (swarm testing: Groce et al., ISSTA 2012).
+Every request of every process is a turn, which waits until the director gives it. Often the reply waits for
+its own turn. So between any two requests of one process, all others may act. The processes, the kinds of
+trouble and their frequency are drawn from the seed first (`Weather`). Many histories with some kinds of
+trouble each reach more states than one with all kinds (swarm testing: Groce et al., ISSTA 2012).
 
     trouble          what happens
     refused          the request was not applied; TryAgain
     throttled        the same, with a time to wait
     lost reply       it was applied; OutcomeUnknown
-    late             OutcomeUnknown; it is applied at some later time, or when all is over
-    stall            a process gets no turn for a while, however long
-    crash            a process is gone, its requests under way may still land; another one takes its place
-    cancel           a caller gives up waiting; the process lives on
-    clocks           wall clocks jump and differ; steady clocks run on over a suspension
-    pages            a listing is read page by page, and the world goes on between two of them
+    late             OutcomeUnknown; it is applied at some later time, or at the end
+    stall            a process gets no turn for some time
+    crash            a process ends; its requests in flight may still land; another process replaces it
+    cancel           a caller gives up waiting; the process continues
+    clocks           wall clocks jump and differ; steady clocks continue during a suspension
+    pages            a listing is read page by page, and other processes act between pages
     flipped bit      a read returns its bytes with one bit wrong; the object is sound
-    torn object      a put that was under way in a crash leaves its object damaged, as no store should
-    resend           a client library that sends a create again when it hears no answer
+    torn object      a put in flight during a crash leaves a damaged object, as no store should
+    resend           a client library repeats a create without an answer
 
-The judge (`protocol_judge`) looks at the objects themselves, at each moment at which one of them appears or
-goes. What readers are given and what writers are told is checked by whoever they are (`people`). At the end
-of a history what is late lands, a last writer and a last sweep come by, and then all must be there, and
-nothing else.
+The judge (`protocol_judge`) inspects the objects whenever one of them appears or is deleted. Readers and
+writers check their own data and results (`people`). At the end of a history all late requests land, a last
+writer and a last sweep run, and then all data must be there and nothing else.
 """
 
 from __future__ import annotations
@@ -40,24 +39,28 @@ from uuid import UUID
 
 import pytest
 from protocol_judge import LIVE, Objects
-from protocol_world import CHUNK_RECORDS, KEYS, STREAM, ResendingClient, WitnessedOffloader, chunk
+from protocol_world import CHUNK_RECORDS, KEYS, STREAM, ResendingClient, chunk
 
 from offload.contracts.events import Event, ManifestCommitted
 from offload.contracts.opening import RequestLimits
 from offload.contracts.store import ObjectStore, Unfinished
 from offload.env import Env
-from offload.errors import OffloadError
+from offload.errors import Corrupt, Denied, OffloadError, OutcomeUnknown, TryAgain
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, is_decisive
 from offload.formats.root import encode_root
 from offload.model.attempt import Receipt
+from offload.model.compression import Compression
 from offload.model.manifest import NOBODY, Manifest, StreamState
+from offload.native import key_ring
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlace, TierPlan
 from offload.store.stack import stacked_store
 from offload.streams import writer as stream_writer
+from simulation import locksmith
 from simulation.broker import Broker
 from simulation.judgement import SimulationJudge
+from simulation.keys import KeyHouse
 from simulation.loop import DirectedLoop
 from simulation.store import Crash, Life, SimulatedStore, Turn, is_data
 from simulation.weather import GRACE_SECONDS, Weather
@@ -68,24 +71,31 @@ Person = Callable[["Process"], Coroutine[Any, Any, None]]
 EPOCH_MS: Final = 1_700_000_000_000
 
 COMPACTED_SIZE_BYTES: Final = 6 * len(chunk(0))
-"""How large a compaction makes fragments: larger than any run in a group of two or three small ones."""
+"""The size of fragments after a compaction: larger than any run in a group of two or three small ones."""
 
 
 class Broken(AssertionError):
-    """An invariant was broken, or something raised that must not."""
+    """A broken invariant, or an error that must not happen."""
+
+
+class Cancelled(Exception):
+    """The error of a job that the director cancelled in place of a caller."""
+
+
+FAILURES: Final = (TryAgain, OutcomeUnknown, Cancelled)
+"""The errors that the store, or a caller's deadline, may cause in any process."""
 
 
 @dataclass
 class Clock:
-    """A process's clocks: `skew_seconds` is added to the wall clock, `suspended_seconds` to the steady
-    one."""
+    """The offsets of a process's clocks: skew for the wall clock, suspension for the steady clock."""
 
     skew_seconds: float = 0.0
     suspended_seconds: float = 0.0
 
 
 class Process:
-    """One process: its store, its clocks, its names, and an offloader over all of it."""
+    """A process with its own store, clocks and names, and an offloader that uses them."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -93,7 +103,9 @@ class Process:
         self.dead = self.stopping = False
         self.stalled_until = 0
         self.saw_losses = 0
-        """How many losses there were when the present job began."""
+        """The number of losses when the current job began."""
+        self.saw_denials = 0
+        """The number of denials by the key service that had ended when the current job began."""
         self.clock = Clock()
         self.tasks: list[asyncio.Task[None]] = []
         self.job: asyncio.Task[Any] | None = None
@@ -116,26 +128,38 @@ class Process:
             plan=TierPlan(commit_store="simulated://roots" if world.weather.split else ""),
             open_store=lambda url: self._store(is_decisive),
         )
-        self.offloader = WitnessedOffloader(
+        coding = Random(f"{world.seed}/{name}/coding")  # drawn separately, so nothing else changes
+        codec = coding.choice(("none", "lz4", "zstd:1")) if world.weather.compresses else "none"
+        self.ring = locksmith.ring_of(self, coding)
+        self.offloader = locksmith.GuardedOffloader(
             self.place.data,
             env=self.env,
-            options=TierOptions(fragment_size_bytes=size_bytes, uploads_max=2),
+            options=TierOptions(
+                fragment_size_bytes=size_bytes, uploads_max=2, compression=Compression.parse(codec)
+            ),
             emit=self._emit,
             open_store=self.place.open_store,
             factor=world.weather.factor,
+            ring=self.ring,
         )
+        self.offloader.process = self
+
+    def requests(self) -> SimulatedStore:
+        """Return a store by which the process makes requests of any kind."""
+        return SimulatedStore(self, self.world)
 
     def _store(self, holds: Callable[[str], bool] | None) -> ObjectStore:
-        """A store as this process has it, which holds all keys or some."""
+        """Return the store of this process, for all keys or for some."""
         store: ObjectStore = SimulatedStore(self, self.world, holds=holds)
         if self.resends:
             store = ResendingClient(store)
         return store if self.limits is None else stacked_store(store, self.env, self.limits)
 
     async def do(self, job: Coroutine[Any, Any, T]) -> T:
-        """Run a job that the director may cancel, as a caller's deadline does. Then `Cancelled` is raised."""
+        """Run a job. Raises `Cancelled` if the director cancels it, as a caller's deadline does."""
         self.job = task = asyncio.ensure_future(job)
         self.saw_losses = self.world.judge.losses
+        self.saw_denials = self.world.house.denials - (self.world.house.state == "denying")
         try:
             return await task
         except asyncio.CancelledError:
@@ -144,25 +168,41 @@ class Process:
             raise Cancelled from None
         except (AssertionError, LookupError) as seen:
             if not isinstance(seen, OffloadError) and (self.world.in_doubt or self.lived_through_a_loss):
-                raise Cancelled from seen  # what is seen while roots are lost, nobody answers for
+                raise Cancelled from seen  # no promise holds during a loss of roots
             raise
         finally:
             self.job = None
-            if self.lived_through_a_loss:  # nor for what was told
+            if self.lived_through_a_loss:  # results from a loss need not hold
                 self.offloader.commits.clear()
 
     @property
     def lived_through_a_loss(self) -> bool:
-        """Whether roots were lost, or came back, since the present job began."""
+        """Return True if roots were lost, or came back, since the current job began."""
         return self.saw_losses != self.world.judge.losses
 
+    @property
+    def may_be_denied(self) -> bool:
+        """Return True if a key may be missing: the process has none, the service denied, or a shred began."""
+        if not self.world.weather.encrypts:
+            return False
+        house = self.world.house
+        return self.ring is None or self.saw_denials != house.denials or house.is_shredding
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """The errors that the process must expect: also damage if reads flip bits, any during a loss."""
+        if self.world.in_doubt or self.lived_through_a_loss:
+            return (*FAILURES, OffloadError)
+        damage = (Corrupt,) if self.world.weather.flips else ()
+        return (*FAILURES, *damage, Denied) if self.may_be_denied else (*FAILURES, *damage)
+
     async def rest(self, seconds: float = 3.0) -> bool:
-        """Do nothing for a while. False once the process is to end."""
+        """Do nothing for a while. Return False if the process should end."""
         await asyncio.sleep(self.random.random() * seconds)
         return not self.stopping
 
     def start(self, person: Coroutine[Any, Any, None]) -> None:
-        """Have somebody act in this process."""
+        """Start a role in this process."""
         task = self.world.loop.create_task(person)
         task.add_done_callback(self._ended)
         self.tasks.append(task)
@@ -176,37 +216,36 @@ class Process:
             self.world.judge.told(event.manifest, self.name)
 
 
-class Cancelled(Exception):
-    """The director took the place of a caller who gave up."""
-
-
 @dataclass
 class Figures:
-    """What happened in one history, or in many."""
+    """The counts of events in one history, or in many."""
 
     seeds: int = 0
     steps: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Figures) -> None:
-        """Sum up."""
+        """Add the counts of other histories."""
         self.seeds += other.seeds
         self.steps += other.steps
         self.counts.update(other.counts)
 
 
 class World:
-    """See the module's head."""
+    """A world, as the module's docstring describes it."""
 
     def __init__(self, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self.random = Random(seed)
-        # Drawn apart: the rest is as it would be without them.
+        # These are drawn separately, so they do not change the rest of the draw.
         weather = Weather.of(self.random).with_guests(Random(f"{seed}/jobs"))
-        self.weather = weather.on_a_tier(Random(f"{seed}/tier"))
+        self.weather = weather.on_a_tier(Random(f"{seed}/tier")).with_keys(Random(f"{seed}/keys"))
         self.tell = tell
         self.broker = Broker(self.weather.first_offset)
-        self.judge = SimulationJudge(self.broker)
+        self.house = KeyHouse(Random(f"{seed}/house"))
+        self.graves: list[locksmith.Grave] = []
+        """The lives of the stream that were shredded."""
+        self.judge = SimulationJudge(self.broker, self.house)
         self.objects = Objects(self.judge)
         self.life = Life()
         self.unfinished: dict[str, Unfinished] = {}
@@ -216,24 +255,24 @@ class World:
         self.late: list[Callable[[], None]] = []
         self.torn = self.judge.torn
         self.deletes_at_once = False
-        """Whether somebody deletes an attempt that was committed once: that waits for no grace."""
+        """True or not empty if a process deleted an attempt that was once committed, which needs no grace."""
         self.lost_anchor = ""
-        """Its key."""
+        """The key of the lost anchor; empty if none is lost."""
         self.receipts: list[Receipt] = []
-        """What jobs uploaded lately."""
+        """The newest uploads of jobs."""
 
         self.figures = Figures(seeds=1)
         self.is_calm = self.is_over = False
         self.started: dict[str, int] = Counter()
         self.roles: dict[str, tuple[int, Person]] = {}
-        """How many there are of each, and what they do."""
+        """The number of processes and the work of each role."""
         self._failure: tuple[str, BaseException | None] | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        """Who waits for which step."""
+        """The waiting tasks, each with its step."""
         self._begin_tier()
 
     def _begin_tier(self) -> None:
-        """What is there before anybody lives: nothing, or anchors, or what is left of a stream of old."""
+        """Create the first objects: none, or the anchors, or also the tombstone of an old stream."""
         if self.weather.births:
             return
         anchor = TierAnchor(branching_factor=self.weather.factor)
@@ -259,15 +298,15 @@ class World:
             self.objects[KEYS.root(tombstone.version)] = encode_root(tombstone)
 
     def restore_the_broker(self) -> None:
-        """The broker's log goes on from what the tier holds."""
+        """Let the broker's log continue from the data of the tier."""
         if self.judge.root is not None and self.judge.root.state == LIVE:
             self.broker.restore(self.judge.root)
             self.happened("restorations")
 
-    # Who there is.
+    # Processes.
 
     def process(self, role: str) -> Process:
-        """A new process: the n-th of its role. Once all is calm, its clocks are right."""
+        """Make the next process of a role. If the world is calm, its clocks are right."""
         self.started[role] += 1
         process = Process(self, f"{role}.{self.started[role]}")
         if self.weather.clocks_jump and not self.is_calm:
@@ -276,27 +315,27 @@ class World:
         return process
 
     def begin(self, role: str, person: Person) -> None:
-        """Have somebody of this role live in a process of their own, and in another one after each crash."""
+        """Start a role in a new process, and in another one after each crash."""
         process = self.process(role)
         process.start(person(process))
 
     @property
     def living(self) -> list[Process]:
-        """The processes that have not crashed, and have something to do."""
+        """Return the processes that have not crashed and still run."""
         return [process for process in self.processes if not process.dead and not self._has_ended(process)]
 
     def _has_ended(self, process: Process) -> bool:
         return all(task.done() for task in process.tasks)
 
-    # What happens.
+    # Events.
 
     def fail(self, how: str, error: BaseException | None = None) -> None:
-        """Something happened that must not. The history ends there."""
+        """Record a failure. The history ends there."""
         if self._failure is None:
             self._failure = how, error
 
     def check(self) -> None:
-        """Raise `Broken` where anything was broken at any moment so far."""
+        """Raise `Broken` if anything was broken at any moment so far."""
         if self.judge.violations:
             self.fail(self.judge.violations[0])
         if self._failure is not None:
@@ -305,33 +344,33 @@ class World:
 
     @property
     def ledger_chunks(self) -> tuple[int, ...]:
-        """How many chunks ledgers may have. Where fragments are compacted, there are some to compact."""
+        """Return the possible numbers of chunks of a ledger. They are larger if there are compactions."""
         return (4, 6) if self.weather.compactors else (1, 1, 2, 3)
 
     @property
     def page_keys(self) -> int:
-        """How many keys the next page of a listing has."""
+        """Return the number of keys on the next page of a listing."""
         return 1000 if self.is_calm else self.random.randint(1, self.weather.page_keys)
 
     def happened(self, what: str) -> None:
-        """Count it."""
+        """Count an event."""
         self.figures.counts[what] += 1
 
     def now_ms(self) -> int:
-        """The true time, which is also the store's."""
+        """Return the true time, which is also the store's."""
         return EPOCH_MS + int(self.loop.now * 1000)
 
     def chance(self, of: float) -> bool:
-        """Whether it happens; never once all is calm."""
+        """Return True with this probability, and never in a calm world."""
         return bool(of) and not self.is_calm and self.random.random() < of
 
     def say(self, what: str) -> None:
-        """For whoever reads a replay."""
+        """Print a line for the reader of a replay."""
         if self.tell is not None:
             self.tell(f"{self.figures.steps:5} {self.loop.now:9.1f} s  {what}")
 
     def _direct(self, wait: float | None) -> None:
-        """Every task waits: decide what is next."""
+        """Decide what is next. Every task waits."""
         self.check()
         if self.is_calm:
             return self._go_on_calmly(wait)
@@ -342,11 +381,11 @@ class World:
             self._give(self.random.choice(turns))
             self.loop.now += self.random.random() * 0.2
         elif wait is not None:
-            self.figures.steps += bool(self.turns) and not turns  # so that stalls end where all stall
+            self.figures.steps += bool(self.turns) and not turns  # so that stalls end if all processes stall
             self.loop.now += wait
         elif self.late:
             self._land()
-        else:  # all are stalled; the first of them wakes up
+        else:  # all processes stall, so wake them up
             for process in self.living:
                 process.stalled_until = 0
         while self._waiting and self._waiting[0][0] <= self.figures.steps:
@@ -360,17 +399,17 @@ class World:
         elif wait is not None:
             self.loop.now += wait
         else:
-            self.fail("nobody can go on")
+            self.fail("no process can continue")
             self.check()
 
     def _give(self, turn: Turn) -> None:
         self.turns.remove(turn)
         self.say(f"{turn.process.name:10} {turn.operation:10} {turn.key}")
-        if not turn.given.done():  # nor was cancelled just now
+        if not turn.given.done():  # unless it was cancelled just now
             turn.given.set_result(None)
 
     def _trouble(self) -> None:
-        """What befalls processes, between two turns."""
+        """Cause trouble between two turns."""
         weather = self.weather
         if self.late and self.random.random() < weather.landing:
             self._land()
@@ -396,9 +435,10 @@ class World:
             self._jump(self._anybody().clock)
         if self.chance(weather.truncates):
             self._truncate()
+        locksmith.trouble(self)
 
     def _truncate(self) -> None:
-        """A new leader of the broker goes on near the end of what the tier holds."""
+        """Let a new leader of the broker continue near the end of the tier."""
         root = self.judge.root
         end = self.broker.first_offset if root is None or root.state != LIVE else root.next_offset
         offset = after(end, self.random.choice((-1, 0, 0, 0, 1, 1, 2, 3)))
@@ -407,7 +447,7 @@ class World:
         self.say(f"the broker's log is cut at {offset}")
 
     def _somebody(self) -> Process:
-        """One that is about to change something, where a stall hurts most, or anybody."""
+        """Return a process that is about to change an object, where a stall hurts most, or any process."""
         changing = [turn.process for turn in self.turns if turn.act is not None]
         return self.random.choice(changing) if changing and self.random.random() < 0.7 else self._anybody()
 
@@ -422,7 +462,7 @@ class World:
         self.happened("clock jumps")
 
     def crash(self, process: Process) -> None:
-        """The process is gone; of its requests under way some may land. Another process takes its place."""
+        """End the process. Some of its requests in flight may land. Another process replaces it."""
         process.dead = True
         self.happened("crashes")
         self.say(f"{process.name} crashes")
@@ -447,10 +487,11 @@ class World:
     # A whole history.
 
     def run(self, life: Callable[[World], Coroutine[Any, Any, None]]) -> Figures:
-        """Live it to its end. Raises `Broken`."""
+        """Run a history to its end. Raises `Broken` if an invariant is broken."""
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(stream_writer, "COMMIT_ENTRIES", self.weather.commit_entries)
+                patch.setattr(key_ring, "KEPT_SECONDS", self.weather.kept_seconds)
                 self.loop.run_until_complete(life(self))
             self.check()
             counts = {
@@ -472,19 +513,19 @@ class World:
 
     @property
     def is_time_up(self) -> bool:
-        """Whether the last turn with trouble is over."""
+        """Return True if the last turn with trouble is over."""
         return self.figures.steps >= self.weather.steps
 
     async def until(self, step: int) -> None:
-        """Wait for a turn, or for the last one with trouble."""
+        """Wait for this step, or for the last one with trouble."""
         step = min(step, self.weather.steps)
         if step > self.figures.steps:
             self._waiting.append((step, self.loop.create_future()))
             await self._waiting[-1][1]
 
     async def calm_down(self, *, crashing: float = 0.3) -> None:
-        """No more trouble: some crash, the others end what they do; then all that was late lands."""
-        self.is_calm = True
+        """End the trouble. Some processes crash, the others end their work, and then late requests land."""
+        self.is_calm, self.house.state = True, ""
         for process in self.living:
             process.stopping = True
             if self.random.random() < crashing:
@@ -496,7 +537,7 @@ class World:
         self.check()
 
     def go_on(self) -> None:
-        """Trouble begins again, and everybody lives again, in other processes."""
+        """Let trouble begin again, with new processes for every role."""
         self.is_calm = self.judge.all_stopped = False
         for role, (count, person) in self.roles.items():
             for _ in range(count):
@@ -504,7 +545,7 @@ class World:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether an anchor or roots are lost, or roots may have been rebuilt beside people who live on."""
+        """Return True if an anchor or roots are lost, or were rebuilt while other processes continued."""
         return self.judge.loss is not None or bool(self.judge.perhaps_gone or self.lost_anchor)
 
     async def _all_ended(self, processes: Iterable[Process]) -> None:
@@ -513,7 +554,7 @@ class World:
             await asyncio.wait(tasks)
 
     def _close(self) -> None:
-        """Cancel what is left. No store answers any more, so nothing can wait for one."""
+        """Cancel the remaining tasks. No store answers any more, so no task can wait for one."""
         self.is_over = self.is_calm = True
         for process in self.processes:
             process.dead = True
@@ -532,5 +573,5 @@ async def _silently(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def after(offset: int, chunks: int) -> int:
-    """The offset so many chunks behind another."""
+    """Return the offset that is so many chunks behind another."""
     return offset + chunks * CHUNK_RECORDS

@@ -1,17 +1,20 @@
-"""One session of Spark's for all of these tests, which so run in one process; and a tier of real streams."""
+"""One Spark session, hence one JVM, for all of these tests; and a tier that holds the real streams."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import osiris_data
 import pytest
+from foreign_tier import installed
 from offload_spark import session
 from servers import Place
 from servers.session import Session
 from servers.table import PROPERTY
+from spark.drivers import CHEAP_JVM
 
 from offload import Blocking
 
@@ -19,31 +22,52 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+ROOT = Path(__file__).parents[2]
+SQLITE_LEDGER = ROOT / "examples" / "offload-sqlite-ledger"
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """The closing table is told of servers here too."""
+    """Name the server of a test for the closing table."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     if name := params.get("elsewhere") or params.get("bucket"):
         item.user_properties.append((PROPERTY, name))
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Local, with two slots."""
+def spark(tmp_path_factory: pytest.TempPathFactory, worker_path: str) -> Iterator[SparkSession]:
+    """A local session with two slots. Spark tries a task that fails once more.
+
+    Queries are short here, so they run without the code that Spark would generate and compile for each.
+    """
     warehouse = tmp_path_factory.mktemp("warehouse")
     conf = {
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(warehouse),
-        "spark.driver.extraJavaOptions": f"-Dderby.system.home={warehouse}",
+        "spark.driver.extraJavaOptions": f"-Dderby.system.home={warehouse} {CHEAP_JVM}",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.connect.grpc.binding.port": "0",
     }
-    found = session(master="local[2]", name="tests", conf=conf)
+    with pytest.MonkeyPatch.context() as patched:  # the JVM and its workers keep this environment
+        patched.setenv("PYTHONPATH", worker_path)
+        found = session(master="local[2,2]", name="tests", conf=conf)
     yield found
     found.stop()
 
 
 @pytest.fixture(scope="session")
+def worker_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The import path of Spark's workers: this checkout, and two plugins that a user would have installed."""
+    site = installed(tmp_path_factory.mktemp("site"))
+    installed(site, "sqlite-ledger", "offload_sqlite_ledger.plugin")
+    packages = [ROOT / name for name in ("tests", "backends", "plugins", "conformance")]
+    return os.pathsep.join(map(str, (site, SQLITE_LEDGER, ROOT, *packages)))
+
+
+@pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real streams, each in a folder, as a broker keeps them."""
+    """A broker's folder: the real streams, each in a folder of its own."""
     folder = tmp_path_factory.mktemp("broker")
     for stream in osiris_data.STREAMS:
         (folder / stream).symlink_to(osiris_data.DATA / stream)
@@ -60,7 +84,7 @@ def tier(tmp_path_factory: pytest.TempPathFactory, sources: Path) -> str:
 
 @pytest.fixture
 def bucket(request: pytest.FixtureRequest, running_servers: Session) -> Place:
-    """A new one on a server, by name."""
+    """A new bucket on the server of this name."""
     return running_servers.running(request.param).place()
 
 
@@ -68,13 +92,14 @@ def bucket(request: pytest.FixtureRequest, running_servers: Session) -> Place:
 def elsewhere(
     request: pytest.FixtureRequest, running_servers: Session, sources: Path
 ) -> tuple[str, dict[str, Any]]:
-    """The same on a server, by name: URL and options."""
+    """The URL and options of a bucket that holds the real streams, on the server of this name."""
     place = running_servers.running(request.param).place()
     offload_all(place.url, place.options, sources)
     return place.url, place.options
 
 
 def offload_all(url: str, options: dict[str, Any], sources: Path) -> None:
+    """Bring all streams of the broker onto a new tier."""
     with Blocking(url, storage_options=options) as opened:
         opened.run(opened.offloader.open(create=True))
         for report in opened.sync(f"rabbitmq://{sources}"):

@@ -1,4 +1,4 @@
-"""What driver and tasks do, in this process and without Spark: on a store that notes what is asked of it."""
+"""The steps of Spark's driver and tasks, in this process, without Spark, on a store that notes requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = tuple[str, int, int, int, bytes]
 
 
 class Noting(FaultyStore):
-    """Notes the bytes that are asked of fragments: those of chunks, and those of indexes."""
+    """A store that notes which bytes of fragments are requested."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -38,7 +38,7 @@ class Noting(FaultyStore):
 
 
 class Tier:
-    """A tier in memory, or what else is given."""
+    """A tier in memory, or the catalogue that `make` returns."""
 
     def __init__(self, make: Callable[[], Catalogue] | None = None) -> None:
         self.store = Noting()
@@ -76,7 +76,7 @@ class Tier:
             yield batch
 
     def rows(self, partitions: Iterable[Iterable[PlannedPart]], **given: str) -> list[Row]:
-        """Stream, ledger, offset, milliseconds and value of every record, in the order of partitions."""
+        """Return stream, ledger, offset, milliseconds and value of each record, by partition."""
         found: list[Row] = []
         for parts in partitions:
             for batch in self.read(parts, columns="stream,ledger,offset,timestamp,value", **given):
@@ -95,7 +95,7 @@ def tier() -> Iterator[Tier]:
 
 
 def rows_of(stream: str, sample: Sample, ledgers: Iterable[MemoryLedger]) -> list[Row]:
-    """What a read of the whole stream should give."""
+    """Return the rows that a read of the whole stream should give."""
     spans = [(ledger.first_offset, ledger.next_offset, ledger.ledger_id) for ledger in ledgers]
     return [
         (stream, ledger_id, offset, at, body)

@@ -1,12 +1,9 @@
-"""A back-fill: sealed ledgers by Spark's tasks and one commit, also where it was killed, or met by others."""
+"""The job `backfill`: Spark's tasks upload sealed ledgers, one commit names them. Kills and other writers."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +12,10 @@ from uuid import uuid4
 
 import osiris_data
 import pytest
-from command_line import CAMPAIGN
+from campaign import campaign
 from offload_spark.jobs.backfill import SourceReach, abandon, backfill, identity
 from osiris_writer import simple_chunks, write_stream
+from spark.drivers import dying, end, run, start
 
 from offload import Blocking, StreamWriter
 from offload.errors import Conflict, Diverged, StreamDeleted
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SEALED = {"batches": 10225, "filtered": 18750, "tiny": 0}
-"""Where the newest segment of each real stream begins."""
+"""The offset at which the newest segment of each real stream begins."""
 
 
 @pytest.fixture
@@ -49,7 +47,7 @@ def fragments(url: str) -> set[str]:
 
 
 def check_whole(url: str, stream: str = "batches") -> None:
-    """What is on the tier up to the last segment is what the broker wrote, and nothing is left running."""
+    """The tier has what the broker wrote up to the newest segment, and no attempt is left running."""
     with Blocking(url) as tier:
         manifest = tier.load_manifest(stream)
         bodies = [body for batch in tier.read(stream) for body in batch.bodies]
@@ -61,7 +59,7 @@ def check_whole(url: str, stream: str = "batches") -> None:
         assert body.endswith(osiris_data.body_of(i))
 
 
-def test_sealed_ledgers_are_on_the_tier_by_one_commit(spark: SparkSession, source: str, url: str) -> None:
+def test_one_commit_brings_sealed_ledgers_onto_the_tier(spark: SparkSession, source: str, url: str) -> None:
     told = []
 
     done = backfill(spark, source, url, progress=told.append)
@@ -78,7 +76,7 @@ def test_sealed_ledgers_are_on_the_tier_by_one_commit(spark: SparkSession, sourc
         )
 
 
-def test_what_is_there_already_is_not_touched(spark: SparkSession, source: str, url: str) -> None:
+def test_a_second_run_writes_nothing(spark: SparkSession, source: str, url: str) -> None:
     backfill(spark, source, url)
     before = {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")}
 
@@ -88,7 +86,7 @@ def test_what_is_there_already_is_not_touched(spark: SparkSession, source: str, 
     assert {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")} == before
 
 
-def test_a_sync_goes_on_behind_it_and_it_behind_a_sync(
+def test_a_sync_continues_after_a_backfill_and_a_backfill_after_a_sync(
     spark: SparkSession, source: str, sources: Path, url: str
 ) -> None:
     backfill(spark, source, url, streams=["batches"])
@@ -103,7 +101,7 @@ def test_a_sync_goes_on_behind_it_and_it_behind_a_sync(
     assert (done.ledgers, done.next_offset) == (0, report.manifest.next_offset)
 
 
-def test_a_broker_that_tells_another_history_is_refused(
+def test_a_broker_with_another_history_is_refused(
     spark: SparkSession, source: str, url: str, tmp_path: Path
 ) -> None:
     backfill(spark, source, url, streams=["filtered"])
@@ -130,7 +128,7 @@ async def begun(tier: Blocking) -> Job:
     return await Job.begin(tier.offloader, "batches")
 
 
-def test_a_further_try_uploads_under_an_attempt_of_its_own(source: str, url: str) -> None:
+def test_a_second_try_of_a_task_uploads_under_an_attempt_of_its_own(source: str, url: str) -> None:
     with Blocking(url) as tier:
         job = tier.run(begun(tier))
         piece = piece_of(tier, job)
@@ -146,7 +144,7 @@ def test_a_further_try_uploads_under_an_attempt_of_its_own(source: str, url: str
         assert {str(again.attempt.uid) in key for key in fragments(url)} == {True}
 
 
-def test_a_further_try_leaves_a_stream_alone_that_was_begun_again(source: str, url: str) -> None:
+def test_a_second_try_of_a_task_leaves_a_recreated_stream_alone(source: str, url: str) -> None:
     with Blocking(url) as tier:
         job = tier.run(begun(tier))
         piece = replace(piece_of(tier, job), incarnation=uuid4())
@@ -156,8 +154,8 @@ def test_a_further_try_leaves_a_stream_alone_that_was_begun_again(source: str, u
         assert tier.load_manifest("batches").commit_id == before
 
 
-def test_another_that_appends_first_wins(spark: SparkSession, source: str, url: str) -> None:
-    """Then a run appends what is missing behind it."""
+def test_another_writer_that_appends_first_wins(spark: SparkSession, source: str, url: str) -> None:
+    """A later run appends what is missing after it."""
     with Blocking(url) as tier:
         job = tier.run(begun(tier))
         (receipt,) = tier.run(upload(tier.offloader, reach(source), [piece_of(tier, job)], is_first=True))
@@ -201,35 +199,14 @@ backfill(session(master="local[1]", conf={"spark.driver.memory": "512m"}), sourc
 """
 
 
-def start(source: str, url: str, when: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, source, url, when],
-        env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """The driver is dead; what else it started goes with it."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
 MOMENTS = [("before", 3, 0), ("after", 0, 0)]
-"""When the driver dies, and what the next run takes over and uploads."""
+"""When the driver dies, seen from its commit, and what the next run takes over and uploads."""
+
+BY_SIGKILL = campaign("a backfill that SIGKILL ends; its driver dies in the tests' own process here")
 
 
-@pytest.mark.parametrize(("when", "taken_over", "ledgers"), MOMENTS if CAMPAIGN else MOMENTS[:1])
-def test_a_driver_killed_at_its_commit_is_gone_on_with(
-    spark: SparkSession, source: str, url: str, when: str, taken_over: int, ledgers: int
-) -> None:
-    process = start(source, url, when)
-    try:
-        assert process.wait(180) == -signal.SIGKILL
-    finally:
-        end(process)
+def check_next_run(spark: SparkSession, source: str, url: str, taken_over: int, ledgers: int) -> None:
+    """The run after a death at the commit uploads nothing twice, and the stream is whole."""
     uploaded = fragments(url)
 
     (done,) = backfill(spark, source, url, streams=["batches"])
@@ -239,15 +216,37 @@ def test_a_driver_killed_at_its_commit_is_gone_on_with(
     check_whole(url)
 
 
-def test_a_driver_killed_while_it_uploads_is_gone_on_with(spark: SparkSession, source: str, url: str) -> None:
-    process = start(source, url, "before")
+@pytest.mark.parametrize(("when", "taken_over", "ledgers"), MOMENTS)
+def test_a_run_resumes_after_its_driver_died_at_the_commit(
+    spark: SparkSession, source: str, url: str, when: str, taken_over: int, ledgers: int
+) -> None:
+    with dying(when):
+        backfill(spark, source, url, streams=["batches"])
+
+    check_next_run(spark, source, url, taken_over, ledgers)
+
+
+@BY_SIGKILL
+@pytest.mark.parametrize(("when", "taken_over", "ledgers"), MOMENTS)
+def test_a_run_resumes_after_sigkill_ended_its_driver_at_the_commit(
+    spark: SparkSession, source: str, url: str, when: str, taken_over: int, ledgers: int
+) -> None:
+    assert run(RUN, source, url, when) == -signal.SIGKILL
+
+    check_next_run(spark, source, url, taken_over, ledgers)
+
+
+@BY_SIGKILL
+def test_a_run_resumes_after_sigkill_ended_its_driver_during_uploads(
+    spark: SparkSession, source: str, url: str
+) -> None:
+    process = start(RUN, source, url, "before")
     try:
         deadline = time.monotonic() + 180
         while process.poll() is None and not fragments(url) and time.monotonic() < deadline:
             time.sleep(0.002)
     finally:
         end(process)
-        process.wait()
     assert fragments(url)
 
     (done,) = backfill(spark, source, url, streams=["batches"])
@@ -257,10 +256,10 @@ def test_a_driver_killed_while_it_uploads_is_gone_on_with(spark: SparkSession, s
     check_whole(url)
 
 
-def test_what_a_dead_run_left_of_another_history_is_not_taken_over(
+def test_fragments_of_another_history_are_not_taken_over(
     spark: SparkSession, sources: Path, url: str, tmp_path: Path
 ) -> None:
-    """The broker's stream was another by then; its name, and where the ledger ends, are the same."""
+    """The dead run read another stream of the same name, whose ledger ended at the same offset."""
     broker = tmp_path / "broker" / "batches"
     write_stream(broker, simple_chunks(1223, records=3), segment_chunks=2000)
     source = f"rabbitmq://{broker.parent}"
@@ -277,7 +276,7 @@ def test_what_a_dead_run_left_of_another_history_is_not_taken_over(
     check_whole(url)
 
 
-def test_what_a_dead_run_left_can_be_given_up(source: str, url: str) -> None:
+def test_a_dead_run_can_be_given_up(source: str, url: str) -> None:
     with Blocking(url) as tier:
         uid = identity(source, tier.run(begun(tier)).manifest)
         job = tier.run(Job.begin(tier.offloader, "batches", uid=uid))

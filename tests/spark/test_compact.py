@@ -1,23 +1,21 @@
-"""A compaction by Spark's tasks: the same records in larger fragments, also after a kill, beside others."""
+"""The job `compact`: the same records in larger fragments, also after a kill and beside other writers."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import osiris_data
 import pytest
-from command_line import CAMPAIGN, offload
+from campaign import campaign
+from command_line import offload
 from offload_spark.jobs.compact import compact, give_up
 from offload_spark.scan import _tables_of
+from spark.drivers import dying, run
 
 from offload import Blocking, Plugins, StreamWriter
 from offload.commit.guest import Delete
@@ -58,7 +56,7 @@ def url(finely_cut: str, tmp_path: Path) -> str:
 
 
 def delivered(url: str) -> dict[str, list[Record]]:
-    """All that a tier's readers get, by stream: offset, time and body of every message. All of it holds."""
+    """Verify a tier, and return what its readers get: offset, time and body of each message, by stream."""
     with Blocking(url) as tier:
         assert not tier.verify().damages
         return {
@@ -93,7 +91,7 @@ def named(url: str) -> set[str]:
     }
 
 
-def test_streams_are_the_same_from_fewer_fragments_and_a_sweep_takes_the_rest(
+def test_streams_have_the_same_records_in_fewer_fragments_and_a_sweep_deletes_the_rest(
     spark: SparkSession, finely_cut: str, url: str
 ) -> None:
     told = []
@@ -116,7 +114,7 @@ def test_streams_are_the_same_from_fewer_fragments_and_a_sweep_takes_the_rest(
     assert delivered(url) == delivered(finely_cut)
 
 
-def test_what_was_compacted_is_left_alone(spark: SparkSession, url: str) -> None:
+def test_a_second_run_writes_nothing(spark: SparkSession, url: str) -> None:
     compact(spark, url, streams=["batches"], fragment_size_bytes=LARGE_SIZE_BYTES)
     before = {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")}
 
@@ -126,8 +124,10 @@ def test_what_was_compacted_is_left_alone(spark: SparkSession, url: str) -> None
     assert {path: path.stat().st_mtime_ns for path in Path(url).rglob("*")} == before
 
 
-def test_what_others_changed_meanwhile_is_passed_over(spark: SparkSession, finely_cut: str, url: str) -> None:
-    """After the plan and before the first wave the stream is trimmed, and swept."""
+def test_fragments_that_others_trimmed_meanwhile_are_skipped(
+    spark: SparkSession, finely_cut: str, url: str
+) -> None:
+    """The stream is trimmed and swept after the plan and before the first wave."""
     entries = entries_of(url, "batches")
     cut = entries[len(entries) // 2].first_offset
     with Blocking(url) as tier:
@@ -150,7 +150,7 @@ async def _begun(tier: Blocking) -> Compaction:
     return await Compaction.begin(tier.offloader, "batches", fragment_size_bytes=LARGE_SIZE_BYTES)
 
 
-def test_a_further_try_copies_under_an_attempt_of_its_own(url: str) -> None:
+def test_a_second_try_of_a_task_copies_under_an_attempt_of_its_own(url: str) -> None:
     with Blocking(url) as tier:
         compaction = tier.run(_begun(tier))
         [piece] = tier.run(compaction.wave(1))
@@ -167,7 +167,7 @@ def test_a_further_try_copies_under_an_attempt_of_its_own(url: str) -> None:
     assert fragments(url) == named(url)
 
 
-def test_a_further_try_leaves_a_stream_alone_that_was_begun_again(url: str) -> None:
+def test_a_second_try_of_a_task_leaves_a_recreated_stream_alone(url: str) -> None:
     with Blocking(url) as tier:
         compaction = tier.run(_begun(tier))
         [piece] = tier.run(compaction.wave(1))
@@ -202,31 +202,16 @@ compact.compact(spark, url, streams=["batches"], fragment_size_bytes=int(size))
 """
 
 
-def run_until_killed(url: str, when: str, size_bytes: int) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, url, when, str(size_bytes)],
-        env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        assert process.wait(300) == -signal.SIGKILL
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what else it started
+FOUR_IN_ONE_BYTES = 4 * SMALL_SIZE_BYTES
 
 
-@pytest.mark.parametrize("when", ["before", "after"] if CAMPAIGN else ["before"])
-def test_a_driver_that_is_killed_is_gone_on_with(
-    spark: SparkSession, finely_cut: str, url: str, when: str
-) -> None:
-    """Before and after the second of its commits: what is in stays, the rest is copied anew."""
-    size = 4 * SMALL_SIZE_BYTES
-    run_until_killed(url, when, size)
+def check_next_run(spark: SparkSession, finely_cut: str, url: str, when: str) -> None:
+    """The run after a death keeps what was committed, and copies the rest again."""
     left = manifest_of(url, "batches")
     assert left.running
     assert sum(entry.copied for entry in entries_of_rows(left.entries)) == (1 if when == "before" else 2)
 
-    (done,) = compact(spark, url, streams=["batches"], fragment_size_bytes=size)
+    (done,) = compact(spark, url, streams=["batches"], fragment_size_bytes=FOUR_IN_ONE_BYTES)
 
     assert done.runs
     assert manifest_of(url, "batches").running == ()
@@ -236,7 +221,27 @@ def test_a_driver_that_is_killed_is_gone_on_with(
     assert fragments(url) == named(url)
 
 
-def test_as_a_command(url: str) -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_resumes_after_its_driver_died_at_its_second_commit(
+    spark: SparkSession, finely_cut: str, url: str, when: str
+) -> None:
+    with dying(when, "replace", call=2):
+        compact(spark, url, streams=["batches"], fragment_size_bytes=FOUR_IN_ONE_BYTES)
+
+    check_next_run(spark, finely_cut, url, when)
+
+
+@campaign("a compaction that SIGKILL ends; its driver dies in the tests' own process here")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_resumes_after_sigkill_ended_its_driver_at_its_second_commit(
+    spark: SparkSession, finely_cut: str, url: str, when: str
+) -> None:
+    assert run(RUN, url, when, FOUR_IN_ONE_BYTES) == -signal.SIGKILL
+
+    check_next_run(spark, finely_cut, url, when)
+
+
+def test_the_command_prints_each_stream_and_gives_up_a_named_one(spark: SparkSession, url: str) -> None:
     ran = offload(
         "spark",
         "compact",
@@ -254,13 +259,16 @@ def test_as_a_command(url: str) -> None:
     (line,) = ran.stdout.splitlines()
     done = json.loads(line)
     assert (done["stream"], done["runs"] > 0, done["passed_over"]) == ("batches", True, 0)
-    given_up = offload("spark", "compact", url, "--give-up")
-    assert given_up.code == 2
-    assert "--give-up takes the streams by --stream" in given_up.error
+    given_up = offload("spark", "compact", url, "--give-up", "--stream", "batches")
+    assert given_up.code == 0, given_up.stderr
+    assert "batches: the unfinished job is discarded" in given_up.stderr
+    unnamed = offload("spark", "compact", url, "--give-up")
+    assert unnamed.code == 2
+    assert "--give-up needs --stream: name the streams" in unnamed.error
 
 
-def test_a_read_that_was_planned_before_finds_each_chunk_once(url: str) -> None:
-    """Without the chunks' bytes, by indexes alone: what was replaced, and swept, is cut out of the copy."""
+def test_a_read_that_was_planned_before_a_compaction_finds_each_chunk_once(url: str) -> None:
+    """It reads indexes alone. A replaced fragment that was swept is found within the copy."""
     entries, old, told = entries_of(url, "batches"), manifest_of(url, "batches"), list[Event]()
     how = TierOptions(fragment_size_bytes=LARGE_SIZE_BYTES)
     with Blocking.around(lambda: open_tier(url, options=how)) as tier:

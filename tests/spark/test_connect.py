@@ -1,4 +1,4 @@
-"""The same over Spark Connect: a client without a JVM, and a server that it starts on this machine."""
+"""Reads and writes over Spark Connect, by a client that has no JVM."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import osiris_data
+import pytest
+from campaign import campaign
+from spark.drivers import SECONDS_MAX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SCRIPT = """
 import json, sys
@@ -17,8 +24,8 @@ from offload_spark import append, prepare, register
 prepare()
 from pyspark.sql import SparkSession
 
-tier, folder = sys.argv[1:]
-spark = SparkSession.builder.remote("local[1]").getOrCreate()
+tier, folder, remote = sys.argv[1:]
+spark = SparkSession.builder.remote(remote).getOrCreate()
 read = lambda: spark.read.format("offload")
 found = {"kind": type(spark).__module__, "unregistered": read().option("stream", "tiny").load(tier).count()}
 register(spark)
@@ -39,12 +46,21 @@ print(json.dumps(found))
 """
 
 
-def test_reads_filters_streams_and_writes_work_over_connect(tier: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+@pytest.fixture(scope="module")
+def remote(spark: SparkSession) -> str:
+    """The URL of a Connect server in the JVM of the tests' session. It ends with that JVM."""
+    service = getattr(spark._jvm.org.apache.spark.sql.connect.service, "SparkConnectService$")
+    server = getattr(service, "MODULE$")
+    server.start(spark._jsc.sc())
+    return f"sc://localhost:{server.localPort()}"
 
+
+def check_client(remote: str, tier: str, folder: Path) -> None:
+    """A client in a process of its own reads, filters, streams and writes."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, tier, str(tmp_path)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-c", SCRIPT, tier, str(folder), remote],
+        cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
@@ -56,3 +72,18 @@ def test_reads_filters_streams_and_writes_work_over_connect(tier: str, tmp_path:
         "appended": [[0, 1, 2, 3, 4]] * 2,
         "written": 5,
     }
+
+
+OVER_CONNECT = campaign("a client over Spark Connect; a classic session runs the same source here")
+
+
+@OVER_CONNECT
+def test_a_client_reads_filters_streams_and_writes_over_connect(
+    remote: str, tier: str, tmp_path: Path
+) -> None:
+    check_client(remote, tier, tmp_path)
+
+
+@OVER_CONNECT
+def test_a_client_starts_a_connect_server_of_its_own(tier: str, tmp_path: Path) -> None:
+    check_client("local[1]", tier, tmp_path)

@@ -1,25 +1,25 @@
-"""A copy from tier to tier by Spark's tasks: the same streams there, also after growth, a kill, or damage."""
+"""The job `copy`: the target has the streams of the source, also after growth, a kill, or damage."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import osiris_data
 import pytest
-from command_line import CAMPAIGN, PROGRAM, bodies, formula, offload
-from offload_spark.jobs.copy import copy
-from servers import real_servers_of, servers_of
+from campaign import campaign, keeping
+from command_line import bodies, formula, offload
+from offload_spark.jobs import copy as copy_job
+from offload_spark.jobs import transfer, transfer_tasks
+from offload_spark.jobs.copy import TierReach, copy
+from servers import servers_of
 from servers.session import Session
+from spark.drivers import dying, run
 
 from offload import Blocking, Plugins, StreamWriter
 from offload.errors import Diverged, NotOffloaded
@@ -28,6 +28,7 @@ from offload.model.entry import entries_of_rows
 from offload.model.manifest import Manifest
 from offload.native.offloader import TierOptions
 from offload.opening import open_source, open_tier
+from offload.upkeep.copy.transfer import Fetch
 from offload.upkeep.retention import Retention, delete_stream, trim
 from offload.upkeep.sweep.tier import sweep
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 FRAGMENT_SIZE_BYTES = 60_000
 PIECE_SIZE_BYTES = 200_000
-"""So that a ledger is several pieces, and a piece several fragments."""
+"""Small enough that a ledger is several pieces, and a piece several fragments."""
 
 ENDS = {stream: osiris_data.MANIFEST["streams"][stream]["next_offset"] for stream in osiris_data.STREAMS}
 
@@ -61,7 +62,7 @@ Delivered = dict[str, list[tuple[int, int, bytes]]]
 
 
 def delivered(url: str, options: Mapping[str, Any] | None = None, *, but: str = "") -> Delivered:
-    """All that a tier's readers get, by stream: offset, time and body of every message. All of it holds."""
+    """Verify a tier, and return what its readers get: offset, time and body of each message, by stream."""
     with Blocking(url, storage_options=options) as tier:
         assert not tier.verify().damages
         return {
@@ -75,6 +76,12 @@ def delivered(url: str, options: Mapping[str, Any] | None = None, *, but: str = 
         }
 
 
+@pytest.fixture(scope="session")
+def records(finely_cut: str) -> Delivered:
+    """All that readers of the source get."""
+    return delivered(finely_cut)
+
+
 def manifest_of(url: str, stream: str) -> Manifest:
     with Blocking(url) as tier:
         return tier.load_manifest(stream)
@@ -85,7 +92,7 @@ def fragments(url: str) -> set[str]:
 
 
 def named(url: str) -> set[str]:
-    """The fragments that the newest manifests name, all of them in roots."""
+    """Return the keys of the fragments that the newest manifests name."""
     with Blocking(url) as tier:
         return {
             StreamKeys(stream).fragment(entry.first_offset, entry.attempt)
@@ -94,11 +101,13 @@ def named(url: str) -> set[str]:
         }
 
 
-@pytest.mark.parametrize("bucket", real_servers_of("s3")[-1:])
+@campaign("Spark copies between stores; make test has copies between folders, and Spark on MinIO")
+@pytest.mark.parametrize("bucket", servers_of("s3")[:1])
 @pytest.mark.parametrize("other_bucket", servers_of("gcs")[:1])
-def test_streams_go_from_store_to_store_and_back_as_they_were(
+def test_streams_that_were_copied_from_store_to_store_are_the_same(
     spark: SparkSession,
     finely_cut: str,
+    records: Delivered,
     target: str,
     running_servers: Session,
     bucket: str,
@@ -116,13 +125,13 @@ def test_streams_go_from_store_to_store_and_back_as_they_were(
         )  # fmt: skip
         assert [each.error for each in done] == [None] * 3
         assert {each.stream: each.next_offset for each in done} == ENDS
-        assert delivered(there, options) == delivered(finely_cut)
+        assert delivered(there, options) == records
 
     for stream in osiris_data.STREAMS:
         assert bodies(Path(target), stream) == formula(osiris_data.MANIFEST["streams"][stream]["messages"])
 
 
-def test_each_stream_is_one_commit_with_its_ledgers_and_epochs(
+def test_one_commit_names_a_stream_with_its_ledgers_and_epochs(
     spark: SparkSession, finely_cut: str, target: str
 ) -> None:
     copy(spark, finely_cut, target, streams=["filtered"], piece_size_bytes=PIECE_SIZE_BYTES)
@@ -139,7 +148,7 @@ def test_each_stream_is_one_commit_with_its_ledgers_and_epochs(
 
 
 async def offload_ledgers(tier: Blocking, sources: Path, count: int) -> None:
-    """The next ledgers of `batches`."""
+    """Offload the next ledgers of `batches`."""
     stream = await open_source(f"rabbitmq://{sources}").stream("batches")
     writer = await StreamWriter.claim(tier.offloader, "batches")
     async with await stream.snapshot() as snapshot:
@@ -147,10 +156,10 @@ async def offload_ledgers(tier: Blocking, sources: Path, count: int) -> None:
         await writer.offload(new[:count])
 
 
-def test_growth_is_copied_by_the_next_run_and_the_last_one_writes_nothing(
+def test_the_next_run_copies_growth_and_a_run_without_growth_writes_nothing(
     spark: SparkSession, sources: Path, target: str, tmp_path: Path
 ) -> None:
-    """The source grows while it is copied: what had been committed by then is copied."""
+    """The source grows during the first run, which copies what was committed before it began."""
     source = str(tmp_path / "growing")
     with Blocking(source) as tier:
         tier.run(tier.offloader.open(create=True))
@@ -172,10 +181,10 @@ def test_growth_is_copied_by_the_next_run_and_the_last_one_writes_nothing(
     assert delivered(target) == delivered(source)
 
 
-def test_a_target_that_a_sync_brought_within_a_fragment_is_gone_on_with(
+def test_a_target_that_ends_within_a_fragment_of_the_source_is_continued(
     spark: SparkSession, finely_cut: str, tier: str, target: str, sources: Path
 ) -> None:
-    """Its last chunk is compared, and what follows begins in the middle of a fragment of the source."""
+    """A sync wrote the target. Its last chunk is compared, and the copy begins within a fragment."""
     with Blocking.around(
         lambda: open_tier(target, options=TierOptions(fragment_size_bytes=20_000))
     ) as opened:
@@ -221,7 +230,7 @@ def test_a_source_that_is_trimmed_beyond_the_target_is_refused(
     assert "begins at offset 6937, but offset 3669 is the next" in str(done.error)
 
 
-def test_what_is_trimmed_or_deleted_at_the_source_is_begun_where_it_begins_or_passed_over(
+def test_a_trimmed_stream_is_copied_from_its_first_offset_and_a_deleted_one_is_skipped(
     spark: SparkSession, tier: str, target: str, tmp_path: Path
 ) -> None:
     source = str(shutil.copytree(tier, tmp_path / "source"))
@@ -267,30 +276,17 @@ copy(spark, source, target, streams=["filtered"], piece_size_bytes=int(size), pr
 """
 
 
-def started(script: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A driver in a process group of its own."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments, str(PIECE_SIZE_BYTES)],
-        env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+MOMENTS = ["midway", "before", "after"]
+"""When the driver dies: after the first wave of tasks, before its commit, or after it."""
 
 
-def ended(process: subprocess.Popen[bytes]) -> int:
-    """How the driver ended. What else it started ends with it."""
-    try:
-        return process.wait(300)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+AT_THE_COMMIT = (
+    "a copy whose driver dies at its commit; a back-fill, which commits alike, has both moments here"
+)
 
 
-@pytest.mark.parametrize("when", ["midway", "before", "after"] if CAMPAIGN else ["midway"])
-def test_a_driver_that_is_killed_is_gone_on_with(
-    spark: SparkSession, finely_cut: str, target: str, when: str
-) -> None:
-    """Midway is after the first wave; before and after are those of the commit."""
-    assert ended(started(RUN, finely_cut, target, when)) == -signal.SIGKILL
+def check_next_run(spark: SparkSession, finely_cut: str, records: Delivered, target: str, when: str) -> None:
+    """The run after a death uploads nothing twice and leaves nothing behind."""
     uploaded = fragments(target)
     assert uploaded
 
@@ -299,86 +295,105 @@ def test_a_driver_that_is_killed_is_gone_on_with(
     assert done.taken_over == (0 if when == "after" else len(uploaded))
     assert bool(done.fragments) == (when == "midway")
     assert fragments(target) == named(target), "nothing was uploaded twice, and nothing is left"
-    assert delivered(target)["filtered"] == delivered(finely_cut)["filtered"]
+    assert delivered(target)["filtered"] == records["filtered"]
     manifest = manifest_of(target, "filtered")
     assert (manifest.epoch, manifest.running) == (1, ()), "one claim, and nobody else since"
     assert manifest.version <= 5, "a claim, an announcement by each run, one append, the end of the rest"
 
 
-FAIL_ONCE = """
-import sys
-from contextlib import asynccontextmanager
-from offload_spark import session
-from offload_spark.jobs import copy as job
-
-class FailsOnce(job.TierReach):
-    __slots__ = ()
-
-    @asynccontextmanager
-    async def opened(self):
-        from pyspark import TaskContext
-
-        async with job.TierReach.opened(self) as fetch:
-            yield fetch
-        if TaskContext.get().attemptNumber() == 0:
-            raise RuntimeError("lost after it has uploaded")
-
-source, target, size = sys.argv[1:]
-job.TierReach = FailsOnce
-spark = session(master="local[1,2]", conf={"spark.driver.memory": "512m"})
-(done,) = job.copy(spark, source, target, streams=["filtered"], piece_size_bytes=int(size))
-assert done.error is None, done.error
-"""
-
-
-def test_tasks_that_are_tried_again_upload_beside_what_the_first_try_left(
-    finely_cut: str, target: str
+@pytest.mark.parametrize("when", keeping(["midway"], MOMENTS, AT_THE_COMMIT))
+def test_a_run_resumes_after_its_driver_died(
+    spark: SparkSession,
+    finely_cut: str,
+    records: Delivered,
+    target: str,
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert ended(started(FAIL_ONCE, finely_cut, target)) == 0
+    monkeypatch.setattr(transfer_tasks, "TASK_SIZE_BYTES_MAX", 1)
+    monkeypatch.setattr(transfer, "TASKS_PER_SLOT", 1)
 
-    assert delivered(target)["filtered"] == delivered(finely_cut)["filtered"]
+    with dying(when) as death:
+        copy(
+            spark, finely_cut, target, streams=["filtered"], piece_size_bytes=PIECE_SIZE_BYTES,
+            progress=death.strike if when == "midway" else lambda progress: None,
+        )  # fmt: skip
+
+    check_next_run(spark, finely_cut, records, target, when)
+
+
+@campaign("a copy that SIGKILL ends; its driver dies in the tests' own process here")
+@pytest.mark.parametrize("when", MOMENTS)
+def test_a_run_resumes_after_sigkill_ended_its_driver(
+    spark: SparkSession, finely_cut: str, records: Delivered, target: str, when: str
+) -> None:
+    assert run(RUN, finely_cut, target, when, PIECE_SIZE_BYTES) == -signal.SIGKILL
+
+    check_next_run(spark, finely_cut, records, target, when)
+
+
+def test_a_task_that_is_tried_again_uploads_beside_its_first_try(
+    spark: SparkSession, finely_cut: str, records: Delivered, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailsOnce(TierReach):
+        """Local to this test, so that Spark sends it to its workers by value."""
+
+        __slots__ = ()
+
+        @asynccontextmanager
+        async def opened(self) -> AsyncGenerator[Fetch, None]:
+            from pyspark import TaskContext
+
+            async with TierReach.opened(self) as fetch:
+                yield fetch
+            task = TaskContext.get()
+            if task is not None and task.attemptNumber() == 0:
+                raise RuntimeError("lost after it has uploaded")
+
+    monkeypatch.setattr(copy_job, "TierReach", FailsOnce)
+
+    (done,) = copy(spark, finely_cut, target, streams=["filtered"], piece_size_bytes=PIECE_SIZE_BYTES)
+
+    assert done.error is None
+    assert delivered(target)["filtered"] == records["filtered"]
     assert manifest_of(target, "filtered").running == ()
-    assert len(fragments(target)) == 2 * len(named(target)), "each piece twice, and once by name"
+    assert len(fragments(target)) == 2 * len(named(target)), "each piece was uploaded twice, and named once"
     with Blocking(target) as opened:
         opened.run(sweep(opened.offloader, grace_seconds=0))
     assert fragments(target) == named(target)
 
 
-def test_damage_in_the_source_ends_one_stream_with_one_line_and_names_nothing_of_it(
-    tier: str, target: str, tmp_path: Path
+def test_damage_in_the_source_stops_one_stream_with_one_line_and_names_nothing_of_it(
+    spark: SparkSession, tier: str, target: str, tmp_path: Path
 ) -> None:
-    """The others are there; what was announced for it can be given up."""
+    """The other streams are copied. The job of the stopped stream can be given up."""
     source = Path(shutil.copytree(tier, tmp_path / "source"))
     damaged = max((source / "batches" / "data").iterdir())
     raw = bytearray(damaged.read_bytes())
     raw[1000] ^= 1
     damaged.chmod(0o644)
     damaged.write_bytes(raw)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = ("spark", "copy", source, target, "--json", "--master", "local[1]")
 
-    ran = subprocess.run(
-        [*PROGRAM[:1], *PROGRAM[3:], *map(str, words)],  # Spark warns, and that is no error
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    ran = offload("spark", "copy", source, target, "--json", "--master", "local[1]")
     left = manifest_of(target, "batches")
     given_up = offload("spark", "copy", source, target, "--give-up", "--stream", "batches")
 
-    assert ran.returncode == 1
-    batches, *others = (json.loads(line) for line in ran.stdout.splitlines())
+    assert ran.code == 1
+    batches, *others = ran.objects
     assert {each["stream"]: each["next_offset"] for each in others} == {
         name: ENDS[name] for name in ("filtered", "tiny")
     }
     assert delivered(target, but="batches") == delivered(str(tier), but="batches")
     assert str(damaged.relative_to(source)) in batches["error"]
     assert ran.stderr.splitlines()[-1] == f"offload: {batches['error']}"
-    assert (left.fragments, len(left.running)) == (0, 4)
+    assert left.fragments == 0
+    assert len(left.running) == 2 * 4, "one task had all ledgers, and each of its tries had own attempts"
     assert given_up.code == 0, given_up.stderr
     assert manifest_of(target, "batches").running == ()
 
 
-def test_give_up_wants_a_stream() -> None:
+def test_give_up_needs_a_stream() -> None:
     ran = offload("spark", "copy", "one", "other", "--give-up")
 
     assert ran.code == 2
-    assert "--give-up takes the streams by --stream" in ran.error
+    assert "--give-up needs --stream: name the streams" in ran.error

@@ -1,4 +1,4 @@
-"""What `offload spark copy` shows while it runs, made of what the job tells."""
+"""The progress that `offload spark copy` shows, from the reports of the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_bar_counts_the_pieces_of_a_stream_and_the_bytes_of_all() -> None:
     told(TransferProgress(stream="b", taken_over=0, pieces=8, pieces_done=2, bytes=30))
 
     assert [(seen.what, seen.done, seen.total, seen.size_bytes) for seen in shown] == [
-        ("checking what an earlier run left of a", 0, None, 0),
+        ("checking an earlier run's uploads of a", 0, None, 0),
         ("copying a", 4, 4, 100),
         ("copying b", 2, 8, 130),
     ]

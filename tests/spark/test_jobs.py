@@ -1,4 +1,4 @@
-"""Jobs that Spark runs: the scrub and the export, as functions and as commands."""
+"""The jobs `verify` and `export`, as functions and as commands; and `backfill` as a command."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import osiris_data
 import pytest
-from command_line import PROGRAM
+from command_line import PROGRAM, offload
 from offload_spark.jobs.export import Exported, export
 from offload_spark.jobs.verify import verify
+from spark.drivers import CHEAP_JVM, SECONDS_MAX
 
 from offload import Blocking, VerifyReport
 from offload.errors import Misuse
@@ -27,15 +28,17 @@ STREAMS = osiris_data.MANIFEST["streams"]
 
 @pytest.fixture
 def copy(tier: str, tmp_path: Path) -> Path:
-    """The tier of real streams, to be damaged."""
+    """A copy of the tier of real streams, for a test that damages it."""
     return Path(shutil.copytree(tier, tmp_path / "tier"))
 
 
 def fragments(tier: Path) -> list[Path]:
+    """Return the paths of all fragments, in the order of their keys."""
     return sorted(tier.glob("*/data/*.fragment"), key=lambda path: str(path.relative_to(tier)))
 
 
 def flip(path: Path, at: int) -> None:
+    """Flip one bit of the byte at this place."""
     raw = bytearray(path.read_bytes())
     raw[at] ^= 1
     path.chmod(0o644)
@@ -43,7 +46,7 @@ def flip(path: Path, at: int) -> None:
 
 
 class TestVerify:
-    def test_a_sound_tier_is_sound_and_was_read_whole(self, spark: SparkSession, copy: Path) -> None:
+    def test_a_sound_tier_is_read_whole_and_reported_as_sound(self, spark: SparkSession, copy: Path) -> None:
         found = verify(spark, str(copy))
         with Blocking(str(copy)) as tier:
             alone = tier.verify()
@@ -62,7 +65,9 @@ class TestVerify:
         assert 0 < damage.position <= 5000
 
     @pytest.mark.parametrize("at", [0, -1, -40])
-    def test_head_and_trailer_count_too(self, spark: SparkSession, copy: Path, at: int) -> None:
+    def test_a_flipped_bit_in_a_head_or_trailer_is_found(
+        self, spark: SparkSession, copy: Path, at: int
+    ) -> None:
         flip(fragments(copy)[0], at)
 
         assert len(verify(spark, str(copy), stream="batches").damages) == 1
@@ -79,8 +84,10 @@ class TestVerify:
 
         assert damaged == {str(path.relative_to(copy)) for path in (one, other, gone)}
 
-    def test_it_goes_on_where_it_was_interrupted(self, spark: SparkSession, copy: Path) -> None:
-        """Waves of small tasks; the damage in front of `after` is not looked for again."""
+    def test_verify_resumes_after_the_last_object_that_an_interrupted_run_judged(
+        self, spark: SparkSession, copy: Path
+    ) -> None:
+        """It runs waves of small tasks. The second run does not look again for the damage before `after`."""
         first, *_, last = fragments(copy)
         flip(first, 5000)
         flip(last, 900)
@@ -103,7 +110,7 @@ class TestVerify:
 
 
 class TestExport:
-    def test_every_record_is_there_once_with_its_offset(
+    def test_an_export_has_every_record_once_with_its_offset(
         self, spark: SparkSession, tier: str, tmp_path: Path
     ) -> None:
         told: list[Exported] = []
@@ -113,57 +120,73 @@ class TestExport:
         again = export(spark, tier, target, options={"decode": "amqp"})
 
         assert (added.rows, again.rows) == (sum(STREAMS[each]["messages"] for each in osiris_data.STREAMS), 0)
-        found = spark.read.parquet(target)
+        collected = spark.read.parquet(target).select("stream", "offset", "body").collect()
         for stream in osiris_data.STREAMS:
-            rows = found.where(found.stream == stream).orderBy("offset").select("offset", "body").collect()
+            rows = sorted((row.offset, bytes(row.body)) for row in collected if row.stream == stream)
             expected = [osiris_data.body_of(i) for i in range(STREAMS[stream]["messages"])]
-            assert [bytes(row.body) for row in rows] == expected
-            assert len({row.offset for row in rows}) == len(rows)
+            assert [body for _, body in rows] == expected
+            assert len({offset for offset, _ in rows}) == len(rows)
         days = {path.name for path in (tmp_path / "out" / "stream=tiny").iterdir()}
         assert days == {"date=2026-11-21"}
 
 
-def command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [*PROGRAM[:1], *PROGRAM[3:], "spark", *map(str, arguments)]  # Spark warns, and that is no error
-    return subprocess.run(
-        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def test_the_commands_run_in_a_process_of_their_own(copy: Path) -> None:
-    """Each starts Spark by itself; a folder is named as one stands."""
+def test_a_command_starts_spark_in_a_process_of_its_own(copy: Path) -> None:
+    """Its tier is a folder relative to where it runs."""
     flip(fragments(copy)[0], 5000)
+    given = {"PYTHONPATH": os.pathsep.join(sys.path), "SPARK_SUBMIT_OPTS": CHEAP_JVM}
+    words = [*PROGRAM[:1], *PROGRAM[3:], "spark", "verify", "tier", "--json", "--master", "local[1]"]
 
-    verified = command("verify", "tier", "--json", "--master", "local[1]", cwd=copy.parent)
-    exported = command(
-        "export", "tier", "out", "--stream", "tiny", "--json", "--master", "local[1]", cwd=copy.parent
-    )
+    ran = subprocess.run(  # without `-W error`: Spark itself warns
+        words, cwd=copy.parent, env={**os.environ, **given},
+        capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
+    )  # fmt: skip
 
-    assert (verified.returncode, exported.returncode) == (1, 0), verified.stderr + exported.stderr
-    (damage,) = json.loads(verified.stdout)["damages"]
+    assert ran.returncode == 1, ran.stderr
+    (damage,) = json.loads(ran.stdout)["damages"]
     assert damage["stream"] == "batches"
-    assert json.loads(exported.stdout) == {"rows": 10, "batches": 1}
+
+
+def test_the_export_command_writes_one_stream_and_prints_totals(
+    spark: SparkSession, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copy.parent)
+
+    ran = offload("spark", "export", "tier", "out", "--stream", "tiny", "--json", "--master", "local[1]")
+
+    assert ran.code == 0, ran.stderr
+    assert ran.document == {"rows": 10, "batches": 1}
     assert (copy.parent / "out" / "stream=tiny").is_dir()
 
 
-def test_a_back_fill_as_a_command(sources: Path, tmp_path: Path) -> None:
-    words = ("backfill", f"rabbitmq://{sources}", "tier", "--stream", "batches", "--json")
+def test_the_backfill_command_prints_each_stream(
+    spark: SparkSession, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
 
-    done = command(*words, "--master", "local[1]", cwd=tmp_path)
-    nothing = command("backfill", f"rabbitmq://{sources}", "tier", "--give-up", cwd=tmp_path)
-    nowhere = command("export", "no-tier", "out", "--master", "local[1]", cwd=tmp_path)
+    ran = offload("spark", "backfill", f"rabbitmq://{sources}", "tier", "--stream", "batches", "--json")
 
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "stream": "batches", "ledgers": 3, "taken_over": 0, "next_offset": 10225,
-    }  # fmt: skip
-    assert nothing.returncode == 2
-    assert "--give-up takes the streams by --stream" in nothing.stderr
-    assert nowhere.returncode == 1
-    assert nowhere.stderr.splitlines()[-1].startswith(f"offload: file://{tmp_path}/no-tier is no tier")
+    assert ran.code == 0, ran.stderr
+    assert ran.document == {"stream": "batches", "ledgers": 3, "taken_over": 0, "next_offset": 10225}
 
 
-def test_what_cannot_be_scrubbed_is_said(spark: SparkSession, tmp_path: Path) -> None:
+def test_give_up_of_a_backfill_needs_a_stream(sources: Path) -> None:
+    ran = offload("spark", "backfill", f"rabbitmq://{sources}", "tier", "--give-up")
+
+    assert ran.code == 2
+    assert "--give-up needs --stream: name the streams" in ran.stderr
+
+
+def test_an_export_of_a_missing_tier_ends_with_one_line(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    ran = offload("spark", "export", "no-tier", "out", "--master", "local[1]")
+
+    assert ran.code == 1
+    assert ran.stderr.splitlines()[-1].startswith(f"offload: file://{tmp_path}/no-tier is no tier")
+
+
+def test_a_verify_of_a_missing_tier_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises((Misuse, LookupError)):
         verify(spark, str(tmp_path / "nothing"))

@@ -1,11 +1,12 @@
-"""What the user says is taken as it is meant, or refused by name."""
+"""Options of reads are understood, or refused by name."""
 
 from __future__ import annotations
 
 import pytest
-from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions, StreamChoice
+from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions, StreamChoice, WriteOptions
 
 from offload.errors import Misuse
+from offload.model.compression import Compression
 
 
 def options(**given: str) -> ReadOptions:
@@ -21,7 +22,7 @@ def test_defaults_read_everything() -> None:
     assert not found.pushdown
 
 
-def test_names_are_folded_as_spark_folds_them() -> None:
+def test_names_of_options_ignore_case_as_in_spark() -> None:
     assert options(MINPARTITIONS="7").min_partitions == options(minPartitions="7").min_partitions == 7
 
 
@@ -36,25 +37,25 @@ def test_names_are_folded_as_spark_folds_them() -> None:
     ],
     ids=str,
 )
-def test_streams_are_one_a_list_or_a_pattern(given: dict[str, str], chosen: list[str]) -> None:
-    """A pattern is for whole names; a single name may have commas in it."""
+def test_streams_are_chosen_by_one_name_a_list_or_a_pattern(given: dict[str, str], chosen: list[str]) -> None:
+    """A pattern matches whole names. A single name may contain commas."""
     assert options(**given).streams.of(["orders-1", "my-orders-2"]) == chosen
 
 
-def test_offsets_are_said_for_some_streams() -> None:
+def test_streams_without_an_offset_begin_at_the_earliest() -> None:
     found = options(startingOffsets='{"a": 23, "b": -1}').start
 
     assert [found.offset(stream) for stream in "abc"] == [23, LATEST, EARLIEST]
 
 
-def test_a_time_is_before_offsets() -> None:
+def test_a_timestamp_overrides_offsets() -> None:
     assert options(startingTimestamp="1700", startingOffsets="latest").start == Edge(timestamp_ms=1700)
 
 
-def test_storage_options_come_as_json_and_one_by_one() -> None:
+def test_storage_options_are_given_as_json_and_one_by_one() -> None:
     found = options(**{"storageOptions": '{"Key": "a", "n": 3}', "storage.secret": "b"})
 
-    assert found.storage_options == {"Key": "a", "n": 3, "secret": "b"}
+    assert found.tier.storage_options == {"Key": "a", "n": 3, "secret": "b"}
 
 
 @pytest.mark.parametrize(
@@ -77,18 +78,30 @@ def test_storage_options_come_as_json_and_one_by_one() -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused_by_name(given: dict[str, str], message: str) -> None:
+def test_an_invalid_option_is_refused_by_name(given: dict[str, str], message: str) -> None:
     with pytest.raises(Misuse, match=message.replace("[", r"\[")):
         options(**given)
 
 
-def test_a_folder_is_named_by_its_whole_path(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers may run elsewhere."""
+def test_a_folder_becomes_an_absolute_path(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers may run in another folder."""
     monkeypatch.chdir(str(tmp_path))
 
-    assert ReadOptions.of({"path": "tier"}).url == f"{tmp_path}/tier"
-    assert ReadOptions.of({"path": "file:///tier"}).url == "file:///tier"
+    assert ReadOptions.of({"path": "tier"}).tier.url == f"{tmp_path}/tier"
+    assert ReadOptions.of({"path": "file:///tier"}).tier.url == "file:///tier"
 
 
-def test_a_choice_by_name_is_not_looked_up() -> None:
+def test_a_stream_that_is_named_need_not_exist() -> None:
     assert StreamChoice(names=("gone",)).of(["a"]) == ["gone"]
+
+
+@pytest.mark.parametrize(("text", "named"), [("", None), ("zstd", "zstd:3"), ("none", "none")])
+def test_a_write_names_its_compression_as_the_commands_do(text: str, named: str | None) -> None:
+    found = WriteOptions.of({"path": "here", "stream": "orders", "compression": text}).tier.compression
+
+    assert found == (None if named is None else Compression.parse(named))
+
+
+def test_a_write_with_an_unknown_compression_is_refused() -> None:
+    with pytest.raises(Misuse, match="compression takes zstd, zstd:1 to zstd:19, lz4 or none, not 'gzip'"):
+        WriteOptions.of({"path": "here", "stream": "orders", "compression": "gzip"})

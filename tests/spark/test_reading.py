@@ -1,4 +1,4 @@
-"""Every record is in exactly one partition, however a read is parted; and no more is asked for."""
+"""Every record is in exactly one partition of a read, and a read requests only the bytes that it needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sample_of(shape: str) -> Sample:
 
 
 def written(made: Tier, shape: str, count: int = 3, *, stream: str = "orders") -> list[tuple[object, ...]]:
-    """A stream of some shape in so many ledgers; what a read of it should give."""
+    """Write a stream of this shape in `count` ledgers. Return the rows that a read of it should give."""
     sample = sample_of(shape)
     parts = sample.ledgers(count)
     made.write(stream, parts)
@@ -55,7 +55,7 @@ def test_each_record_is_read_once_and_in_order(
         found = made.rows(planned, batchRows=str(rows))
 
         assert found == [row for row in expected if offsets[0] <= row[2] < offsets[1]]  # type: ignore[operator]
-        assert all(planned), "no partition of nothing"
+        assert all(planned), "no partition is empty"
 
 
 @settings(max_examples=40)
@@ -72,7 +72,7 @@ def test_bounds_of_time_leave_out_no_record_within_them(shape: str, times: tuple
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_without_values_only_indexes_are_asked_for(shape: str) -> None:
+def test_a_read_without_values_requests_only_indexes(shape: str) -> None:
     with tier() as made:
         expected = written(made, shape)
         made.store.asked.clear()
@@ -89,7 +89,7 @@ def test_without_values_only_indexes_are_asked_for(shape: str) -> None:
         assert all(isinstance(span, Span) and span.start > 16 for _, span in made.store.asked)
 
 
-def test_a_narrow_read_asks_for_its_chunks_and_one_index() -> None:
+def test_a_narrow_read_requests_its_chunks_and_one_index() -> None:
     with tier() as made:
         made.write("orders", [ledger_of(100, body_size_bytes=1000, first_offset=n) for n in (0, 100, 200)])
         made.store.asked.clear()
@@ -103,7 +103,7 @@ def test_a_narrow_read_asks_for_its_chunks_and_one_index() -> None:
         assert index < 100 * 48, "less than the chunks that are left out"
 
 
-def test_a_fragment_of_a_chunk_or_more_is_split_where_more_partitions_are_wanted() -> None:
+def test_a_fragment_of_several_chunks_is_split_if_more_partitions_are_wanted() -> None:
     with tier() as made:
         made.write("orders", [ledger_of(90)])
 
@@ -114,14 +114,14 @@ def test_a_fragment_of_a_chunk_or_more_is_split_where_more_partitions_are_wanted
 
 
 def test_small_fragments_share_a_partition() -> None:
-    """Each costs as much as 4 MiB would."""
+    """Each fragment counts as at least 4 MiB."""
     with tier() as made:
         made.write("orders", [ledger_of(2, first_offset=2 * n) for n in range(40)])
 
         assert [sum(len(made.rows([[part]])) for part in parts) for parts in made.plan()] == [30, 30, 20]
 
 
-def test_parts_that_follow_each_other_are_one() -> None:
+def test_consecutive_parts_are_merged_into_one() -> None:
     with tier() as made:
         made.write("orders", [ledger_of(2, first_offset=2 * n) for n in range(5)])
 
@@ -131,7 +131,7 @@ def test_parts_that_follow_each_other_are_one() -> None:
 
 
 class TestStreams:
-    """Which streams, from where, and to where."""
+    """The choice of streams, and of the offsets at which a read begins and ends."""
 
     @pytest.fixture
     def made(self) -> object:
@@ -155,7 +155,7 @@ class TestStreams:
         ],
         ids=str,
     )
-    def test_are_as_the_options_say(
+    def test_a_read_has_the_streams_and_offsets_of_its_options(
         self, made: Tier, given: dict[str, str], read: dict[str, tuple[int, int]]
     ) -> None:
         found = made.rows(made.plan(**given))
@@ -164,12 +164,12 @@ class TestStreams:
             (stream, offset) for stream, span in read.items() for offset in range(*span)
         )
 
-    def test_that_are_named_and_not_there_are_an_error(self, made: Tier) -> None:
+    def test_a_missing_stream_that_is_named_is_an_error(self, made: Tier) -> None:
         with pytest.raises(NotOffloaded):
             made.plan(stream="four")
 
     @pytest.mark.parametrize("given", ['{"two": 99}', '{"two": 111}'])
-    def test_without_the_offset_that_is_asked_for_are_an_error(self, made: Tier, given: str) -> None:
+    def test_an_offset_outside_of_its_stream_is_an_error(self, made: Tier, given: str) -> None:
         with pytest.raises(NotOffloaded, match="failOnDataLoss=false"):
             made.plan(stream="two", startingOffsets=given)
 
@@ -179,7 +179,7 @@ class TestStreams:
 
 @pytest.mark.parametrize("columns", ["offset", "offset,value"])
 class TestTrimmedMeanwhile:
-    """A read was planned, and then the first of its fragments were trimmed and swept."""
+    """A read that was planned before its first fragments were trimmed and swept."""
 
     @pytest.fixture
     def made(self) -> object:
@@ -191,14 +191,14 @@ class TestTrimmedMeanwhile:
         made.blocking.run(trim(made.blocking.offloader, "orders", Retention(before_offset=before)))
         made.blocking.run(sweep(made.blocking.offloader, grace_seconds=0))
 
-    def test_is_an_error(self, made: Tier, columns: str) -> None:
+    def test_a_read_of_trimmed_data_is_an_error(self, made: Tier, columns: str) -> None:
         planned = made.plan()
         self.lose(made, 20)
 
         with pytest.raises(NotOffloaded, match=r"\[0, [12]0\) were trimmed while they were read"):
             [*made.read([part for parts in planned for part in parts], columns=columns)]
 
-    def test_is_passed_over_if_that_is_asked_for(self, made: Tier, columns: str) -> None:
+    def test_trimmed_data_is_skipped_without_fail_on_data_loss(self, made: Tier, columns: str) -> None:
         planned = made.plan(minPartitions="4")
         self.lose(made, 20)
 
@@ -210,7 +210,7 @@ class TestTrimmedMeanwhile:
         assert found == [*range(20, 40)]
 
 
-def test_a_batch_ends_where_its_rows_or_its_bytes_do() -> None:
+def test_a_batch_ends_at_its_limit_of_rows_or_bytes() -> None:
     with tier() as made:
         bodies = [b"x" * size for size in (10, 10, 10, 500, 10, 10)]
         made.write("orders", [MemoryLedger([build_chunk(bodies, offset=0, timestamp_ms=0, epoch=1)])])
@@ -228,7 +228,7 @@ def test_offsets_that_a_long_cannot_hold_are_refused() -> None:
         chunk = build_chunk([b"one", b"two"], offset=2**63 - 1, timestamp_ms=0, epoch=1)
         made.write("orders", [MemoryLedger([chunk])])
 
-        with pytest.raises(Misuse, match="beyond a long"):
+        with pytest.raises(Misuse, match="too large for a Spark long"):
             made.rows(made.plan())
 
 

@@ -1,17 +1,13 @@
-"""A rebuild whose tails are read by Spark's tasks: the same report and manifest as without them."""
+"""The job `rebuild`: the same report and manifest as a rebuild without Spark."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import PROGRAM, offload
+from command_line import offload
 from offload_spark.jobs.rebuild import rebuild
 from osiris_writer import simple_chunks, write_stream
 
@@ -29,12 +25,12 @@ if TYPE_CHECKING:
 
 STREAM = "orders"
 CHUNKS = 120
-"""Each of them a fragment."""
+"""The stream has this many chunks, each in a fragment of its own."""
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tier of one stream in many fragments, of three ledgers."""
+    """A tier with one stream: three ledgers in many fragments."""
     folder = tmp_path_factory.mktemp("rebuild")
     write_stream(folder / "source" / STREAM, simple_chunks(CHUNKS), segment_chunks=50)
     how = TierOptions(fragment_size_bytes=1)
@@ -49,7 +45,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lost(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it without its roots."""
+    """A copy of the tier that lost the stream's roots."""
     tier = tmp_path / "lost"
     shutil.copytree(sound, tier)
     for root in (tier / STREAM / "metadata").glob("root.*"):
@@ -62,7 +58,7 @@ def fragments(tier: Path) -> list[Path]:
 
 
 def alone(tier: Path, **how: Any) -> RebuildReport:
-    """What a rebuild without Spark says, of a copy."""
+    """Rebuild a copy of the tier without Spark, and return the report."""
     copy = shutil.copytree(tier, tier.with_name("alone"))
     with Blocking(str(copy)) as opened:
         assert isinstance(opened.offloader, ObjectStoreOffloader)
@@ -76,13 +72,13 @@ def check_alike(one: RebuildReport, other: RebuildReport) -> None:
 
 
 def content_of(manifest: Manifest) -> dict[str, object]:
-    """All but what is drawn anew by each commit."""
+    """Return all of a manifest but the ids that each commit draws."""
     drawn = ("writer", "committer", "commit_id", "parent_commit_id", "entries")
     plain = {name: getattr(manifest, name) for name in manifest.__slots__ if name not in drawn}
     return plain | {"entries": manifest.entries.tobytes()}
 
 
-def test_the_manifest_is_the_one_that_a_rebuild_alone_makes(
+def test_the_manifest_is_the_one_of_a_rebuild_without_spark(
     spark: SparkSession, sound: Path, lost: Path
 ) -> None:
     told: list[tuple[int, int]] = []
@@ -100,8 +96,8 @@ def test_the_manifest_is_the_one_that_a_rebuild_alone_makes(
     assert told == [(80, CHUNKS), (CHUNKS, CHUNKS)], "waves of eight slices; nothing was read twice"
 
 
-def test_damages_and_holes_are_those_of_a_rebuild_alone(spark: SparkSession, lost: Path) -> None:
-    """Nothing is committed but by the operator's word, which counts here as there."""
+def test_damages_and_holes_are_those_of_a_rebuild_without_spark(spark: SparkSession, lost: Path) -> None:
+    """Nothing is committed unless the operator says where the stream begins."""
     flipped, cut, *_ = fragments(lost)[40:]
     for path, raw in ((flipped, bytearray(flipped.read_bytes())), (cut, bytearray(cut.read_bytes()[:-7]))):
         raw[-100] ^= 1
@@ -125,10 +121,10 @@ def test_damages_and_holes_are_those_of_a_rebuild_alone(spark: SparkSession, los
 
 
 class Crash(Exception):
-    """Behind the fence."""
+    """The end of a rebuild after its fence was committed."""
 
 
-def test_what_was_interrupted_behind_its_fence_is_begun_again(
+def test_a_rebuild_that_ended_after_its_fence_starts_again(
     spark: SparkSession, lost: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, commits = RootLog.commit, []
@@ -154,19 +150,14 @@ def test_what_was_interrupted_behind_its_fence_is_begun_again(
         rebuild(spark, str(lost), STREAM)
 
 
-def test_the_command_wants_a_word_and_prints_as_the_one_without_spark(lost: Path) -> None:
+def test_the_command_needs_yes_and_prints_as_the_one_without_spark(spark: SparkSession, lost: Path) -> None:
     copy = shutil.copytree(lost, lost.with_name("copy"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = ("spark", "rebuild", lost, STREAM, "--yes", "--json", "--master", "local[1]")
 
     unsaid = offload("spark", "rebuild", lost, STREAM)
     expected = offload("rebuild", copy, STREAM, "--yes", "--json")
-    ran = subprocess.run(
-        [*PROGRAM[:1], *PROGRAM[3:], *map(str, words)],  # Spark warns, and that is no error
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    ran = offload("spark", "rebuild", lost, STREAM, "--yes", "--json", "--master", "local[1]")
 
     assert unsaid.code == 2
-    assert "Say --yes where that is so" in unsaid.error
-    assert (ran.returncode, expected.code) == (0, 0), ran.stderr
-    assert json.loads(ran.stdout) == expected.document
+    assert "Then run this with --yes" in unsaid.error
+    assert (ran.code, expected.code) == (0, 0), ran.stderr
+    assert ran.document == expected.document

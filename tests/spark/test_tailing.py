@@ -1,4 +1,4 @@
-"""Micro-batches hold each record once, whatever their limits; and lost data is told."""
+"""Micro-batches have each record once, whatever their limits, and lost data is an error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from offload_spark.tailing import Mark, TailLimit, initial, latest, newest, plan
 from spark.in_process import Tier, tier
 
 from offload.errors import Misuse, NotOffloaded, UnsupportedFormat
+from offload.store.memory import MemoryStore
 from offload.upkeep.retention import Retention, delete_stream, trim
 
 EVERYTHING = TailLimit()
 
 
 class Query:
-    """A streaming query: its checkpoint goes through JSON, as Spark's does."""
+    """A streaming query. Its checkpoint is written as JSON and read back, as Spark's is."""
 
     def __init__(self, made: Tier, **options: str) -> None:
         self.made, self.options = made, made.options(**options)
@@ -32,7 +33,7 @@ class Query:
         return Mark.of_json(json.loads(json.dumps(mark.as_json())))
 
     def trigger(self, limit: TailLimit = EVERYTHING) -> list[tuple[str, int]]:
-        """The next micro-batch: stream and offset of each record."""
+        """Run the next micro-batch. Return stream and offset of each record."""
         run, before = self.made.blocking.run, self.mark
         reached = run(latest(self.offloader, self.options, before, limit, self.target))
         self.mark = self.kept(reached)
@@ -40,7 +41,7 @@ class Query:
         return self.again(-1)
 
     def again(self, number: int) -> list[tuple[str, int]]:
-        """A micro-batch as it is planned anew after a crash."""
+        """Return the records of a micro-batch that is planned again after a crash."""
         start, end = self.batches[number]
         planned = self.made.blocking.run(plan_between(self.offloader, self.options, start, end))
         return [(row[0], row[2]) for row in self.made.rows(planned)]
@@ -87,10 +88,10 @@ def test_every_record_is_in_one_batch_however_they_are_limited(
             pair for stream, end in ends.items() for pair in offsets(stream, (0, end))
         )
         again = [pair for number in range(len(query.batches)) for pair in query.again(number)]
-        assert again == found, "what is planned anew is the same"
+        assert again == found, "a batch that is planned again is the same"
 
 
-def test_nothing_new_is_the_same_mark(made: Tier) -> None:
+def test_a_batch_without_new_records_keeps_the_mark(made: Tier) -> None:
     grow(made, "a", records=3, first_offset=0)
     query = Query(made)
     query.trigger()
@@ -100,7 +101,7 @@ def test_nothing_new_is_the_same_mark(made: Tier) -> None:
     assert query.mark == before
 
 
-def test_a_limit_is_shared_by_the_backlogs(made: Tier) -> None:
+def test_streams_share_a_limit_by_the_size_of_their_backlogs(made: Tier) -> None:
     grow(made, "a", records=30, first_offset=0)
     grow(made, "b", records=10, first_offset=0)
 
@@ -109,7 +110,7 @@ def test_a_limit_is_shared_by_the_backlogs(made: Tier) -> None:
     assert found == offsets("a", (0, 15)) + offsets("b", (0, 5))
 
 
-def test_a_limit_of_bytes_is_about_kept(made: Tier) -> None:
+def test_a_limit_of_bytes_is_kept_approximately(made: Tier) -> None:
     made.write("a", [ledger_of(50, first_offset=50 * n, body_size_bytes=1000) for n in range(4)])
 
     found = Query(made).trigger(TailLimit(size_bytes=75 * 1070))
@@ -117,7 +118,7 @@ def test_a_limit_of_bytes_is_about_kept(made: Tier) -> None:
     assert 70 <= len(found) <= 80
 
 
-def test_what_comes_later_is_not_in_a_query_that_reads_what_is_there_now(made: Tier) -> None:
+def test_a_query_with_a_target_reads_no_later_records(made: Tier) -> None:
     grow(made, "a", records=5, first_offset=0)
     query = Query(made)
     query.target = made.blocking.run(newest(query.offloader, query.options))
@@ -148,20 +149,20 @@ class TestLostData:
     def trim(self, made: Tier, before: int) -> None:
         made.blocking.run(trim(made.blocking.offloader, "a", Retention(before_offset=before)))
 
-    def test_trimmed_before_it_was_read_is_an_error(self, made: Tier) -> None:
+    def test_data_that_was_trimmed_before_it_was_read_is_an_error(self, made: Tier) -> None:
         query = Query(made)
         self.trim(made, 10)
 
-        with pytest.raises(NotOffloaded, match=r"offsets \[10, 20\) now, and not all of \[0, 20\)"):
+        with pytest.raises(NotOffloaded, match=r"offsets \[10, 20\) now, but not all of \[0, 20\)"):
             query.trigger()
 
-    def test_trimmed_is_passed_over_if_that_is_asked_for(self, made: Tier) -> None:
+    def test_trimmed_data_is_skipped_without_fail_on_data_loss(self, made: Tier) -> None:
         query = Query(made, failOnDataLoss="false")
         self.trim(made, 10)
 
         assert query.trigger() == offsets("a", (10, 20)) + offsets("b", (0, 4))
 
-    def test_trimmed_after_it_was_read_is_no_concern(self, made: Tier) -> None:
+    def test_data_that_was_trimmed_after_it_was_read_is_no_error(self, made: Tier) -> None:
         query = Query(made)
         query.trigger()
         self.trim(made, 20)
@@ -173,19 +174,19 @@ class TestLostData:
         query = Query(made)
         made.blocking.run(delete_stream(made.blocking.offloader, "a"))
 
-        with pytest.raises(NotOffloaded, match="'a' is not there any more"):
+        with pytest.raises(NotOffloaded, match="'a' no longer exists"):
             query.trigger()
 
-    def test_a_stream_that_began_anew_is_an_error(self, made: Tier) -> None:
+    def test_a_recreated_stream_is_an_error(self, made: Tier) -> None:
         query = Query(made)
         query.trigger()
         made.blocking.run(delete_stream(made.blocking.offloader, "a"))
         grow(made, "a", records=3, first_offset=0)
 
-        with pytest.raises(NotOffloaded, match="was deleted, and began anew"):
+        with pytest.raises(NotOffloaded, match="was deleted and begun again"):
             query.trigger()
 
-    def test_a_stream_that_began_anew_is_read_from_its_beginning_if_that_is_asked_for(
+    def test_a_recreated_stream_is_read_from_its_beginning_without_fail_on_data_loss(
         self, made: Tier
     ) -> None:
         query = Query(made, failOnDataLoss="false")
@@ -196,6 +197,21 @@ class TestLostData:
 
         assert query.trigger() == offsets("a", (0, 3))
 
+    def test_a_stream_that_ends_before_the_mark_moves_no_mark_back(self, made: Tier) -> None:
+        """Otherwise the query would read records twice after the stream has grown again."""
+        memory = made.store.inner
+        assert isinstance(memory, MemoryStore)
+        query = Query(made, failOnDataLoss="false")
+        kept = dict(memory.objects)  # a backup from which the store is restored
+        grow(made, "b", records=3, first_offset=4)
+        query.trigger()
+        memory.objects.clear()
+        memory.objects.update(kept)
+        before = query.mark
+
+        assert query.trigger() == []
+        assert query.mark == before
+
 
 def test_a_checkpoint_of_a_newer_version_is_refused() -> None:
     with pytest.raises(UnsupportedFormat, match="version 2"):
@@ -205,6 +221,6 @@ def test_a_checkpoint_of_a_newer_version_is_refused() -> None:
 @pytest.mark.parametrize(
     "found", [{}, {"streams": {"a": 3}}, {"streams": {"a": {"incarnation": "x"}}}], ids=str
 )
-def test_what_is_no_checkpoint_is_refused(found: dict[str, object]) -> None:
-    with pytest.raises(Misuse, match="no offset of the source offload"):
+def test_a_malformed_checkpoint_is_refused(found: dict[str, object]) -> None:
+    with pytest.raises(Misuse, match="the checkpoint is not of the source offload"):
         Mark.of_json(found)

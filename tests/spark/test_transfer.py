@@ -1,4 +1,4 @@
-"""What a transfer decides before and after its tasks, without Spark."""
+"""The decisions of a transfer before and after its tasks, without Spark."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def left(first_offset: int, next_offset: int, attempt: UUID = ONE, *, ledger_id:
         ([left(15, 20), left(10, 15)], [(10, 15), (15, 20)]),  # whatever order tasks end in
         ([left(10, 15), left(16, 20)], [(10, 15)]),  # a hole ends it
         ([left(11, 15)], []),
-        ([left(0, 10), left(10, 15)], [(10, 15)]),  # what is named is named already
+        ([left(0, 10), left(10, 15)], [(10, 15)]),  # committed already
         ([left(10, 15), left(10, 15, OTHER), left(15, 20, OTHER)], [(10, 15), (15, 20)]),  # each offset once
         ([left(10, 15), left(15, 20, OTHER), left(20, 25)], [(10, 15), (15, 20), (20, 25)]),  # a hole filled
         ([left(10, 15, ledger_id=7)], []),  # not of the ledger that was announced
     ],
 )
-def test_only_what_continues_without_a_hole_is_taken_over(
+def test_only_fragments_without_a_hole_are_taken_over(
     found: Sequence[Leftover], expected: list[tuple[int, int]]
 ) -> None:
     receipts = chained("orders", 10, found, OWN)
@@ -77,7 +77,7 @@ def test_only_what_continues_without_a_hole_is_taken_over(
 
 
 class InMemory(Reach):
-    """An origin of one ledger."""
+    """An origin with one ledger."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Fetch, None]:
@@ -87,7 +87,7 @@ class InMemory(Reach):
         yield fetch
 
 
-def test_what_was_uploaded_is_named_only_if_it_holds_when_it_is_read_back() -> None:
+def test_a_damaged_or_missing_fragment_fails_when_it_is_read_back() -> None:
     async def main() -> None:
         objects: dict[str, bytes] = {}
         offloader = ObjectStoreOffloader(MemoryStore(objects=objects))

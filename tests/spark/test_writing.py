@@ -1,4 +1,4 @@
-"""Writes in parallel, without Spark: what tasks and driver do, in any order, once, twice, or not at all."""
+"""Parallel writes without Spark: the steps of tasks and driver in any order, once, twice, or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from offload.streams.writer import StreamWriter
 from offload.upkeep.retention import Retention, trim
 
 NUMBERS = count(37)
-"""Of tries: Spark gives each its own."""
+"""Numbers of tries. Spark gives each try its own."""
 
 STREAM = "orders"
 AT_MS = 1_700_000_000_000
@@ -45,7 +45,7 @@ def ticket(tier: Tier, name: str = "", *, job: str = "") -> Ticket:
 
 
 def task(tier: Tier, ticket: Ticket, first: int, stop: int) -> WrittenPart:
-    """One task's rows: the value of each says its offset."""
+    """Upload the rows of one task. The value of each row is its offset."""
     spool, framer = Spool(), Framer(stream=STREAM, timestamp_ms=AT_MS)
     rows = {"offset": [*range(first, stop)], "value": [b"%d" % at for at in range(first, stop)]}
     spool.add(framer.chunks(pa.RecordBatch.from_pydict(rows)))
@@ -68,7 +68,7 @@ def expected(stop: int) -> list[bytes]:
     return [b"%d" % at for at in range(stop)]
 
 
-def test_what_tasks_wrote_is_read_back_in_the_order_of_offsets(opened: Tier) -> None:
+def test_rows_of_tasks_are_read_back_in_the_order_of_offsets(opened: Tier) -> None:
     own = ticket(opened)
     late, early = task(opened, own, 60, 100), task(opened, own, 0, 60)
     assert manifest(opened).next_offset == 0  # nothing before the commit
@@ -85,7 +85,7 @@ def test_a_task_that_is_tried_again_counts_once(opened: Tier) -> None:
     assert not manifest(opened).running  # so the sweep takes what the first try uploaded
 
 
-def test_a_write_that_comes_again_is_not_applied_twice(opened: Tier) -> None:
+def test_a_write_that_is_repeated_is_applied_once(opened: Tier) -> None:
     finish(
         opened,
         task(opened, ticket(opened, "batch 7"), 0, 50),
@@ -105,11 +105,11 @@ def test_another_write_to_the_same_offsets_is_refused(opened: Tier) -> None:
             task(opened, ticket(opened, name), 0, 50)
         with pytest.raises(Conflict):
             task(opened, ticket(opened, name), 49, 60)
-    with pytest.raises(Conflict):  # in part its own, in part behind the end
+    with pytest.raises(Conflict):  # some rows are its own, the others are new
         task(opened, ticket(opened, "a"), 40, 60)
 
 
-def test_of_two_writes_side_by_side_one_is_in_and_the_other_is_told(opened: Tier) -> None:
+def test_one_of_two_concurrent_writes_commits_and_the_other_gets_a_conflict(opened: Tier) -> None:
     one, other = task(opened, ticket(opened, "a"), 0, 50), task(opened, ticket(opened, "b"), 0, 70)
     finish(opened, one)
     with pytest.raises(Conflict):
@@ -142,7 +142,7 @@ def test_giving_up_touches_no_other_job(opened: Tier) -> None:
     assert values(opened) == expected(10)
 
 
-def test_what_was_given_up_is_never_named(opened: Tier) -> None:
+def test_a_write_that_was_given_up_never_commits(opened: Tier) -> None:
     part = task(opened, ticket(opened, "a"), 0, 10)
     opened.blocking.run(give_up(opened.blocking.offloader, STREAM, part.ticket.job))
     with pytest.raises(Conflict):
@@ -168,7 +168,7 @@ def test_a_batch_without_rows_changes_nothing(opened: Tier) -> None:
     assert manifest(opened).commit_id == before.commit_id
 
 
-def test_a_write_that_was_trimmed_since_is_unknown_when_it_comes_again(opened: Tier) -> None:
+def test_a_repeated_write_whose_rows_were_trimmed_has_an_unknown_outcome(opened: Tier) -> None:
     finish(opened, task(opened, ticket(opened, "a"), 0, 10))
     finish(opened, task(opened, ticket(opened, "b"), 10, 20))
     opened.blocking.run(trim(opened.blocking.offloader, STREAM, Retention(before_offset=10)))
@@ -184,13 +184,13 @@ def test_a_deleted_stream_is_not_written_to(opened: Tier) -> None:
     opened.blocking.run(commit_it)
     with pytest.raises(StreamDeleted):
         finish(opened, part)
-    opened.blocking.run(begin(opened.blocking.offloader, OPTIONS))  # born anew
+    opened.blocking.run(begin(opened.blocking.offloader, OPTIONS))  # a new stream of the name
     with pytest.raises(StreamDeleted, match="begun again since"):
         finish(opened, part)
     assert manifest(opened).next_offset == 0
 
 
-def test_a_stream_is_begun_where_the_option_says() -> None:
+def test_a_stream_begins_at_its_first_offset_option() -> None:
     with tier() as made:
         options = WriteOptions.of({"path": "memory", "stream": STREAM, "firstOffset": "1000"})
         made.blocking.run(begin(made.blocking.offloader, options))
@@ -207,7 +207,7 @@ def test_a_failed_write_leaves_no_stream_that_it_began() -> None:
         own = ticket(made)
         task(made, own, 0, 10)
         made.blocking.run(give_up(made.blocking.offloader, STREAM, own.job))
-        task(made, own, 10, 20)  # of a task that Spark has not ended yet
+        task(made, own, 10, 20)  # by a task that Spark has not ended yet
 
         made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun, job=own.job))
 
@@ -219,7 +219,7 @@ def test_a_failed_write_leaves_no_stream_that_it_began() -> None:
         assert values(made) == expected(10)
 
 
-def test_a_task_that_outlives_its_write_leaves_the_next_stream_of_the_name_alone() -> None:
+def test_a_task_that_outlives_its_write_leaves_a_recreated_stream_alone() -> None:
     with tier() as made:
         begun, own = made.blocking.run(begin(made.blocking.offloader, OPTIONS)), ticket(made)
         made.blocking.run(withdraw(made.blocking.offloader, STREAM, begun, job=own.job))
@@ -233,7 +233,7 @@ def test_a_task_that_outlives_its_write_leaves_the_next_stream_of_the_name_alone
 
 
 @pytest.mark.parametrize("use", ["it existed", "rows", "an attempt", "a claim"])
-def test_a_failed_write_leaves_a_stream_that_somebody_uses(use: str) -> None:
+def test_a_failed_write_deletes_no_stream_that_is_in_use(use: str) -> None:
     with tier() as made:
         begun = made.blocking.run(begin(made.blocking.offloader, OPTIONS))
         if use == "it existed":
@@ -251,7 +251,7 @@ def test_a_failed_write_leaves_a_stream_that_somebody_uses(use: str) -> None:
         assert manifest(made).commit_id == before
 
 
-def test_a_write_is_found_by_its_name_wherever_it_stands(opened: Tier) -> None:
+def test_a_write_is_found_by_its_name_anywhere_in_the_stream(opened: Tier) -> None:
     for number in range(5):
         own = ticket(opened, f"batch {number}")
         finish(
@@ -271,7 +271,7 @@ def test_a_write_is_found_by_its_name_wherever_it_stands(opened: Tier) -> None:
     ("given", "said"),
     [
         ({"stream": "a"}, "path is missing"),
-        ({"path": "/t"}, "goes to one stream"),
+        ({"path": "/t"}, "the option stream is missing"),
         ({"path": "/t", "stream": "a", "topic": "b"}, "there is no option 'topic'"),
         ({"path": "/t", "stream": "a", "firstOffset": "-1"}, "a whole number from 0 on"),
         ({"path": "/t", "stream": "a", "storageOptions": "[]"}, "a JSON object"),

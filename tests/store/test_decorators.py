@@ -1,4 +1,4 @@
-"""What each decorator adds to the contract, which all of them also keep."""
+"""The behaviour that each decorator adds. All decorators also keep the contract of a store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from offload_conformance import Asynchronous, Run
 
 from offload.contracts.opening import RequestLimits, StoreMetrics
-from offload.contracts.store import Body, Listed, ObjectStore
+from offload.contracts.store import Body, Listed, ObjectStore, Span, Suffix, Unfinished
 from offload.errors import AlreadyExists, Denied, Misuse, NotFound, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32c
 from offload.formats.keys import is_decisive, sides_of
@@ -40,10 +40,10 @@ from offload.store.wrap import StoreDecorator
         lambda store: FaultyStore(store),
     ],
 )
-def test_unfinished_uploads_are_found_and_aborted_behind_each(
+def test_each_decorator_finds_and_aborts_unfinished_uploads(
     wrap: Callable[[ObjectStore], ObjectStore],
 ) -> None:
-    """Under the names that the caller knows."""
+    """The uploads have the names that the caller knows."""
 
     async def main() -> None:
         store = wrap(MemoryStore())
@@ -64,23 +64,80 @@ def test_unfinished_uploads_are_found_and_aborted_behind_each(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("wrap", [StoreDecorator, MeteredStore, LoggedStore, FaultyStore])
+def test_a_decorator_passes_every_call_on_with_its_arguments_and_returns_the_result(
+    wrap: Callable[[ObjectStore], ObjectStore],
+) -> None:
+    async def main() -> None:
+        store = wrap(MemoryStore())
+        await store.put("a/1", Body.of(b"0123456789"))
+        for key in ("a/2", "a/b/3", "c"):
+            await store.create(key, b"created")
+        completed, aborted = await store.start_upload("a/4"), await store.start_upload("a/5")
+        for number, part in ((2, b"two"), (1, b"one, ")):
+            await completed.put_part(number, part)
+        await completed.complete()
+        await aborted.put_part(1, b"part")
+        await aborted.abort()
+
+        assert await store.unfinished_uploads("") == []
+        assert await store.get("a/1", Span(2, 3)) == b"234"
+        assert await store.get("a/1", Suffix(2)) == b"89"
+        assert await store.get("a/4") == b"one, two"
+        rows = [row async for row in store.list("a/", after="a/1")]
+        assert rows == [Listed("a/2", 7), Listed("a/4", 8), Listed("a/b/3", 7)]
+        assert [name async for name in store.level("a/")] == ["a/1", "a/2", "a/4", "a/b/"]
+        await store.delete(["a/1", "a/b/3"])
+        assert [row.key async for row in store.list("")] == ["a/2", "a/4", "c"]
+
+    asyncio.run(main())
+
+
+def test_a_hashed_store_aborts_an_upload_under_the_key_of_its_folder() -> None:
+    aborted = []
+
+    class Noting(MemoryStore):
+        async def abort_upload(self, upload: Unfinished) -> None:
+            aborted.append(upload.key)
+
+    store = HashedStore(Noting(), lone="tier.")
+    for key in ("a/key", "tier.json"):
+        asyncio.run(store.abort_upload(Unfinished(key, "id", 0)))
+
+    assert aborted == [f"{folder_of('a')}/a/key", "tier.json"]
+
+
+def test_a_split_store_lists_no_key_that_is_on_the_wrong_side() -> None:
+    data = MemoryStore(objects={"a/data": b"", "a/stray.root": b""})
+    commits = MemoryStore(objects={"a/1.root": b"", "a/stray": b""})
+    store = SplitStore(
+        data, commits, decisive=lambda key: key.endswith(".root"), sides_of=lambda prefix: (True, True)
+    )
+
+    async def main() -> None:
+        assert [row.key async for row in store.list("a/")] == ["a/1.root", "a/data"]
+        assert [name async for name in store.level("a/")] == ["a/1.root", "a/data"]
+
+    asyncio.run(main())
+
+
 class Refusing(MemoryStore):
-    """Refuses every listing, or answers it late."""
+    """A store that refuses every listing, or answers it late."""
 
     def __init__(self, *, late: bool) -> None:
         super().__init__()
         self.late = late
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Waits for ever, or raises `TryAgain`."""
+        """Wait for ever, or raise `TryAgain`."""
         if not self.late:
             raise TryAgain("not now")
         await asyncio.Event().wait()
         yield Listed("never", 0)
 
 
-def test_a_listing_of_two_stores_raises_the_error_of_one_while_the_other_is_still_asked() -> None:
-    """Found by the simulation: closing the listing that still ran raised a bare RuntimeError."""
+def test_a_listing_of_two_stores_raises_the_error_of_one_before_the_other_answers() -> None:
+    """The simulation found this: closing the other, running listing raised a bare RuntimeError."""
 
     async def main() -> None:
         data, commits = Refusing(late=True), Refusing(late=False)
@@ -95,7 +152,7 @@ ATTEMPTS_MAX = 4
 
 
 class World:
-    """A faulty store behind retries, with a clock that only moves when somebody sleeps."""
+    """A faulty store behind retries. Its clock moves only when a task sleeps."""
 
     def __init__(self, *rules: Rule, chance: float = 0.0) -> None:
         self.behind = MemoryStore()
@@ -134,7 +191,7 @@ REPEATED: dict[str, Callable[[ObjectStore], object]] = {
 
 class TestRetryingStore(Asynchronous):
     @pytest.mark.parametrize("operation", REPEATED)
-    def test_what_is_the_same_request_twice_is_repeated(self, run: Run, operation: str) -> None:
+    def test_a_request_that_may_be_sent_twice_is_repeated(self, run: Run, operation: str) -> None:
         world = World(Rule(Fault.FAIL_BEFORE, operation, nth=1))
         world.objects["key"] = b"data"
 
@@ -143,8 +200,8 @@ class TestRetryingStore(Asynchronous):
         assert world.asked(operation) == 2
         assert len(world.pauses) == 1
 
-    def test_a_create_that_was_refused_is_repeated(self, run: Run) -> None:
-        """If it took effect all the same, the repeat says `AlreadyExists`, and every caller reads back."""
+    def test_a_refused_create_is_repeated(self, run: Run) -> None:
+        """If the create took effect after all, the repeat raises `AlreadyExists`. Every caller reads back."""
         world = World(Rule(Fault.FAIL_BEFORE, "create", nth=1))
 
         run(world.retrying.create("key", b"data"))
@@ -152,14 +209,33 @@ class TestRetryingStore(Asynchronous):
         assert world.asked("create") == 2
         assert world.objects == {"key": b"data"}
 
-    def test_an_unknown_outcome_is_repeated_where_the_bytes_are_the_same(self, run: Run) -> None:
+    def test_a_put_of_unknown_outcome_is_repeated(self, run: Run) -> None:
         world = World(Rule(Fault.LOSE_REPLY, "put", nth=1))
 
         run(world.retrying.put("key", Body.of(b"data")))
 
         assert world.asked("put") == 2
 
-    def test_an_unknown_outcome_of_a_create_is_not_repeated(self, run: Run) -> None:
+    def test_an_abort_of_unknown_outcome_is_repeated(self, run: Run) -> None:
+        class LosingAnAbort(MemoryStore):
+            lost = False
+
+            async def abort_upload(self, upload: Unfinished) -> None:
+                await super().abort_upload(upload)
+                if not self.lost:
+                    self.lost = True
+                    raise OutcomeUnknown("the reply was lost")
+
+        async def scenario() -> None:
+            store = RetryingStore(LosingAnAbort(), sleep=lambda seconds: asyncio.sleep(0))
+            await store.start_upload("key")
+            [upload] = await store.unfinished_uploads("")
+            await store.abort_upload(upload)
+            assert await store.unfinished_uploads("") == []
+
+        run(scenario())
+
+    def test_a_create_of_unknown_outcome_is_not_repeated(self, run: Run) -> None:
         world = World(Rule(Fault.LOSE_REPLY, "create", nth=1))
 
         with pytest.raises(OutcomeUnknown):
@@ -167,7 +243,7 @@ class TestRetryingStore(Asynchronous):
 
         assert world.asked("create") == 1
 
-    def test_attempts_are_bounded_and_the_last_error_comes_through(self, run: Run) -> None:
+    def test_attempts_are_bounded_and_the_last_error_is_raised(self, run: Run) -> None:
         world = World(Rule(Fault.FAIL_BEFORE, "get"))
 
         with pytest.raises(TryAgain, match="on purpose"):
@@ -186,9 +262,9 @@ class TestRetryingStore(Asynchronous):
 
         assert world.pauses == pauses
 
-    def test_a_put_sends_the_same_bytes_from_the_first_one(self, run: Run) -> None:
+    def test_a_repeated_put_sends_all_bytes_from_the_first_one(self, run: Run) -> None:
         class Halfway(MemoryStore):
-            """Takes one window of the first put, and refuses."""
+            """A store that takes one window of the first put, and then refuses."""
 
             tried = False
 
@@ -208,7 +284,7 @@ class TestRetryingStore(Asynchronous):
 
         assert store.objects == {"key": b"firstsecond"}
 
-    def test_a_level_that_breaks_off_is_told_again_without_what_was_given(self, run: Run) -> None:
+    def test_a_level_that_breaks_off_is_repeated_without_the_names_already_given(self, run: Run) -> None:
         world = World(Rule(Fault.CUT, "list", nth=1))
         world.objects.update(dict.fromkeys(["a/1", "a/2", "b", "c/1"], b""))
 
@@ -218,7 +294,7 @@ class TestRetryingStore(Asynchronous):
         assert run(names()) == ["a/", "b", "c/"]
         assert world.asked("list") == 2
 
-    def test_a_level_that_always_breaks_off_where_it_did_before_is_given_up(self, run: Run) -> None:
+    def test_a_level_that_breaks_off_without_progress_fails(self, run: Run) -> None:
         """Names that were given already are no progress."""
         world = World(Rule(Fault.CUT, "list"))
         world.objects.update(dict.fromkeys(["a/1", "b/1"], b""))
@@ -230,8 +306,8 @@ class TestRetryingStore(Asynchronous):
             run(names())
         assert world.asked("list") == ATTEMPTS_MAX
 
-    def test_a_listing_goes_on_after_the_last_key_it_gave(self, run: Run) -> None:
-        """Each break costs one attempt, progress renews them; no key comes twice or is missed."""
+    def test_a_listing_continues_after_the_last_key_it_gave(self, run: Run) -> None:
+        """Each break costs one attempt, and progress renews the attempts. No key is repeated or missed."""
         world = World(Rule(Fault.CUT, "list"))
         world.objects.update({f"{n:02}": b"" for n in range(20)})
 
@@ -257,7 +333,7 @@ class TestRetryingStore(Asynchronous):
 
 
 class Slow(MemoryStore):
-    """Every request takes `seconds`, and the most at a time is noted."""
+    """A store whose requests each take `seconds`. It records the most requests at a time."""
 
     seconds = 0.0
     running = 0
@@ -286,7 +362,7 @@ ONE_AT_A_TIME = RequestLimits(up_requests_max=1, down_requests_max=1, deadline_s
 
 
 class TestLimitedStore(Asynchronous):
-    def test_no_more_requests_are_under_way_than_allowed(self, run: Run) -> None:
+    def test_no_more_requests_run_at_once_than_allowed(self, run: Run) -> None:
         slow = Slow()
         limited = LimitedStore(slow, RequestLimits(up_requests_max=3, down_requests_max=2))
 
@@ -320,7 +396,7 @@ class TestLimitedStore(Asynchronous):
     def test_waiting_for_a_turn_does_not_use_up_the_deadline(
         self, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Four requests of 0.4 seconds each, by a clock that stands still between them."""
+        """Four requests take 0.4 seconds each, by a clock that does not move between them."""
         seconds = 0.0
 
         class Takes(MemoryStore):
@@ -343,7 +419,7 @@ class TestLimitedStore(Asynchronous):
 
         assert seconds == pytest.approx(1.6)
 
-    def test_a_consumer_that_stops_in_the_middle_of_a_listing_holds_up_nobody(self, run: Run) -> None:
+    def test_a_consumer_that_stops_in_the_middle_of_a_listing_blocks_nobody(self, run: Run) -> None:
         limited = LimitedStore(
             MemoryStore(objects={"a": b"", "b": b""}), RequestLimits(up_requests_max=1, down_requests_max=1)
         )
@@ -386,14 +462,14 @@ class TestPrefixStore(Asynchronous):
 
 
 class Keeping(MemoryStore):
-    """A store that keeps checksums, of keys that it says."""
+    """A store that keeps checksums which depend on the key."""
 
     async def stored_crc32c(self, key: str) -> int | None:
         return crc32c(await self.get(key) + key.encode())
 
 
 class TestStoredChecksums(Asynchronous):
-    """Every decorator asks the store behind for the key that it would read."""
+    """Every decorator asks the inner store for the key that it would read."""
 
     @pytest.mark.parametrize(
         ("decorated", "key_behind"),
@@ -409,7 +485,7 @@ class TestStoredChecksums(Asynchronous):
             (lambda inner: split(MemoryStore(), inner, decisive=True), "a/key"),
         ],
     )
-    def test_it_is_that_of_the_object_behind(
+    def test_a_stored_checksum_is_that_of_the_object_behind(
         self, run: Run, decorated: Callable[[ObjectStore], ObjectStore], key_behind: str
     ) -> None:
         store = decorated(Keeping(objects={key_behind: b"data"}))
@@ -426,7 +502,7 @@ def split(data: ObjectStore, commits: ObjectStore, *, decisive: bool) -> SplitSt
 
 class TestMeteredStore(Asynchronous):
     def test_requests_and_bytes_are_counted_as_they_pass(self, run: Run) -> None:
-        """Every byte sent counts: parts and creates, refused ones and repeated ones too."""
+        """Every byte sent counts: parts and creates, both refused and repeated ones."""
         faulty = FaultyStore(MemoryStore(), rules=[Rule(Fault.LOSE_REPLY, "put", nth=1)])
         metered = MeteredStore(faulty, StoreMetrics())
 
@@ -456,7 +532,7 @@ class TestMeteredStore(Asynchronous):
 
 class TestFaultyStore(Asynchronous):
     @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.DENY])
-    def test_a_request_that_fails_before_is_not_applied(self, run: Run, fault: Fault) -> None:
+    def test_a_request_that_fails_before_it_is_sent_has_no_effect(self, run: Run, fault: Fault) -> None:
         store = FaultyStore(MemoryStore(), rules=[Rule(fault)])
 
         for call in (store.put("key", Body.of(b"")), store.create("key", b""), store.delete(["key"])):
@@ -465,7 +541,7 @@ class TestFaultyStore(Asynchronous):
 
         assert run(keys(store.inner)) == []
 
-    def test_a_lost_reply_is_applied(self, run: Run) -> None:
+    def test_a_request_with_a_lost_reply_takes_effect(self, run: Run) -> None:
         store = FaultyStore(MemoryStore(), rules=[Rule(Fault.LOSE_REPLY)])
 
         for call in (store.put("put", Body.of(b"")), store.create("created", b"")):
@@ -474,8 +550,8 @@ class TestFaultyStore(Asynchronous):
 
         assert run(keys(store.inner)) == ["created", "put"]
 
-    def test_a_delayed_write_lands_when_it_is_told_to(self, run: Run) -> None:
-        """With the bytes it was sent with, over whatever is there by then."""
+    def test_a_delayed_write_takes_effect_when_the_test_lands_it(self, run: Run) -> None:
+        """It stores the bytes of its call, over any newer object."""
         store = FaultyStore(MemoryStore(), rules=[Rule(Fault.DELAY, "put", nth=1)])
 
         with pytest.raises(OutcomeUnknown):
@@ -488,7 +564,7 @@ class TestFaultyStore(Asynchronous):
         assert run(store.get("key")) == b"early"
         assert run(store.land()) == 0
 
-    def test_a_delayed_create_lands_only_if_the_key_is_still_free(self, run: Run) -> None:
+    def test_a_delayed_create_takes_effect_only_if_the_key_is_still_free(self, run: Run) -> None:
         store = FaultyStore(
             MemoryStore(), rules=[Rule(Fault.DELAY, "create", "root.?", nth=n) for n in (1, 2)]
         )
@@ -513,7 +589,7 @@ class TestFaultyStore(Asynchronous):
             run(store.create("b/root.2", b""))
         run(store.create("b/root.2", b""))
 
-    def test_reads_come_back_cut_or_flipped(self, run: Run) -> None:
+    def test_a_fault_can_cut_or_flip_the_bytes_of_a_read(self, run: Run) -> None:
         rules = [Rule(Fault.CUT, "get", nth=1), Rule(Fault.FLIP, "get", nth=2)]
         store = FaultyStore(MemoryStore(objects={"key": b"12345"}), rules=rules)
 
@@ -521,8 +597,8 @@ class TestFaultyStore(Asynchronous):
         assert run(store.get("key")) == b"12245"
         assert run(store.get("key")) == b"12345"
 
-    def test_hooks_stand_before_and_after_every_request(self, run: Run) -> None:
-        """A test crashes a writer there, or lets another one in between."""
+    def test_hooks_run_before_and_after_every_request(self, run: Run) -> None:
+        """In a hook, a test crashes a writer or runs another one."""
         store = FaultyStore(MemoryStore())
 
         async def rival(operation: str, key: str) -> None:

@@ -1,8 +1,13 @@
-"""How a store is spared: turns that it lowers itself, rates of bytes and requests, up and down apart."""
+"""Limits on requests to a store: concurrent turns that adapt, and separate rates of bytes and requests.
+
+Writing and reading have limits of their own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +26,7 @@ from offload.store.turns import COOLDOWN_SECONDS, Turns
 
 
 class Clock:
-    """Time that passes when somebody sleeps."""
+    """Time that passes only when a task sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -37,7 +42,7 @@ class Clock:
 
 
 class TestTurns(Asynchronous):
-    def test_a_throttled_store_halves_the_bound_once_in_a_while(self) -> None:
+    def test_throttling_halves_the_bound_once_per_cooldown(self) -> None:
         clock = Clock()
         turns = Turns(32, clock)
 
@@ -59,7 +64,7 @@ class TestTurns(Asynchronous):
 
         assert turns.bound == 1
 
-    def test_a_bound_s_worth_of_successes_raises_it_by_about_one_up_to_the_maximum(self) -> None:
+    def test_as_many_successes_as_the_bound_raise_it_by_about_one(self) -> None:
         turns = Turns(8, Clock())
         turns.throttled()
         for _ in range(5):
@@ -72,7 +77,7 @@ class TestTurns(Asynchronous):
 
     @given(st.lists(st.sampled_from(["ask", "end", "cancel", "throttle", "succeed"]), max_size=60))
     def test_no_turn_is_lost_and_none_is_given_twice(self, steps: list[str]) -> None:
-        """Whatever is asked, cancelled, throttled and ended in whatever order."""
+        """It holds for any order of requests, ends, cancellations, throttling and successes."""
         clock = Clock()
         turns = Turns(3, clock)
         running = 0
@@ -101,7 +106,7 @@ class TestTurns(Asynchronous):
                     turns.throttled()
                 elif step == "succeed":
                     turns.succeeded()
-                if len(steps) % 2:  # else several steps happen before any task runs
+                if len(steps) % 2:  # otherwise several steps happen before any task runs
                     await asyncio.sleep(0)
                 assert running <= 3
             for _, end in held:
@@ -124,7 +129,7 @@ class TestTurns(Asynchronous):
             await turns.__aenter__()
             first, second = asyncio.create_task(take()), asyncio.create_task(take())
             await asyncio.sleep(0)
-            await turns.__aexit__()  # the turn is the first one's now, which has not run yet
+            await turns.__aexit__()  # the first task now has the turn, and has not run yet
             first.cancel()
             return await asyncio.wait_for(second, 60)
 
@@ -132,7 +137,7 @@ class TestTurns(Asynchronous):
 
 
 class TestRate(Asynchronous):
-    def test_what_was_used_is_waited_for_by_the_next(self, run: Run) -> None:
+    def test_a_request_waits_for_the_units_that_the_last_one_used(self, run: Run) -> None:
         clock = Clock()
         rate = Rate(10, clock=clock, sleep=clock.sleep)
 
@@ -144,7 +149,7 @@ class TestRate(Asynchronous):
 
         assert clock.slept == [5.0, 1.0]
 
-    def test_nothing_is_saved_up_while_nobody_asks(self, run: Run) -> None:
+    def test_an_idle_rate_saves_nothing_up(self, run: Run) -> None:
         clock = Clock()
         rate = Rate(10, clock=clock, sleep=clock.sleep)
 
@@ -157,7 +162,7 @@ class TestRate(Asynchronous):
 
         assert clock.slept == [1.0]
 
-    def test_no_rate_is_no_wait(self, run: Run) -> None:
+    def test_a_missing_rate_causes_no_wait(self, run: Run) -> None:
         clock = Clock()
 
         run(Rate(None, clock=clock, sleep=clock.sleep).take(10**18))
@@ -166,7 +171,7 @@ class TestRate(Asynchronous):
 
 
 class TestLimitedStoreRates(Asynchronous):
-    def test_bytes_up_and_bytes_down_have_rates_of_their_own(self, run: Run) -> None:
+    def test_bytes_up_and_bytes_down_have_separate_rates(self, run: Run) -> None:
         clock = Clock()
         limits = RequestLimits(up_bytes_per_second_max=100, down_bytes_per_second_max=1000)
         store = LimitedStore(MemoryStore(), limits, clock=clock, sleep=clock.sleep)
@@ -181,7 +186,47 @@ class TestLimitedStoreRates(Asynchronous):
 
         assert run(scenario()) == [5.0, 0.5]
 
-    def test_requests_have_rates_too_and_parts_count(self, run: Run) -> None:
+    def test_a_body_of_unknown_size_pays_for_the_bytes_that_it_has(self, run: Run) -> None:
+        """Its bound may be many times larger. Only the windows show the size, so the next request pays."""
+        clock = Clock()
+        limits = RequestLimits(up_bytes_per_second_max=100, up_requests_per_second_max=1000)
+        store = LimitedStore(MemoryStore(), limits, clock=clock, sleep=clock.sleep)
+
+        async def windows() -> AsyncIterator[bytes]:
+            for size_bytes in (16, 400, 84):
+                yield b"x" * size_bytes
+
+        body = Body(size_bytes=100_000, windows=windows, is_bound=True)
+
+        async def scenario() -> list[float]:
+            times = []
+            for key in ("a", "b", "c"):
+                await store.put(key, body)
+                times.append(round(clock.now, 2))
+            return times
+
+        assert run(scenario()) == [0.0, 5.0, 10.0]
+
+    def test_a_put_of_unknown_size_that_fails_pays_for_what_it_sent(self, run: Run) -> None:
+        class Breaks(MemoryStore):
+            async def put(self, key: str, body: Body) -> None:
+                async for _ in body.windows():
+                    raise TryAgain("the connection broke")
+
+        clock = Clock()
+        limits = RequestLimits(up_bytes_per_second_max=100)
+        store = LimitedStore(Breaks(), limits, clock=clock, sleep=clock.sleep)
+
+        async def scenario() -> None:
+            with pytest.raises(TryAgain):
+                await store.put("a", replace(Body.of(b"x" * 500), size_bytes=100_000, is_bound=True))
+            await store.create("b", b"")
+
+        run(scenario())
+
+        assert clock.now == 5.0
+
+    def test_requests_have_a_rate_and_parts_count(self, run: Run) -> None:
         clock = Clock()
         limits = RequestLimits(up_requests_per_second_max=2)
         store = LimitedStore(MemoryStore(), limits, clock=clock, sleep=clock.sleep)
@@ -209,7 +254,7 @@ class TestLimitedStoreRates(Asynchronous):
 
         assert (store.up.turns.bound, store.down.turns.bound) == (4, 8)
 
-    def test_a_success_raises_the_bound_again(self, run: Run) -> None:
+    def test_successes_raise_a_lowered_bound_again(self, run: Run) -> None:
         store = LimitedStore(MemoryStore(), RequestLimits(up_requests_max=8))
         store.up.turns.throttled()
 
@@ -220,7 +265,7 @@ class TestLimitedStoreRates(Asynchronous):
 
 
 class TestRetryAfter(Asynchronous):
-    def test_a_store_that_says_for_how_long_is_left_alone_at_least_so_long(self, run: Run) -> None:
+    def test_a_retry_waits_at_least_as_long_as_the_store_asks(self, run: Run) -> None:
         clock = Clock()
         errors: list[TryAgain] = [Throttled("slow down", 7.0), Throttled("slow down"), TryAgain("hm")]
 
@@ -236,7 +281,7 @@ class TestRetryAfter(Asynchronous):
         assert run(store.get("key")) == b"there"
         assert clock.slept == [pytest.approx(7.05), pytest.approx(0.1), pytest.approx(0.2)]
 
-    def test_a_store_that_wants_more_time_than_there_is_gets_no_second_request(self, run: Run) -> None:
+    def test_a_store_that_asks_for_too_long_a_pause_gets_no_second_request(self, run: Run) -> None:
         asked = []
 
         class Throttles(MemoryStore):
@@ -261,12 +306,12 @@ class TestRetryAfter(Asynchronous):
         {"up_requests_max": "1.5"},
     ],
 )
-def test_a_limit_that_is_no_number_above_zero_is_named(options: dict[str, Any]) -> None:
+def test_the_error_about_a_limit_that_is_not_positive_names_it(options: dict[str, Any]) -> None:
     with pytest.raises(Misuse, match=next(iter(options))):
         RequestLimits.of(options)
 
 
-def test_limits_come_as_text_or_as_numbers() -> None:
+def test_limits_may_be_text_or_numbers() -> None:
     text = {"up_requests_max": "4", "up_bytes_per_second_max": "1e6", "deadline_seconds": 5}
 
     assert RequestLimits.of(text) == RequestLimits(

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from campaign import campaign
 from offload_conformance import StoreConformance
 from offload_conformance.asynchronous import Run
 from offload_conformance.store import level
+from offload_conformance.store.base import StoreClauses
+from offload_conformance.store.errors import ErrorClauses
+from offload_conformance.store.listings import ListingClauses
+from offload_conformance.store.manners import StoreMannerClauses
+from offload_conformance.store.model import ModelClauses
 
 from offload.contracts.opening import RequestLimits
 from offload.contracts.store import ObjectStore
@@ -19,10 +25,13 @@ from offload.store.prefix import PrefixStore
 from offload.store.retry import RetryingStore
 from offload.store.wrap import StoreDecorator
 
+PASSES_ON = campaign("decorators that pass every call on, with all clauses; their own tests are in make test")
 
-class TestMemoryStore(StoreConformance):
+
+class InMemory(StoreClauses):
+    """The place of a test: a dict of objects."""
+
     listing_keys = 1_100  # the command asks for more: `tests/conformance_box`
-
     newest_kept = 1
 
     @pytest.fixture(autouse=True)
@@ -36,17 +45,23 @@ class TestMemoryStore(StoreConformance):
         return set(self.objects)
 
 
+class TestMemoryStore(InMemory, StoreConformance):
+    pass
+
+
 class OnlyLists(MemoryStore):
-    """A backend that leaves `level` to the port."""
+    """A backend that uses the port's own `level`."""
 
     level = ObjectStore.level
 
 
-class TestWithoutLevelsOfItsOwn(TestMemoryStore):
+class TestWithoutLevelsOfItsOwn(InMemory, ListingClauses, ModelClauses, ErrorClauses, StoreMannerClauses):
+    """The families of clauses that ask for levels. All other clauses are those of the store in memory."""
+
     def open_store(self) -> ObjectStore:
         return OnlyLists(objects=self.objects)
 
-    def test_keys_of_the_last_of_all_characters_hold_up_nothing(self, run: Run) -> None:
+    def test_keys_with_the_last_unicode_character_do_not_end_a_level_early(self, run: Run) -> None:
         self.objects |= dict.fromkeys(
             ["a/x", "a/\U0010ffff", "a/\U0010ffffz", "a/\U0010ffff/z", "a0", "b/x"], b""
         )
@@ -54,6 +69,7 @@ class TestWithoutLevelsOfItsOwn(TestMemoryStore):
         assert run(level(self.open_store(), "")) == ["a/", "a0", "b/"]
 
 
+@PASSES_ON
 class TestPlainDecorator(TestMemoryStore):
     def open_store(self) -> ObjectStore:
         return StoreDecorator(super().open_store())
@@ -71,16 +87,19 @@ class TestLimitedStore(TestMemoryStore):
         )
 
 
+@PASSES_ON
 class TestMeteredStore(TestMemoryStore):
     def open_store(self) -> ObjectStore:
         return MeteredStore(super().open_store())
 
 
+@PASSES_ON
 class TestLoggedStore(TestMemoryStore):
     def open_store(self) -> ObjectStore:
         return LoggedStore(super().open_store())
 
 
+@PASSES_ON
 class TestFaultyStoreWithoutFaults(TestMemoryStore):
     def open_store(self) -> ObjectStore:
         return FaultyStore(super().open_store())
@@ -89,7 +108,7 @@ class TestFaultyStoreWithoutFaults(TestMemoryStore):
 class TestPrefixStore(TestMemoryStore):
     @pytest.fixture(autouse=True)
     def neighbours(self, place: None) -> None:
-        """Objects beside the prefix, which must stay unseen."""
+        """Add objects beside the prefix. The store must not show them."""
         self.objects |= {"b/other": b"", "a/x": b"", "a/tier-2/key": b"", "a/tie": b"", "a/tier.": b""}
         self.beside = set(self.objects)
 
@@ -102,13 +121,13 @@ class TestPrefixStore(TestMemoryStore):
 
 
 class TestHashedStore(TestMemoryStore):
-    """Lone keys are listed too, wherever they begin: at the price of a look at everything."""
+    """A store whose lone keys may begin with any text. Listing them takes a full scan."""
 
     def open_store(self) -> ObjectStore:
         return HashedStore(super().open_store(), lone="")
 
     def keys_in_store(self) -> set[str]:
-        """Without the folders, each of which must be the right one."""
+        """Return the keys without their folders, after checking that each folder is the right one."""
         spread = {key for key in self.objects if "/" in key}
         assert all(key[0] == folder_of(key.split("/")[1]) for key in spread)
         return {key[2:] for key in spread} | (set(self.objects) - spread)

@@ -1,6 +1,6 @@
-"""How long requests wait for a store that fails: together, renewed by any answer, and never in silence.
+"""The patience of requests with a failing store: they share it, any answer renews it, and no wait is silent.
 
-The clock moves only when everybody sleeps, so minutes take no time.
+The clock moves only when all tasks sleep, so minutes take no time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = RetryPolicy().patience_seconds
 
 
 class Clock:
-    """Wakes sleepers in their order, each when all others sleep."""
+    """A clock that wakes sleepers in their order, each when all others sleep."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +48,7 @@ class Clock:
         await woken
 
     async def run(self, *work: Coroutine[Any, Any, Any]) -> list[Any]:
-        """What each returned or raised, when all have ended."""
+        """Return the result or error of each, once all have ended."""
         gathered = asyncio.ensure_future(asyncio.gather(*work, return_exceptions=True))
         while True:
             for _ in range(20):
@@ -61,7 +61,7 @@ class Clock:
 
 
 class Sick(MemoryStore):
-    """Answers until it falls ill, and again from `well_at` on; meanwhile every request raises `error`."""
+    """A store that answers until it falls ill, and again from `well_at` on. In between it raises `error`."""
 
     def __init__(self, clock: Clock, error: OffloadError, *, well_at: float = 10**9) -> None:
         super().__init__(objects={"key": b"data"})
@@ -69,7 +69,7 @@ class Sick(MemoryStore):
         self.asked: Counter[str] = Counter()
         self.asked_at_last = -1.0
         self.spared: set[str] = set()
-        """Keys whose requests succeed all the same."""
+        """Keys whose requests succeed although the store is ill."""
 
     async def get(self, key: str, span: object = None) -> bytes:
         self.asked[key] += 1
@@ -126,7 +126,7 @@ def test_when_patience_is_spent_all_waiting_requests_fail_at_the_same_moment() -
     ended: list[float] = []
 
     async def ask(number: int) -> None:
-        await clock.sleep(number)  # some of them come later
+        await clock.sleep(number)  # some of them begin later
         try:
             await retrying.get(f"{number}")
         finally:
@@ -139,7 +139,7 @@ def test_when_patience_is_spent_all_waiting_requests_fail_at_the_same_moment() -
     assert store.asked_at_last < PATIENCE_SECONDS, "nobody asks once more, at the end, all at once"
 
 
-def test_any_answer_renews_the_patience_of_all() -> None:
+def test_any_answer_renews_the_patience_of_all_requests() -> None:
     clock = Clock()
     store = Sick(clock, SLOW_DOWN, well_at=250)
     store.spared = {"other"}
@@ -177,7 +177,7 @@ def test_an_absent_object_and_a_lost_create_are_answers_too(answer: OffloadError
 
 
 def test_a_request_that_fails_while_all_others_are_answered_ends() -> None:
-    """Otherwise one poisoned object would be asked for as long as the process runs."""
+    """Otherwise a process would request one broken object for as long as it runs."""
     clock = Clock()
     store = Sick(clock, GONE)
     store.spared = {"other"}
@@ -195,7 +195,7 @@ def test_a_request_that_fails_while_all_others_are_answered_ends() -> None:
 
 
 def test_after_patience_was_spent_each_request_gets_one_attempt_until_the_store_answers() -> None:
-    """A sync of many streams does not wait for each of them in turn."""
+    """A sync of many streams does not wait for each stream in turn."""
     clock = Clock()
     store = Sick(clock, GONE, well_at=200)
     retrying = patient(store)
@@ -207,11 +207,11 @@ def test_after_patience_was_spent_each_request_gets_one_attempt_until_the_store_
                 await retrying.get(f"{number}")
             times.append(clock.now)
         store.well_at = clock.now + 30
-        clock.now += 29  # still ill, and asked in vain
+        clock.now += 29  # the store is still ill, and the request fails
         with pytest.raises(TryAgain):
             await retrying.get("last")
         clock.now += 2
-        await retrying.get("key")  # an answer
+        await retrying.get("key")  # this is an answer
         store.well_at = clock.now + 60
         await retrying.get("key")
         return times
@@ -222,7 +222,7 @@ def test_after_patience_was_spent_each_request_gets_one_attempt_until_the_store_
     assert store.asked["1"] == store.asked["2"] == 1
 
 
-def test_trouble_of_long_ago_does_not_shorten_the_patience_of_today() -> None:
+def test_an_earlier_failure_does_not_shorten_the_patience_of_a_later_one() -> None:
     clock = Clock()
     store = Sick(clock, GONE)
     retrying = patient(store)
@@ -230,7 +230,7 @@ def test_trouble_of_long_ago_does_not_shorten_the_patience_of_today() -> None:
     async def scenario() -> bytes:
         with pytest.raises(TryAgain):
             await retrying.get("key")
-        clock.now += 3600  # nobody asked meanwhile
+        clock.now += 3600  # no request was made meanwhile
         store.well_at = clock.now + 100
         return await retrying.get("key")
 
@@ -238,7 +238,7 @@ def test_trouble_of_long_ago_does_not_shorten_the_patience_of_today() -> None:
 
 
 def test_an_attempt_that_took_longer_than_the_patience_is_followed_by_another() -> None:
-    """One connection that stalls never ends a command by itself."""
+    """One stalled connection alone never ends a command."""
     clock = Clock()
 
     class Stalls(Sick):
@@ -255,7 +255,7 @@ def test_an_attempt_that_took_longer_than_the_patience_is_followed_by_another() 
 
 
 @pytest.mark.parametrize("error", [Denied("no"), NotFound("key"), Misuse("no")])
-def test_an_error_that_time_does_not_mend_is_raised_at_once(error: OffloadError) -> None:
+def test_an_error_that_waiting_cannot_cure_is_raised_at_once(error: OffloadError) -> None:
     clock = Clock()
     store = Sick(clock, error)
 
@@ -279,7 +279,7 @@ def test_patience_is_as_long_as_the_policy_says() -> None:
     assert clock.now == 7
 
 
-def test_whoever_waits_is_announced_every_few_seconds_with_cause_and_end() -> None:
+def test_a_waiting_request_is_announced_every_few_seconds_with_cause_and_end() -> None:
     clock = Clock()
     heard: list[Event] = []
     retrying = patient(Sick(clock, SLOW_DOWN), heard=heard)
@@ -297,7 +297,7 @@ def test_whoever_waits_is_announced_every_few_seconds_with_cause_and_end() -> No
     assert max(pauses) < 2 * NOTICE_SECONDS
 
 
-def test_a_store_that_answers_the_second_time_is_not_worth_a_word() -> None:
+def test_a_request_that_succeeds_at_the_second_attempt_is_not_announced() -> None:
     clock = Clock()
     heard: list[Event] = []
 
@@ -319,7 +319,7 @@ def test_a_long_pause_that_the_store_asks_for_is_announced_when_it_begins() -> N
     assert (clock.now >= 40, store.asked["key"]) == (True, 2)
 
 
-def test_a_store_that_asks_for_a_longer_pause_than_patience_lasts_is_not_waited_for() -> None:
+def test_a_request_does_not_wait_for_a_pause_longer_than_its_patience() -> None:
     clock = Clock()
     store = Sick(clock, asks := Throttled("SlowDown", 365 * 24 * 3600.0))
 
@@ -327,7 +327,7 @@ def test_a_store_that_asks_for_a_longer_pause_than_patience_lasts_is_not_waited_
     assert (clock.now, store.asked["key"]) == (0, 1)
 
 
-def test_a_listing_of_nothing_is_an_answer_too() -> None:
+def test_an_empty_listing_is_an_answer_too() -> None:
     clock = Clock()
     store = Sick(clock, SLOW_DOWN, well_at=150)
     retrying = patient(store)
@@ -339,7 +339,7 @@ def test_a_listing_of_nothing_is_an_answer_too() -> None:
     assert asyncio.run(clock.run(retrying.get("key"), lists())) == [b"data", []]
 
 
-def test_whoever_waits_can_be_cancelled_at_once() -> None:
+def test_a_waiting_request_can_be_cancelled_at_once() -> None:
     clock = Clock()
     store = Sick(clock, Throttled("SlowDown", 100.0))
 
@@ -381,7 +381,7 @@ def test_a_put_that_waits_never_holds_two_copies_of_its_bytes() -> None:
         yield Counted(b"second")
 
     retrying = RetryingStore(Gathers(), clock=lambda: clock.now, sleep=clock.sleep)
-    gc.disable()  # what only the collector of cycles would free counts as held
+    gc.disable()  # an object that only the cycle collector would free counts as held
     try:
         asyncio.run(clock.run(retrying.put("key", Body(size_bytes=11, windows=windows))))
     finally:
@@ -392,7 +392,7 @@ def test_a_put_that_waits_never_holds_two_copies_of_its_bytes() -> None:
 
 @pytest.mark.parametrize("error", [TryAgain("the source is busy"), OutcomeUnknown("the source is gone")])
 def test_an_error_of_a_body_is_raised_at_once_and_costs_the_store_no_patience(error: OffloadError) -> None:
-    """A store that is well is not waited for because the source fails."""
+    """A healthy store is not retried because the source fails."""
     clock = Clock()
     store = Sick(clock, GONE)
 

@@ -1,4 +1,4 @@
-"""What a folder adds to the contract: links, walks, syncs, errno."""
+"""The behaviour of a folder beyond the contract: links, walks, syncs and errno."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestFolder(Asynchronous):
     def root(self, tmp_path: Path) -> Path:
         return tmp_path / "root"
 
-    def test_reading_does_not_make_the_root(self, run: Run, store: PosixStore, root: Path) -> None:
+    def test_reading_does_not_create_the_root(self, run: Run, store: PosixStore, root: Path) -> None:
         with pytest.raises(NotFound):
             run(store.get("key"))
         assert run(listed(store)) == []
@@ -40,7 +40,7 @@ class TestFolder(Asynchronous):
 
         assert not root.exists()
 
-    def test_a_root_removed_under_a_store_is_made_anew_by_the_next_try(
+    def test_a_put_recreates_a_removed_root_at_its_second_try(
         self, run: Run, store: PosixStore, root: Path
     ) -> None:
         run(store.put("a/key", Body.of(b"")))
@@ -54,7 +54,7 @@ class TestFolder(Asynchronous):
 
     @pytest.mark.parametrize("kind", ["folder", "file"])
     def test_no_link_leads_out_of_the_root(self, run: Run, store: PosixStore, root: Path, kind: str) -> None:
-        """Neither through a linked folder nor to a linked file, reading, listing, writing or deleting."""
+        """This holds for linked folders and linked files, and for reading, listing, writing and deleting."""
         outside = root.parent / "outside"
         outside.mkdir()
         secret = outside / "secret"
@@ -104,7 +104,7 @@ class TestFolder(Asynchronous):
         assert run(listed(store)) == ["a/key"]
 
     def test_only_regular_files_are_objects(self, run: Run, store: PosixStore, root: Path) -> None:
-        """A pipe does not even hold a reader up; hidden names and names that are not text do not show."""
+        """Reading a pipe does not block. Hidden names and names that are not UTF-8 are not listed."""
         run(store.put("object", Body.of(b"")))
         os.mkfifo(root / "pipe")
         (root / ".hidden").touch()
@@ -116,8 +116,8 @@ class TestFolder(Asynchronous):
             run(asyncio.wait_for(store.get("pipe"), 60))
         assert run(listed(store)) == ["object"]
 
-    def test_an_object_is_no_folder_and_a_folder_no_object(self, run: Run, store: PosixStore) -> None:
-        """The one thing a file system cannot do is refused in words, and changes nothing."""
+    def test_a_key_cannot_be_both_an_object_and_a_folder(self, run: Run, store: PosixStore) -> None:
+        """A file system cannot do this, so the store raises `Misuse` with the reason and changes nothing."""
         run(store.put("a", Body.of(b"a")))
         run(store.put("b/c", Body.of(b"c")))
 
@@ -132,7 +132,9 @@ class TestFolder(Asynchronous):
         assert run(listed(store)) == ["a", "b/c"]
 
     @pytest.mark.parametrize("key", ["k" * 256, "é" * 128, "a/" + "k" * 256, "\udcff"], ids=ascii)
-    def test_a_key_that_is_no_path_is_misuse(self, run: Run, store: PosixStore, root: Path, key: str) -> None:
+    def test_a_key_that_cannot_be_a_path_is_misuse(
+        self, run: Run, store: PosixStore, root: Path, key: str
+    ) -> None:
         for call in (
             store.put(key, Body.of(b"")),
             store.create(key, b""),
@@ -165,7 +167,7 @@ class TestFolder(Asynchronous):
         assert opened == ["x", "x/c", "x/d", "x/e"]
         assert len(asked) == len(rows)
 
-    def test_a_listing_goes_only_as_far_as_it_is_followed(
+    def test_a_listing_reads_only_as_far_as_the_caller_iterates(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for folder in "abcde":
@@ -179,7 +181,7 @@ class TestFolder(Asynchronous):
         assert opened == [".", "a"]
         assert len(asked) == 1
 
-    def test_a_listing_passes_over_what_vanishes(self, run: Run, store: PosixStore, root: Path) -> None:
+    def test_a_listing_skips_files_that_vanish(self, run: Run, store: PosixStore, root: Path) -> None:
         for key in ("a/1", "b", "c/1", "d"):
             run(store.put(key, Body.of(b"")))
 
@@ -191,7 +193,7 @@ class TestFolder(Asynchronous):
 
         assert [first.key, *(row.key for row in rows)] == ["a/1", "d"]
 
-    def test_a_listing_shows_what_took_the_place_of_a_vanished_file(
+    def test_a_listing_shows_the_successor_of_a_vanished_file(
         self, run: Run, store: PosixStore, root: Path
     ) -> None:
         for key in ("m/root.1", "m/root.2", "m/root.3"):
@@ -205,10 +207,12 @@ class TestFolder(Asynchronous):
         assert first.key == "m/root.1"
         assert [*rows] == [Listed("m/root.4", 4)]
 
-    def test_a_listing_reads_a_folder_again_that_changed_meanwhile(
+    def test_a_listing_reads_a_changed_folder_again(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A large folder is read in parts: a new name may lie in one that was read, an old one behind it."""
+        """The system reads a large folder in parts. A new name may be in a part already read, an old one
+        in a later part.
+        """
         run(store.put("m/root.1", Body.of(b"")))
         age(root / "m")
 
@@ -224,7 +228,7 @@ class TestFolder(Asynchronous):
     def test_new_files_alone_do_not_keep_a_folder_from_being_listed(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A folder into which others upload all the time never stays as it is while it is read."""
+        """A folder that receives uploads all the time always changes while it is read."""
         run(store.put("m/0", Body.of(b"")))
         age(root / "m")
         reads = read_in_parts(
@@ -234,10 +238,12 @@ class TestFolder(Asynchronous):
         assert [row.key for row in walk(str(root), "m/", "", trusts)] == ["m/0", "m/1"]
         assert len(reads) == 2
 
-    def test_a_listing_that_gets_on_is_not_given_up(
+    def test_a_listing_that_makes_progress_does_not_fail(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Beside a sweep that deletes every second file, a folder is read again more often than in vain."""
+        """A sweep deletes every second file meanwhile, so the folder is read again more often than the
+        limit without progress.
+        """
         monkeypatch.setattr("offload_posix.walk.READS_MAX", 3)
         (root / "m").mkdir(parents=True)
         for number in range(20):
@@ -250,7 +256,7 @@ class TestFolder(Asynchronous):
 
         assert rows == [f"m/{number:02}" for number in range(0, 20, 2)]
 
-    def test_a_folder_whose_files_vanish_faster_than_it_is_read_is_tried_again(
+    def test_a_listing_raises_try_again_if_files_vanish_faster_than_it_reads(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run(store.put("m/key", Body.of(b"")))
@@ -261,13 +267,13 @@ class TestFolder(Asynchronous):
 
         monkeypatch.setattr(os, "stat", gone)
 
-        with pytest.raises(TryAgain, match="vanish"):
+        with pytest.raises(TryAgain, match="are removed faster"):
             run(listed(store))
 
-    def test_a_folder_is_synced_before_a_name_in_it_is_listed_and_once(
+    def test_a_listing_syncs_a_folder_once_before_it_shows_a_name(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its writer may have died before the sync, and a power cut would take what others now rest on."""
+        """The writer may have died before its sync. A power cut could then remove the object."""
         (root / "m/empty").mkdir(parents=True)
         (root / "m/from-a-dead-process").touch()
         age(root / "m")
@@ -284,7 +290,7 @@ class TestFolder(Asynchronous):
     def test_a_folder_that_changed_just_now_is_synced_by_every_listing(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two changes within one tick of the clock leave the same time, so a young one proves nothing."""
+        """Two changes within one clock tick leave the same time, so a recent time proves nothing."""
         (root / "m").mkdir(parents=True)
         (root / "m/key").touch()
         synced = watch_syncs(monkeypatch, root)
@@ -295,7 +301,7 @@ class TestFolder(Asynchronous):
         assert synced == ["m", "m"]
 
     @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EINVAL], ids=errno.errorcode.get)
-    def test_a_mount_that_takes_no_sync_can_be_read(
+    def test_a_mount_without_sync_can_be_read(
         self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
         run(store.put("m/key", Body.of(b"data")))
@@ -304,10 +310,10 @@ class TestFolder(Asynchronous):
         assert run(listed(store)) == ["m/key"]
         assert run(store.get("m/key")) == b"data"
 
-    def test_names_that_could_not_be_synced_are_not_listed(
+    def test_a_listing_shows_no_name_that_it_could_not_sync(
         self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nor tried again: the next sync would report a success that is none."""
+        """It does not repeat the sync: a second one could report a false success."""
         run(store.put("m/key", Body.of(b"")))
         fail_syncs(monkeypatch, of_folders=True)
 
@@ -316,10 +322,10 @@ class TestFolder(Asynchronous):
 
         assert type(refused.value) is OffloadError
 
-    def test_short_reads_and_writes_are_gone_on_with(
+    def test_short_reads_and_writes_are_continued(
         self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The system may move fewer bytes than asked; none is lost, doubled or shifted."""
+        """The system may move fewer bytes than requested. No byte is lost, duplicated or shifted."""
         pread, pwrite = os.pread, os.pwrite
         monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 7), at))
         monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, bytes(data[:7]), at))
@@ -332,7 +338,7 @@ class TestFolder(Asynchronous):
     def test_a_write_overlaps_the_fetching_of_the_next_window(
         self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two windows at most are alive: the one being written and the one being fetched."""
+        """At most two windows are in memory: the one being written and the one being fetched."""
         fetched = 0
 
         async def windows() -> AsyncIterator[bytes]:
@@ -358,7 +364,7 @@ class TestFolder(Asynchronous):
     def test_a_cancelled_put_does_not_return_before_its_thread(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
-        """Its descriptor must not be closed, and so be given to another file, while a thread writes to it."""
+        """A thread still writes to the descriptor. Once closed, it could belong to another file."""
         blocked, released = threading.Event(), threading.Event()
         real = getattr(os, call)
 
@@ -372,7 +378,7 @@ class TestFolder(Asynchronous):
         async def scenario() -> None:
             putting = asyncio.create_task(store.put("key", Body.of(b"data")))
             await asyncio.to_thread(blocked.wait, 60)
-            for _ in range(2):  # a second cancellation is no way out either
+            for _ in range(2):  # a second cancellation does not end the wait either
                 putting.cancel()
                 await asyncio.wait([putting], timeout=0.05)
                 assert not putting.done()
@@ -388,7 +394,7 @@ class TestFolder(Asynchronous):
     def test_a_failed_sync_before_the_name_commits_nothing(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is not repeated; the next try writes a new file."""
+        """The sync is not repeated. The next try writes a new file."""
         syncs = fail_syncs(monkeypatch, of_folders=False)
 
         with pytest.raises(TryAgain) as caught:
@@ -403,9 +409,9 @@ class TestFolder(Asynchronous):
     def test_a_failed_sync_of_the_folder_leaves_the_outcome_unknown(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The object is there, and may not survive a power cut; no success is reported.
+        """The object exists but may not survive a power cut, so no success is reported.
 
-        Of a create not even in doubt: a listing would show it, and a commit would rest on it.
+        A create is not even in doubt: a listing would show the object, and a commit would depend on it.
         """
         run(store.put("warm", Body.of(b"")))
         fail_syncs(monkeypatch, of_folders=True)
@@ -424,20 +430,20 @@ class TestFolder(Asynchronous):
     def test_new_folders_are_synced_from_the_top_down_and_names_last(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What a power cut leaves is never an object in a folder that has no name."""
+        """A power cut never leaves an object in a folder that has no name."""
         synced = watch_syncs(monkeypatch, root)
 
         run(store.put("a/b/key", Body.of(b"")))
 
         *before, file, folder = [path for path in synced if path != ".."]
-        assert before == [".", ".", "a"]  # for .staging, a, b
+        assert before == [".", ".", "a"]  # these syncs are for .staging, a and b
         assert file.startswith(".staging/")
         assert folder == "a/b"
 
-    def test_a_create_whose_answer_the_file_server_lost_has_won(
+    def test_a_create_succeeds_if_the_file_server_lost_the_answer(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The link is there, the call fails: the count of names decides, also against `EEXIST`."""
+        """The call fails although the link exists. The number of links decides, also against `EEXIST`."""
         link = os.link
         for key, number in (("a", errno.ETIMEDOUT), ("b", errno.EEXIST)):
 
@@ -454,7 +460,7 @@ class TestFolder(Asynchronous):
     def test_an_upload_with_a_missing_part_is_not_completed(
         self, run: Run, store: PosixStore, root: Path
     ) -> None:
-        """Nor one whose sizes leave a hole; what was refused is not taken down as written."""
+        """Nor is an upload whose sizes leave a gap. A refused part does not count as written."""
 
         async def scenario(*parts: tuple[int, int]) -> None:
             upload = await store.start_upload("key")
@@ -479,7 +485,7 @@ class TestFolder(Asynchronous):
     def test_a_part_that_failed_is_missing_until_it_is_put_again(
         self, run: Run, store: PosixStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Held or not, a part counts once its bytes are in the file."""
+        """A part counts only once its bytes are in the file."""
 
         async def scenario() -> None:
             upload = await store.start_upload("key")
@@ -497,10 +503,10 @@ class TestFolder(Asynchronous):
 
         assert run(store.get("key")) == b"firstlast"
 
-    def test_locks_that_do_not_exist_hinder_nobody(
+    def test_a_file_system_without_locks_can_be_written(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Leftovers stay then, as nobody can tell whose they are."""
+        """Leftovers then remain, because nothing shows which process owns them."""
         (root / ".staging").mkdir(parents=True)
         (root / ".staging/leftover").touch()
         monkeypatch.setattr("fcntl.flock", failing(errno.EOPNOTSUPP))
@@ -510,10 +516,10 @@ class TestFolder(Asynchronous):
         assert run(store.get("key")) == b"data"
         assert staged(root) == ["leftover"]
 
-    def test_a_file_swept_before_it_was_locked_is_given_up_for_another(
+    def test_a_put_replaces_a_staged_file_that_was_swept_before_its_lock(
         self, run: Run, store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A sweeper can come between the opening of a file and its lock: no byte goes into a lost file."""
+        """A sweeper can delete a file between its opening and its lock. Deleted files get no bytes."""
         import fcntl
 
         flock = fcntl.flock
@@ -533,18 +539,18 @@ class TestFolder(Asynchronous):
 
 
 def trusts(_folder: int, _parts: Sequence[str]) -> None:
-    """Takes every folder for synced."""
+    """Treat every folder as synced."""
 
 
 def age(folder: Path) -> None:
-    """Set back the time of a folder's last change, so that no other change can leave the same one."""
+    """Set back the time of a folder's last change, so that no other change can leave the same time."""
     os.utime(folder, ns=(0, 0))
 
 
 def read_in_parts(monkeypatch: pytest.MonkeyPatch, *, meanwhile: list[Callable[[], None]]) -> list[list[str]]:
-    """Let others act while a folder is read, behind all of its new names and before its old ones.
+    """Let others act while a folder is read, after all of its new names and before its old ones.
 
-    Returns what each reading saw.
+    Return the names that each reading saw.
     """
     scandir = os.scandir
     reads: list[list[str]] = []
@@ -565,7 +571,7 @@ def read_in_parts(monkeypatch: pytest.MonkeyPatch, *, meanwhile: list[Callable[[
 
 
 def watch_syncs(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
-    """What is synced from now on, by its path below the root."""
+    """Return the paths that are synced from now on, relative to the root."""
     fsync = os.fsync
     synced: list[str] = []
 
@@ -586,7 +592,7 @@ async def listed(store: PosixStore, prefix: str = "") -> list[str]:
 
 
 def failing(number: int) -> Any:
-    """A system call that fails with this errno."""
+    """Return a system call that fails with this errno."""
 
     def call(*_args: object, **_kwargs: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -595,7 +601,7 @@ def failing(number: int) -> Any:
 
 
 def fail_syncs(monkeypatch: pytest.MonkeyPatch, *, of_folders: bool) -> list[int]:
-    """Let the sync of every folder, or of every file, fail; return those that did."""
+    """Let the sync of every folder, or of every file, fail. Return those that failed."""
     fsync = os.fsync
     failed: list[int] = []
 
@@ -610,7 +616,7 @@ def fail_syncs(monkeypatch: pytest.MonkeyPatch, *, of_folders: bool) -> list[int
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, root: Path) -> tuple[list[str], list[str]]:
-    """The folders that are scanned and the paths that are asked for their size, from now on."""
+    """Return the folders that are scanned, and the paths whose size is read, from now on."""
     scandir, stat = os.scandir, os.stat
     opened: list[str] = []
     asked: list[str] = []
@@ -660,8 +666,8 @@ def test_an_errno_of_a_write_says_what_to_do_next(number: int, expected: type[Of
     assert "\n" not in str(raised)
 
 
-def test_an_errno_of_a_read_may_mean_something_else() -> None:
-    """Absence has many forms; and what cannot be read now will not be readable at once."""
+def test_an_errno_can_mean_something_else_for_a_read() -> None:
+    """Absence has many forms. An object that cannot be read now will not be readable at once."""
     absent = NotFound("key")
 
     def reading(number: int) -> OffloadError:

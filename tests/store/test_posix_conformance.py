@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from campaign import CAMPAIGN
 from offload_conformance import StoreConformance
 from offload_posix import PosixStore
 
 
 class TestPosixStore(StoreConformance):
     newest_kept = 1
+    listing_keys = 10_050 if CAMPAIGN else 1_100
 
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Any sequence of requests leaves a folder in the state that a dict would be in."""
+"""Any sequence of requests leaves a folder in the same state as a dict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from offload.errors import AlreadyExists, NotFound
 
 T = TypeVar("T")
 
-KEYS = ("a-b", "a.b", "a/b", "a/c/d", "a/c.d", "a0", "é", "日本/z")  # none is a folder of another
+KEYS = ("a-b", "a.b", "a/b", "a/c/d", "a/c.d", "a0", "é", "日本/z")  # no key is a folder of another one
 keys = st.sampled_from(KEYS)
 datas = st.binary(max_size=12)
 numbers = st.integers(0, 14)
@@ -28,7 +28,7 @@ borders = st.sampled_from(["", *KEYS, "a", "a/", "a/c", "a/c.", "a/c/", "b", "�
 
 
 def part_of(data: bytes, span: Span | Suffix | None) -> bytes:
-    """What a span means, in the words of Python."""
+    """Return the bytes of a span, computed with Python's slices."""
     match span:
         case Span(start, length):
             return data[start:][:length]

@@ -1,4 +1,4 @@
-"""Stores in other processes, which race, die and run out of room: the contract holds between them too."""
+"""Stores in several processes, which race, die and run out of room: the contract holds between them too."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ root = sys.argv[1]
 
 
 def start(script: str, *args: object) -> subprocess.Popen[str]:
-    """Another process, which runs `script` over the root given first."""
+    """Start another process, which runs `script` with the root as its first argument."""
     command = [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script), *map(str, args)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What a process said until its good end."""
+    """Return the output of a process, and assert that it succeeded."""
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said
     return said
 
 
 def in_small_namespace(folder: Path, script: str) -> str:
-    """Run `script` with a file system of 1 MiB, all its own, mounted at `folder`."""
+    """Run `script` with a private file system of 1 MiB mounted at `folder`."""
     command = 'mount -t tmpfs -o size=1m none "$1" && shift && exec "$@"'
     python = [sys.executable, "-c", PRELUDE + textwrap.dedent(script), f"{folder}/tier"]
     done = subprocess.run(
@@ -52,8 +52,10 @@ def in_small_namespace(folder: Path, script: str) -> str:
 
 
 class TestProcesses(Asynchronous):
-    def test_of_eight_processes_exactly_one_creates(self, tmp_path: Path, run: Run) -> None:
-        """They meet before each round; whoever reports a win is whose bytes are there."""
+    def test_exactly_one_of_eight_processes_creates_an_object(self, tmp_path: Path, run: Run) -> None:
+        """The processes wait for each other before each round. The object holds the bytes of the one that
+        reports a win.
+        """
         script = """
             async def main():
                 store = PosixStore(root=root, threads=1)
@@ -82,7 +84,7 @@ class TestProcesses(Asynchronous):
             finish(racer)
 
     def test_a_process_killed_while_it_puts_leaves_nothing_visible(self, tmp_path: Path, run: Run) -> None:
-        """What it staged is removed by the next writer; what a living one has staged is not."""
+        """The next writer removes the staged files of a dead process and keeps those of a living one."""
         dying, living = (start(SLOW_PUT, tmp_path, key) for key in ("dying", "living"))
         assert line(dying) == line(living) == "under way"
         assert len(staged(tmp_path)) == 2
@@ -99,7 +101,7 @@ class TestProcesses(Asynchronous):
         assert staged(tmp_path) == []
 
     def test_a_forked_child_does_not_keep_the_locks_of_its_parent(self, tmp_path: Path, run: Run) -> None:
-        """The parent dies, the child lives: the parent's staged file is a leftover all the same."""
+        """The parent dies and the child lives. The parent's staged file still counts as a leftover."""
         parent = start(SLOW_PUT.replace("# fork", "fork()"), tmp_path, "dying")
         child = int(line(parent))
         assert line(parent) == "under way"
@@ -113,8 +115,8 @@ class TestProcesses(Asynchronous):
             os.kill(child, signal.SIGKILL)
             parent.communicate()
 
-    def test_a_forked_child_has_threads_of_its_own(self, tmp_path: Path) -> None:
-        """A store used before the fork works after it, in a loop of the child's own."""
+    def test_a_store_works_in_a_forked_child(self, tmp_path: Path) -> None:
+        """The store was used before the fork. It works after it, in the child's own event loop."""
         script = """
             store = PosixStore(root=root)
             asyncio.run(store.create("parent", b""))
@@ -177,8 +179,8 @@ async def put_and_list(store: PosixStore, key: str) -> list[str]:
 
 
 class TestPlaces:
-    def test_a_full_file_system_is_no_space(self, tmp_path: Path) -> None:
-        """Put and create say so, in one line with the path, and neither leaves anything."""
+    def test_a_full_file_system_raises_no_space(self, tmp_path: Path) -> None:
+        """Put and create report it in one line with the path, and neither leaves a file."""
         script = """
             async def attempt(call):
                 try:
@@ -202,8 +204,8 @@ class TestPlaces:
 
         assert said.splitlines() == ["NoSpace True OSError"] * 2 + ["done", "['small'] []"]
 
-    def test_a_read_only_place_is_denied(self, tmp_path: Path) -> None:
-        """Reading goes on; each way of writing is denied, and creates nothing."""
+    def test_writing_to_a_read_only_folder_is_denied(self, tmp_path: Path) -> None:
+        """Reading still works. Every way of writing is denied and creates nothing."""
         script = """
             import subprocess
 

@@ -1,4 +1,4 @@
-"""Which folder a `file://` URL or a plain path names."""
+"""The folder that a `file://` URL or a plain path names."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_only_a_url_has_a_host_and_escapes(url: str, folder: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "file://", "file://a%00b"])
-def test_what_names_no_folder_is_refused(url: str) -> None:
+def test_a_url_without_a_folder_is_refused(url: str) -> None:
     with pytest.raises(Misuse, match="names no folder"):
         open_url(url)

@@ -1,4 +1,4 @@
-"""The probe of create-if-absent: it believes no store on its word, and no lost reply changes its verdict."""
+"""The probe of create-if-absent: it trusts no store's claim, and no lost reply changes its verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offload.store.wrap import StoreDecorator
 
 
 class Unsure(StoreDecorator):
-    """A store that must be asked."""
+    """A store whose creates must be probed."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -35,7 +35,7 @@ class Overwrites(Unsure):
 
 
 class Resends(StoreDecorator):
-    """A client library that sends a create again when it hears no answer."""
+    """A client library that sends a create again if it gets no answer."""
 
     async def create(self, key: str, data: bytes) -> None:
         try:
@@ -56,7 +56,7 @@ def _faulty(store: ObjectStore, rules: Sequence[Rule]) -> FaultyStore:
 
 
 class Declares(StoreDecorator):
-    """A store that declares the largest create, and has no other lack."""
+    """A store that declares the size of its largest create, and lacks nothing else."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(MemoryStore())
@@ -67,13 +67,13 @@ class Declares(StoreDecorator):
         return replace(self.inner.capabilities, create_size_bytes_max=self.size_bytes)
 
 
-def test_a_store_whose_creates_take_no_full_root_is_refused() -> None:
+def test_a_store_whose_creates_are_too_small_for_a_root_is_refused() -> None:
     with pytest.raises(Denied, match="one create takes 1048575 bytes, and a full root is larger"):
         _probe(Declares(CREATE_SIZE_BYTES_LEAST - 1))
     _probe(Declares(CREATE_SIZE_BYTES_LEAST))
 
 
-def test_a_store_that_overwrites_is_refused_and_one_that_does_not_is_not() -> None:
+def test_the_probe_refuses_only_a_store_that_overwrites() -> None:
     with pytest.raises(Denied, match="overwrites"):
         _probe(Overwrites(MemoryStore()))
 
@@ -90,7 +90,7 @@ def test_one_failed_create_changes_nothing(fault: Fault, nth: int) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 3])
-def test_a_client_that_met_its_own_create_is_no_rival(nth: int) -> None:
+def test_a_client_that_meets_its_own_create_passes_the_probe(nth: int) -> None:
     objects: dict[str, bytes] = {}
 
     _probe(
@@ -100,14 +100,14 @@ def test_a_client_that_met_its_own_create_is_no_rival(nth: int) -> None:
     assert not objects
 
 
-def test_a_store_that_never_answers_is_not_believed() -> None:
+def test_the_probe_fails_for_a_store_that_never_answers() -> None:
     with pytest.raises(OutcomeUnknown):
         _probe(_faulty(Unsure(MemoryStore()), [Rule(Fault.LOSE_REPLY, "create")]))
 
 
 @pytest.mark.parametrize("resends", [False, True])
 @pytest.mark.parametrize("seed", range(50))
-def test_whatever_fails_no_verdict_is_wrong(seed: int, resends: bool) -> None:
+def test_no_fault_makes_the_verdict_wrong(seed: int, resends: bool) -> None:
     chances = {Fault.FAIL_BEFORE: 0.2, Fault.LOSE_REPLY: 0.2, Fault.DELAY: 0.2}
 
     for honest, wrong in ((True, Denied), (False, None)):
@@ -121,7 +121,7 @@ def test_whatever_fails_no_verdict_is_wrong(seed: int, resends: bool) -> None:
         assert said is not wrong
 
 
-def test_what_an_interrupted_probe_left_is_removed_where_the_store_lets_it() -> None:
+def test_the_probe_removes_its_object_after_a_lost_reply() -> None:
     objects: dict[str, bytes] = {}
 
     _probe(_faulty(Unsure(MemoryStore(objects=objects)), [Rule(Fault.LOSE_REPLY, "create", nth=2)]))

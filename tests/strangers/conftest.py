@@ -1,4 +1,4 @@
-"""The commands of this checkout are found, also where the installation is older than its `pyproject.toml`."""
+"""The entry points of this checkout, even if the installation is older than its `pyproject.toml`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from conformance_box.installed import Site
 
 @pytest.fixture(scope="package", autouse=True)
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Its entry points, before all that is installed; `suites.environment` hands them on."""
+    """Put the entry points of this checkout before all installed ones.
+
+    `suites.environment` passes them on.
+    """
     folder = tmp_path_factory.mktemp("checkout")
     Site(folder)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,7 @@
-"""A store over any file system of fsspec, as somebody writes it who trusts the documentation.
+"""A store over any file system of fsspec, written as an author would who trusts the documentation.
 
-It is short, it reads well, and it keeps less than it seems to: what that is, `test_fsspec` pins.
+It is short and reads well, but it keeps less of the contract than it seems to. `test_fsspec` lists the
+failures.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from offload.store.spans import clip
 
 
 class FsspecStore(ObjectStore):
-    """Objects are files below `root` of `files`, an `AbstractFileSystem`."""
+    """A store whose objects are files below `root` of `files`, an `AbstractFileSystem`."""
 
     def __init__(self, files: Any, root: str) -> None:
         self._files, self._root = files, root.rstrip("/")
@@ -89,14 +90,14 @@ class FsspecStore(ObjectStore):
         raise Misuse("there are no multipart uploads")
 
     def write_new(self, path: str, data: bytes) -> None:
-        """What `create` comes down to: the mode that Python's own `open` has for it."""
+        """Create a file with mode `x`, like Python's own `open`."""
         self._write(path, data, "xb")
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
 
     def _make_room(self, path: str) -> None:
-        """A file system has no `a` beside `a/b`."""
+        """Raise `Misuse` if a part of the path is a file: a file system has no `a` beside `a/b`."""
         folder = path.rpartition("/")[0]
         if self._files.isdir(path) or self._files.isfile(folder):
             raise Misuse(f"{path!r} is a folder, or is in what is a file")
@@ -109,7 +110,7 @@ class FsspecStore(ObjectStore):
 
 
 class PipingStore(FsspecStore):
-    """The same, where `create` is the other way that fsspec documents."""
+    """The same store with the other way of creating a file that fsspec documents."""
 
     def write_new(self, path: str, data: bytes) -> None:
         self._make_room(path)

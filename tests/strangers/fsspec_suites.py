@@ -1,9 +1,11 @@
-"""The suite, pointed at fsspec's own file systems through the adapter. `test_fsspec` runs this and judges.
+"""The suite on fsspec's own file systems, through the adapter.
 
-A race is lost rarely by chance. So in the clauses about races the file systems wait, where Python may switch
-threads at any time, for the other thread that does harm there: one that has looked and found nothing waits
-until another has found nothing too, and one that has opened a file and not yet filled it waits for a read.
-Nothing else about them is changed, and where nobody else comes they go on.
+`test_fsspec` runs this and judges the results.
+
+A race is rarely lost by chance. So in the clauses about races, the file systems wait at two points for
+another thread that does harm there. A thread that looked for a file and found none waits until another has
+found none too. A thread that opened a file and has not filled it waits for a read. Nothing else about the
+file systems is changed, and if no other thread comes, they continue.
 """
 
 from __future__ import annotations
@@ -23,33 +25,35 @@ from strangers.fsspec_adapter import FsspecStore, PipingStore
 from offload.contracts.store import ObjectStore
 
 SECONDS_MAX = 20
-"""For which one waits where the other does not come."""
+"""How long a thread waits if no other thread comes."""
 
 
 class Schedule:
-    """Who waits for whom in one test, which asks `clause`."""
+    """The waits between threads in one test, which runs `clause`."""
 
     def __init__(self, clause: str) -> None:
         self._create, self._replace = "create_is_atomic" in clause, "whole_while_replaced" in clause
         self._fill = "creates_are_whole" in clause
         self._changed = threading.Condition()
-        self._looks: Counter[tuple[str, int]] = Counter()  # of a path, by a thread
-        self._lookers: Counter[tuple[str, int]] = Counter()  # at a path, for the first time, the second time
+        self._looks: Counter[tuple[str, int]] = Counter()  # the looks at a path by a thread
+        self._lookers: Counter[tuple[str, int]] = (
+            Counter()
+        )  # the looks at a path, for the first and the second time
         self._opened = self._read = 0
 
     def found_nothing(self, path: str) -> None:
-        """Wait until two threads have looked at this path as often as this one, and found nothing."""
+        """Wait until two threads have looked at this path as often as this thread, and found nothing."""
         mine = (path, threading.get_ident())
         with self._changed:
             self._looks[mine] += 1
             look = (path, self._looks[mine])
             self._lookers[look] += 1
             self._changed.notify_all()
-            if self._create or path.endswith("/probe/many"):  # where a capability is probed by a race
+            if self._create or path.endswith("/probe/many"):  # a probe of a capability races here
                 self._changed.wait_for(lambda: self._lookers[look] > 1, SECONDS_MAX)
 
     def opened(self, *, replaced: bool) -> None:
-        """A file is open and not yet filled. Wait until a read has begun and ended."""
+        """Wait until a read has begun and ended while a file is open and not yet filled."""
         with self._changed:
             self._opened += 1
             mine = self._opened
@@ -57,18 +61,18 @@ class Schedule:
                 self._changed.wait_for(lambda: self._read >= mine, SECONDS_MAX)
 
     def read_begins(self) -> int:
-        """What `read_ended` is to be told."""
+        """Note that a read begins. Return the value to pass to `read_ended`."""
         return self._opened
 
     def read_ended(self, began: int) -> None:
-        """Let go whoever had opened a file when the read began."""
+        """Release the threads that had opened a file when this read began."""
         with self._changed:
             self._read = max(self._read, began)
             self._changed.notify_all()
 
 
 class Watched:
-    """Before a file system: its looks, openings and reads are on the schedule of the test."""
+    """A wrapper of a file system that reports lookups, openings and reads to the schedule of the test."""
 
     schedule: ClassVar[Schedule] = Schedule("")
 
@@ -95,15 +99,15 @@ class Watched:
 
 
 class Memory(Watched, MemoryFileSystem):
-    """The global dictionary of all memory file systems."""
+    """The suite on the memory file system, which is one global dictionary."""
 
 
 class Local(Watched, LocalFileSystem):
-    """Files."""
+    """The suite on local files."""
 
 
 class InMemory:
-    test_create_is_atomic_between_processes = None  # another process has another dictionary
+    test_create_is_atomic_between_processes = None  # another process has its own dictionary
 
     @pytest.fixture(autouse=True)
     def place(self, request: pytest.FixtureRequest) -> None:
@@ -144,7 +148,9 @@ class TestLocal(OnDisk, StoreConformance):
 
 
 class TestLocalPiping(OnDisk, StoreConformance):
-    test_create_is_atomic_between_processes = None  # lost as between threads, and by chance alone
+    test_create_is_atomic_between_processes = (
+        None  # the same race as between threads, but only chance loses it
+    )
 
     def open_store(self) -> ObjectStore:
         return PipingStore(self.files, self.root)

@@ -1,4 +1,4 @@
-"""`offload new-backend` writes a distribution that lacks nothing but code, and harms nothing there is."""
+"""`offload new-backend` writes a distribution that lacks only code, and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ KINDS = ("store", "offloader")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_clause_fails_for_the_code_that_is_missing(tmp_path: Path, kind: str) -> None:
-    """What passes is what the skeleton has: capabilities, a url, and uploads that are declared absent."""
+def test_each_clause_fails_because_of_the_missing_code(tmp_path: Path, kind: str) -> None:
+    """Only capabilities, the URL and uploads pass. The skeleton has the first two, and declares uploads
+    absent.
+    """
     assert offload("new-backend", "attic", "--kind", kind, "--into", tmp_path).code == 0
     folder = tmp_path / "offload-attic"
 
@@ -47,7 +49,7 @@ NO_NAMES = "|.|..|../x|a/b|/etc|-x-|a--b|A|é|1a|a b|a\nb|$name|a_b|0; import os
 
 
 @pytest.mark.parametrize("name", ["a" * 41, *NO_NAMES.split("|")])
-def test_a_name_that_makes_no_distribution_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_cannot_be_a_distribution_is_refused(tmp_path: Path, name: str) -> None:
     ran = offload("new-backend", "--into", tmp_path, "--", name)
 
     assert ran.code == 2
@@ -64,7 +66,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_nothing_that_exists_is_overwritten(tmp_path: Path) -> None:
-    """A folder, a file, or a link to nowhere: all of them stay as they are."""
+    """A folder, a file and a link without a target stay unchanged."""
     (tmp_path / "offload-folder").mkdir()
     (tmp_path / "offload-folder" / "README.md").write_text("mine")
     (tmp_path / "offload-scroll").write_text("mine")
@@ -79,14 +81,14 @@ def test_nothing_that_exists_is_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_folder_to_write_into_must_be_there(tmp_path: Path) -> None:
+def test_the_folder_to_write_into_must_exist(tmp_path: Path) -> None:
     ran = offload("new-backend", "attic", "--into", tmp_path / "none")
 
-    assert (ran.code, "there is no folder" in ran.error) == (1, True)
+    assert (ran.code, "does not exist; nothing was written" in ran.error) == (1, True)
 
 
 def test_the_command_is_found_without_pytest() -> None:
-    """It is listed by every `offload`, which must stay quick and need no extra."""
+    """Every `offload` lists the command, so it must be quick and need no extra."""
     script = "import sys; from offload.plugins import Plugins; Plugins.find(); print('pytest' in sys.modules)"
 
     assert run(sys.executable, "-c", script, cwd=Path.cwd(), env=environment()) == "False\n"

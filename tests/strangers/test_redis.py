@@ -1,4 +1,4 @@
-"""The example over Redis, on a real server that this test starts: it was written from the guide alone."""
+"""The example for Redis, which was written from the guide alone, on a real server that this test starts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from campaign import campaign
 from servers.processes import free_port, process
 from servers.recipes import CannotBeHad, DebianPackages, PypiPackage
 from servers.scratch import scratch_folder
@@ -20,7 +21,7 @@ CLIENT = PypiPackage("redis", "8.1.0")
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[str]:
-    """The URL of a server on loopback, which ends with the tests."""
+    """Yield the URL of a server on loopback. The server ends with the tests."""
     try:
         SERVER.install()
         CLIENT.install()
@@ -36,12 +37,13 @@ def redis() -> Iterator[str]:
         quiet = ("--save", "", "--appendonly", "no", "--dir", scratch)
         with process(*argv, *quiet, log=log, env={"LD_LIBRARY_PATH": libraries}) as running:
             while running.poll() is None and "Ready to accept" not in log.read_text():
-                time.sleep(0.02)  # a server that is not there yet has no event
+                time.sleep(0.02)  # a starting server sends no event to wait for
             assert running.poll() is None, log.read_text()
             yield f"redis://127.0.0.1:{port}/0"
 
 
-def test_it_keeps_the_contracts(redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@campaign("the example over Redis; the guide's over SQLite is asked the same clauses here")
+def test_the_backend_keeps_the_contracts(redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFLOAD_REDIS", redis)
     packages = next(CLIENT.folder.glob("lib/python*/site-packages"))
 
@@ -51,8 +53,8 @@ def test_it_keeps_the_contracts(redis: str, tmp_path: Path, monkeypatch: pytest.
     assert len(found) > 150
 
 
-def test_it_is_short() -> None:
-    """The store and its declaration, blank lines left out."""
+def test_the_example_is_short() -> None:
+    """This counts the store and its declaration without blank lines."""
     code = [
         line for path in (EXAMPLE / "offload_redis").glob("*.py") for line in path.read_text().splitlines()
     ]

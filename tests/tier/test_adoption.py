@@ -1,4 +1,4 @@
-"""What a claim adopts of a crashed writer's uploads, and what it leaves out."""
+"""Tests of adoption: the uploads of a crashed writer that a claim adopts, and those that it leaves out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from offload_conformance.ledgers import MemoryLedger, ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter, TierOptions
 from offload.contracts.store import Body
+from offload.formats.checksums import crc32c
+from offload.formats.fragment_trailer import TRAILER
 from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt, Leftover
 from offload.model.manifest import Manifest
@@ -34,7 +36,7 @@ class Crashed:
         return cls(offloader, writer.manifest, attempt)
 
     async def upload(self, *, ledger_id: int = 0, **differs: Any) -> None:
-        """Upload under the attempt, with a manifest that `differs` from the tier's."""
+        """Upload under the attempt, with a manifest whose fields `differs` differ from the tier's."""
         running = [replace(each, ledger_id=ledger_id) for each in self.manifest.running]
         manifest = replace(self.manifest, running=tuple(running), **differs)
         attempt = replace(self.attempt, ledger_id=ledger_id, stream=manifest.stream)
@@ -48,8 +50,8 @@ class Crashed:
             await self.offloader.store.put(keys[1], Body.of(await self.offloader.store.get(keys[0])))
 
 
-def test_adoption_ends_with_the_first_fragment_that_the_source_has_otherwise() -> None:
-    """The broker cut its log. What lies behind the cut continues nothing."""
+def test_adoption_ends_at_the_first_fragment_that_differs_from_the_source() -> None:
+    """The broker cut its log. Fragments behind the cut continue nothing."""
     asked: list[int] = []
 
     async def agree(leftover: Leftover) -> bool:
@@ -72,7 +74,7 @@ def test_adoption_ends_with_the_first_fragment_that_the_source_has_otherwise() -
     [({}, 3), ({"ledger_id": 5}, 0), ({"incarnation": UUID(int=5)}, 0), ({"stream": "payments"}, 0)],
     ids=["in nothing", "in its ledger", "in its incarnation", "in its stream"],
 )
-def test_a_fragment_that_says_otherwise_than_its_announcement_is_not_adopted(
+def test_a_fragment_that_differs_from_its_announcement_is_not_adopted(
     differs: dict[str, Any], adopted: int
 ) -> None:
     async def main() -> Manifest:
@@ -83,3 +85,23 @@ def test_a_fragment_that_says_otherwise_than_its_announcement_is_not_adopted(
     manifest = asyncio.run(main())
 
     assert (manifest.fragments, manifest.running) == (adopted, ())
+
+
+@pytest.mark.parametrize(("byte", "value"), [(5, 3), (6, 9)], ids=["version", "codec"])
+def test_a_fragment_of_a_later_program_is_not_adopted(byte: int, value: int) -> None:
+    """A crashed writer may have been newer. Its uploads are copied again, and block no claim."""
+
+    async def main() -> Manifest:
+        crashed = await Crashed.begin()
+        await crashed.upload()
+        store, keys = crashed.offloader.store, StreamKeys("orders")
+        key = keys.fragment(0, crashed.attempt.uid)
+        raw = bytearray(await store.get(key))
+        raw[len(raw) - TRAILER.size_bytes + byte] = value
+        raw[-4:] = crc32c(bytes(raw[-TRAILER.size_bytes : -4])).to_bytes(4, "big")
+        await store.put(key, Body.of(bytes(raw)))
+        return (await StreamWriter.claim(crashed.offloader, "orders")).manifest
+
+    manifest = asyncio.run(main())
+
+    assert (manifest.fragments, manifest.running) == (0, ())

@@ -1,4 +1,4 @@
-"""A lost anchor comes back: from what objects show, from the other store, or by the operator's word."""
+"""Tests of lost anchors: objects, the other store or the operator provide the data to restore them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offload.upkeep.rebuild.stream import rebuild
 
 Objects = dict[str, bytes]
 KEYS = StreamKeys("a")
-"""A name that is also a folder's of hashed keys."""
+"""A stream name that is also the name of a folder of hashed keys."""
 
 
 def plain(objects: Objects, plan: TierPlan) -> ObjectStoreOffloader:
@@ -39,7 +39,7 @@ def restored(tier: ObjectStoreOffloader) -> TierAnchor | None:
 
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_tiers_anchor_is_restored_as_it_was(hashed: bool, damaged: bool) -> None:
+def test_the_anchor_of_a_tier_is_restored_as_it_was(hashed: bool, damaged: bool) -> None:
     objects: Objects = {}
     asyncio.run(fill(plain(objects, TierPlan(hashed_keys=hashed))))
     before = objects.pop(TIER_ANCHOR)
@@ -52,7 +52,7 @@ def test_a_tiers_anchor_is_restored_as_it_was(hashed: bool, damaged: bool) -> No
     assert restored(plain(objects, TierPlan())) is None, "nothing is lost"
 
 
-def test_without_any_root_the_operator_says_where_roots_were() -> None:
+def test_the_operator_names_the_commit_store_if_no_root_is_left() -> None:
     objects: Objects = {}
     asyncio.run(fill(plain(objects, TierPlan())))
     before = objects[TIER_ANCHOR]
@@ -68,7 +68,7 @@ def test_without_any_root_the_operator_says_where_roots_were() -> None:
     assert objects[TIER_ANCHOR] == before
 
 
-def test_a_folder_of_strangers_gets_no_anchor() -> None:
+def test_a_folder_of_foreign_files_gets_no_anchor() -> None:
     objects: Objects = {"a/b": b""}
 
     with pytest.raises(NotOffloaded, match="no objects of a tier"):
@@ -93,7 +93,7 @@ def test_a_tier_with_a_commit_store_gets_its_anchors_back(lost: str) -> None:
     assert asyncio.run(split_tier(data, roots).load_manifest("a")).next_offset == 10
 
 
-def test_another_tiers_commit_store_is_refused() -> None:
+def test_the_commit_store_of_another_tier_is_refused() -> None:
     data: Objects = {}
     roots: Objects = {}
     asyncio.run(fill(split_tier(data, roots)))
@@ -108,7 +108,7 @@ def test_another_tiers_commit_store_is_refused() -> None:
 
 
 def test_a_commit_store_of_a_tier_that_was_made_again_is_refused() -> None:
-    """Both anchors name both stores, and only their uids differ."""
+    """Both anchors name both stores, and differ only in their uids."""
     data: Objects = {}
     roots: Objects = {}
     asyncio.run(fill(split_tier(data, roots)))
@@ -121,7 +121,7 @@ def test_a_commit_store_of_a_tier_that_was_made_again_is_refused() -> None:
     assert (data, roots) == before
 
 
-def test_a_store_that_holds_data_is_taken_for_no_commit_store() -> None:
+def test_a_store_that_holds_data_is_refused_as_commit_store() -> None:
     data: Objects = {}
     roots: Objects = {"somebody/else": b""}
     asyncio.run(fill(split_tier(data, roots)))
@@ -132,7 +132,7 @@ def test_a_store_that_holds_data_is_taken_for_no_commit_store() -> None:
 
 
 @pytest.mark.parametrize("raw", [None, b"ledger"], ids=["lost", "damaged"])
-def test_a_streams_anchor_is_restored_beside_a_sound_manifest(raw: bytes | None) -> None:
+def test_the_anchor_of_a_stream_is_restored_beside_a_sound_manifest(raw: bytes | None) -> None:
     objects: Objects = {}
     asyncio.run(fill(plain(objects, TierPlan())))
     before, newest = dict(objects), objects.pop(KEYS.anchor)
@@ -158,8 +158,8 @@ def test_an_anchor_of_another_stream_is_left_alone() -> None:
     assert objects[KEYS.anchor] == theirs
 
 
-def test_a_copy_of_a_tier_in_a_folder_of_strangers_gets_no_anchor() -> None:
-    """Keys would be hashed if the folder were the one of the stream."""
+def test_a_copy_of_a_tier_among_foreign_files_gets_no_anchor() -> None:
+    """If the folder were the stream's, the keys would be hashed."""
     tier: Objects = {}
     asyncio.run(fill(plain(tier, TierPlan())))
     stranger = next(folder for folder in "0123456789abcdef" if folder != folder_of("a"))

@@ -1,4 +1,4 @@
-"""Verifying from threads: the blocking facade asks for what the asynchronous form can."""
+"""Tests of verifying from threads: the blocking facade can do the same as the asynchronous form."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from offload.store.memory import MemoryStore
 
 @pytest.fixture
 def store() -> FaultyStore:
-    """A store that tells what was asked of it."""
+    """Return a store that records its requests."""
     return FaultyStore(MemoryStore())
 
 
 @pytest.fixture
 def tier(store: FaultyStore) -> Iterator[Blocking]:
-    """Two streams of one fragment each."""
+    """Return a tier with two streams of one fragment each."""
     with Blocking.around(lambda: ObjectStoreOffloader(store)) as tier:
         for stream in ("bills", "orders"):
             writer = tier.run(StreamWriter.claim(tier.offloader, stream))
@@ -36,7 +36,7 @@ def fragments_read(store: FaultyStore) -> set[str]:
     return {call.key for call in store.calls if call.operation == "get" and call.key.endswith(".fragment")}
 
 
-def test_it_takes_what_the_asynchronous_form_takes_but_for_what_belongs_to_its_loop() -> None:
+def test_the_facade_takes_all_options_but_those_of_an_event_loop() -> None:
     ours, theirs = (inspect.signature(each).parameters for each in (Blocking.verify, verify))
 
     assert theirs.keys() - ours.keys() == {"tier", "page_rows_max", "env", "progress"}
@@ -45,19 +45,19 @@ def test_it_takes_what_the_asynchronous_form_takes_but_for_what_belongs_to_its_l
     }
 
 
-def test_by_default_every_object_is_read_whole(tier: Blocking, store: FaultyStore) -> None:
+def test_a_verify_reads_every_object_whole_by_default(tier: Blocking, store: FaultyStore) -> None:
     assert tier.verify().level is VerifyLevel.BYTES
     assert len(fragments_read(store)) == 2
 
 
-def test_a_level_below_reads_no_fragment(tier: Blocking, store: FaultyStore) -> None:
+def test_a_verify_at_a_lower_level_reads_no_fragment(tier: Blocking, store: FaultyStore) -> None:
     report = tier.verify("orders", level=VerifyLevel.MANIFEST)
 
     assert (report.level, report.streams, report.damages) == (VerifyLevel.MANIFEST, 1, [])
     assert fragments_read(store) == set()
 
 
-def test_it_goes_on_behind_an_object(tier: Blocking, store: FaultyStore) -> None:
+def test_a_verify_resumes_behind_an_object(tier: Blocking, store: FaultyStore) -> None:
     first = VerifyReport()
     assert tier.verify("bills", report=first) is first
     assert first.judged_to is not None
@@ -71,8 +71,8 @@ def test_it_goes_on_behind_an_object(tier: Blocking, store: FaultyStore) -> None
         tier.verify("orders", after=first.judged_to)
 
 
-def test_a_rate_bounds_what_is_read(tier: Blocking) -> None:
-    """By the wall clock: what is read in a second at this rate takes about one."""
+def test_a_rate_limits_the_bytes_read(tier: Blocking) -> None:
+    """By the wall clock, one second's worth of bytes takes about a second."""
     size_bytes = tier.verify().bytes
     begin = time.monotonic()
 

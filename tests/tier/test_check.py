@@ -1,4 +1,4 @@
-"""`check` says that something works only where it was seen to work, and leaves nothing behind."""
+"""Tests of `check`: it reports as working only features that it saw work, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import offload
+from key_world import Service
 from osiris_data import DATA
 from split_tier import Overwriting
 
@@ -18,7 +19,7 @@ from offload.env import Env
 from offload.errors import AlreadyExists, Denied, NoSpace, NotFound, OffloadError
 from offload.store.memory import MemoryStore
 from offload.store.wrap import StoreDecorator, UploadDecorator
-from offload.upkeep.check import CheckReport, CheckVerdict, check
+from offload.upkeep.check import CheckReport, CheckVerdict, check, check_master_key
 
 
 def checked(store: ObjectStore, *, writing: bool = True) -> CheckReport:
@@ -29,7 +30,7 @@ def failed(report: CheckReport) -> list[str]:
     return [finding.name for finding in report.findings if finding.verdict is CheckVerdict.FAILS]
 
 
-def test_on_a_sound_store_everything_works_and_nothing_is_left() -> None:
+def test_everything_works_on_a_sound_store_and_nothing_is_left() -> None:
     objects: dict[str, bytes] = {"a stranger": b""}
 
     report = checked(MemoryStore(objects=objects))
@@ -41,7 +42,7 @@ def test_on_a_sound_store_everything_works_and_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize("place", ["nowhere", "nowhere/at/all", "empty"])
-def test_a_place_that_was_not_there_is_not_there_afterwards(tmp_path: Path, place: str) -> None:
+def test_a_place_that_did_not_exist_does_not_exist_afterwards(tmp_path: Path, place: str) -> None:
     (tmp_path / "empty").mkdir()
 
     assert offload("check", tmp_path / place).code == 0
@@ -49,7 +50,7 @@ def test_a_place_that_was_not_there_is_not_there_afterwards(tmp_path: Path, plac
     assert [*tmp_path.rglob("*")] == [tmp_path / "empty"]
 
 
-def test_reading_only_changes_nothing_and_claims_nothing() -> None:
+def test_a_read_only_check_changes_nothing_and_claims_nothing() -> None:
     class Guarded(MemoryStore):
         async def put(self, key: str, body: Body) -> None:
             pytest.fail("put")
@@ -115,7 +116,7 @@ class _Mixed(UploadDecorator):
 
 
 class CreatesTwice(Overwriting):
-    """Refuses the second create, and overwrites all the same."""
+    """A store that refuses the second create, and overwrites all the same."""
 
     async def create(self, key: str, data: bytes) -> None:
         was_there = key in self.objects
@@ -139,7 +140,7 @@ class CreatesTwice(Overwriting):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, ObjectStore) else "",
 )
-def test_what_is_broken_is_named_and_what_rests_on_it_does_not_work(
+def test_a_broken_feature_is_named_and_its_dependents_do_not_work(
     store: ObjectStore, names: list[str], can: list[str]
 ) -> None:
     report = checked(store)
@@ -148,7 +149,7 @@ def test_what_is_broken_is_named_and_what_rests_on_it_does_not_work(
     assert [what for what in ("read", "write", "commit") if report.can(what)] == can
 
 
-def test_a_place_that_cannot_be_reached_is_asked_no_further() -> None:
+def test_an_unreachable_place_gets_no_further_requests() -> None:
     class Gone(MemoryStore):
         asked = 0
 
@@ -168,7 +169,7 @@ def test_a_place_that_cannot_be_reached_is_asked_no_further() -> None:
     assert not any(report.can(what) for what in ("read", "write", "commit"))
 
 
-def test_a_bug_in_the_backend_is_a_finding_as_well() -> None:
+def test_a_bug_in_the_backend_is_reported_as_a_failure() -> None:
     class Unfinished(MemoryStore):
         async def create(self, key: str, data: bytes) -> None:
             raise NotImplementedError("create is not written yet")
@@ -196,7 +197,7 @@ def test_an_error_in_the_middle_still_cleans_up() -> None:
     assert objects == {}
 
 
-def test_a_store_that_is_full_cannot_be_written_to_although_small_objects_fit() -> None:
+def test_a_full_store_is_reported_although_small_objects_fit() -> None:
     class NearlyFull(MemoryStore):
         async def put(self, key: str, body: Body) -> None:
             if body.size_bytes > 100_000:
@@ -210,7 +211,7 @@ def test_a_store_that_is_full_cannot_be_written_to_although_small_objects_fit() 
 
 
 class TestCommand:
-    def test_a_folder_that_is_no_tier_yet_may_become_one(self, tmp_path: Path) -> None:
+    def test_a_folder_that_is_not_a_tier_yet_may_become_one(self, tmp_path: Path) -> None:
         done = offload("check", str(tmp_path / "tier"))
 
         assert done.code == 0, done.stderr
@@ -218,7 +219,7 @@ class TestCommand:
         assert done.text.rstrip().endswith("reading: yes; writing: yes; committing: yes")
         assert [path for path in (tmp_path / "tier").rglob("*") if "check" in path.name] == []
 
-    def test_with_a_commit_store_both_are_checked_and_the_verdict_is_of_both(self, tmp_path: Path) -> None:
+    def test_a_check_with_a_commit_store_judges_both_stores(self, tmp_path: Path) -> None:
         data, roots = tmp_path / "data", tmp_path / "roots"
         assert (
             offload("sync", f"rabbitmq://{DATA / 'tiny'}", str(data), "--commit-store", str(roots)).code == 0
@@ -230,7 +231,28 @@ class TestCommand:
         assert [store["url"] for store in document["stores"]] == [f"file://{data}", f"file://{roots}"]
         assert document["can"] == {"read": True, "write": True, "commit": True}
 
-    def test_read_only_makes_no_folder(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("options", [(), ("--hashed-keys",)], ids=["plain", "hashed"])
+    def test_a_check_of_a_tier_that_lost_its_anchor_fails(
+        self, tmp_path: Path, options: tuple[str, ...]
+    ) -> None:
+        tier = tmp_path / "tier"
+        assert offload("sync", f"rabbitmq://{DATA / 'tiny'}", str(tier), *options).code == 0
+        (tier / "tier.anchor").unlink()
+
+        done = offload("check", str(tier))
+
+        assert done.code == 1
+        assert "FAILS read              tier.anchor at byte 0: anchor: expected present" in done.text
+        assert f"To restore it, run: offload rebuild {tier.as_uri()}" in done.text
+
+    def test_a_check_of_a_folder_of_other_files_says_that_it_is_no_tier(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("mine")
+
+        done = offload("check", str(tmp_path), "--read-only")
+
+        assert "no tier; this place is not empty, so `offload sync` will not make one here" in done.text
+
+    def test_a_read_only_check_makes_no_folder(self, tmp_path: Path) -> None:
         done = offload("check", str(tmp_path / "tier"), "--read-only")
 
         assert (done.code, [*tmp_path.iterdir()]) == (0, [])
@@ -244,14 +266,14 @@ class TestCommand:
 
 DAY_MS = 24 * 3600 * 1000
 ENOUGH = 4
-"""Objects for all that a tier needs: one that is put, created, listed, and uploaded in parts."""
+"""The objects of a small check: one each that is put, created, listed, and uploaded in parts."""
 
 
 def says(report: CheckReport, name: str) -> str:
     return next(finding.says for finding in report.findings if finding.name == name)
 
 
-def test_a_store_that_lets_nothing_go_gets_few_objects_and_a_person_is_told_their_names() -> None:
+def test_a_store_that_forbids_deletion_gets_few_objects_and_the_report_names_them() -> None:
     objects: dict[str, bytes] = {}
 
     report = checked(MayNotDelete(MemoryStore(objects=objects)))
@@ -265,7 +287,7 @@ def test_a_store_that_lets_nothing_go_gets_few_objects_and_a_person_is_told_thei
     assert failed(report) == ["delete", "clean up"]
 
 
-def test_a_store_that_keeps_what_is_deleted_gets_few_objects_and_a_person_is_told() -> None:
+def test_a_store_that_keeps_versions_gets_few_objects_and_the_report_says_so() -> None:
     puts: list[str] = []
 
     class Versioned(MemoryStore):
@@ -285,7 +307,7 @@ def test_a_store_that_keeps_what_is_deleted_gets_few_objects_and_a_person_is_tol
     assert report.can("commit")
 
 
-def test_a_check_removes_what_interrupted_trials_left_a_day_ago_and_nothing_younger() -> None:
+def test_a_check_removes_day_old_trial_objects_and_no_younger_ones() -> None:
     now_ms = 1_000 * DAY_MS
     old, young = now_ms - DAY_MS - 1, now_ms - DAY_MS
     left = [f"tier.check.{old:020}.uuid.small", f"tier.probe.{old:020}.uuid"]
@@ -295,4 +317,16 @@ def test_a_check_removes_what_interrupted_trials_left_a_day_ago_and_nothing_youn
     report = asyncio.run(check(store, env=Env(now_ms=lambda: now_ms)))
 
     assert sorted(store.objects) == sorted(stay)
-    assert says(report, "clean up").endswith("removed 2 that interrupted trials had left")
+    assert says(report, "clean up").endswith("removed 2 objects of interrupted trials")
+
+
+def test_a_key_service_that_unwraps_another_key_fails() -> None:
+    service = Service("main")
+    service.unwraps_to = lambda key: bytes(32)
+
+    found = asyncio.run(check_master_key(service, "main"))
+
+    assert (found.verdict, found.says) == (
+        CheckVerdict.FAILS,
+        "the key service does not return the key that it has wrapped",
+    )

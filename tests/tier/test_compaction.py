@@ -1,4 +1,4 @@
-"""Compaction: which runs are planned, and what a stream is then. Its rivals: `protocol/test_replace`."""
+"""Tests of compaction: the planned runs, and the stream afterwards. `protocol/test_replace` tests rivals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def small_fragments(*ledgers: int, factor: int = 1024) -> tuple[ObjectStoreOffloader, StreamWriter]:
-    """A stream of ledgers of so many chunks, each chunk a fragment."""
+    """Write a stream of ledgers with so many chunks, each chunk a fragment."""
     store = MemoryStore(objects={TIER_ANCHOR: TierAnchor(branching_factor=factor).encode()})
     offloader = ObjectStoreOffloader(store, options=TierOptions(fragment_size_bytes=1))
     writer = await StreamWriter.claim(offloader, "orders")
@@ -44,7 +44,7 @@ async def small_fragments(*ledgers: int, factor: int = 1024) -> tuple[ObjectStor
 
 
 def compactor(offloader: ObjectStoreOffloader) -> ObjectStoreOffloader:
-    """The same tier, for fragments as large as any run here."""
+    """Return the same tier, for fragments as large as any run here."""
     return ObjectStoreOffloader(offloader.store, options=TierOptions(fragment_size_bytes=LARGE))
 
 
@@ -54,7 +54,7 @@ async def planned(offloader: ObjectStoreOffloader, **options: Any) -> list[Fragm
 
 
 async def compacted(offloader: ObjectStoreOffloader) -> int:
-    """Compact all that is planned; how many runs that were."""
+    """Compact all planned runs, and return their number."""
     [done] = [each async for each in compact(compactor(offloader), fragment_size_bytes=LARGE)]
     assert (done.error, done.passed_over) == (None, 0)
     return done.runs
@@ -84,7 +84,7 @@ def test_runs_are_planned_within_ledgers_and_never_with_the_newest_fragment() ->
 
 
 def test_runs_are_planned_within_groups() -> None:
-    """Groups of two fragments and a rest in the root: what touches across a border is two runs."""
+    """Groups hold two fragments each, the root the rest. Adjacent fragments in two groups are two runs."""
 
     async def main() -> None:
         offloader, _ = await small_fragments(7, factor=2)
@@ -96,7 +96,7 @@ def test_runs_are_planned_within_groups() -> None:
     run(main())
 
 
-def test_a_run_is_as_large_as_a_fragment_may_become_and_what_is_half_so_large_stays() -> None:
+def test_a_run_has_the_size_of_a_fragment_and_half_full_fragments_stay() -> None:
     async def main() -> None:
         offloader, _ = await small_fragments(9)
         size = (await entries_of(offloader))[0].data_size_bytes
@@ -141,7 +141,7 @@ def test_a_compacted_stream_is_the_same_to_readers_and_sound_to_a_verify(factor:
     run(main())
 
 
-def test_what_was_compacted_is_not_planned_again() -> None:
+def test_a_compacted_run_is_not_planned_again() -> None:
     async def main() -> None:
         offloader, _ = await small_fragments(6, 5)
 
@@ -151,8 +151,8 @@ def test_what_was_compacted_is_not_planned_again() -> None:
     run(main())
 
 
-def test_a_copy_ranks_with_what_it_copies() -> None:
-    """In a rebuild, which is told the epoch by the trailer; and which is told that it is a copy."""
+def test_a_copy_ranks_with_the_fragments_that_it_copies() -> None:
+    """A rebuild ranks by the epoch in the trailer, which also marks the copy."""
 
     async def main() -> None:
         offloader, _ = await small_fragments(3, 2)
@@ -168,7 +168,9 @@ def test_a_copy_ranks_with_what_it_copies() -> None:
 
 
 def test_a_copy_of_fragments_of_several_epochs_ranks_with_the_first() -> None:
-    """A rebuild compares it with what else begins there. Of a later epoch, it would outrank that."""
+    """A rebuild compares it with other fragments at that offset; with a later epoch, it would
+    outrank them.
+    """
 
     async def main() -> None:
         offloader, _ = await small_fragments(1)
@@ -192,7 +194,7 @@ def test_a_copy_of_fragments_of_several_epochs_ranks_with_the_first() -> None:
     run(main())
 
 
-def test_a_rebuild_brings_back_what_was_compacted_with_and_without_what_was_replaced() -> None:
+def test_a_rebuild_restores_a_compacted_stream_with_or_without_the_originals() -> None:
     async def main() -> None:
         offloader, _ = await small_fragments(3, 4)
         await compacted(offloader)
@@ -216,8 +218,8 @@ def test_a_rebuild_brings_back_what_was_compacted_with_and_without_what_was_repl
     run(main())
 
 
-def test_a_copy_that_was_never_committed_does_not_hide_one_that_was() -> None:
-    """[0, 4) was given up; [2, 6) took the place of some of what the former copied, and that is swept."""
+def test_an_uncommitted_copy_does_not_hide_a_committed_one() -> None:
+    """The copy [0, 4) was given up. [2, 6) replaced some of the same fragments, which are swept."""
 
     def found(first_offset: int, next_offset: int, copied: int) -> FoundFragment:
         entry = Entry(
@@ -249,7 +251,7 @@ def test_a_run_that_changed_since_it_was_planned_is_a_conflict_before_anything_i
         large = compactor(offloader)
         before = large.metrics.bytes_put
 
-        with pytest.raises(Conflict, match="since that was planned"):
+        with pytest.raises(Conflict, match="since the copy was planned"):
             await open_run(large, each, manifest=await large.load_manifest("orders"))
 
         assert large.metrics.bytes_put == before
@@ -257,7 +259,7 @@ def test_a_run_that_changed_since_it_was_planned_is_a_conflict_before_anything_i
     run(main())
 
 
-def test_copies_of_a_damaged_entry_are_refused_before_anything_is_asked() -> None:
+def test_copies_of_a_damaged_entry_are_refused_before_any_request() -> None:
     async def main() -> None:
         offloader, _ = await small_fragments(3, 2)
         [each, *_] = await planned(offloader)
@@ -276,7 +278,7 @@ def test_copies_of_a_damaged_entry_are_refused_before_anything_is_asked() -> Non
     run(main())
 
 
-def test_a_sweep_says_of_what_was_replaced_that_it_was() -> None:
+def test_a_sweep_reports_replaced_fragments_as_replaced() -> None:
     async def main() -> None:
         offloader, _ = await small_fragments(3, 2)
         await compacted(offloader)

@@ -1,4 +1,4 @@
-"""Compaction as operators meet it: a ledger that grew was synced again and again, a little each time."""
+"""Tests of compaction in practice: a growing ledger was synced many times, a little each time."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ async def bodies_of(offloader: ObjectStoreOffloader) -> list[bytes]:
 
 
 async def compacted(offloader: ObjectStoreOffloader) -> tuple[int, int]:
-    """Compact all that is planned; how many fragments became how many."""
+    """Compact all planned runs, and return the number of fragments before and after."""
     [done] = [each async for each in compact(offloader, fragment_size_bytes=1 << 20)]
     return done.fragments, done.runs
 
 
-def test_what_many_syncs_of_a_ledger_left_becomes_one_fragment() -> None:
+def test_fragments_of_many_syncs_of_a_ledger_become_one() -> None:
     async def main() -> None:
         offloader, ledger = await tier(), ledger_of(60)
-        for first in GROWTH:  # each a process of its own: a claim, and an attempt
+        for first in GROWTH:  # each sync is a process of its own, with a claim and an attempt
             writer = await StreamWriter.claim(offloader, "orders")
             await writer.offload([CutHandle(ledger, first_offset=first, next_offset=first + 10)])
         before = await entries_of(offloader)
         assert len({entry.attempt for entry in before}) == len(before) == len(GROWTH)
         bodies = await bodies_of(offloader)
 
-        assert await compacted(offloader) == (5, 1)  # the newest stays
+        assert await compacted(offloader) == (5, 1)  # the newest fragment stays
 
         assert [entry.records for entry in await entries_of(offloader)] == [50, 10]
         assert await bodies_of(offloader) == bodies
@@ -57,8 +57,8 @@ def test_what_many_syncs_of_a_ledger_left_becomes_one_fragment() -> None:
     asyncio.run(main())
 
 
-def test_batches_that_have_names_are_not_mixed_with_anything() -> None:
-    """They are found by their attempts when they come again."""
+def test_named_batches_are_not_merged_with_anything() -> None:
+    """A repeated batch is recognized by its attempts."""
 
     async def main() -> None:
         offloader, ledger = await tier(), ledger_of(60)

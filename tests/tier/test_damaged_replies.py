@@ -1,4 +1,4 @@
-"""A reply that is damaged on the way is fetched once more; only damage that stays is reported."""
+"""Tests of damaged replies: each is fetched once more, and only damage that stays is reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Work = Callable[[ObjectStoreOffloader], Awaitable[object]]
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    """A small tier with a sighting, as a first sweep leaves one."""
+    """Return a small tier with a sighting, as a first sweep leaves it."""
     store = MemoryStore(objects=small_tier.make(tmp_path_factory.mktemp("small")))
     asyncio.run(sweep(store, roots_kept=1))
     return store.objects
@@ -51,7 +51,7 @@ async def verified(tier: ObjectStoreOffloader) -> object:
 
 
 async def swept(tier: ObjectStoreOffloader) -> object:
-    """A second sweep, whose verdicts rest on the sighting of the first one."""
+    """Run a second sweep, whose verdicts depend on the sighting of the first."""
     report = await sweep(tier, roots_kept=1)
     row = report.as_json()["streams"][0]
     return row["waits"], row["notes"], row["errors"]
@@ -78,7 +78,7 @@ async def streams(tier: ObjectStoreOffloader) -> object:
 
 
 def run(objects: Objects, work: Work, rules: Sequence[Rule] = ()) -> tuple[object, int, list[Event]]:
-    """What `work` returns, how many replies were mended, and what listeners heard of damage."""
+    """Return the result of `work`, the number of mended replies, and the damage reported to listeners."""
     events: list[Event] = []
     store = FaultyStore(MemoryStore(objects=dict(objects)), rules=rules)
     tier = ObjectStoreOffloader(store, emit=events.append)
@@ -99,7 +99,9 @@ def run(objects: Objects, work: Work, rules: Sequence[Rule] = ()) -> tuple[objec
 )
 @pytest.mark.parametrize("fault", [Fault.FLIP, Fault.CUT])
 def test_a_damaged_reply_changes_nothing(objects: Objects, work: Work, keys: list[str], fault: Fault) -> None:
-    """For every checked read in turn: the same result, no report of damage, and one reply is counted."""
+    """For each checked read in turn the result is the same, no damage is reported, and one reply
+    is counted.
+    """
     expected, mended, _ = run(objects, work)
     assert mended == 0
     for key in keys:
@@ -115,7 +117,7 @@ def test_a_damaged_reply_changes_nothing(objects: Objects, work: Work, keys: lis
 
 
 def test_damage_on_the_store_is_reported_as_before(objects: Objects) -> None:
-    """The error names what it always did, and the sound chunks before the damage are delivered."""
+    """The error names the same object as always, and the sound chunks before the damage are delivered."""
     [key] = [key for key in objects if key.startswith(f"marked/data/{10:020}.")]
     raw = objects[key]
     damaged = raw[:80] + bytes([raw[80] ^ 1]) + raw[81:]
@@ -129,7 +131,7 @@ def test_damage_on_the_store_is_reported_as_before(objects: Objects) -> None:
 
 
 class TestChecked:
-    """The one mechanism."""
+    """Tests of the code that fetches a reply again."""
 
     @staticmethod
     def check(raw: bytes) -> bytes:
@@ -153,8 +155,8 @@ class TestChecked:
         assert (store.metrics.requests["get"], store.metrics.replies_mended) == (1, 0)
 
     @pytest.mark.parametrize("inline_size_bytes_max", [0, 100])
-    def test_a_version_that_nobody_knows_is_fetched_again_too(self, inline_size_bytes_max: int) -> None:
-        """One flipped bit makes a version of another one, before any checksum is looked at."""
+    def test_a_reply_with_an_unknown_version_is_fetched_again_too(self, inline_size_bytes_max: int) -> None:
+        """One flipped bit can change the version, which is read before any checksum."""
         seen: list[bytes] = []
 
         def check(raw: bytes) -> int:
@@ -174,7 +176,7 @@ class TestChecked:
         import weakref
 
         class Reply(bytearray):
-            """Bytes that can be watched."""
+            """Bytes that a weak reference can watch."""
 
         watched: list[weakref.ref[Reply]] = []
         alive: list[bool] = []
@@ -192,7 +194,7 @@ class TestChecked:
         gc.collect()
         assert alive == [False]
 
-    def test_a_second_read_that_fails_is_no_damage(self) -> None:
+    def test_a_failing_second_read_is_not_damage(self) -> None:
         rules = [Rule(Fault.FLIP, "get", nth=1), Rule(Fault.FAIL_BEFORE, "get", nth=2)]
 
         with pytest.raises(TryAgain):
@@ -200,7 +202,7 @@ class TestChecked:
                 checked(FaultyStore(MemoryStore(objects={"k": b"sound"}), rules=rules), "k", self.check)
             )
 
-    def test_it_is_counted_behind_other_decorators(self) -> None:
+    def test_a_mended_reply_is_counted_behind_other_decorators(self) -> None:
         faulty = FaultyStore(MemoryStore(objects={"k": b"sound"}), rules=[Rule(Fault.FLIP, "get", nth=1)])
         metered = MeteredStore(faulty)
 
@@ -209,7 +211,7 @@ class TestChecked:
         assert metered.metrics.replies_mended == 1
 
 
-def test_a_damaged_reply_to_a_probe_condemns_no_store() -> None:
+def test_a_damaged_reply_to_a_probe_does_not_refuse_the_store() -> None:
     class Probed(MemoryStore):
         @property
         def capabilities(self):  # type: ignore[no-untyped-def]

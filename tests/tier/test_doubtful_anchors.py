@@ -1,4 +1,4 @@
-"""An anchor whose create was lost, or whose reply was: the store is asked again, and the run goes on."""
+"""Tests of anchors whose create or reply was lost: the request is repeated, and the run continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def no_sleep(_: float) -> None:
 
 
 def begun(rules: Sequence[Rule]) -> FaultyStore:
-    """A place that became a tier with one stream, or what stopped that."""
+    """Make a place a tier with one stream, under these faults, and return its store."""
     store = FaultyStore(MemoryStore(), rules=rules)
     tier = ObjectStoreOffloader(store, env=Env(sleep=no_sleep))
     asyncio.run(StreamWriter.claim(tier, "orders"))
@@ -44,7 +44,7 @@ def test_a_lost_create_of_an_anchor_is_sent_again(fault: Fault, anchor: str) -> 
 
 @pytest.mark.parametrize("anchor", [TIER_ANCHOR, STREAM_ANCHOR])
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.DELAY])
-def test_a_store_that_never_answers_gets_so_many_creates(fault: Fault, anchor: str) -> None:
+def test_a_store_that_never_answers_gets_a_limited_number_of_creates(fault: Fault, anchor: str) -> None:
     rule = Rule(fault, "create", anchor)
 
     with pytest.raises(OutcomeUnknown):
@@ -54,7 +54,7 @@ def test_a_store_that_never_answers_gets_so_many_creates(fault: Fault, anchor: s
 
 
 def test_a_lost_reply_of_a_commit_store_s_anchor_leaves_one_tier() -> None:
-    """The anchor that was created is read back, with its own uid, and stands on both stores."""
+    """The created anchor is read back with its own uid, and is on both stores."""
     data: dict[str, bytes] = {}
     roots: dict[str, bytes] = {}
     tier = split_tier(data, roots)

@@ -1,4 +1,4 @@
-"""A job as its author sees it: it announces, appends, aborts. Its rivals are in `protocol/test_jobs`."""
+"""Tests of a job for its author: it announces, appends, aborts. `protocol/test_jobs` tests rivals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def tier() -> ObjectStoreOffloader:
-    """A tier with a stream that was claimed, and of which nothing is committed. A chunk is a fragment."""
+    """Return a tier with a claimed stream without data. Each chunk becomes a fragment."""
     offloader = ObjectStoreOffloader(MemoryStore(), options=TierOptions(fragment_size_bytes=1))
     await StreamWriter.claim(offloader, "orders")
     return offloader
@@ -50,7 +50,7 @@ async def upload(
     ledgers: Sequence[ReadHandle],
     attempts: Sequence[Attempt],
 ) -> list[Receipt]:
-    """What the job's workers do, which have nothing but the manifest and their attempts."""
+    """Upload as the job's workers do, with only the manifest and their attempts."""
     return [
         await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
         for ledger, attempt in zip(ledgers, attempts, strict=True)
@@ -63,7 +63,7 @@ def two_ledgers() -> list[ReadHandle]:
 
 
 def test_workers_upload_with_the_manifest_that_the_job_hands_them() -> None:
-    """As bytes, to another machine, with an offloader of their own; and in any order."""
+    """They get it as bytes, on another machine with another offloader, and upload in any order."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -88,8 +88,8 @@ def test_workers_upload_with_the_manifest_that_the_job_hands_them() -> None:
     run(main())
 
 
-def test_what_another_committed_meanwhile_is_not_even_uploaded() -> None:
-    """It could never be appended; and its newer epoch would deceive a rebuild."""
+def test_data_that_another_writer_committed_meanwhile_is_not_uploaded() -> None:
+    """The upload could never be appended, and its newer epoch would mislead a rebuild."""
 
     async def main() -> None:
         offloader = await tier()
@@ -99,7 +99,7 @@ def test_what_another_committed_meanwhile_is_not_even_uploaded() -> None:
         manifest, attempts = await job.prepare([0])
         before = offloader.metrics.bytes_put
 
-        with pytest.raises(Conflict, match="another came before"):
+        with pytest.raises(Conflict, match="another writer or job appended"):
             await upload(offloader, manifest, [ledger_of(3)], attempts)
 
         assert offloader.metrics.bytes_put == before
@@ -107,8 +107,8 @@ def test_what_another_committed_meanwhile_is_not_even_uploaded() -> None:
     run(main())
 
 
-def test_all_that_a_job_appends_is_one_commit_however_much_it_is() -> None:
-    """Unlike a writer's, whose ledger of very many fragments takes several: a batch is there or is not."""
+def test_a_job_of_any_size_appends_in_one_commit() -> None:
+    """A writer's ledger of very many fragments takes several commits, but a batch is all or nothing."""
 
     async def main() -> None:
         offloader = await tier()
@@ -123,8 +123,8 @@ def test_all_that_a_job_appends_is_one_commit_however_much_it_is() -> None:
     run(main())
 
 
-def test_attempts_begin_with_their_batchs_token_and_are_fresh_each_time() -> None:
-    """So a batch is found by what is named, and what was aborted is never named by its second try."""
+def test_attempts_begin_with_the_token_of_their_batch_and_are_new_each_time() -> None:
+    """So a batch is recognized in the manifest, and its second try never names an aborted attempt."""
 
     async def main() -> None:
         job = await Job.begin(await tier(), "orders")
@@ -142,7 +142,7 @@ def test_attempts_begin_with_their_batchs_token_and_are_fresh_each_time() -> Non
 
 
 @pytest.mark.parametrize("kept", [slice(0, 3, 2), slice(0, 0)], ids=["a hole", "an overlap"])
-def test_receipts_that_do_not_touch_are_refused_before_anything_is_asked(kept: slice) -> None:
+def test_receipts_with_a_gap_are_refused_before_any_request(kept: slice) -> None:
     async def main() -> None:
         offloader = await tier()
         job = await Job.begin(offloader, "orders")
@@ -158,8 +158,8 @@ def test_receipts_that_do_not_touch_are_refused_before_anything_is_asked(kept: s
     run(main())
 
 
-def test_an_abort_drops_the_jobs_attempts_and_nobody_elses() -> None:
-    """By the job's UUID alone, from anywhere, and as often as one likes."""
+def test_an_abort_drops_only_the_attempts_of_its_job() -> None:
+    """An abort needs only the job's UUID, works from anywhere, and can be repeated."""
 
     async def main() -> None:
         offloader = await tier()
@@ -182,7 +182,7 @@ def test_an_abort_drops_the_jobs_attempts_and_nobody_elses() -> None:
     run(main())
 
 
-def test_a_writers_attempts_are_no_jobs_though_it_has_the_same_uuid() -> None:
+def test_attempts_of_a_writer_with_the_uuid_of_a_job_stay() -> None:
     async def main() -> None:
         offloader = await tier()
         writer = await StreamWriter.claim(offloader, "orders")
@@ -203,7 +203,7 @@ def test_a_job_needs_a_stream() -> None:
     run(main())
 
 
-def test_a_job_of_a_deleted_stream_takes_no_part_in_the_next_one_of_the_name() -> None:
+def test_a_job_of_a_deleted_stream_cannot_change_the_next_one_of_the_name() -> None:
     async def main() -> None:
         offloader = await tier()
         job = await Job.begin(offloader, "orders")

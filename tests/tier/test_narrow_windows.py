@@ -1,4 +1,4 @@
-"""Windows of a part of a stream: what is not wanted is not fetched, and nothing else is left out."""
+"""Tests of windows of a part of a stream: exactly the requested chunks are fetched."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 
 RECORDS = 24
-"""One to a chunk, in four ledgers of six, so in four fragments."""
+"""One record to a chunk, in four ledgers of six, and so in four fragments."""
 
 
 def in_tier(act: Callable[[StreamReader, Spans], Awaitable[None]]) -> None:
-    """Do something with a reader of a stream of `RECORDS` chunks, and what it asks for."""
+    """Run `act` with a reader of a stream of `RECORDS` chunks and the record of its requests."""
 
     async def scenario() -> None:
         spans = Spans(MemoryStore())
@@ -36,7 +36,7 @@ def in_tier(act: Callable[[StreamReader, Spans], Awaitable[None]]) -> None:
 
 
 class Spans(FaultyStore):
-    """Notes what is asked of fragments."""
+    """A store that records the requests for fragments."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -53,7 +53,7 @@ def offsets_in(*wanted: int) -> Callable[[ChunkTable], np.ndarray]:
 
 
 @given(st.integers(0, RECORDS), st.integers(0, RECORDS), st.sets(st.integers(0, RECORDS - 1)))
-def test_exactly_what_is_wanted_comes_in_order(start: int, until: int, wanted: set[int]) -> None:
+def test_exactly_the_requested_chunks_come_in_order(start: int, until: int, wanted: set[int]) -> None:
     found: list[int] = []
 
     async def read(reader: StreamReader, spans: Spans) -> None:
@@ -68,7 +68,7 @@ def test_exactly_what_is_wanted_comes_in_order(start: int, until: int, wanted: s
     assert found == sorted(each for each in wanted if start <= each < until)
 
 
-def test_no_byte_of_an_unwanted_chunk_is_asked_for() -> None:
+def test_no_byte_of_an_unwanted_chunk_is_requested() -> None:
     async def read(reader: StreamReader, spans: Spans) -> None:
         windows = reader.windows(0, until=20, keep=offsets_in(7, 8, 13, 22))
         sizes = [len(window.data) async for window in windows]
@@ -83,7 +83,7 @@ def test_no_byte_of_an_unwanted_chunk_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("until", [0, 6, 12, 18])
-def test_a_fragment_behind_the_end_is_not_even_opened(until: int) -> None:
+def test_a_fragment_behind_the_end_is_not_opened(until: int) -> None:
     async def read(reader: StreamReader, spans: Spans) -> None:
         windows = reader.windows(0, until=until)
         async for _ in windows:

@@ -1,5 +1,5 @@
-"""A tier may keep its roots on another store, or spread its keys; its anchor remembers, and is believed
-only as far as it can be checked."""
+"""Tests of tiers with a commit store or with hashed keys: the anchor records both, and is checked
+before it is trusted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -55,18 +56,18 @@ async def counts(tier: ObjectStoreOffloader) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, int]:
-    """What a plain tier of the sample streams holds."""
+    """Return the objects of a plain tier of the sample streams."""
     objects: Objects = {}
     run(fill(ObjectStoreOffloader(MemoryStore(objects=objects))))
     return run(counts(ObjectStoreOffloader(MemoryStore(objects=objects))))
 
 
 class Late(MemoryStore):
-    """A store whose listings may miss what was just written."""
+    """A store whose listings may miss recently written objects."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """As it declares."""
+        """Declare late listings."""
         return replace(super().capabilities, strong_listing=False)
 
 
@@ -82,7 +83,7 @@ class TestCommitStore:
         assert {*whole} == {*STREAMS}
         assert run(counts(split_tier(data, roots, plan=TierPlan()))) == whole
 
-    def test_without_a_commit_store_such_a_store_is_refused_before_anything_is_written(self) -> None:
+    def test_a_store_that_overwrites_is_refused_before_any_write(self) -> None:
         data: Objects = {}
 
         with pytest.raises(Denied, match=r"--commit-store URL"):
@@ -134,7 +135,7 @@ class TestCommitStore:
         with pytest.raises(Misuse, match="belongs to another tier, that of memory://data"):
             run(fill(other))
 
-    def test_a_plain_tier_is_no_commit_store(self) -> None:
+    def test_a_plain_tier_is_refused_as_commit_store(self) -> None:
         roots: Objects = {}
         run(fill(ObjectStoreOffloader(MemoryStore(objects=roots))))
 
@@ -148,8 +149,8 @@ class TestCommitStore:
         with pytest.raises(Misuse, match="are beside its data, not at memory://roots"):
             run(fill(split_tier(data, {})))
 
-    def test_an_anchor_of_a_stranger_leads_nowhere(self) -> None:
-        """Whoever can write the data store cannot have a place written to that is not this tier's."""
+    def test_a_false_anchor_leads_nowhere(self) -> None:
+        """A false anchor on the data store must not make a program write to a place of another tier."""
         mine: Objects = {}
         theirs: Objects = {}
         run(fill(split_tier({}, mine)))
@@ -165,16 +166,14 @@ class TestCommitStore:
             run(write())
         assert mine == before
 
-    def test_without_the_recorded_store_nothing_is_taken_for_empty(self) -> None:
+    def test_a_tier_without_its_recorded_commit_store_is_not_taken_for_empty(self) -> None:
         data: Objects = {}
         run(fill(split_tier(data, {})))
 
         with pytest.raises(Misuse, match=r"there is no tier\.anchor there"):
             run(counts(split_tier(data, {}, plan=TierPlan())))
 
-    def test_a_crash_between_the_two_anchors_is_made_good_by_the_next_writer(
-        self, whole: dict[str, int]
-    ) -> None:
+    def test_the_next_writer_repairs_a_crash_between_the_two_anchors(self, whole: dict[str, int]) -> None:
         data: Objects = {}
         roots: Objects = {}
         run(fill(split_tier(data, roots)))
@@ -184,7 +183,7 @@ class TestCommitStore:
 
         assert len(only_anchor) == len(roots)
 
-    def test_many_who_make_the_tier_at_once_agree(self) -> None:
+    def test_many_simultaneous_makers_of_a_tier_agree(self) -> None:
         data: Objects = {}
         roots: Objects = {}
 
@@ -197,8 +196,10 @@ class TestCommitStore:
         assert data[TIER_ANCHOR] == roots[TIER_ANCHOR]
         assert sum(key.endswith("stream.anchor") for key in roots) == 8
 
-    def test_by_url_every_command_needs_only_the_tier(self, tmp_path: Path, whole: dict[str, int]) -> None:
-        """Also where the folder's name has what URLs escape."""
+    def test_every_command_needs_only_the_url_of_the_tier(
+        self, tmp_path: Path, whole: dict[str, int]
+    ) -> None:
+        """It also works if the folder's name contains characters that URLs escape."""
         data, roots = tmp_path / "da ta%41", tmp_path / "ro ots%41"
 
         async def main() -> dict[str, int]:
@@ -212,7 +213,7 @@ class TestCommitStore:
         assert run(main()) == whole
         assert {path.parent.name for path in data.rglob("*") if path.is_file()} == {data.name, "data"}
 
-    def test_options_of_the_commit_store_have_a_name_of_their_own(self, tmp_path: Path) -> None:
+    def test_options_of_the_commit_store_have_separate_names(self, tmp_path: Path) -> None:
         tier = open_tier(
             str(tmp_path / "data"),
             plan=TierPlan(commit_store=str(tmp_path / "roots")),
@@ -223,8 +224,8 @@ class TestCommitStore:
             run(StreamWriter.claim(tier, "orders"))
 
 
-def test_another_writer_s_probe_is_no_stranger() -> None:
-    """Many who begin on one empty place, each of which tries the store out first, all succeed."""
+def test_the_probe_of_another_writer_is_not_a_foreign_object() -> None:
+    """Many writers begin on one empty place, each probes the store first, and all succeed."""
 
     class Probed(MemoryStore):
         @property
@@ -243,28 +244,28 @@ def test_another_writer_s_probe_is_no_stranger() -> None:
 
 
 class TestHashedKeys:
-    def test_a_tier_reads_back_whose_keys_are_spread(self, whole: dict[str, int]) -> None:
+    def test_a_tier_with_hashed_keys_reads_back(self, whole: dict[str, int]) -> None:
         objects: Objects = {}
         run(fill(ObjectStoreOffloader(MemoryStore(objects=objects), plan=TierPlan(hashed_keys=True))))
 
         assert {key[:2] for key in objects if key != TIER_ANCHOR} == {f"{folder_of(s)}/" for s in STREAMS}
         assert run(counts(ObjectStoreOffloader(MemoryStore(objects=objects)))) == whole
 
-    def test_a_tier_that_was_made_plain_stays_so(self) -> None:
+    def test_a_tier_that_was_made_plain_stays_plain(self) -> None:
         objects: Objects = {}
         run(fill(ObjectStoreOffloader(MemoryStore(objects=objects))))
 
         with pytest.raises(Misuse, match="made without hashed keys"):
             run(fill(ObjectStoreOffloader(MemoryStore(objects=objects), plan=TierPlan(hashed_keys=True))))
 
-    def test_hashed_keys_and_a_commit_store_go_together(self, whole: dict[str, int]) -> None:
+    def test_hashed_keys_and_a_commit_store_work_together(self, whole: dict[str, int]) -> None:
         data: Objects = {}
         roots: Objects = {}
         run(fill(split_tier(data, roots, plan=TierPlan(commit_store=ROOTS, hashed_keys=True))))
 
         assert run(counts(split_tier(data, roots, plan=TierPlan()))) == whole
 
-    def test_strangers_in_a_folder_are_no_keys(self) -> None:
+    def test_foreign_files_in_a_folder_are_not_keys(self) -> None:
         wrong = FOLDERS_WITHOUT["orders"]
         store = HashedStore(MemoryStore(objects={f"{wrong}/orders/x": b"", "7": b""}), lone="tier.")
 
@@ -291,6 +292,8 @@ KEYS = st.sampled_from(
         "a/metadata/group.1",
         "a/metadata/roo",
         "a/stranger",
+        StreamKeys("a").key_objects(UUID(int=1), UUID(int=2), 1)[0],
+        "a/keys.1",
         "stranger",
     ]
 )
@@ -318,8 +321,8 @@ def test_two_stores_list_as_one(keys: set[str], prefix: str, after: str) -> None
     assert {*data} == keys - {*commits}
 
 
-def test_of_two_stores_only_the_one_that_can_hold_the_keys_is_listed() -> None:
-    """Loading a root lists the roots, and a data store far away is not asked."""
+def test_only_the_store_that_can_hold_the_keys_is_listed() -> None:
+    """Loading a root lists only the store of the roots, not the distant data store."""
     keys = StreamKeys("a")
 
     assert sides_of(keys.roots) == (True, False)
@@ -327,7 +330,7 @@ def test_of_two_stores_only_the_one_that_can_hold_the_keys_is_listed() -> None:
     assert sides_of(keys.prefix) == (True, True)
 
 
-def test_data_cannot_be_created_only_if_absent() -> None:
+def test_a_split_store_refuses_to_create_data() -> None:
     store = SplitStore(MemoryStore(), MemoryStore(), decisive=is_decisive, sides_of=sides_of)
 
     with pytest.raises(Misuse):

@@ -1,4 +1,4 @@
-"""A stream's manifest from its data alone: what is chosen, what is refused, and what no crash can spoil.
+"""Tests of rebuilding a manifest from the data alone: the choice, the refusals, and crashes.
 
 The rules are those of docs/commit-protocol.md, step "rebuild", and of `offload.upkeep.rebuild.choice`.
 """
@@ -61,14 +61,14 @@ def ranges(chosen: Sequence[FoundFragment]) -> list[tuple[int, int]]:
 
 
 class TestTheChoice:
-    def test_a_higher_epoch_wins_even_where_it_reaches_less_far(self) -> None:
-        """Rule 1: its writer began there, so nothing longer was committed before it."""
+    def test_a_higher_epoch_wins_even_if_its_chain_is_shorter(self) -> None:
+        """Rule 1: the writer of that epoch began there, so nothing longer was committed before it."""
         choice = choose([found(0, 5), found(5, 20), found(5, 7, epoch=2, attempt=2)])
 
         assert ranges(choice.chosen) == [(0, 5), (5, 7)]
         assert [reason for _, reason in choice.left_out] == ["a rival fragment of these offsets was chosen"]
 
-    def test_of_one_epoch_the_chain_that_reaches_furthest_wins(self) -> None:
+    def test_the_longest_chain_of_an_epoch_wins(self) -> None:
         """Rule 2: an attempt that was given up, and the one that replaced it."""
         choice = choose([found(0, 7, attempt=1), found(0, 5, attempt=2), found(5, 20, attempt=2)])
 
@@ -78,15 +78,15 @@ class TestTheChoice:
         choice = choose([found(0, 100, incarnation=OLDER), found(0, 5, epoch=2)])
 
         assert ranges(choice.chosen) == [(0, 5)]
-        assert [reason for _, reason in choice.left_out] == ["of another incarnation"]
+        assert [reason for _, reason in choice.left_out] == ["of another history"]
 
-    def test_a_hole_is_told_and_not_stepped_over(self) -> None:
+    def test_a_hole_is_reported_and_not_skipped(self) -> None:
         choice = choose([found(0, 5), found(7, 9), found(12, 13)])
 
         assert ranges(choice.chosen) == [(0, 5)]
         assert choice.holes == [(5, 7), (9, 12)]
 
-    def test_the_operators_word_on_beginning_and_end(self) -> None:
+    def test_the_operator_may_set_beginning_and_end(self) -> None:
         all_of_them = [found(0, 5), found(7, 9), found(9, 12), found(14, 15)]
 
         choice = choose(all_of_them, begin=7, end=12)
@@ -98,7 +98,7 @@ class TestTheChoice:
         st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4), st.integers(1, 3)), min_size=1),
         st.randoms(),
     )
-    def test_it_has_no_hole_no_overlap_and_depends_on_no_order(
+    def test_the_choice_has_no_hole_and_no_overlap_in_any_order_of_fragments(
         self, rows: list[tuple[int, int, int]], chance: object
     ) -> None:
         fragments = [
@@ -119,7 +119,7 @@ class TestTheChoice:
 
 
 async def sound_tier(store: MemoryStore, *, ledgers: int = 3) -> Manifest:
-    """Two writers, several ledgers, and a crash between them whose fragments nobody adopted."""
+    """Return a tier of two writers and several ledgers, with a crash whose fragments nobody adopted."""
     offloader = ObjectStoreOffloader(store)
     writer = await StreamWriter.claim(offloader, "orders")
     handles = [ledger_of(10, first_offset=10 * number) for number in range(ledgers)]
@@ -169,7 +169,7 @@ async def is_live(store: MemoryStore) -> bool:
     return True
 
 
-def test_all_roots_lost_and_the_history_is_back() -> None:
+def test_a_rebuild_restores_the_history_if_all_roots_are_lost() -> None:
     reports = []
 
     async def act(store: MemoryStore) -> None:
@@ -201,7 +201,7 @@ def test_a_dry_run_writes_nothing() -> None:
     run(act)
 
 
-def test_what_is_not_lost_is_not_rebuilt() -> None:
+def test_a_sound_stream_is_not_rebuilt() -> None:
     async def act(store: MemoryStore) -> None:
         with pytest.raises(Conflict, match="nothing is lost"):
             await rebuilt(store)
@@ -209,7 +209,7 @@ def test_what_is_not_lost_is_not_rebuilt() -> None:
     run(act, lost=False)
 
 
-def test_a_damaged_newest_root_is_for_people_to_look_at() -> None:
+def test_a_damaged_newest_root_is_left_to_a_person() -> None:
     async def act(store: MemoryStore) -> None:
         newest = max(key for key in store.objects if key.startswith(KEYS.roots))
         store.objects[newest] = flipped(store.objects[newest])
@@ -238,7 +238,7 @@ def test_a_hole_is_reported_and_nothing_is_written() -> None:
     run(act)
 
 
-def test_the_end_may_be_given_and_the_next_writer_goes_on_from_there() -> None:
+def test_the_next_writer_continues_at_an_end_that_was_given() -> None:
     async def act(store: MemoryStore) -> None:
         for key in [key for key in store.objects if key.startswith(f"{KEYS.data}{10:020}")]:
             del store.objects[key]
@@ -264,7 +264,7 @@ def test_an_offset_at_which_nothing_begins_or_ends_is_refused(how: dict[str, int
     run(act)
 
 
-def test_a_damaged_fragment_is_a_hole_and_is_told() -> None:
+def test_a_damaged_fragment_is_reported_as_a_hole() -> None:
     async def act(store: MemoryStore) -> None:
         for key in [key for key in store.objects if key.startswith(f"{KEYS.data}{10:020}")]:
             store.objects[key] = flipped(store.objects[key])
@@ -288,7 +288,7 @@ def test_a_stream_without_fragments_cannot_be_rebuilt() -> None:
     run(act)
 
 
-def test_a_lost_anchor_comes_back_with_it() -> None:
+def test_a_rebuild_restores_a_lost_anchor_too() -> None:
     async def act(store: MemoryStore) -> None:
         del store.objects[KEYS.anchor]
         await rebuilt(store)
@@ -297,7 +297,7 @@ def test_a_lost_anchor_comes_back_with_it() -> None:
     run(act)
 
 
-def test_a_writer_that_slept_through_it_is_fenced() -> None:
+def test_a_writer_that_slept_during_a_rebuild_is_fenced() -> None:
     async def act(store: MemoryStore) -> None:
         sleeper = await StreamWriter.claim(ObjectStoreOffloader(store), "orders")
         [attempt] = await sleeper.prepare([30])
@@ -314,12 +314,12 @@ def test_a_writer_that_slept_through_it_is_fenced() -> None:
 
 
 class Stopped(BaseException):
-    """The process ends here."""
+    """The error that ends the process at this step."""
 
 
 @pytest.mark.parametrize("commit", [0, 1], ids=["fence", "commit"])
 @pytest.mark.parametrize("step", list(Step))
-def test_killed_at_any_step_it_is_done_by_the_next(commit: int, step: Step) -> None:
+def test_the_next_rebuild_finishes_one_that_was_killed_at_any_step(commit: int, step: Step) -> None:
     async def act(store: MemoryStore) -> None:
         seen = 0
 
@@ -335,7 +335,7 @@ def test_killed_at_any_step_it_is_done_by_the_next(commit: int, step: Step) -> N
         except Stopped:
             pass
         else:
-            assert step is Step.IN_DOUBT  # the one that an undisturbed rebuild never meets
+            assert step is Step.IN_DOUBT  # the step that an undisturbed rebuild never reaches
 
         if await is_live(store):
             with pytest.raises(Conflict, match="nothing is lost"):
@@ -348,7 +348,7 @@ def test_killed_at_any_step_it_is_done_by_the_next(commit: int, step: Step) -> N
     run(act)
 
 
-def test_between_fence_and_commit_readers_and_writers_wait() -> None:
+def test_readers_and_writers_wait_between_fence_and_commit() -> None:
     async def act(store: MemoryStore) -> None:
         def witness(now: Step) -> None:
             if now is Step.ACCEPTED:
@@ -365,7 +365,7 @@ def test_between_fence_and_commit_readers_and_writers_wait() -> None:
     run(act)
 
 
-def test_of_two_rebuilds_at_once_one_commits_and_the_other_knows() -> None:
+def test_one_of_two_simultaneous_rebuilds_commits_and_the_other_learns_it() -> None:
     async def act(store: MemoryStore) -> None:
         results = await asyncio.gather(rebuilt(store), rebuilt(store), return_exceptions=True)
 
@@ -378,8 +378,8 @@ def test_of_two_rebuilds_at_once_one_commits_and_the_other_knows() -> None:
     run(act)
 
 
-def test_an_append_that_was_under_way_is_found_or_is_a_hole() -> None:
-    """CE 13, listing before the fence: what is stored between the two looks is seen by the second."""
+def test_an_append_in_progress_is_found_or_is_a_hole() -> None:
+    """CE 13, listing before the fence: the second listing shows objects that were stored after the first."""
 
     async def act(store: MemoryStore) -> None:
         late = await StreamWriter.claim(ObjectStoreOffloader(store), "orders")

@@ -1,4 +1,4 @@
-"""Retention against a flat list: what goes, what stays, the totals, and what it costs.
+"""Tests of retention against a flat list: deleted and remaining fragments, totals, and cost.
 
 The fragments are entries alone, without objects: retention never looks at those. The factor of the tier is
 small, so that a few dozen of them fill groups of every kind.
@@ -7,7 +7,6 @@ small, so that a few dozen of them fill groups of every kind.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -17,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -42,14 +42,13 @@ from offload.upkeep.retention import (
     trim,
 )
 
-CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
 STREAM = "orders"
 NOW_MS = 1_000_000
-"""All ages are counted from here."""
+"""The time from which all ages are counted."""
 
 
 async def no_pause(seconds: float) -> None:
-    """As fast as it goes."""
+    """Return without waiting."""
 
 
 ENV = Env(sleep=no_pause)
@@ -57,18 +56,18 @@ ENV = Env(sleep=no_pause)
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One fragment to be, by what retention may look at."""
+    """A planned fragment, with the fields that retention uses."""
 
     records: int = 10
     size_bytes: int = 100
     age_seconds: int = 0
-    """Of its last timestamp."""
+    """The age of its last timestamp."""
 
     begins_ledger: bool = True
 
 
 class Stream:
-    """One stream of a tier of this factor, and the flat list of fragments that it should be."""
+    """One stream of a tier of this factor, and the flat list of fragments that it should have."""
 
     def __init__(self, factor: int, *, first_offset: int = 0) -> None:
         self.objects: dict[str, bytes] = {TIER_ANCHOR: TierAnchor(branching_factor=factor).encode()}
@@ -84,7 +83,7 @@ class Stream:
         self.manifest = await self.offloader.commit_manifest(STREAM, claim, base=None, committer=claim.writer)
 
     async def append(self, fragments: Sequence[Fragment]) -> None:
-        """Commit them, one by one, as a writer does that has not seen any trim."""
+        """Commit them one by one, as a writer does that has not seen any trim."""
         for fragment in fragments:
             self._ledger_id += fragment.begins_ledger
             attempt = ENV.uuid()
@@ -113,7 +112,7 @@ class Stream:
             self.next_offset = entry.next_offset
 
     async def trim(self, retention: Retention, *, dry_run: bool = False) -> TrimReport:
-        """Trim the stream, and the list by the definition."""
+        """Trim the stream, and trim the list by the definition."""
         report = await trim(self.offloader, STREAM, retention, now_ms=NOW_MS, env=ENV, dry_run=dry_run)
         if not dry_run:
             gone = goes(self.live, retention)
@@ -122,7 +121,7 @@ class Stream:
         return report
 
     async def assert_is_the_list(self) -> None:
-        """Everything that the newest manifest and its tree say is what the list says."""
+        """Assert that the newest manifest and its tree agree with the list in everything."""
         manifest = await self.offloader.load_manifest(STREAM)
         assert (manifest.first_offset, manifest.next_offset) == (self.first_offset, self.next_offset)
         assert totals_of(manifest) == totals(self.live)
@@ -137,7 +136,7 @@ class Stream:
 
     @property
     def groups(self) -> set[str]:
-        """The ends of the keys of all groups: what kinds there are."""
+        """Return the suffixes of the keys of all groups, which show their kinds."""
         return {key.rpartition(".")[2] for key in self.objects} - {"anchor", "manifest"}
 
     def requests(self, operation: str) -> list[str]:
@@ -145,7 +144,7 @@ class Stream:
 
 
 def goes(live: Sequence[Entry], retention: Retention) -> int:
-    """How many of the first fragments go, by the definition and nothing else."""
+    """Return how many of the first fragments are trimmed, by the definition alone."""
     gone = 0
     if retention.before_offset is not None:
         gone = sum(entry.next_offset <= retention.before_offset for entry in live)
@@ -190,7 +189,7 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def on(stream: Stream, fragments: Sequence[Fragment], then: Callable[[], Awaitable[None]]) -> None:
-    """Begin the stream with these fragments, do this, and hold it against the list."""
+    """Begin the stream with these fragments, run `then`, and compare the stream with the list."""
 
     async def main() -> None:
         await stream.begin()
@@ -221,10 +220,10 @@ steps = st.lists(st.lists(fragments, max_size=15) | retentions, min_size=1, max_
 
 @settings(deadline=None, max_examples=1_000 if CAMPAIGN else 50)
 @given(factor=st.integers(2, 4), first_offset=st.sampled_from([0, 7]), grown=st.lists(fragments), steps=steps)
-def test_any_trims_leave_what_a_flat_list_would(
+def test_any_trims_leave_the_same_as_a_flat_list(
     factor: int, first_offset: int, grown: list[Fragment], steps: list[list[Fragment] | Retention]
 ) -> None:
-    """By any limits, again and again, with appends between: exact totals, and no object put twice."""
+    """Trims have any limits and alternate with appends. Totals stay exact, and no object is put twice."""
     stream = Stream(factor, first_offset=first_offset)
 
     async def then() -> None:
@@ -250,7 +249,7 @@ def test_any_trims_leave_what_a_flat_list_would(
 
 
 async def fetched_by_a_plan(stream: Stream, manifest: Manifest, retention: Retention) -> int:
-    """How many groups planning takes where none is kept from before."""
+    """Return how many groups planning loads without a cache."""
     log = RootLog(store=stream.store, stream=STREAM, env=ENV)
     count = len(stream.requests("get"))
     await plan_trim(log.tree(manifest), retention, now_ms=NOW_MS)
@@ -298,8 +297,10 @@ class TestWhatGoes:
         ids=str,
     )
     @pytest.mark.parametrize("factor", [2, 1024])
-    def test_whole_fragments_from_the_beginning(self, factor: int, retention: Retention, stay: int) -> None:
-        """Six of 10 records and 100 bytes, of 60 to 10 seconds of age."""
+    def test_a_trim_removes_whole_fragments_from_the_beginning(
+        self, factor: int, retention: Retention, stay: int
+    ) -> None:
+        """There are six fragments of 10 records and 100 bytes, 60 to 10 seconds old."""
         stream = Stream(factor)
 
         async def then() -> None:
@@ -309,8 +310,8 @@ class TestWhatGoes:
 
         on(stream, [Fragment(age_seconds=age) for age in range(60, 0, -10)], then)
 
-    def test_by_age_the_first_that_is_young_enough_ends_it(self) -> None:
-        """Clocks of writers may go back: a younger fragment keeps the older ones behind it."""
+    def test_the_first_fragment_that_is_young_enough_ends_a_trim_by_age(self) -> None:
+        """Clocks of writers may go back, so a younger fragment keeps the older ones behind it."""
         stream = Stream(1024)
 
         async def then() -> None:
@@ -319,8 +320,10 @@ class TestWhatGoes:
 
         on(stream, [Fragment(age_seconds=age) for age in (50, 40, 5, 40, 3)], then)
 
-    def test_a_limit_that_came_to_its_end_does_not_go_on_where_another_does(self) -> None:
-        """By size the cut lies within the second group. By age it lay in the first, at a young fragment."""
+    def test_an_exhausted_limit_does_not_continue_where_another_does(self) -> None:
+        """The size limit cuts within the second group. The age limit ended in the first, at a
+        young fragment.
+        """
         stream = Stream(4)
 
         async def then() -> None:
@@ -330,7 +333,7 @@ class TestWhatGoes:
         on(stream, [Fragment(age_seconds=age) for age in (40, 1, 40, 40, 40, 40, 40, 40, 1)], then)
 
     def test_a_dead_fragment_does_not_keep_its_group_by_its_age(self) -> None:
-        """The youngest of the first group was trimmed by its offset. What lives of the group is old."""
+        """The youngest fragment of the first group was trimmed by its offset. The live ones are old."""
         stream = Stream(4)
 
         async def then() -> None:
@@ -340,7 +343,7 @@ class TestWhatGoes:
 
         on(stream, [Fragment(age_seconds=age) for age in (1, 40, 40, 40, 40, 40, 1, 1)], then)
 
-    def test_of_an_empty_stream_nothing(self) -> None:
+    def test_nothing_is_trimmed_of_an_empty_stream(self) -> None:
         stream = Stream(2)
 
         async def then() -> None:
@@ -350,13 +353,13 @@ class TestWhatGoes:
         on(stream, [], then)
 
     @pytest.mark.parametrize("limit", [-1, float("nan"), float("inf")])
-    def test_a_limit_is_a_number_from_0_on(self, limit: float) -> None:
-        with pytest.raises(Misuse, match="is none"):
+    def test_a_limit_that_is_negative_or_not_finite_is_refused(self, limit: float) -> None:
+        with pytest.raises(Misuse, match="cannot be a limit"):
             Retention(age_seconds_max=limit)
 
 
 class TestLedgers:
-    def test_one_of_which_a_fragment_stays_still_counts(self) -> None:
+    def test_a_ledger_with_a_remaining_fragment_still_counts(self) -> None:
         stream = Stream(1024)
 
         async def then() -> None:
@@ -367,8 +370,8 @@ class TestLedgers:
 
         on(stream, [Fragment(begins_ledger=n % 3 == 0) for n in range(5)], then)
 
-    def test_one_that_goes_on_in_the_next_group_still_counts(self) -> None:
-        """Two groups of two, one ledger; the first of them goes whole."""
+    def test_a_ledger_that_continues_in_the_next_group_still_counts(self) -> None:
+        """One ledger spans two groups of two fragments, and the first group is trimmed whole."""
         stream = Stream(2)
 
         async def then() -> None:
@@ -383,9 +386,13 @@ class TestCosts:
         ("retention", "begins_ledger", "fetched"),
         [
             (Retention(before_offset=0), [True, True], 0),
-            (Retention(before_offset=80), [True, True], 0),  # whole groups go, and ledgers begin everywhere
-            (Retention(before_offset=80), [False, False], 0),  # none begins behind the first
-            (Retention(before_offset=80), [True, False], 3),  # whether one begins, the first fragment says
+            (
+                Retention(before_offset=80),
+                [True, True],
+                0,
+            ),  # whole groups are trimmed, and every fragment begins a ledger
+            (Retention(before_offset=80), [False, False], 0),  # no ledger begins behind the first fragment
+            (Retention(before_offset=80), [True, False], 3),  # the first fragment shows if a ledger begins
             (Retention(before_offset=90), [True, True], 3),
             (Retention(before_offset=160), [True, True], 0),
             (Retention(size_bytes_max=1600), [True, True], 0),
@@ -393,10 +400,10 @@ class TestCosts:
             (Retention(age_seconds_max=2000), [True, True], 0),
         ],
     )
-    def test_no_group_is_fetched_that_need_not_be(
+    def test_no_unnecessary_group_is_fetched(
         self, retention: Retention, begins_ledger: list[bool], fetched: int
     ) -> None:
-        """Sixteen fragments in two mega-groups of eight."""
+        """There are sixteen fragments in two mega-groups of eight."""
         stream = Stream(2)
 
         async def then() -> None:
@@ -421,7 +428,7 @@ class TestCosts:
         on(stream, [Fragment() for _ in range(9)], then)
 
     @pytest.mark.parametrize("retention", [Retention(before_offset=50), Retention(size_bytes_max=350)])
-    def test_a_trim_that_was_done_is_not_done_again(self, retention: Retention) -> None:
+    def test_a_repeated_trim_changes_nothing(self, retention: Retention) -> None:
         stream = Stream(2)
 
         async def then() -> None:
@@ -433,7 +440,7 @@ class TestCosts:
 
         on(stream, [Fragment() for _ in range(9)], then)
 
-    def test_a_dry_run_says_what_a_trim_would_and_writes_nothing(self) -> None:
+    def test_a_dry_run_reports_the_trim_and_writes_nothing(self) -> None:
         stream = Stream(2)
 
         async def then() -> None:
@@ -449,10 +456,12 @@ class TestCosts:
 
 
 class TestOthers:
-    """A trim is a guest's: others commit before it, beside it and after it."""
+    """Tests of rivals: a guest trims, so others commit before it, beside it and after it."""
 
     def meeting(self, rival: Callable[[Stream], Awaitable[Any]], retention: Retention) -> Stream:
-        """A trim that has planned when the rival comes: its first root is created after the rival's last."""
+        """Trim with a rival that commits after the plan is made and before the trim's first root
+        is created.
+        """
         stream = Stream(2)
 
         async def then() -> None:
@@ -472,7 +481,7 @@ class TestOthers:
         on(stream, [Fragment() for _ in range(9)], then)
         return stream
 
-    def test_appends_that_come_between_stay(self) -> None:
+    def test_appends_that_are_committed_meanwhile_stay(self) -> None:
         async def rival(stream: Stream) -> None:
             await stream.append([Fragment()] * 3)
 
@@ -481,7 +490,7 @@ class TestOthers:
         assert (stream.first_offset, stream.next_offset) == (50, 120)
 
     @pytest.mark.parametrize("offset", [10, 30, 50])
-    def test_a_trim_that_comes_between_takes_nothing_off_twice(self, offset: int) -> None:
+    def test_a_rival_trim_subtracts_nothing_twice(self, offset: int) -> None:
         async def rival(stream: Stream) -> None:
             other = ObjectStoreOffloader(stream.store.inner, env=ENV)
             await trim(other, STREAM, Retention(before_offset=offset), now_ms=NOW_MS, env=ENV)
@@ -490,7 +499,7 @@ class TestOthers:
 
         assert stream.first_offset == 50
 
-    def test_a_trim_that_went_further_meanwhile_is_enough(self) -> None:
+    def test_a_rival_trim_that_removed_more_is_enough(self) -> None:
         async def rival(stream: Stream) -> None:
             other = ObjectStoreOffloader(stream.store.inner, env=ENV)
             await trim(other, STREAM, Retention(before_offset=70), now_ms=NOW_MS, env=ENV)
@@ -500,15 +509,15 @@ class TestOthers:
 
         assert stream.first_offset == 70
 
-    def test_a_deletion_that_comes_between_ends_it(self) -> None:
+    def test_a_rival_deletion_ends_the_trim(self) -> None:
         async def rival(stream: Stream) -> None:
             await delete_stream(ObjectStoreOffloader(stream.store.inner, env=ENV), STREAM, env=ENV)
 
         with pytest.raises(StreamDeleted):
             self.meeting(rival, Retention(before_offset=50))
 
-    def test_a_stream_that_was_born_again_meanwhile_keeps_all_it_has(self) -> None:
-        """Its offsets are not those that were meant."""
+    def test_a_stream_that_was_begun_again_meanwhile_loses_nothing(self) -> None:
+        """Its offsets are not the ones that the caller meant."""
         stream = Stream(2)
 
         async def then() -> None:
@@ -531,7 +540,7 @@ class TestOthers:
 
         on(stream, [Fragment() for _ in range(9)], then)
 
-    def test_where_others_trim_all_the_time_it_gives_up(self) -> None:
+    def test_a_trim_gives_up_if_others_trim_all_the_time(self) -> None:
         stream = Stream(2)
 
         async def then() -> None:
@@ -554,7 +563,7 @@ class TestOthers:
         on(stream, [Fragment() for _ in range(21)], then)
 
     @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.FAIL_BEFORE, Fault.DELAY])
-    def test_a_lost_reply_takes_nothing_off_twice(self, fault: Fault) -> None:
+    def test_a_lost_reply_subtracts_nothing_twice(self, fault: Fault) -> None:
         stream = Stream(2)
 
         async def then() -> None:
@@ -566,13 +575,15 @@ class TestOthers:
 
         on(stream, [Fragment() for _ in range(9)], then)
 
-    def test_a_group_that_a_sweep_took_meanwhile_is_no_damage(self) -> None:
-        """Another trim let go of it while this one was about to look into it."""
+    def test_a_group_that_was_swept_meanwhile_is_not_damage(self) -> None:
+        """Another trim dropped it just before this one loads it."""
         stream = Stream(2)
 
         async def then() -> None:
             await stream.offloader.load_manifest(STREAM)
-            stream.offloader = ObjectStoreOffloader(stream.store, env=ENV)  # which keeps no groups yet
+            stream.offloader = ObjectStoreOffloader(
+                stream.store, env=ENV
+            )  # which has no groups in its cache yet
 
             async def before(operation: str, key: str) -> None:
                 if operation == "get" and key.endswith("group"):
@@ -588,7 +599,7 @@ class TestOthers:
 
         on(stream, [Fragment() for _ in range(9)], then)
 
-    def test_a_group_that_is_gone_and_still_named_is_damage(self) -> None:
+    def test_a_missing_group_that_is_still_named_is_damage(self) -> None:
         stream = Stream(2)
 
         async def main() -> None:
@@ -606,11 +617,11 @@ class TestOthers:
 
 
 async def _nothing(operation: str, key: str) -> None:
-    """The hook that does nothing."""
+    """Do nothing."""
 
 
 class TestDelete:
-    def test_it_leaves_a_tombstone_and_every_object(self) -> None:
+    def test_a_deletion_leaves_a_tombstone_and_every_object(self) -> None:
         stream = Stream(2)
 
         async def main() -> None:
@@ -629,7 +640,7 @@ class TestDelete:
 
         run(main)
 
-    def test_again_it_does_nothing(self) -> None:
+    def test_a_repeated_deletion_does_nothing(self) -> None:
         stream = Stream(2)
 
         async def main() -> None:
@@ -642,8 +653,10 @@ class TestDelete:
 
         run(main)
 
-    def test_what_cannot_be_loaded_says_why(self) -> None:
-        """Deleted, a sync begins it anew; being rebuilt, it is to be waited for; or the name is wrong."""
+    def test_the_error_for_a_stream_that_cannot_be_loaded_gives_the_reason(self) -> None:
+        """A deleted stream can be begun again by a sync, one being rebuilt needs patience, or the
+        name is wrong.
+        """
         deleted, rebuilding, never = Stream(2), Stream(2), Stream(2)
 
         async def main() -> None:
@@ -657,7 +670,7 @@ class TestDelete:
             await deleted.begin()
             epoch = deleted.manifest.epoch
             await delete_stream(deleted.offloader, STREAM, env=ENV)
-            with pytest.raises(StreamDeleted, match="was deleted; a sync begins it anew") as gone:
+            with pytest.raises(StreamDeleted, match="was deleted; a sync begins it again") as gone:
                 await deleted.offloader.load_manifest(STREAM)
 
             assert gone.value.epoch == epoch + 1
@@ -665,20 +678,20 @@ class TestDelete:
 
         run(main)
 
-    def test_what_is_deleted_is_both_gone_and_fenced(self) -> None:
-        """A reader looks for the one, a writer for the other."""
+    def test_a_deleted_stream_is_both_not_offloaded_and_fenced(self) -> None:
+        """A reader expects `NotOffloaded`, a writer `Fenced`."""
         assert issubclass(StreamDeleted, NotOffloaded)
         assert issubclass(StreamDeleted, Fenced)
         assert issubclass(StreamDeleted, LookupError)
 
-    def test_a_stream_that_was_never_begun_is_not_there(self) -> None:
+    def test_a_stream_that_was_never_begun_cannot_be_deleted(self) -> None:
         async def main() -> None:
             with pytest.raises(NotOffloaded):
                 await delete_stream(Stream(2).offloader, STREAM, env=ENV)
 
         run(main)
 
-    def test_of_a_stream_that_is_being_rebuilt_it_never_says_deleted(self) -> None:
+    def test_a_stream_that_is_being_rebuilt_is_never_reported_as_deleted(self) -> None:
         stream = Stream(2)
 
         async def main() -> None:
@@ -690,8 +703,8 @@ class TestDelete:
 
         run(main)
 
-    def test_what_was_born_since_stays(self) -> None:
-        """Somebody decided on the stream that they saw, not on its heir."""
+    def test_a_stream_that_was_begun_since_stays(self) -> None:
+        """The caller decided about the old stream, not about its successor."""
         stream = Stream(2)
 
         async def then() -> None:
@@ -705,7 +718,7 @@ class TestDelete:
 
         on(stream, [Fragment() for _ in range(9)], then)
 
-    def test_one_that_was_trimmed_in_part_leaves_clean_totals(self) -> None:
+    def test_deleting_a_partly_trimmed_stream_leaves_zero_totals(self) -> None:
         stream = Stream(2)
 
         async def main() -> None:
@@ -719,8 +732,8 @@ class TestDelete:
         run(main)
 
 
-def test_a_guest_of_another_kind_does_not_disturb() -> None:
-    """An abort that comes between is no reason to decide anew."""
+def test_a_rival_abort_does_not_disturb_a_deletion() -> None:
+    """An abort that is committed meanwhile does not change the decision."""
     stream = Stream(2)
 
     async def then() -> None:

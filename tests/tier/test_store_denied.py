@@ -1,4 +1,6 @@
-"""What is wrong with the whole store is reported once; what is wrong with one stream stops no other."""
+"""Tests of denied requests: an error of the store is reported once, and one of a stream stops no
+other stream.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ FIRST = min(STREAMS)
 
 @pytest.fixture(scope="module")
 def objects() -> dict[str, bytes]:
-    """A tier of the sample streams, with one fragment of each that nothing names."""
+    """Return a tier of the sample streams, each with one unreferenced fragment."""
     store = MemoryStore()
     asyncio.run(synced(store))
     for stream in STREAMS:
@@ -59,13 +61,13 @@ class TestSync:
 
         assert self.run(objects, error) == [error]
 
-    def test_a_permission_that_lacks_for_one_stream_stops_no_other(self, objects: dict[str, bytes]) -> None:
+    def test_a_missing_permission_for_one_stream_stops_no_other(self, objects: dict[str, bytes]) -> None:
         error = Denied("the credentials lack s3:GetObject")
 
         assert self.run(objects, error) == [error] + [None] * (len(STREAMS) - 1)
 
     def test_a_tier_that_cannot_be_opened_is_raised_once(self, objects: dict[str, bytes]) -> None:
-        """Of whatever class the error is: no stream can be synced without the tier's anchor."""
+        """This is true for any class of error: no stream can be synced without the tier's anchor."""
         store = refusing(
             objects, Denied("the credentials lack s3:GetObject"), lambda _, key: key == TIER_ANCHOR
         )
@@ -93,7 +95,7 @@ class TestSweep:
         assert [row.stream for row in report.streams] == [FIRST]
 
     @pytest.mark.parametrize("operation", ["get", "list", "delete"])
-    def test_a_permission_that_lacks_for_one_stream_stops_no_other(
+    def test_a_missing_permission_for_one_stream_stops_no_other(
         self, objects: dict[str, bytes], operation: str
     ) -> None:
         report = self.run(objects, Denied("no"), operation)
@@ -105,7 +107,9 @@ class TestSweep:
     def test_a_store_that_refuses_to_list_uploads_for_anybody_is_an_error(
         self, objects: dict[str, bytes]
     ) -> None:
-        """A missing permission for that is a note, because the bucket's own rules can abort uploads."""
+        """A missing permission to list uploads is only a note, because the bucket's own rules can
+        abort uploads.
+        """
         error = StoreDenied("the session token has expired")
 
         class Store(MemoryStore):
@@ -117,7 +121,7 @@ class TestSweep:
         assert report.errors == [error]
 
 
-def test_a_copy_by_spark_stops_where_the_store_refuses_everything(
+def test_a_copy_by_spark_stops_if_the_store_refuses_everything(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyspark")
@@ -138,7 +142,7 @@ def test_a_copy_by_spark_stops_where_the_store_refuses_everything(
     assert [copied.stream for copied in found] == [FIRST]
 
 
-def test_a_task_s_error_keeps_the_class_that_says_what_to_do() -> None:
+def test_the_error_of_a_task_keeps_its_class() -> None:
     errors = pytest.importorskip("pyspark.errors")
     from offload_spark.jobs.plain_errors import plain_errors
 

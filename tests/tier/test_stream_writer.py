@@ -1,4 +1,4 @@
-"""How a writer gathers uploads into commits."""
+"""Tests of a writer: it collects uploads into commits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from offload_conformance.ledgers import ledger_of
 
 from offload import ObjectStoreOffloader, StreamWriter, TierOptions
 from offload.contracts.events import Event, ManifestCommitted
+from offload.contracts.store import Body
 from offload.env import Env
 from offload.store.memory import MemoryStore
 
 
-def test_a_commit_names_so_many_fragments_and_no_more() -> None:
-    """Every chunk is a fragment here, so a ledger of a hundred chunks names a hundred at once."""
+def test_a_commit_names_a_limited_number_of_fragments() -> None:
+    """Every chunk is a fragment here, so a ledger of a hundred chunks has a hundred fragments at once."""
     sizes: list[int] = []
     before = 0
 
@@ -51,7 +52,7 @@ class Crash(BaseException):
 
 
 class Appends:
-    """Hears how many fragments each append names, and may end the process behind one."""
+    """A listener that records how many fragments each append names, and may end the process after one."""
 
     def __init__(self, *, crash_behind: int = 99) -> None:
         self.sizes: list[int] = []
@@ -67,12 +68,12 @@ class Appends:
 
 
 def small_fragments(store: MemoryStore, emit: Callable[[Event], None]) -> ObjectStoreOffloader:
-    """An offloader that makes a fragment of every chunk."""
+    """Return an offloader that makes a fragment of every chunk."""
     return ObjectStoreOffloader(store, options=TierOptions(fragment_size_bytes=1), emit=emit)
 
 
 def test_a_ledger_of_many_fragments_takes_several_commits() -> None:
-    """Its attempt ends with the last of them."""
+    """The attempt ends with the last commit."""
     appends = Appends()
 
     async def main() -> None:
@@ -88,7 +89,9 @@ def test_a_ledger_of_many_fragments_takes_several_commits() -> None:
 
 @pytest.mark.parametrize("behind", [1, 2])
 def test_a_crash_between_two_commits_of_a_ledger_loses_nothing(behind: int) -> None:
-    """What was named stays; the rest is whole and of an attempt that runs, so the next writer adopts it."""
+    """Committed fragments stay. The rest is whole and its attempt is running, so the next writer
+    adopts it.
+    """
     store, appends = MemoryStore(), Appends(crash_behind=behind)
 
     async def main() -> None:
@@ -110,7 +113,7 @@ def test_a_crash_between_two_commits_of_a_ledger_loses_nothing(behind: int) -> N
 
 
 def test_events_have_short_reprs() -> None:
-    """A listener that prints them prints lines, not manifests."""
+    """A listener that prints events prints lines, not manifests."""
     events: list[Event] = []
 
     async def main() -> None:
@@ -124,3 +127,26 @@ def test_events_have_short_reprs() -> None:
     assert shown[0] == "ManifestCommitted(stream='orders', change='claim', version=1, next_offset=0)"
     assert any(text.startswith("FragmentUploaded(stream='orders', offsets=[0, 3), stored") for text in shown)
     assert max(map(len, shown)) < 100
+
+
+def test_the_limit_of_uploads_holds_for_all_streams_together() -> None:
+    going, most = 0, 0
+
+    class Counting(MemoryStore):
+        async def put(self, key: str, body: Body) -> None:
+            nonlocal going, most
+            going += 1
+            most = max(most, going)
+            await asyncio.sleep(0)  # others may begin meanwhile
+            await super().put(key, body)
+            going -= 1
+
+    async def main() -> None:
+        options = TierOptions(fragment_size_bytes=1, uploads_max=2)
+        offloader = ObjectStoreOffloader(Counting(), options=options)
+        writers = [await StreamWriter.claim(offloader, stream) for stream in ("a", "b", "c")]
+        await asyncio.gather(*(writer.offload([ledger_of(5)]) for writer in writers))
+
+    asyncio.run(main())
+
+    assert most == 2

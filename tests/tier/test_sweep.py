@@ -1,4 +1,4 @@
-"""The sweep: nothing that is named ever goes, all garbage does, and no reader loses what it may still read.
+"""Tests of the sweep: named objects stay, all garbage goes, and readers keep what they may still read.
 
 The counterexamples are those of docs/commit-protocol.md, step 8. `Objects` raises at the moment at which
 something named is deleted, so a test that ends has shown that nothing was.
@@ -7,7 +7,6 @@ something named is deleted, so a test that ends has shown that nothing was.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from campaign import CAMPAIGN
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -52,8 +52,6 @@ from offload.upkeep.sweep.page import ROOTS_KEPT, Why, name_of, rows_named
 from offload.upkeep.sweep.report import Condemned, SweepReport
 from offload.upkeep.sweep.tier import Sweeper, sweep
 
-CAMPAIGN = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
-
 HOUR = 3600.0
 
 
@@ -63,7 +61,7 @@ def yard() -> Yard:
 
 
 def once(yard: Yard, *, store: ObjectStore | None = None, **options: Any) -> SweepReport:
-    """A sweep as the command does it."""
+    """Run a sweep as the command does."""
     report: SweepReport = run(sweep(store or yard.store, env=yard.env, **{"page_keys_max": 5} | options))
     return report
 
@@ -73,7 +71,7 @@ def sightings(yard: Yard) -> list[str]:
 
 
 def stalls(begin: Callable[[Yard], tuple[Stalled[SweepReport], Callable[[], None]]]) -> list[SweepReport]:
-    """Stall a sweep before each of its requests in turn, have something happen, and let it go on."""
+    """Stall a sweep before each of its requests in turn, let something happen, and let the sweep continue."""
     reports = []
     for number in range(10_000):
         yard = Yard(factor=2, seed=number)
@@ -95,8 +93,8 @@ def at_once(yard: Yard) -> Stalled[SweepReport]:
 # One test for each counterexample of step 8.
 
 
-def test_what_is_uploaded_and_committed_while_a_sweep_stalls_stays() -> None:
-    """CE 10, the root read first: the listing shows F, which the older root does not know."""
+def test_a_fragment_that_is_uploaded_and_committed_during_a_sweep_stays() -> None:
+    """CE 10, if the root is read first: the listing shows F, which the older root does not name."""
 
     def begin(yard: Yard) -> tuple[Stalled[SweepReport], Callable[[], None]]:
         yard.fragments(3)
@@ -105,8 +103,8 @@ def test_what_is_uploaded_and_committed_while_a_sweep_stalls_stays() -> None:
     stalls(begin)
 
 
-def test_what_is_committed_between_verdict_and_delete_stays() -> None:
-    """CE 10, "not named and old enough": the sweeper stalls, and the commit comes between."""
+def test_a_fragment_that_is_committed_between_verdict_and_delete_stays() -> None:
+    """CE 10, "not named and old enough": the sweeper stalls, and the commit happens meanwhile."""
 
     def begin(yard: Yard) -> tuple[Stalled[SweepReport], Callable[[], None]]:
         yard.fragments(3)
@@ -134,7 +132,7 @@ def test_a_fragment_of_an_older_epoch_stays_as_long_as_its_attempt_runs() -> Non
 
 @pytest.mark.parametrize("requests", range(1, 12))
 def test_a_group_stays_until_its_root_is_decided(requests: int) -> None:
-    """CE 13, a group without a version: it is stored before the root that will name it."""
+    """CE 13, a group without a version: the group is stored before the root that will name it."""
     yard = Yard(factor=2)
     yard.fragments(3)
     attempt = yard.prepare()
@@ -150,8 +148,8 @@ def test_a_group_stays_until_its_root_is_decided(requests: int) -> None:
     assert yard.objects.root() is not None
 
 
-def test_what_a_trim_dropped_stays_for_the_grace_however_old_it_is(yard: Yard) -> None:
-    """CE, a grace by the age of the object: a reader loaded its root a tick before the trim."""
+def test_a_trimmed_fragment_of_any_age_stays_for_the_grace_period(yard: Yard) -> None:
+    """CE, a grace period by the object's age: a reader loaded its root a tick before the trim."""
     old = yard.fragments(4)
     sweeper = yard.sweeper()
     run(sweeper.sweep())
@@ -171,7 +169,7 @@ def test_what_a_trim_dropped_stays_for_the_grace_however_old_it_is(yard: Yard) -
     assert set(old[2:]) <= yard.objects.keys()
 
 
-# What is condemned, and why.
+# Condemned objects, and the reasons.
 
 
 def test_each_verdict_has_its_reason(yard: Yard) -> None:
@@ -206,7 +204,7 @@ def test_each_verdict_has_its_reason(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 3])
-def test_as_many_roots_stay_as_were_asked_for(yard: Yard, kept: int) -> None:
+def test_the_requested_number_of_roots_stays(yard: Yard, kept: int) -> None:
     yard.fragments(3)
 
     run(Sweeper(yard.store, grace_seconds=0, roots_kept=kept, env=yard.env).sweep())
@@ -230,7 +228,7 @@ def test_a_tombstone_names_nothing_and_stays_with_the_anchor(yard: Yard) -> None
     assert set(report.streams[0].deleted.objects) == {Why.DELETED}
 
 
-def test_a_stream_that_is_born_again_keeps_only_what_is_its_own(yard: Yard) -> None:
+def test_a_stream_that_is_begun_again_keeps_only_its_own_objects(yard: Yard) -> None:
     yard.fragments(5)
     yard.delete()
     yard.claim()
@@ -242,7 +240,7 @@ def test_a_stream_that_is_born_again_keeps_only_what_is_its_own(yard: Yard) -> N
     assert yard.garbage() == set()
 
 
-def test_while_a_stream_is_rebuilt_nothing_is_condemned(yard: Yard) -> None:
+def test_nothing_is_condemned_while_a_stream_is_rebuilt(yard: Yard) -> None:
     yard.fragments(5)
     fence = replace(
         yard.base, version=yard.base.version + 2**32, state=StreamState.REBUILDING, entries=NO_ENTRIES,
@@ -259,8 +257,8 @@ def test_while_a_stream_is_rebuilt_nothing_is_condemned(yard: Yard) -> None:
     assert report.streams[0].state == "rebuilding"
 
 
-def test_without_a_root_nothing_is_condemned(yard: Yard) -> None:
-    """Fragments prove that there was one, so that is an error."""
+def test_nothing_is_condemned_without_a_root(yard: Yard) -> None:
+    """Fragments prove that there was a root, so its absence is an error."""
     yard.fragments(5)
     for key in [key for key in yard.objects if key.startswith(KEYS.roots)]:
         dict.pop(yard.objects, key)
@@ -275,8 +273,8 @@ def test_without_a_root_nothing_is_condemned(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.DENY, Fault.FLIP, Fault.CUT])
-def test_where_a_group_cannot_be_read_nothing_is_taken_for_absent(fault: Fault) -> None:
-    """Not of that page. The error is told."""
+def test_an_unreadable_group_condemns_nothing(fault: Fault) -> None:
+    """No object of that page is deleted, and the error is reported."""
     yard = Yard(factor=2)
     yard.fragments(8)
     dropped = yard.prepare()
@@ -294,7 +292,7 @@ def test_where_a_group_cannot_be_read_nothing_is_taken_for_absent(fault: Fault) 
     assert yard.garbage() == set()
 
 
-def test_a_group_that_is_gone_is_an_error_and_condemns_nothing() -> None:
+def test_a_missing_group_is_an_error_and_condemns_nothing() -> None:
     yard = Yard(factor=2)
     yard.fragments(8)
     group = next(key for key in yard.objects if key.endswith(".group"))
@@ -308,8 +306,8 @@ def test_a_group_that_is_gone_is_an_error_and_condemns_nothing() -> None:
 
 
 @pytest.mark.parametrize("boundary", range(15))
-def test_of_a_larger_group_that_is_trimmed_in_part_all_smaller_ones_stay(boundary: int) -> None:
-    """It names them as long as it stands, and whoever checks it follows it."""
+def test_all_groups_below_a_partly_trimmed_group_stay(boundary: int) -> None:
+    """The group names them as long as it exists, and every check follows it."""
     yard = Yard(factor=2)
     yard.fragments(16)
     yard.trim(yard.boundaries()[boundary])
@@ -321,8 +319,8 @@ def test_of_a_larger_group_that_is_trimmed_in_part_all_smaller_ones_stay(boundar
     assert yard.garbage() == set()
 
 
-def test_a_group_that_was_swept_since_the_root_was_loaded_is_no_error() -> None:
-    """A trim and another sweep came between: the newest root is loaded anew."""
+def test_a_group_that_was_swept_since_the_root_was_loaded_is_not_an_error() -> None:
+    """A trim and another sweep happened meanwhile, so the newest root is loaded again."""
 
     def begin(yard: Yard) -> tuple[Stalled[SweepReport], Callable[[], None]]:
         yard.fragments(8)
@@ -337,7 +335,7 @@ def test_a_group_that_was_swept_since_the_root_was_loaded_is_no_error() -> None:
         assert report.errors == []
 
 
-def test_what_is_not_recognised_is_told_and_stays(yard: Yard) -> None:
+def test_an_unknown_object_is_reported_and_stays(yard: Yard) -> None:
     yard.objects["tier.probe.1"] = b"probe"
 
     report = at_once(yard).finish()
@@ -345,10 +343,10 @@ def test_what_is_not_recognised_is_told_and_stays(yard: Yard) -> None:
     told = {*STRANGERS, "tier.probe.1", "elsewhere/"} - {"elsewhere/data/file"}
     assert report.strangers.keys() == told
     assert report.strangers_count == len(told)
-    assert "it may go" in report.strangers["tier.probe.1"]
+    assert "a sweep removes it" in report.strangers["tier.probe.1"]
 
 
-def test_only_one_stream(yard: Yard) -> None:
+def test_a_sweep_can_be_limited_to_one_stream(yard: Yard) -> None:
     other = StreamKeys("other")
     garbage = other.fragment(0, UUID(int=1))
     yard.objects[other.anchor] = StreamAnchor(stream="other").encode()
@@ -363,12 +361,12 @@ def test_only_one_stream(yard: Yard) -> None:
         run(yard.sweeper().sweep("nobody"))
 
 
-def test_the_trouble_of_one_stream_hides_no_other(yard: Yard) -> None:
+def test_an_error_of_one_stream_does_not_hide_another(yard: Yard) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
     yard.objects[StreamKeys("bad").anchor] = b"damaged"
-    yard.objects[StreamKeys("broken").root(1)] = b"no anchor stands here"
+    yard.objects[StreamKeys("broken").root(1)] = b"this is not an anchor"
 
     report = at_once(yard).finish()
 
@@ -376,7 +374,7 @@ def test_the_trouble_of_one_stream_hides_no_other(yard: Yard) -> None:
     assert key not in yard.objects
 
 
-def test_a_place_that_is_no_tier(tmp_path: Path) -> None:
+def test_a_place_that_is_not_a_tier_cannot_be_swept(tmp_path: Path) -> None:
     with pytest.raises(NotOffloaded, match="is no tier"):
         run(sweep(MemoryStore()))
 
@@ -385,7 +383,7 @@ def test_a_place_that_is_no_tier(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page_keys_max", [1, 2, 3, 7, 1000])
-def test_pages_of_any_size_come_to_the_same(page_keys_max: int) -> None:
+def test_pages_of_any_size_give_the_same_result(page_keys_max: int) -> None:
     yard = Yard(factor=2)
     yard.fragments(9)
     for _ in range(3):
@@ -400,8 +398,9 @@ def test_pages_of_any_size_come_to_the_same(page_keys_max: int) -> None:
 
 
 def test_a_stream_is_listed_once_and_each_page_before_the_root_that_judges_it() -> None:
-    """Not once a page: some stores begin a listing anew to come to a key. Of the next page, one row is listed
-    ahead of its turn, to know whether there is one."""
+    """Pages share a listing, because some stores restart a listing to reach a key. One row of the next page
+    is listed early, to find out if there is a next page.
+    """
     told: list[str] = []
 
     class Telling(StoreDecorator):
@@ -424,8 +423,8 @@ def test_a_stream_is_listed_once_and_each_page_before_the_root_that_judges_it() 
     assert told.count("row ") == total
 
 
-def test_all_streams_are_found_by_one_listing(yard: Yard) -> None:
-    """Some stores begin it anew wherever it is to go on behind what is no object."""
+def test_one_listing_finds_all_streams(yard: Yard) -> None:
+    """Some stores restart a listing if it has to continue behind a key that is not an object."""
     store = FaultyStore(yard.store)
 
     async def act() -> None:
@@ -441,7 +440,7 @@ def test_all_streams_are_found_by_one_listing(yard: Yard) -> None:
     assert store.calls.count(Call("list", "")) == 2
 
 
-def test_a_page_asks_for_each_group_once_at_most() -> None:
+def test_a_page_loads_each_group_at_most_once() -> None:
     yard = Yard(factor=2)
     yard.fragments(16)
     store = FaultyStore(yard.store)
@@ -453,7 +452,7 @@ def test_a_page_asks_for_each_group_once_at_most() -> None:
     assert len(groups) == len(set(groups))
 
 
-def test_a_delete_that_fails_is_told_and_made_good_by_the_next(yard: Yard) -> None:
+def test_a_failed_delete_is_reported_and_repeated_by_the_next_sweep(yard: Yard) -> None:
     for _ in range(3):
         dropped = yard.prepare()
         yard.upload(dropped)
@@ -466,6 +465,30 @@ def test_a_delete_that_fails_is_told_and_made_good_by_the_next(yard: Yard) -> No
     assert [type(error) for error in report.errors] == [Denied]
     assert again.errors == []
     assert yard.garbage() == set()
+
+
+def test_a_sweep_whose_listing_breaks_off_deletes_nothing(yard: Yard) -> None:
+    """The rest of the listing might have shown that the newest roots are lost."""
+
+    class BreakingOff(StoreDecorator):
+        async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
+            rows = 0
+            async for row in self.inner.list(prefix, after=after):
+                if prefix == KEYS.prefix and rows == 14:  # two pages of five, and a part of the third
+                    raise TryAgain("the listing broke off")
+                rows += 1
+                yield row
+
+    dropped = yard.prepare()
+    for _ in range(20):
+        yard.upload(dropped)
+    yard.abort(dropped)
+    before = set(yard.objects)
+
+    report = once(yard, store=BreakingOff(yard.store), grace_seconds=0)
+
+    assert [type(error) for error in report.errors] == [TryAgain]
+    assert set(yard.objects) == before
 
 
 @pytest.mark.parametrize("batch_max", [None, 1, 3, 1000])
@@ -492,7 +515,7 @@ def test_no_request_deletes_more_than_the_store_takes(yard: Yard, batch_max: int
     assert yard.garbage() == set()
 
 
-def test_a_sighting_of_hostile_size_is_not_even_read(yard: Yard) -> None:
+def test_a_sighting_of_hostile_size_is_not_read(yard: Yard) -> None:
     yard.fragments(1)
     name = KEYS.sighting(5, UUID(int=5))
     yard.objects[name] = bytes(SIZE_BYTES_MAX + 1)
@@ -505,7 +528,7 @@ def test_a_sighting_of_hostile_size_is_not_even_read(yard: Yard) -> None:
     assert name not in yard.objects
 
 
-def test_progress_is_told_after_every_page_and_delete(yard: Yard) -> None:
+def test_progress_is_reported_after_every_page_and_delete(yard: Yard) -> None:
     yard.fragments(9)
     seen: list[int] = []
 
@@ -515,10 +538,10 @@ def test_progress_is_told_after_every_page_and_delete(yard: Yard) -> None:
     assert len(seen) > 2
 
 
-# What a command leaves for the next.
+# Notes that a command leaves for the next.
 
 
-def test_a_command_deletes_what_an_earlier_one_saw_a_grace_ago(yard: Yard) -> None:
+def test_a_command_deletes_objects_that_an_earlier_one_noted_a_grace_period_ago(yard: Yard) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -537,7 +560,7 @@ def test_a_command_deletes_what_an_earlier_one_saw_a_grace_ago(yard: Yard) -> No
     assert sightings(yard) == []
 
 
-def test_a_sighting_names_what_no_other_does(yard: Yard) -> None:
+def test_a_sighting_names_only_objects_that_no_other_sighting_names(yard: Yard) -> None:
     for _ in range(2):
         dropped = yard.prepare()
         yard.upload(dropped)
@@ -550,7 +573,7 @@ def test_a_sighting_names_what_no_other_does(yard: Yard) -> None:
     assert [len(sighting.rows) for sighting in found] == [1, 1]
 
 
-def test_however_often_commands_run_few_sightings_stand_and_nothing_starves(yard: Yard) -> None:
+def test_frequent_commands_keep_few_sightings_and_still_delete_everything(yard: Yard) -> None:
     keys, most = {}, 0
     for _ in range(160):
         dropped = yard.prepare()
@@ -567,7 +590,7 @@ def test_however_often_commands_run_few_sightings_stand_and_nothing_starves(yard
     assert 8 < most <= SIGHTINGS_MAX
 
 
-def test_without_a_grace_nothing_is_noted_and_notes_go(yard: Yard) -> None:
+def test_a_sweep_without_grace_period_writes_no_notes_and_removes_old_ones(yard: Yard) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -580,7 +603,7 @@ def test_without_a_grace_nothing_is_noted_and_notes_go(yard: Yard) -> None:
     assert sightings(yard) == []
 
 
-def test_a_dry_run_writes_nothing_and_tells_what_would_go(yard: Yard) -> None:
+def test_a_dry_run_writes_nothing_and_reports_the_objects_to_delete(yard: Yard) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -600,7 +623,7 @@ def test_a_dry_run_writes_nothing_and_tells_what_would_go(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"OLSG" + bytes(200)])
-def test_a_damaged_sighting_is_told_left_out_and_removed(yard: Yard, damage: bytes) -> None:
+def test_a_damaged_sighting_is_reported_ignored_and_removed(yard: Yard, damage: bytes) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -619,7 +642,7 @@ def test_a_damaged_sighting_is_told_left_out_and_removed(yard: Yard, damage: byt
     assert key not in yard.objects
 
 
-def test_a_sighting_under_another_name_is_no_older_for_it(yard: Yard) -> None:
+def test_a_renamed_sighting_does_not_become_older(yard: Yard) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -634,7 +657,7 @@ def test_a_sighting_under_another_name_is_no_older_for_it(yard: Yard) -> None:
     assert "sighting name" in report.streams[0].notes[0]
 
 
-def test_a_clock_that_went_back_costs_time_and_nothing_else(yard: Yard) -> None:
+def test_a_clock_that_goes_back_only_delays_deletion(yard: Yard) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -651,7 +674,7 @@ def test_a_clock_that_went_back_costs_time_and_nothing_else(yard: Yard) -> None:
 
 
 def test_a_sighting_from_before_a_rebuild_is_void(yard: Yard) -> None:
-    """A rebuild may have named again what was condemned, and a reader may have it since."""
+    """A rebuild may have named condemned objects again, and a reader may use them since."""
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -666,7 +689,7 @@ def test_a_sighting_from_before_a_rebuild_is_void(yard: Yard) -> None:
     assert "rebuilt" in report.streams[0].notes[0]
 
 
-def test_a_sighting_serves_again_where_a_sweep_did_not_get_through(yard: Yard) -> None:
+def test_a_sighting_can_be_used_again_after_an_incomplete_sweep(yard: Yard) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -682,7 +705,7 @@ def test_a_sighting_serves_again_where_a_sweep_did_not_get_through(yard: Yard) -
 
 
 def noted(yard: Yard, *fragments: str, age_seconds: float) -> str:
-    """A sighting of these fragments, as a sweep of that time would have left it; its key."""
+    """Store a sighting of these fragments, as a sweep of that time would leave it, and return its key."""
     rows = rows_named([name_of(KEYS, key) or b"" for key in sorted(fragments)])
     uid, time_ms = yard.env.uuid(), int(yard.env.now_ms() - age_seconds * 1000)
     sighting = Sighting(stream=STREAM, uid=uid, time_ms=time_ms, version=yard.base.version, rows=rows)
@@ -691,7 +714,7 @@ def noted(yard: Yard, *fragments: str, age_seconds: float) -> str:
     return key
 
 
-def test_of_what_two_sweeps_noted_at_once_the_earlier_counts(yard: Yard) -> None:
+def test_the_earlier_of_two_simultaneous_notes_counts(yard: Yard) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -704,7 +727,7 @@ def test_of_what_two_sweeps_noted_at_once_the_earlier_counts(yard: Yard) -> None
 
 
 @pytest.mark.parametrize("standing", [SIGHTINGS_MAX - 1, SIGHTINGS_MAX, SIGHTINGS_MAX + 9])
-def test_where_many_sightings_stand_none_is_added_and_the_oldest_serve(yard: Yard, standing: int) -> None:
+def test_many_sightings_prevent_new_ones_and_the_oldest_are_used(yard: Yard, standing: int) -> None:
     dropped = yard.prepare()
     first, second = yard.upload(dropped), yard.upload(dropped)
     yard.abort(dropped)
@@ -739,7 +762,7 @@ def test_sixteen_young_sightings_are_enough(yard: Yard) -> None:
     assert second in yard.objects
 
 
-# What a sweeper that lives on remembers.
+# The memory of a sweeper that runs repeatedly.
 
 
 def test_a_sweeper_forgets_what_it_saw_before_a_rebuild(yard: Yard) -> None:
@@ -760,7 +783,7 @@ def test_a_sweeper_forgets_what_it_saw_before_a_rebuild(yard: Yard) -> None:
     assert key not in yard.objects
 
 
-def test_a_sweeper_remembers_also_where_it_did_not_get_through(yard: Yard) -> None:
+def test_a_sweeper_remembers_an_incomplete_sweep(yard: Yard) -> None:
     dropped = yard.prepare()
     key = yard.upload(dropped)
     yard.abort(dropped)
@@ -784,7 +807,7 @@ def unfinished(store: ObjectStore) -> set[str]:
     return {upload.key for upload in run(store.unfinished_uploads(""))}
 
 
-def test_uploads_of_attempts_that_were_dropped_are_aborted(yard: Yard) -> None:
+def test_uploads_of_dropped_attempts_are_aborted(yard: Yard) -> None:
     runs, dropped = yard.prepare(), yard.prepare()
     keys = [KEYS.fragment(0, runs), KEYS.fragment(0, dropped), "somebody/else"]
     for key in keys:
@@ -812,7 +835,7 @@ def test_a_young_upload_is_left_alone(yard: Yard) -> None:
 
 
 def test_an_upload_that_begins_while_a_sweep_stalls_is_safe() -> None:
-    """Listed first, judged afterwards: what is listed began after its attempt was prepared."""
+    """Uploads are listed before they are judged, and each begins after its attempt was prepared."""
     stores: list[ObjectStore] = []
 
     def begin(yard: Yard) -> tuple[Stalled[SweepReport], Callable[[], None]]:
@@ -829,7 +852,7 @@ def test_an_upload_that_begins_while_a_sweep_stalls_is_safe() -> None:
     assert all(len(unfinished(store)) == 2 for store in stores[:-1])
 
 
-def test_a_store_that_forbids_to_list_uploads_gives_a_note(yard: Yard) -> None:
+def test_a_store_that_forbids_listing_uploads_causes_a_note(yard: Yard) -> None:
     class Forbids(StoreDecorator):
         async def unfinished_uploads(self, prefix: str) -> Sequence[Unfinished]:
             raise Denied("the credentials lack s3:ListBucketMultipartUploads")
@@ -844,7 +867,7 @@ def test_a_store_that_forbids_to_list_uploads_gives_a_note(yard: Yard) -> None:
 
 
 class History(RuleBasedStateMachine):
-    """Any history of one stream, with up to two sweeps that stall anywhere, and late puts."""
+    """A random history of one stream, with up to two sweeps that stall anywhere, and late puts."""
 
     @initialize(factor=st.integers(2, 4), seed=st.integers(0, 99), in_tier=st.booleans())
     def begin(self, factor: int, seed: int, in_tier: bool) -> None:
@@ -876,7 +899,7 @@ class History(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 99), requests=st.integers(1, 9))
     def crash_while_appending(self, which: int, requests: int) -> None:
-        """Groups may be left, of a root that was created or was not."""
+        """Crash during an append. It may leave groups, with or without their root."""
         fit = [attempt for attempt in self.yard.uploaded if self.yard.fits(attempt)]
         if not fit:
             return
@@ -946,7 +969,7 @@ class History(RuleBasedStateMachine):
             assert self.yard.objects.named() <= self.yard.objects.keys()
 
     def teardown(self) -> None:
-        """In the end all garbage goes, and the notes with it."""
+        """Check that a final sweep deletes all garbage and all notes."""
         if not hasattr(self, "yard"):
             return
         for sweeping in self.sweeps:
@@ -965,8 +988,10 @@ TestHistory = History.TestCase
 TestHistory.settings = settings(max_examples=500 if CAMPAIGN else 20, stateful_step_count=40, deadline=None)
 
 
-def test_beside_running_syncs_nothing_is_lost(tmp_path: Path) -> None:
-    """Sweeps without a grace, one after another, while a real stream is copied in many small fragments."""
+def test_sweeps_beside_running_syncs_lose_nothing(tmp_path: Path) -> None:
+    """Sweeps without a grace period run one after another while a stream is copied in many small
+    fragments.
+    """
     chunks = [*simple_chunks(400, records=5)]
     write_stream(tmp_path / "orders", chunks[:200], segment_chunks=20)
     objects: dict[str, bytes] = {}
@@ -974,7 +999,7 @@ def test_beside_running_syncs_nothing_is_lost(tmp_path: Path) -> None:
     swept = asyncio.Event()
 
     async def wait_for_a_sweep(operation: str, key: str) -> None:
-        """Every now and then copying stands still until one more sweep has ended, wherever it is."""
+        """Pause the copying from time to time until one more sweep has ended, at any point of the copy."""
         nonlocal requests
         requests += 1
         if requests % 25 == 0:
@@ -1014,7 +1039,7 @@ def test_beside_running_syncs_nothing_is_lost(tmp_path: Path) -> None:
     assert rounds > 10
 
 
-def test_a_real_tier_with_nothing_to_sweep(tmp_path: Path) -> None:
+def test_a_sweep_of_a_real_tier_without_garbage_deletes_nothing(tmp_path: Path) -> None:
     objects: dict[str, bytes] = {}
 
     async def main() -> SweepReport:
@@ -1041,8 +1066,8 @@ def test_an_offloader_without_objects_cannot_be_swept() -> None:
         run(sweep(archive))
 
 
-def test_where_listings_may_be_late_nothing_is_swept(yard: Yard) -> None:
-    """An older root would condemn what a newer one names."""
+def test_a_store_with_late_listings_is_not_swept(yard: Yard) -> None:
+    """An older root would condemn objects that a newer one names."""
 
     class Late(StoreDecorator):
         @property
@@ -1057,7 +1082,7 @@ def test_where_listings_may_be_late_nothing_is_swept(yard: Yard) -> None:
     assert dict(yard.objects) == before
 
 
-def test_a_sweep_removes_what_interrupted_trials_left_and_no_trial_under_way(yard: Yard) -> None:
+def test_a_sweep_removes_objects_of_interrupted_trials_and_of_no_running_one(yard: Yard) -> None:
     now_ms = Env().now_ms()
     old, young = f"tier.probe.{now_ms - 25 * 3_600_000:020}.a", f"tier.check.{now_ms - 3_600_000:020}.a.small"
     yard.objects[old] = yard.objects[young] = b"trial"

@@ -1,4 +1,4 @@
-"""What a sync asks of a store: of an absent anchor, once; of what it knows, nothing. And what it reports."""
+"""Tests of the requests of a sync, which asks for an absent anchor once, and tests of its report."""
 
 from __future__ import annotations
 
@@ -8,33 +8,45 @@ from typing import Any
 
 from offload_conformance import ledger_of
 
-from offload import ObjectStoreOffloader, Snapshot, Source, SourceStream, StreamReport, sync
+from offload import (
+    Diverged,
+    MemoryHandle,
+    ObjectStoreOffloader,
+    Snapshot,
+    Source,
+    SourceStream,
+    StreamReport,
+    StreamWriter,
+    build_chunk,
+    sync,
+)
 from offload.formats.keys import TIER_ANCHOR
+from offload.model.manifest import Manifest
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 
 
 class Orders(Source, SourceStream):
-    """A source with one stream of four ledgers."""
+    """A source with one stream, `orders`, of four ledgers."""
 
     url, notes, name = "memory://orders", (), "orders"  # type: ignore[assignment]
 
     async def streams(self) -> Sequence[SourceStream]:
         return [self]
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, since: Manifest | None = None) -> Snapshot:
         ledgers = [ledger_of(10, first_offset=first) for first in range(0, 40, 10)]
         return Snapshot(ledgers=ledgers, first_offset=0, next_offset=40)
 
 
 class Bills(Orders):
-    """The same under another name."""
+    """The same source with another stream name."""
 
     name = "bills"  # type: ignore[assignment]
 
 
 class Noting(FaultyStore):
-    """Notes what is asked of the tier's anchor, and may let a rival act behind the first look."""
+    """A store that records the requests for the tier's anchor, and may let a rival act after the first."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(MemoryStore(objects=objects))
@@ -71,7 +83,7 @@ async def synced(store: Noting) -> StreamReport:
 
 
 def test_a_first_sync_asks_for_the_absent_anchor_once() -> None:
-    """And then reads which anchor was created. No root is looked for where no tier is, but by the commit."""
+    """It then reads the created anchor. Without a tier, only the commit looks for roots."""
     store = Noting({})
 
     asyncio.run(synced(store))
@@ -81,8 +93,8 @@ def test_a_first_sync_asks_for_the_absent_anchor_once() -> None:
     assert store.listings.count("orders/data/") == 1
 
 
-def test_a_stream_that_is_new_to_a_tier_is_looked_for_twice() -> None:
-    """Once to see that it is new, and once by the commit, which finds out whether it still is."""
+def test_a_new_stream_is_looked_up_twice() -> None:
+    """The first look shows that the stream is new, and the second, by the commit, that it still is."""
     store = Noting({})
 
     async def scenario() -> None:
@@ -96,8 +108,8 @@ def test_a_stream_that_is_new_to_a_tier_is_looked_for_twice() -> None:
     assert store.listings.count("orders/data/") == 2
 
 
-def test_a_tier_that_a_rival_makes_and_fills_behind_the_look_is_gone_on_with() -> None:
-    """What the first look said is old by then: the commit finds what the rival did."""
+def test_a_sync_continues_on_a_tier_that_a_rival_made_after_its_look() -> None:
+    """The result of the first look is outdated by then, and the commit finds the rival's data."""
     objects: dict[str, bytes] = {}
     store = Noting(objects)
     manifests = []
@@ -115,7 +127,30 @@ def test_a_tier_that_a_rival_makes_and_fills_behind_the_look_is_gone_on_with() -
     assert (report.manifest.next_offset, report.manifest.fragments) == (40, theirs.fragments)
 
 
-def test_each_report_counts_the_uploads_of_its_own_stream_though_two_run_at_once() -> None:
+def test_a_stream_that_a_rival_began_with_other_data_after_the_look_is_not_continued() -> None:
+    """The sync compares the histories again after its claim, because it found no stream before it."""
+    objects: dict[str, bytes] = {}
+    store = Noting(objects)
+    theirs = MemoryHandle([build_chunk([b"other"] * 20, offset=0, timestamp_ms=0, epoch=1)])
+
+    async def rival() -> None:
+        writer = await StreamWriter.claim(ObjectStoreOffloader(Noting(objects)), "orders")
+        await writer.offload([theirs])
+
+    async def main() -> StreamReport:
+        async with ObjectStoreOffloader(store) as offloader:
+            [report] = [report async for report in sync(Orders(), offloader)]
+        return report
+
+    store.rival = rival
+    report = asyncio.run(main())
+
+    assert isinstance(report.error, Diverged)
+    assert report.manifest is not None
+    assert report.manifest.next_offset == theirs.next_offset
+
+
+def test_each_report_counts_only_its_own_uploads_if_two_streams_are_synced() -> None:
     store = MemoryStore()
 
     async def scenario() -> list[StreamReport]:

@@ -1,4 +1,4 @@
-"""A tier's stream as something to copy from, without Spark: whole, cut at fragments, pinned, checked."""
+"""Tests of a tier's stream as the source of a copy, without Spark: cut at fragments, pinned, checked."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from offload.upkeep.sweep.tier import sweep
 
 LEDGERS = (ledger_of(6), ledger_of(7, first_offset=6))
 ENDS = {4, 6, 8, 12, 13}
-"""Where a group or a ledger ends: so does a run, however small it is."""
+"""The ends of groups and ledgers. A run ends there too, however small it is."""
 
 CHUNKS = [chunk for ledger in LEDGERS for chunk in ledger.chunks]
-"""One record each, and each a fragment."""
+"""The chunks, each with one record and in a fragment of its own."""
 
 
 async def tier() -> tuple[ObjectStoreOffloader, Manifest]:
-    """Groups take four entries: three groups, and a fragment in the root."""
+    """Return a tier with groups of four entries: three groups, and a fragment in the root."""
     store = FaultyStore(MemoryStore(objects={TIER_ANCHOR: TierAnchor(branching_factor=4).encode()}))
     offloader = ObjectStoreOffloader(store, options=TierOptions(fragment_size_bytes=1))
     writer = await StreamWriter.claim(offloader, "orders")
@@ -49,7 +49,7 @@ async def content(handle: ReadHandle) -> bytes:
 
 @settings(max_examples=50, deadline=None)
 @given(since=st.integers(0, 14), size_bytes=st.integers(1, 5 * len(CHUNKS[0])))
-def test_runs_are_all_from_the_fragment_asked_for_on(since: int, size_bytes: int) -> None:
+def test_runs_begin_at_the_requested_fragment(since: int, size_bytes: int) -> None:
     async def main() -> None:
         offloader, manifest = await tier()
 
@@ -71,7 +71,7 @@ def test_runs_are_all_from_the_fragment_asked_for_on(since: int, size_bytes: int
     asyncio.run(main())
 
 
-def test_a_task_asks_for_nothing_but_the_fragments_that_it_was_handed() -> None:
+def test_a_task_requests_only_its_own_fragments() -> None:
     async def main() -> None:
         offloader, manifest = await tier()
         snapshot = await snapshot_of(offloader, manifest, run_size_bytes=300)
@@ -99,7 +99,7 @@ def test_a_task_asks_for_nothing_but_the_fragments_that_it_was_handed() -> None:
     asyncio.run(main())
 
 
-def test_what_was_trimmed_meanwhile_is_said_and_what_is_missing_is_damage() -> None:
+def test_trimmed_data_is_reported_and_missing_data_is_damage() -> None:
     async def main() -> None:
         offloader, manifest = await tier()
         snapshot = await snapshot_of(offloader, manifest, run_size_bytes=1)
@@ -118,7 +118,7 @@ def test_what_was_trimmed_meanwhile_is_said_and_what_is_missing_is_damage() -> N
     asyncio.run(main())
 
 
-def test_what_is_committed_later_is_not_in_it() -> None:
+def test_a_copy_does_not_include_later_commits() -> None:
     async def main() -> None:
         offloader, manifest = await tier()
         writer = await StreamWriter.claim(offloader, "orders")

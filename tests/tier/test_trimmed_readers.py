@@ -1,4 +1,4 @@
-"""Readers that stand in what is trimmed, deleted or damaged meanwhile.
+"""Tests of readers in the middle of data that is trimmed, deleted or damaged meanwhile.
 
 The sweep is played by hand here: at once, without any grace, so that every reader is late.
 """
@@ -46,16 +46,16 @@ KEYS = StreamKeys(STREAM)
 
 
 class Tier:
-    """A tier with one stream of so many fragments, each of one message at an offset of its own."""
+    """A tier with one stream of so many fragments, each with one message."""
 
     def __init__(self, factor: int) -> None:
         self.objects: dict[str, bytes] = {TIER_ANCHOR: TierAnchor(branching_factor=factor).encode()}
         self.events: list[Event] = []
         self.others = self.opened()
-        """The offloader of everybody but the reader."""
+        """The offloader of everyone except the reader."""
 
     def opened(self, store: FaultyStore | None = None) -> ObjectStoreOffloader:
-        """One more offloader, which keeps no group yet."""
+        """Return another offloader, with an empty cache of groups."""
         options = TierOptions(fragment_size_bytes=1)
         return ObjectStoreOffloader(store or MemoryStore(objects=self.objects), options=options)
 
@@ -64,7 +64,7 @@ class Tier:
         await writer.offload([ledger_of(records, first_offset=first_offset)])
 
     async def reader(self, store: FaultyStore | None = None) -> StreamReader:
-        """A reader that asks for one thing at a time and has read nothing."""
+        """Return a reader that sends one request at a time and has read nothing."""
         return await StreamReader.open(self.opened(store), STREAM, in_flight=1, emit=self.events.append)
 
     async def trim(self, before: int, *, sweep: bool = True) -> None:
@@ -86,7 +86,7 @@ class Tier:
                 del self.objects[key]
 
     def named(self, manifest: Manifest) -> set[str]:
-        """The keys of all live fragments, and of the groups above them."""
+        """Return the keys of all live fragments, and of the groups above them."""
         named: set[str] = set()
         levels = [manifest.entries]
         while levels:
@@ -103,7 +103,9 @@ class Tier:
 
     @property
     def skipped(self) -> list[tuple[int, int]]:
-        """What was left out, as the reader said it; it said nothing else."""
+        """Return the offsets that the reader reported as skipped, and assert that it reported
+        nothing else.
+        """
         assert all(isinstance(event, Skipped) and event.stream == STREAM for event in self.events)
         return [(e.from_offset, e.to_offset) for e in self.events if isinstance(e, Skipped)]
 
@@ -116,7 +118,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 async def offsets(batches: Any) -> list[int]:
-    """The offsets of all messages that come. Each says its own in its body."""
+    """Return the offsets of all delivered messages. The body of each message is its offset."""
     found = []
     async with aclosing(batches):
         async for batch in batches:
@@ -126,12 +128,12 @@ async def offsets(batches: Any) -> list[int]:
 
 
 FACTORS = pytest.mark.parametrize("factor", [2, 3, 1024])
-"""With groups of every kind, with some, and without any."""
+"""Factors with groups of every kind, of some kinds, and without groups."""
 
 
 @FACTORS
 @pytest.mark.parametrize("before", [1, 2, 5, 16, 19])
-def test_a_reader_that_comes_too_late_goes_on_at_the_new_beginning(factor: int, before: int) -> None:
+def test_a_late_reader_continues_at_the_new_beginning(factor: int, before: int) -> None:
     tier = Tier(factor)
 
     async def main() -> None:
@@ -148,8 +150,8 @@ def test_a_reader_that_comes_too_late_goes_on_at_the_new_beginning(factor: int, 
 
 @FACTORS
 @pytest.mark.parametrize("position", [1, 4, 7])
-def test_a_reader_that_is_overtaken_goes_on_at_the_new_beginning(factor: int, position: int) -> None:
-    """What it has read stays read. A fragment or two that it had asked for already may come yet."""
+def test_an_overtaken_reader_continues_at_the_new_beginning(factor: int, position: int) -> None:
+    """Messages that it has read count as read. One or two fragments already requested may still arrive."""
     tier = Tier(factor)
 
     async def main() -> None:
@@ -184,7 +186,7 @@ def test_a_reader_ahead_of_the_trim_notices_nothing(factor: int) -> None:
 
 
 @FACTORS
-def test_what_was_trimmed_and_not_yet_swept_is_still_read(factor: int) -> None:
+def test_a_trimmed_fragment_can_be_read_until_it_is_swept(factor: int) -> None:
     tier = Tier(factor)
 
     async def main() -> None:
@@ -200,8 +202,8 @@ def test_what_was_trimmed_and_not_yet_swept_is_still_read(factor: int) -> None:
 
 @FACTORS
 @pytest.mark.parametrize("before", [1, 2, 3, 7, 12, 19])
-def test_who_comes_after_the_trim_begins_at_the_first_live_fragment(factor: int, before: int) -> None:
-    """Not at the first of its group."""
+def test_a_reader_after_the_trim_begins_at_the_first_live_fragment(factor: int, before: int) -> None:
+    """It does not begin at the first fragment of the group."""
     tier = Tier(factor)
 
     async def main() -> None:
@@ -217,7 +219,7 @@ def test_who_comes_after_the_trim_begins_at_the_first_live_fragment(factor: int,
 
 
 @FACTORS
-def test_of_an_emptied_stream_nothing_is_left_and_that_is_said(factor: int) -> None:
+def test_a_reader_of_an_emptied_stream_reports_the_skipped_offsets(factor: int) -> None:
     tier = Tier(factor)
 
     async def main() -> None:
@@ -232,7 +234,7 @@ def test_of_an_emptied_stream_nothing_is_left_and_that_is_said(factor: int) -> N
 
 
 @FACTORS
-def test_times_are_looked_up_in_what_is_left(factor: int) -> None:
+def test_a_time_is_looked_up_in_the_remaining_data(factor: int) -> None:
     tier = Tier(factor)
 
     async def main() -> None:
@@ -242,15 +244,15 @@ def test_times_are_looked_up_in_what_is_left(factor: int) -> None:
 
         assert await reader.offset_of(AtTime(0)) == 15
         assert await reader.offset_of(AtEdge.LAST) == 19
-        assert tier.skipped == []  # nobody stood in what is gone
+        assert tier.skipped == []  # no reader was in the trimmed range
 
     run(main)
 
 
 @FACTORS
 @pytest.mark.parametrize("seed", range(5))
-def test_each_offset_is_read_or_said_to_be_left_out(factor: int, seed: int) -> None:
-    """Trims and sweeps and appends at any moment, of a reader that looks ahead."""
+def test_each_offset_is_read_or_reported_as_skipped(factor: int, seed: int) -> None:
+    """Trims, sweeps and appends happen at any moment of a reader that reads ahead."""
     tier, chance = Tier(factor), random.Random(seed)
 
     async def main() -> None:
@@ -278,8 +280,8 @@ def test_each_offset_is_read_or_said_to_be_left_out(factor: int, seed: int) -> N
 class TestDeleted:
     @FACTORS
     @pytest.mark.parametrize("reborn", [False, True])
-    def test_a_reader_of_a_deleted_stream_is_told_so(self, factor: int, reborn: bool) -> None:
-        """Of its heir it is given nothing, though that has the same offsets."""
+    def test_a_reader_of_a_deleted_stream_gets_stream_deleted(self, factor: int, reborn: bool) -> None:
+        """It gets no data of the new stream of that name, although that has the same offsets."""
         tier = Tier(factor)
 
         async def main() -> None:
@@ -298,7 +300,7 @@ class TestDeleted:
         run(main)
 
     @FACTORS
-    def test_so_is_one_that_looks_for_a_time(self, factor: int) -> None:
+    def test_a_lookup_by_time_in_a_deleted_stream_raises_stream_deleted(self, factor: int) -> None:
         tier = Tier(factor)
 
         async def main() -> None:
@@ -313,12 +315,14 @@ class TestDeleted:
 
 
 class TestDamage:
-    """What the newest manifest names must be there, however much was trimmed elsewhere."""
+    """Tests of damage: every object that the newest manifest names must exist, whatever was
+    trimmed elsewhere.
+    """
 
     @FACTORS
     @pytest.mark.parametrize("trimmed", [0, 3])
     @pytest.mark.parametrize("ending", ["fragment", "group", "kgroup", "mgroup"])
-    def test_an_object_that_is_gone_and_still_named_is_damage(
+    def test_a_missing_object_that_is_still_named_is_damage(
         self, factor: int, trimmed: int, ending: str
     ) -> None:
         tier = Tier(factor)
@@ -349,8 +353,8 @@ class TestDamage:
         root = tier.objects[max(key for key in tier.objects if key.startswith(KEYS.roots))]
         return tier.named(decode_root(root, where="the newest root"))
 
-    def test_a_group_that_lives_in_part_and_is_gone_is_damage(self) -> None:
-        """It begins below the first offset, and is named all the same."""
+    def test_a_missing_group_that_is_partly_live_is_damage(self) -> None:
+        """It begins below the first offset, but is still named."""
         tier = Tier(2)
 
         async def main() -> None:
@@ -368,7 +372,7 @@ class TestDamage:
 
         run(main)
 
-    def test_what_stands_before_it_is_delivered(self) -> None:
+    def test_the_data_before_a_missing_object_is_delivered(self) -> None:
         tier = Tier(1024)
 
         async def main() -> None:
@@ -383,7 +387,7 @@ class TestDamage:
         run(main)
 
 
-def test_where_nobody_listens_the_log_says_what_was_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_skipped_offsets_if_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
     tier = Tier(2)
 
     async def main() -> None:
@@ -400,7 +404,7 @@ def test_where_nobody_listens_the_log_says_what_was_left_out(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("operation", ["list", "get"])
-def test_a_wait_that_is_cancelled_while_it_looks_for_the_newest_loses_nothing(operation: str) -> None:
+def test_a_cancelled_wait_during_a_reload_loses_nothing(operation: str) -> None:
     tier = Tier(2)
 
     async def main() -> None:
@@ -433,7 +437,7 @@ def test_a_wait_that_is_cancelled_while_it_looks_for_the_newest_loses_nothing(op
     run(main)
 
 
-def test_a_group_that_goes_while_the_newest_is_looked_at_is_no_damage() -> None:
+def test_a_group_that_is_swept_during_a_reload_is_not_damage() -> None:
     """Two trims and two sweeps: the second comes while the reader asks whether the first is to blame."""
     tier = Tier(2)
 
@@ -459,8 +463,8 @@ def test_a_group_that_goes_while_the_newest_is_looked_at_is_no_damage() -> None:
     run(main)
 
 
-def test_where_groups_were_made_anew_a_reader_goes_on_where_it_stood() -> None:
-    """As a rebuild does: the same fragments under other groups, or none. Nothing is left out."""
+def test_a_reader_keeps_its_position_if_groups_are_rebuilt() -> None:
+    """A rebuild puts the same fragments under other groups, or under none. No data is skipped."""
     tier = Tier(2)
 
     async def main() -> None:
@@ -483,15 +487,15 @@ def test_where_groups_were_made_anew_a_reader_goes_on_where_it_stood() -> None:
     run(main)
 
 
-def test_an_absent_object_is_damage_to_whoever_does_not_care() -> None:
+def test_an_absent_object_is_a_corrupt_error() -> None:
     error = Absent("orders/data/x", "orders")
 
     assert isinstance(error, Corrupt)
     assert str(error) == "orders/data/x at byte 0: object: expected present, found absent"
 
 
-def test_a_sync_compares_histories_although_what_it_saw_is_trimmed_and_swept() -> None:
-    """What is gone while nothing was trimmed is damage to it too."""
+def test_a_sync_compares_histories_even_if_its_view_is_trimmed_and_swept() -> None:
+    """For a sync, too, an absent object is damage if nothing was trimmed."""
     tier = Tier(2)
 
     async def main() -> None:

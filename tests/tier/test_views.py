@@ -1,4 +1,4 @@
-"""Views: what a reader holds, on our own layout, on a foreign one, and on the four verbs alone."""
+"""Tests of views on our own layout, on a foreign one, and on an offloader with only the four verbs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from offload.store.memory import MemoryStore
 
 
 class Noting(FaultyStore):
-    """Notes which keys are read."""
+    """A store that records the keys that are read."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
@@ -39,7 +39,7 @@ class Noting(FaultyStore):
 
 
 class ByVerbs(ObjectStoreOffloader):
-    """An offloader that has the four verbs, and no views of its own."""
+    """An offloader with the four verbs and without its own views."""
 
     view_of = LedgerOffloader.view_of  # type: ignore[assignment]
 
@@ -61,7 +61,7 @@ async def offsets_read(reader: StreamReader, start: int = 0) -> list[int]:
         return [batch.offset + n async for batch in batches for n in range(len(batch.bodies))]
 
 
-def test_a_stream_of_four_fragments_is_read_by_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_four_fragments_is_read_with_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     walks: list[int] = []
     walk = EntryTree.walk
 
@@ -79,8 +79,8 @@ def test_a_stream_of_four_fragments_is_read_by_one_walk(monkeypatch: pytest.Monk
     assert walks == [0]
 
 
-def test_opening_an_entry_asks_for_its_table_alone() -> None:
-    """Two requests for the tier's anchor and the fragment's tail; the tree is not looked at again."""
+def test_opening_an_entry_requests_only_its_table() -> None:
+    """Two requests fetch the tier's anchor and the fragment's tail. The tree is not searched again."""
 
     async def act(store: Noting, manifest: Manifest) -> None:
         offloader = ObjectStoreOffloader(store)
@@ -105,8 +105,8 @@ def test_the_four_verbs_are_enough_to_be_read_as_a_catalogue() -> None:
     on_four_fragments(act)
 
 
-def test_objects_and_roots_cannot_be_asked_for_before_the_anchor_says_how_they_are_kept() -> None:
-    """And then they never change: a tool cannot have hold of a store that the anchor says to be another."""
+def test_objects_and_roots_are_not_accessible_before_the_anchor_is_read() -> None:
+    """They never change afterwards, so no tool can hold a store that differs from the anchor's."""
 
     async def scenario() -> None:
         tier = ObjectStoreOffloader(MemoryStore(), plan=TierPlan(hashed_keys=True))
@@ -125,7 +125,7 @@ def test_objects_and_roots_cannot_be_asked_for_before_the_anchor_says_how_they_a
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> LinesCatalogue:
-    """Two files, four records at 1000 ms and three at 2000 ms."""
+    """Return a tier of two files, with four records at 1000 ms and three at 2000 ms."""
     write_lines(tmp_path, "orders", 0, 1000, ["a", "b", "c", "d"])
     write_lines(tmp_path, "orders", 4, 2000, ["e", "f", "g"])
     return LinesCatalogue(tmp_path)
@@ -152,10 +152,10 @@ def test_a_foreign_layout_is_read_by_offset_and_by_time(foreign: LinesCatalogue)
     asyncio.run(scenario())
 
 
-def test_a_foreign_layout_that_loses_its_head_is_read_on_from_where_it_begins(
+def test_a_trimmed_foreign_layout_is_read_from_its_new_beginning(
     foreign: LinesCatalogue,
 ) -> None:
-    """The file is gone and the newest view does not name it: the records were trimmed, and that is told."""
+    """The newest view does not name the missing file, so its records were trimmed, and this is reported."""
     told: list[Event] = []
 
     async def scenario() -> list[int]:
@@ -167,10 +167,10 @@ def test_a_foreign_layout_that_loses_its_head_is_read_on_from_where_it_begins(
     assert told == [Skipped(stream="orders", from_offset=0, to_offset=4)]
 
 
-def test_what_a_foreign_view_names_and_cannot_open_is_damage(
+def test_a_missing_object_that_a_foreign_view_names_is_damage(
     foreign: LinesCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing newer lets go of it, so a reader neither ends there nor steps over it."""
+    """The newest view still names it, so a reader neither ends there nor skips it."""
 
     async def scenario() -> None:
         reader = await StreamReader.open(foreign, "orders")

@@ -1,12 +1,13 @@
-"""Every clause of `LedgerOffloader`, as a test, and those of its handles: one file for each family.
+"""The clauses of `LedgerOffloader` and of its handles: one test for each, and one file for each family.
 
-Nothing is asked of a backend but the contract. Where a clause says what others see, the test opens a
-second offloader on the same place; where it says what is stored, `keys_in_store` looks by other means.
-They store a few megabytes in all.
+The clauses use only the contract of the backend. A clause about what other clients see opens a second
+offloader on the same place. A clause about what is stored looks with `keys_in_store`, past the offloader. All
+tests together store a few megabytes.
 """
 
 from offload_conformance.end_to_end import EndToEndConformance
 from offload_conformance.offloader.attempts import AttemptClauses
+from offload_conformance.offloader.coded import CodedClauses
 from offload_conformance.offloader.commits import CommitClauses
 from offload_conformance.offloader.copies import CopyClauses
 from offload_conformance.offloader.fencing import FencingClauses
@@ -29,6 +30,7 @@ class OffloaderConformance(
     InStoreClauses,
     LeftoverClauses,
     OffloaderReadClauses,
+    CodedClauses,
     ViewClauses,
     CommitClauses,
     CopyClauses,
@@ -39,4 +41,4 @@ class OffloaderConformance(
     EndToEndConformance,
     OffloaderMannerClauses,
 ):
-    """What every offloader must pass. Subclass it as the package's docstring shows."""
+    """The clauses that every offloader must pass. Subclass it as the package's docstring shows."""

@@ -1,14 +1,15 @@
-"""Attempts: announced first, disjoint, whole, of one stream, and removed without harm.
+"""Attempts: announced first, disjoint, whole, each of one stream, and deleted without harm to others.
 
-What is left in the store can be asked only where it can be seen: `in_store`.
+What a deletion leaves in the store is tested by `in_store`, because not every offloader shows it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -18,7 +19,7 @@ from offload.contracts.catalogue import StreamView
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import Absent, Conflict, Corrupt, NotOffloaded, OffloadError
-from offload.model.attempt import Attempt, Receipt
+from offload.model.attempt import Attempt
 from offload.model.chunk_table import ChunkTable
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
@@ -38,10 +39,10 @@ from offload_conformance.raising import raises
 
 
 class AttemptClauses(OffloaderClauses):
-    """Attempts are disjoint, prepared before uploaded, whole, and deleted with care."""
+    """The clauses on attempts: disjoint, prepared before they are uploaded, whole, and deleted with care."""
 
     def test_attempts_are_disjoint(self, run: Run, offloader: LedgerOffloader, writer: StreamWriter) -> None:
-        """Attempts at the same ledger share nothing: removing some leaves another whole."""
+        """Attempts at the same ledger share nothing: deleting some of them leaves the others whole."""
         ledger = drawn_ledger(random.randint(1, 20))
         attempts = run(writer.prepare([0] * 4))
         kept, *dropped = random.sample(attempts, 4)
@@ -57,7 +58,7 @@ class AttemptClauses(OffloaderClauses):
     def test_attempts_are_disjoint_between_streams(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """What a crashed attempt of one stream left can be removed without harm to another stream."""
+        """Deleting a crashed attempt of one stream does no harm to any other stream."""
         ledger = ledger_of(10)
         orders = run(StreamWriter.claim(offloader, "orders"))
         bills = run(StreamWriter.claim(offloader, "bills"))
@@ -72,7 +73,7 @@ class AttemptClauses(OffloaderClauses):
     def test_attempts_are_of_their_stream(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """An attempt is nothing to another stream: it is not read, copied, committed or deleted there."""
+        """An attempt of one stream cannot be read, copied, committed or deleted as an attempt of another."""
         bills = run(StreamWriter.claim(offloader, "bills"))
         ledger = ledger_of(5)
         first = run(committed(writer, ledger))
@@ -100,7 +101,7 @@ class AttemptClauses(OffloaderClauses):
     def test_prepared_before_uploaded(
         self, run: Run, offloader: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """An attempt that its manifest does not run is refused with `Conflict`, before its ledger is read."""
+        """`offload` refuses an attempt that is not running with `Conflict`, before it reads the ledger."""
         aborted, prepared = run(writer.prepare([0, 0]))
         run(writer.abort([aborted]))
         run(StreamWriter.claim(offloader, "bills"))
@@ -119,7 +120,7 @@ class AttemptClauses(OffloaderClauses):
                 run(stored(writer, ledger, attempt))
 
     def test_fragments_are_whole(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """Whoever looks in the middle of an offload finds whole chunks, or nothing."""
+        """A reader in the middle of an offload sees whole chunks, or nothing."""
         ledger = ledger_of(6, body_size_bytes=700 * KIB)
         [attempt] = run(writer.prepare([0]))
 
@@ -149,7 +150,7 @@ class AttemptClauses(OffloaderClauses):
     def test_deletion_is_idempotent(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Deleting an absent attempt succeeds: never there, gone, half there, of no stream."""
+        """Deleting an attempt succeeds if it is absent, already deleted, half stored, or of no stream."""
         [stored_once, broken_off, prepared] = run(writer.prepare([0, 0, 0]))
         run(stored(writer, ledger_of(10), stored_once))
         with pytest.raises(Corrupt):
@@ -169,7 +170,7 @@ class AttemptClauses(OffloaderClauses):
         assert not any(manifest.runs(attempt.uid) for attempt in (stored_once, broken_off, prepared))
 
     def test_deletion_condemns(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """An attempt that anybody deleted can never be committed, adopted or copied again."""
+        """A deleted attempt can never be committed, adopted or offloaded again, whoever deleted it."""
         [deleted, spared] = run(writer.prepare([0, 0]))
         receipts = [run(stored(writer, ledger_of(10), attempt)) for attempt in (deleted, spared)]
 
@@ -177,7 +178,7 @@ class AttemptClauses(OffloaderClauses):
 
         newest = run(other.load_manifest("orders"))
         assert (newest.runs(deleted.uid), newest.runs(spared.uid)) == (False, True)
-        assert newest.version > writer.manifest.version, "the attempt is dropped by a commit"
+        assert newest.version > writer.manifest.version, "expected that a commit drops the attempt"
         for base in (writer.manifest, newest, None):
             change = append_of(writer, receipts[0])
             with pytest.raises(Conflict):
@@ -195,15 +196,15 @@ class AttemptClauses(OffloaderClauses):
     ) -> None:
         """Deleting an attempt that the manifest names raises `Conflict` and removes nothing.
 
-        Also if it names only the beginning of the attempt, or the beginning was trimmed since, and whether it
-        is the newest or not.
+        This also holds if the manifest names only the beginning of the attempt, if that was trimmed since,
+        and for attempts that are not the newest.
         """
         ledger = ledger_of(12, body_size_bytes=100 * KIB)
         [attempt] = run(writer.prepare([ledger.ledger_id]))
         receipt = run(stored(writer, ledger, attempt))
         entries = receipt.entries
         if part != "all" and len(entries) == 1:
-            return  # it is in one piece
+            return  # the offloader stores it in one piece, so no part of it can be named
         cut = random.randint(1, max(1, len(entries) - 1))
         begins, ends = 0, len(ledger.chunks)
         if part == "beginning":
@@ -216,12 +217,12 @@ class AttemptClauses(OffloaderClauses):
             run(offloader.commit_manifest("orders", trim, base=base, committer=uuid4()))
 
         for client in (offloader, other):
-            with raises(Conflict, "the deletion of the newest attempt, which is named"):
+            with raises(Conflict, "the deletion of a committed attempt"):
                 run(client.delete_offloaded(attempt))
         behind = drawn_ledger(3, first_offset=run(other.load_manifest("orders")).next_offset)
         newer = run(committed(writer, behind))
         for each in (attempt, newer, attempt):
-            with raises(Conflict, "the deletion of one of two attempts that are named"):
+            with raises(Conflict, "the deletion of one of two committed attempts"):
                 run(other.delete_offloaded(each))
         assert run(chunks_of(other, newer)) == [*behind.chunks]
         assert run(chunks_of(other, attempt)) == [*ledger.chunks[begins:ends]]
@@ -229,7 +230,7 @@ class AttemptClauses(OffloaderClauses):
     def test_deletion_spares_the_committed_that_runs(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """An attempt that is named and runs still, since more of it is to come, is spared in the same way."""
+        """Deleting an attempt that is partly committed and still runs raises `Conflict`, removing nothing."""
         ledger = ledger_of(12, body_size_bytes=100 * KIB)
         [attempt] = run(writer.prepare([0]))
         entries = run(stored(writer, ledger, attempt)).entries[:1]
@@ -246,9 +247,9 @@ class AttemptClauses(OffloaderClauses):
     def test_deletion_takes_what_was_trimmed(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """An attempt can be deleted once it is trimmed, and the one behind it stays whole.
+        """A trimmed attempt can be deleted, and the one after it stays whole.
 
-        An older view may open what it names all the same, and read it whole, or raises `Absent`.
+        A view from before the trim reads the deleted fragments whole, or raises `Absent` that names them.
         """
         [attempt] = run(writer.prepare([0]))
         receipt = run(stored(writer, ledger_of(10), attempt))
@@ -266,29 +267,31 @@ class AttemptClauses(OffloaderClauses):
         with pytest.raises(Conflict):
             run(other.delete_offloaded(beyond))
         assert run(chunks_of(other, beyond)) == [*kept.chunks]
-        run(self.read_or_absent(older, run(other.view("orders")), held, receipt))
+        newer = run(other.view("orders"))
+        for entry, handle in zip(receipt.entries, held, strict=True):
+            chunks = ledger_of(10).chunks[entry.first_offset : entry.next_offset]
+            for opening in (partial(older.open, entry), partial(already, handle)):
+                run(self.read_or_absent(opening, b"".join(chunks), older, newer))
 
     async def read_or_absent(
-        self, older: StreamView, newer: StreamView, held: Sequence[ReadHandle], receipt: Receipt
+        self, opening: Callable[[], Awaitable[ReadHandle]], data: bytes, older: StreamView, newer: StreamView
     ) -> None:
-        """Assert that a view from before a deletion reads what was deleted whole, or says what is gone.
+        """Assert that a deleted fragment is read whole, or that `Absent` names it as the older view does."""
+        try:
+            async with await opening() as handle:
+                found = await handle.read(await handle.table())
+        except Absent as absent:
+            gone = absent.where
+        except OffloadError as error:
+            said = f"{type(error).__name__}: {error}"
+            pytest.fail(f"a deleted fragment in an older view: expected Absent or its bytes; found {said}")
+        else:
+            assert found == data, "the bytes of a deleted fragment in an older view"
+            return
+        named = [await view.names(gone) for view in (older, newer)]
+        assert named == [True, False], f"expected that only the older view names {gone!r}"
 
-        `held` are handles on its fragments that are open since before the deletion.
-        """
-        for entry, open_since in zip(receipt.entries, held, strict=True):
-            for what in ("opened by an older view", "in a handle that is open since before"):
-                try:
-                    opened = open_since if "handle" in what else await older.open(entry)
-                    async with opened as handle:
-                        found = await handle.read(await handle.table())
-                except Absent as absent:
-                    gone = absent.where
-                except OffloadError as error:
-                    said = f"{type(error).__name__}: {error}"
-                    pytest.fail(f"a deleted fragment, {what}: expected Absent or its bytes; found {said}")
-                else:
-                    chunks = ledger_of(10).chunks[entry.first_offset : entry.next_offset]
-                    assert found == b"".join(chunks), f"a deleted fragment, {what}"
-                    continue
-                named = [await view.names(gone) for view in (older, newer)]
-                assert named == [True, False], f"whether views, old and new, name what is gone: {gone!r}"
+
+async def already(handle: ReadHandle) -> ReadHandle:
+    """Return a handle that was opened before the deletion."""
+    return handle

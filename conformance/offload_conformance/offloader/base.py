@@ -1,7 +1,7 @@
-"""What every family of an offloader's clauses stands on: the place, its clients, and small steps.
+"""The base of every family of offloader clauses: the place, its clients, and small steps.
 
-Invariant: nothing is asked of the offloader under test but its contract. The tests know of no objects,
-keys or files, so a database passes them as a bucket does.
+Invariant: the clauses use only the contract of the offloader under test. They know nothing of objects, keys
+or files, so a database can pass them as well as a bucket.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from offload_conformance.opened import OpenedOffloaders
 
 
 class OffloaderClauses(OpenedOffloaders):
-    """The layer of the contract: what any offloader promises, whatever it keeps its bytes in."""
+    """The layer `contract`: the promises of every offloader, wherever it keeps its bytes."""
 
     layer = "contract"
 
     async def replace(self, offloader: LedgerOffloader, key: str, change: Callable[[bytes], bytes]) -> None:
-        """Put other bytes under a key of `keys_in_store`, as decay or a careless person would.
+        """Replace the bytes of a key in `keys_in_store`, as decay or a careless person would.
 
-        An offloader that has no object store beneath it overrides this.
+        The author of an offloader without an object store overrides this.
         """
         store = getattr(offloader, "store", None)
         if not isinstance(store, ObjectStore):
-            pytest.skip("nothing is known of how this offloader keeps its bytes: override `replace`")
+            pytest.skip("the suite does not know how this offloader keeps its bytes: override `replace`")
         await store.put(key, Body.of(change(await store.get(key))))
 
 
 async def stored(writer: StreamWriter, ledger: ReadHandle, attempt: Attempt) -> Receipt:
-    """Offload without committing."""
+    """Offload a ledger without committing it."""
     return await writer.offloader.offload(ledger, attempt, manifest=writer.manifest, extra_metadata={})
 
 
@@ -53,17 +53,17 @@ async def committed(writer: StreamWriter, ledger: ReadHandle) -> Attempt:
 
 
 def append_of(writer: StreamWriter, receipt: Receipt) -> Append:
-    """The change with which `writer` would commit this one receipt."""
+    """Return the change with which `writer` would commit this one receipt."""
     return Append(writer=writer.writer, entries=receipt.entries, finished=frozenset({receipt.attempt.uid}))
 
 
 def trim_of(writer: StreamWriter, receipt: Receipt) -> Trim:
-    """The change that drops what this receipt, the first of its stream, made durable."""
+    """Return the change that drops the fragments of this receipt, which is the first of its stream."""
     return trim_to(writer.manifest, receipt.entries)
 
 
 def trim_to(manifest: Manifest, dropped: Sequence[Entry], *, ledgers: int = 1) -> Trim:
-    """The change that drops the first fragments of a manifest. So many ledgers end with them."""
+    """Return the change that drops these first fragments of a manifest, and with them so many ledgers."""
     until = dropped[-1].next_offset
     return Trim(
         incarnation=manifest.incarnation,
@@ -81,7 +81,7 @@ def trim_to(manifest: Manifest, dropped: Sequence[Entry], *, ledgers: int = 1) -
 
 
 async def deleted(writer: StreamWriter) -> Delete:
-    """Delete the writer's stream, as anyone may; the change with which that was done."""
+    """Delete the writer's stream, as anyone may. Return the change that did it."""
     change = Delete(incarnation=writer.manifest.incarnation)
     stream, base = writer.manifest.stream, writer.manifest
     await writer.offloader.commit_manifest(stream, change, base=base, committer=uuid4())
@@ -91,14 +91,19 @@ async def deleted(writer: StreamWriter) -> Delete:
 async def chunks_of(
     offloader: LedgerOffloader, attempt: Attempt, *, only: range | None = None
 ) -> list[bytes]:
-    """Every chunk that is read back of an attempt."""
-    async with await offloader.read_offloaded(attempt, only=only) as handle:
+    """Read every chunk of an attempt."""
+    return await chunks_in(await offloader.read_offloaded(attempt, only=only))
+
+
+async def chunks_in(opened: ReadHandle) -> list[bytes]:
+    """Read every chunk of a handle, one by one, and close it."""
+    async with opened as handle:
         table = await handle.table()
         return [await handle.read(table[row : row + 1]) for row in range(len(table))]
 
 
 async def named(offloader: LedgerOffloader, manifest: Manifest) -> list[Entry]:
-    """Every fragment that a manifest names, in order."""
+    """Return every fragment that a manifest names, in order."""
     found: list[Entry] = []
     async with aclosing(offloader.tree(manifest).walk()) as runs:
         async for run in runs:
@@ -107,7 +112,7 @@ async def named(offloader: LedgerOffloader, manifest: Manifest) -> list[Entry]:
 
 
 def span(entry: Entry | None) -> tuple[int, int] | None:
-    """Which offsets an entry holds."""
+    """Return the offsets that an entry holds."""
     return None if entry is None else (entry.first_offset, entry.next_offset)
 
 
@@ -117,7 +122,7 @@ async def left_by_a_crash(offloader: LedgerOffloader, stream: str) -> list[bytes
     chunks: list[bytes] = []
     for entry in await named(
         offloader, successor.manifest
-    ):  # and not by attempts: fragments of two may alternate
+    ):  # by fragments and not by attempts, because fragments of two attempts may alternate
         attempt = Attempt(stream=stream, ledger_id=entry.ledger_id, uid=entry.attempt)
         chunks += await chunks_of(offloader, attempt, only=range(entry.first_offset, entry.next_offset))
     return chunks

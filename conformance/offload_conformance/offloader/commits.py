@@ -1,4 +1,4 @@
-"""Commits: atomic, in one line, idempotent; and what they never undo."""
+"""Commits: atomic, in one line of history, idempotent, and never undoing others."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from offload_conformance.raising import raises
 
 
 class CommitClauses(OffloaderClauses):
-    """Commits are atomic, history is linear, commits are idempotent."""
+    """The clauses on commits: they are atomic and idempotent, and history is linear."""
 
     def test_commits_are_atomic(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """Whoever loads the manifest beside a commit sees all of its three ledgers, or none."""
+        """A manifest loaded beside a commit of three ledgers has all three of them, or none."""
         [a, b, c] = (ledger_of(10, first_offset=start) for start in (0, 10, 20))
         attempts = run(writer.prepare([0, 10, 20]))
         parent = writer.manifest
@@ -55,14 +55,14 @@ class CommitClauses(OffloaderClauses):
         assert seen <= {(0, 3), (30, 0)}
         manifest = run(other.load_manifest("orders"))
         assert (manifest.next_offset, len(manifest.running)) == (30, 0)
-        assert manifest.parent_commit_id == parent.commit_id, "one change is one commit"
+        assert manifest.parent_commit_id == parent.commit_id, "expected that one change makes one commit"
 
     def test_commits_are_atomic_when_refused(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Of a change whose first half would fit, and which is refused, nothing is in.
+        """A refused change has no effect at all, even if its first half would have been possible.
 
-        A deletion that is refused, since the stream is in use, removes nothing.
+        A refused deletion, of a stream that is in use, removes nothing.
         """
         good, dropped = run(writer.prepare([0, 10]))
         receipts = [
@@ -80,17 +80,17 @@ class CommitClauses(OffloaderClauses):
         assert after.next_offset == 0
         run(writer.append(receipts[:1]))
         deletion = Delete(incarnation=after.incarnation, unused_by=frozenset({writer.writer}))
-        with raises(Conflict, "a deletion, if unused, of a stream that has messages"):
+        with raises(Conflict, "a deletion, if unused, of a stream with messages"):
             run(other.commit_manifest("orders", deletion, base=writer.manifest, committer=uuid4()))
         assert run(chunks_of(other, good)) == [*ledger_of(10).chunks]
 
     def test_history_is_linear(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Of commits on one parent exactly one succeeds there; the others follow on top of it.
+        """If several commits have one parent, exactly one follows it directly, and the others follow on top.
 
-        A call may return a newer manifest than its own commit made, if that is there by then. Commits of
-        another stream at the same time are none of these.
+        A call may return a manifest newer than the one that its own commit made. Commits of another stream at
+        the same time have no effect on this history.
         """
         parent = writer.manifest
         bills = run(StreamWriter.claim(offloader, "bills"))
@@ -116,7 +116,7 @@ class CommitClauses(OffloaderClauses):
         accepted = run(scenario())
 
         newest = run(other.load_manifest("orders"))
-        assert newest.version == parent.version + len(changes), "each commit makes one version"
+        assert newest.version == parent.version + len(changes), "expected one version for each commit"
         commits = {parent.version: parent.commit_id, newest.version: newest.commit_id}
         for change, manifest in zip(changes, accepted, strict=True):
             assert run(change.verdict(other.tree(manifest))) is CommitVerdict.IN
@@ -130,7 +130,7 @@ class CommitClauses(OffloaderClauses):
     def test_history_is_linear_where_changes_exclude_each_other(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter, records: int
     ) -> None:
-        """Of two appends to one end, one is refused with `Conflict`."""
+        """If two appends continue a stream at the same offset, the second is refused with `Conflict`."""
         wins, loses = run(writer.prepare([0, 0]))
         parent = writer.manifest
         first, second = (
@@ -150,9 +150,9 @@ class CommitClauses(OffloaderClauses):
     def test_commits_are_idempotent(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Committing a change that is in already returns the newest manifest.
+        """Committing a change that is already committed returns the newest manifest.
 
-        By whatever manifest its caller knows: one in which the change could not be made yet, too, or none.
+        This holds whichever manifest its caller knows: none, or one in which the change was not possible yet.
         """
         older = writer.manifest
         [attempt] = run(writer.prepare([0]))
@@ -171,7 +171,7 @@ class CommitClauses(OffloaderClauses):
     def test_commits_are_idempotent_for_every_change(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """Every change, sent twice, is in once: claim, preparation, abortion, trim, deletion."""
+        """Every kind of change takes effect once if it is sent twice: claim, prepare, abort, trim, delete."""
 
         async def twice(change: Change, base: Manifest | None, committer: UUID) -> Manifest:
             first = await offloader.commit_manifest("orders", change, base=base, committer=committer)
@@ -198,7 +198,7 @@ class CommitClauses(OffloaderClauses):
     def test_next_offset_never_falls(
         self, run: Run, offloader: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Every commit raises the version, and none of them lowers what the stream holds."""
+        """Every commit raises the version, and none lowers the stream's next offset."""
         kept = run(committed(writer, ledger_of(10)))
         [attempt] = run(writer.prepare([10]))
         before = writer.manifest
@@ -219,7 +219,7 @@ class CommitClauses(OffloaderClauses):
         assert len(run(chunks_of(offloader, kept))) == 10
 
     def test_deleted_streams_are_told(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """Of a stream that was deleted `load_manifest` raises `StreamDeleted`, and its writer is fenced."""
+        """`load_manifest` of a deleted stream raises `StreamDeleted`, and so do its last writer's commits."""
         run(committed(writer, ledger_of(10)))
         run(deleted(writer))
 
@@ -231,7 +231,7 @@ class CommitClauses(OffloaderClauses):
         assert run(other.streams()) == ["orders"]
 
     def test_deleted_streams_begin_anew(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """A claim of a deleted stream begins another incarnation, which holds nothing of the old one."""
+        """A claim of a deleted stream starts a new incarnation, which contains nothing of the old one."""
         attempt = run(committed(writer, ledger_of(10)))
         run(deleted(writer))
 
@@ -247,7 +247,7 @@ class CommitClauses(OffloaderClauses):
     def test_rebuilding_streams_are_not_there_yet(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """While a stream is being rebuilt, loading it raises `NotOffloaded` and claiming it `Conflict`."""
+        """While a stream is rebuilt, loading it raises `NotOffloaded` and claiming it raises `Conflict`."""
         fence = Fence(stream="orders", writer=uuid4(), incarnation=uuid4(), epoch=9, above=3)
         run(offloader.open(create=True))
         run(offloader.commit_manifest("orders", fence, base=None, committer=fence.writer))

@@ -1,6 +1,6 @@
-"""Copies: fragments that take the place of others, of which readers notice nothing.
+"""Copies: fragments that replace others without any change for readers.
 
-What a compaction does, step by step, and by the contract alone.
+The clauses take the steps of a compaction, through the contract alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from offload.streams.job import Job
 from offload.streams.writer import StreamWriter
 from offload_conformance.asynchronous import Run
 from offload_conformance.ledgers import MemoryLedger, ledger_of, refuse_reads
-from offload_conformance.offloader.base import OffloaderClauses, chunks_of, committed, named, stored
+from offload_conformance.offloader.base import (
+    OffloaderClauses,
+    chunks_in,
+    chunks_of,
+    committed,
+    named,
+    stored,
+)
 from offload_conformance.offloader.views import names_in
 from offload_conformance.opened import KIB
 from offload_conformance.raising import raises
@@ -30,21 +37,22 @@ from offload_conformance.raising import raises
 LEDGER: Final = 7
 
 PARTS: Final = 6
-"""How many attempts at one ledger are committed, one behind the other."""
+"""The number of attempts at one ledger that are committed one after the other."""
 
 KEPT: Final = ("first_offset", "next_offset", "messages", "data_size_bytes", "ledgers", "last_ledger_id")
-"""What copies leave as it is, of all that a stream tells of itself."""
+"""Fields of a manifest that copies do not change."""
 
 
 class CopyClauses(OffloaderClauses):
-    """Copies replace what they copied, and nothing else."""
+    """The clauses on copies: they replace the copied fragments and nothing else."""
 
     def test_copies_change_nothing_that_is_read(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """After copies took the place of fragments, the stream reads as before, in an older view too.
+        """After copies replaced fragments, the stream reads as before, also in an older view.
 
-        Its totals stay, but for the fragments. What was replaced is not read any more, and can be deleted.
+        Its totals stay the same, except the number of fragments. Replaced attempts can be deleted and no
+        longer read.
         """
         parts = [ledger_of(2, first_offset=2 * n).chunks for n in range(PARTS)]
         chunks = [chunk for part in parts for chunk in part]
@@ -74,9 +82,9 @@ class CopyClauses(OffloaderClauses):
                 with raises(Conflict, "the deletion of a copy that the stream names"):
                     await client.delete_offloaded(copy)
                 for attempt in attempts[begin:end]:
-                    with raises(NotOffloaded, "a read of an attempt that was replaced"):
+                    with raises(NotOffloaded, "a read of a replaced attempt"):
                         await client.read_offloaded(attempt)
-            with suppress(Absent):  # as it may say of what was replaced
+            with suppress(Absent):  # an older view may have lost the replaced fragments
                 assert await read(older, entries) == chunks, "an older view"
             for attempt in attempts[begin:end]:
                 await other.delete_offloaded(attempt)
@@ -87,21 +95,23 @@ class CopyClauses(OffloaderClauses):
     def test_attempts_are_not_read_with_a_hole(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """An attempt whose midst was replaced is `NotOffloaded`; what is left of it is read and spared."""
+        """Reading an attempt whose middle was replaced raises `NotOffloaded`; its other parts can be read."""
         ledger = ledger_of(12, body_size_bytes=100 * KIB)
         [attempt] = run(writer.prepare([ledger.ledger_id]))
-        entries = run(stored_and_named(writer, ledger, attempt))
+        receipt = run(stored(writer, ledger, attempt))
+        run(writer.append([receipt]))
+        entries = receipt.entries
         if len(entries) < 3:
-            return  # it has no midst
+            return  # stored in one or two fragments, it has no middle
 
         async def scenario() -> None:
             begin, end = entries[1].first_offset, entries[-1].first_offset
             midst = MemoryLedger(ledger.chunks[begin:end], ledger_id=ledger.ledger_id)
             await copied(offloader, entries[1:-1], midst)
             for client in (offloader, other):
-                with raises(NotOffloaded, "a read of an attempt whose midst was replaced"):
+                with raises(NotOffloaded, "a read of an attempt whose middle was replaced"):
                     await client.read_offloaded(attempt)
-                with raises(Conflict, "the deletion of an attempt that is named in part"):
+                with raises(Conflict, "the deletion of a partly committed attempt"):
                     await client.delete_offloaded(attempt)
                 for only in (range(begin), range(end, 12)):
                     assert await chunks_of(client, attempt, only=only) == [
@@ -114,7 +124,7 @@ class CopyClauses(OffloaderClauses):
     def test_copies_begin_and_end_as_fragments_do(
         self, run: Run, offloader: LedgerOffloader, writer: StreamWriter, begin: int, end: int
     ) -> None:
-        """What could never take the place of fragments is refused with `Conflict`, before it is read."""
+        """A copy that does not begin and end at fragments is refused with `Conflict`, before it is read."""
         chunks = ledger_of(18).chunks
         for first, behind in ((0, 3), (3, 6), (6, 9)):
             run(committed(writer, MemoryLedger(chunks[first:behind], ledger_id=LEDGER)))
@@ -125,21 +135,14 @@ class CopyClauses(OffloaderClauses):
             manifest, [attempt] = await job.prepare_copies([found[:1]])
             ledger = MemoryLedger(chunks[begin:end], ledger_id=LEDGER)
             ledger.before_read = refuse_reads
-            with raises(Conflict, f"a copy of [{begin}, {end}) where fragments are of 3 records"):
+            with raises(Conflict, f"a copy of [{begin}, {end}) over fragments of 3 records"):
                 await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
 
         run(scenario())
 
 
-async def stored_and_named(writer: StreamWriter, ledger: MemoryLedger, attempt: Attempt) -> Sequence[Entry]:
-    """Copy and commit a ledger, and return its fragments."""
-    receipt = await stored(writer, ledger, attempt)
-    await writer.append([receipt])
-    return receipt.entries
-
-
 async def copied(offloader: LedgerOffloader, old: Sequence[Entry], ledger: MemoryLedger) -> Attempt:
-    """Put a copy in the place of these fragments, which hold this ledger."""
+    """Replace these fragments, which hold this ledger, by a copy."""
     job = await Job.begin(offloader, "orders", uid=uuid4())
     manifest, [attempt] = await job.prepare_copies([old])
     receipt = await offloader.offload(ledger, attempt, manifest=manifest, extra_metadata={})
@@ -148,10 +151,5 @@ async def copied(offloader: LedgerOffloader, old: Sequence[Entry], ledger: Memor
 
 
 async def read(view: StreamView, entries: Sequence[Entry]) -> list[bytes]:
-    """Every chunk of these fragments, as the view opens them."""
-    chunks: list[bytes] = []
-    for entry in entries:
-        async with await view.open(entry) as handle:
-            table = await handle.table()
-            chunks += [await handle.read(table[row : row + 1]) for row in range(len(table))]
-    return chunks
+    """Read every chunk of these fragments, opened by the view."""
+    return [chunk for entry in entries for chunk in await chunks_in(await view.open(entry))]

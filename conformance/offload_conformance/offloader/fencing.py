@@ -1,4 +1,4 @@
-"""Fencing: of all who ever wrote a stream, only the one that claimed it last may go on."""
+"""Fencing: only the writer that claimed a stream last may change it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from offload_conformance.offloader.base import OffloaderClauses, append_of, comm
 from offload_conformance.opened import Open
 
 FIRST_CLAIMS: Final = 8
-"""Streams that are begun by several at once. Where they race in threads, one round may show nothing."""
+"""The number of streams that several writers start at once. One race in threads may show nothing."""
 
 
 class FencingClauses(OffloaderClauses):
-    """Claims fence."""
+    """The clauses on claims: a claim fences every earlier writer."""
 
     def test_claims_fence(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
         """After a claim is accepted, commits of every earlier writer raise `Fenced`."""
@@ -48,7 +48,7 @@ class FencingClauses(OffloaderClauses):
         assert (after.commit_id, after.writer) == (before.commit_id, successor.writer)
 
     def test_claims_fence_at_once(self, run: Run, opened: Open, writer: StreamWriter) -> None:
-        """Of writers that claim at the same time, one is left; also of a stream that nobody had before."""
+        """If several writers claim an old or new stream at the same time, exactly one is not fenced."""
 
         async def prepared(claimed: StreamWriter) -> bool:
             try:
@@ -63,7 +63,7 @@ class FencingClauses(OffloaderClauses):
             writers = [each for each in claimed if isinstance(each, StreamWriter)]
             assert all(isinstance(each, StreamWriter | Fenced) for each in claimed)
             epochs = [each.manifest.epoch for each in writers]
-            assert len({*epochs}) == len(epochs), f"{stream}: two writers were given one epoch: {epochs}"
+            assert len({*epochs}) == len(epochs), f"{stream}: expected different epochs; found {epochs}"
             return [await prepared(each) for each in writers]
 
         rivals = [opened() for _ in range(4)]
@@ -74,7 +74,7 @@ class FencingClauses(OffloaderClauses):
     def test_claims_fence_by_the_brokers_own_epoch(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """Where brokers have leaders, a deposed one cannot even claim."""
+        """A broker with an older leader epoch than that of the last claim cannot claim a stream."""
         run(StreamWriter.claim(offloader, "orders", source_epoch=5))
 
         with pytest.raises(Fenced):

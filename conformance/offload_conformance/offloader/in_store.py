@@ -1,7 +1,7 @@
-"""What is really stored, and what becomes of it: seen by other means than the offloader's.
+"""The objects that are really stored, seen by other means than the offloader's.
 
-The black box asks these of tiers on a store. Of an offloader without one it cannot see anything: there the
-author's own tests ask them.
+The black box runs these clauses on tiers on a store. It cannot see what an offloader without a store keeps:
+there, the author's own tests run them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from offload_conformance.offloader.base import OffloaderClauses, chunks_of, comm
 
 
 class InStoreClauses(OffloaderClauses):
-    """What attempts, refusals, deletions and openings leave in the store."""
+    """The clauses on what attempts, refusals, deletions and openings leave in the store."""
 
     def test_attempts_are_stored_apart(
         self, run: Run, offloader: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Two attempts at one ledger are stored twice, and a deletion takes exactly what is its own."""
+        """Two attempts at one ledger are stored separately, and a deletion removes exactly one of them."""
         ledger = ledger_of(10)
         kept, dropped = run(writer.prepare([0, 0]))
         before = self.keys_in_store()
@@ -36,12 +36,12 @@ class InStoreClauses(OffloaderClauses):
 
         run(offloader.delete_offloaded(dropped))
 
-        assert of_kept, "an attempt that was stored shows in the store"
-        assert of_dropped, "another attempt at the same ledger is stored once more"
+        assert of_kept, "expected that an attempt adds to what is stored"
+        assert of_dropped, "expected that another attempt at the same ledger adds to what is stored"
         assert self.keys_in_store() & (of_kept | of_dropped) == of_kept
 
     def test_refusals_store_nothing(self, run: Run, writer: StreamWriter) -> None:
-        """What `offload` refuses, it refuses before anything is stored."""
+        """If `offload` refuses an attempt, it has stored nothing."""
         [prepared] = run(writer.prepare([7]))
         unprepared = Attempt(stream="orders", ledger_id=0, uid=uuid4())
         before = self.keys_in_store()
@@ -56,7 +56,7 @@ class InStoreClauses(OffloaderClauses):
     def test_deletion_leaves_nothing(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """A deletion removes everything of an attempt, also of one that was broken off."""
+        """Deleting an attempt removes everything of it, also of one that was interrupted."""
         [stored_once, broken_off] = run(writer.prepare([0, 0]))
         announced = self.keys_in_store()
         run(stored(writer, ledger_of(10), stored_once))
@@ -73,7 +73,7 @@ class InStoreClauses(OffloaderClauses):
     def test_refused_deletions_remove_nothing(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """If a deletion is refused because the attempt is named, everything is still stored."""
+        """If a deletion is refused because the attempt is committed, everything is still stored."""
         attempt = run(committed(writer, ledger_of(10)))
         before = self.keys_in_store()
 
@@ -86,7 +86,7 @@ class InStoreClauses(OffloaderClauses):
     def test_opening_stores_nothing_twice(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """Opening a tier that exists stores nothing, with `create` or without."""
+        """Opening an existing tier stores nothing, with `create` or without."""
         run(offloader.open(create=True))
         ledger = ledger_of(3)
         attempt = run(committed(run(StreamWriter.claim(offloader, "orders")), ledger))

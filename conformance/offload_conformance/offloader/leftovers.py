@@ -1,6 +1,6 @@
-"""What a crash left: whole fragments of the right attempts, in one chain, or nothing at all.
+"""Leftovers of a crash: whole fragments of the right attempts, in one chain, or nothing.
 
-An offloader that keeps nothing of an unfinished attempt offers nothing, and passes each of these.
+An offloader that keeps nothing of an unfinished attempt offers nothing, and passes all of these.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from offload_conformance.offloader.base import OffloaderClauses, committed, left
 from offload_conformance.opened import KIB, Open
 
 EDGES: Final = (10**10, 2**31, 2**32, 2**53)
-"""Where an offset gets one more digit or bit than a column may have. Another power of ten is drawn."""
+"""Offsets at which a number may outgrow a column. The clause draws another power of ten."""
 
 
 class LeftoverClauses(OffloaderClauses):
-    """Leftovers continue the manifest exactly, and are of attempts that nobody answers for any more."""
+    """The clauses on leftovers: they continue the manifest exactly, and no running writer owns them."""
 
     def test_leftovers_are_of_running_attempts(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """What an attempt stored before it was aborted is adopted by nobody."""
+        """The fragments of an aborted attempt are never adopted."""
         aborted, _ = run(writer.prepare([0, 0]))
         run(stored(writer, ledger_of(10), aborted))
         run(writer.abort([aborted]))
@@ -43,7 +43,7 @@ class LeftoverClauses(OffloaderClauses):
         assert run(left_by_a_crash(other, "orders")) == []
 
     def test_leftovers_leave_no_hole(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """Of what a crash left, only what continues the stream exactly is adopted."""
+        """The next writer adopts only fragments that continue the stream exactly, without a hole."""
         first, _, third = run(writer.prepare([0, 10, 20]))
         ledger = ledger_of(10)
         run(stored(writer, ledger, first))
@@ -52,7 +52,7 @@ class LeftoverClauses(OffloaderClauses):
         assert run(left_by_a_crash(other, "orders")) in ([], [*ledger.chunks])
 
     def test_leftovers_are_whole(self, run: Run, opened: Open, writer: StreamWriter) -> None:
-        """What a crash left complete is adopted by the next writer with every chunk, or not at all."""
+        """The next writer adopts every chunk of a complete attempt that a crash left, or none of them."""
         ledger = drawn_ledger(random.randint(1, 30), size_bytes_max=64 * KIB)
         [attempt] = run(writer.prepare([ledger.ledger_id]))
         run(stored(writer, ledger, attempt))
@@ -62,9 +62,9 @@ class LeftoverClauses(OffloaderClauses):
     def test_leftovers_are_one_chain(
         self, run: Run, opened: Open, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """Leftovers begin where the manifest ends, touch, and end where nothing goes on, as attempts overlap.
+        """Leftovers form one chain from the manifest's end to the first hole, although attempts overlap.
 
-        Whoever keeps any offers them to each client, also to one that asked when there were none.
+        An offloader that keeps any offers them to every client, also to one that asked when there were none.
         """
         begins = 10 ** random.randint(1, 18) - 4
         records = random.randint(2, 5)
@@ -89,9 +89,9 @@ class LeftoverClauses(OffloaderClauses):
             assert all(one.next_offset == two.first_offset for one, two in pairwise(entries))
             assert [entry for entry in entries if entry not in left] == []
             goes_on = [entry for entry in left if entries and entry.first_offset == entries[-1].next_offset]
-            assert goes_on == [], "the chain ends only where nothing continues it"
+            assert goes_on == [], "expected that the chain goes on as far as fragments continue it"
         offered_to = [bool(answer) for answer in answers]
-        assert offered_to == [offered_to[0]] * 3, "what is kept is offered to every client"
+        assert offered_to == [offered_to[0]] * 3, "expected that every client is offered the same"
         for edge in EDGES:
             found, expected = run(self.chain_over(offloader, other, edge))
             assert found == (expected if answers[0] else [])
@@ -99,7 +99,7 @@ class LeftoverClauses(OffloaderClauses):
     async def chain_over(
         self, offloader: LedgerOffloader, other: LedgerOffloader, edge: int
     ) -> tuple[list[Entry], list[Entry]]:
-        """What is offered, and was stored, if one attempt ends at this offset and another begins."""
+        """Return the offered and the stored entries of a stream in which two attempts meet at this offset."""
         stream, begins = f"orders to {edge}", edge - random.randint(1, 9)
         writer = await StreamWriter.claim(offloader, stream, first_offset=begins)
         ledgers = [ledger_of(edge - begins, first_offset=begins), ledger_of(2, first_offset=edge)]
@@ -115,7 +115,7 @@ class LeftoverClauses(OffloaderClauses):
     def test_leftovers_are_of_earlier_writers(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """A writer is not offered what it copied itself, and neither is anyone what a job copies."""
+        """A writer is never offered its own attempts, and nobody is offered the attempts of a job."""
         job, uid = uuid4(), uuid4()
         [own, another] = run(writer.prepare([0, 1]))
         run(stored(writer, ledger_of(10), own))
@@ -126,7 +126,7 @@ class LeftoverClauses(OffloaderClauses):
             base = writer.manifest
             writer.manifest = run(other.commit_manifest("orders", change, base=base, committer=guest))
             assert run(other.leftovers(writer.manifest)) == [], (
-                "a guest's commit gives nobody's attempts away"
+                "a commit of a guest: expected no leftovers, because the writer still runs"
             )
         run(writer.abort([own]))
         of_job = Attempt(stream="orders", ledger_id=0, uid=uid)
@@ -134,12 +134,12 @@ class LeftoverClauses(OffloaderClauses):
 
         assert run(offered(other)) == []
         assert run(left_by_a_crash(other, "orders")) == []
-        assert run(other.load_manifest("orders")).runs(uid), "a claim leaves the attempts of jobs alone"
+        assert run(other.load_manifest("orders")).runs(uid), "a claim must keep attempts of jobs"
 
     def test_leftovers_are_not_committed(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """What is committed of an attempt that ran on is offered to nobody once more."""
+        """Committed fragments of an attempt that is still running are not offered again."""
         [attempt] = run(writer.prepare([0]))
         receipt = run(stored(writer, drawn_ledger(random.randint(1, 20)), attempt))
         change = Append(writer=writer.writer, entries=receipt.entries, finished=frozenset())
@@ -151,7 +151,7 @@ class LeftoverClauses(OffloaderClauses):
     def test_leftovers_tell_their_last_chunk(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """A leftover tells the offset of its last chunk, and the CRC-32 of that whole chunk as stored."""
+        """A leftover has the offset of its last chunk, and the CRC-32 of that whole chunk as stored."""
         ledgers = [drawn_ledger(random.randint(10, 20), size_bytes_max=64 * KIB)]
         ledgers.append(drawn_ledger(5, first_offset=ledgers[0].next_offset))
         attempts = run(writer.prepare([each.ledger_id for each in ledgers]))
@@ -169,22 +169,22 @@ class LeftoverClauses(OffloaderClauses):
 
 
 async def taken(offloader: LedgerOffloader, stream: str) -> Manifest:
-    """The manifest of a stream after its next writer's claim, before that one settles anything."""
+    """Return the manifest of a stream after its next writer's claim, before that writer resolves anything."""
     claim = Claim(stream=stream, writer=uuid4(), first_offset=0)
     return await offloader.commit_manifest(stream, claim, base=None, committer=claim.writer)
 
 
 async def offered(offloader: LedgerOffloader) -> list[Leftover]:
-    """What the next writer of `orders` is offered."""
+    """Return the leftovers that the next writer of `orders` is offered."""
     return await offloader.leftovers(await taken(offloader, "orders"))
 
 
 def entries_of(receipts: Sequence[Receipt]) -> list[Entry]:
-    """All entries of these receipts."""
+    """Return all entries of these receipts."""
     return [entry for receipt in receipts for entry in receipt.entries]
 
 
 async def chunks_by_offset(ledger: MemoryLedger) -> list[tuple[int, bytes]]:
-    """The chunks of a ledger, each with the offset at which it begins."""
+    """Return the chunks of a ledger, each with the offset at which it begins."""
     offsets = (await ledger.table())["offset"].tolist()
     return [*zip(offsets, ledger.chunks, strict=True)]

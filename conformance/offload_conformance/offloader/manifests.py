@@ -1,7 +1,7 @@
-"""Manifests: a commit applies its change and nothing else, and everybody sees the result at once.
+"""Manifests: a commit applies its change and nothing else, and every client sees the result at once.
 
-The model is the change itself: `Change.apply` says what a manifest becomes. An offloader that keeps its
-manifests in tables of its own must come to the same, field by field.
+The model is the change itself: `Change.apply` defines the next manifest. An offloader that keeps manifests
+in tables of its own must produce the same one, field by field.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from offload_conformance.opened import Open
 FIELDS: Final = tuple(each.name for each in fields(Manifest) if each.name != "entries")
 
 ATTEMPTS: Final = 150
-"""More than a page of rows has, and than one statement takes, in places that think in either."""
+"""More attempts than a page has rows, or than one SQL statement takes."""
 
 
 class ManifestClauses(OffloaderClauses):
-    """What a manifest holds after a commit, and who sees it."""
+    """The clauses on manifests: their fields after a commit, and who sees them."""
 
     def test_commits_apply_their_change(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """A commit returns the newest manifest with its change in it, and every client loads the same."""
+        """A commit returns the newest manifest with its change in it, and every client loads the same one."""
         me, successor, job = uuid4(), uuid4(), uuid4()
         uids = [uuid4() for _ in range(5)]
         source_epoch = random.randint(1, 2**40)
@@ -62,7 +62,7 @@ class ManifestClauses(OffloaderClauses):
             newest = history[-1] if history else None
             client, reader = random.sample([offloader, other], 2)
             since_claim = [each for each in history if newest and each.epoch == newest.epoch]
-            base = random.choice([None, *since_claim])  # who claimed knows at least that
+            base = random.choice([None, *since_claim])  # a writer knows its claim
             made = await client.commit_manifest("orders", change, base=base, committer=committer)
             expected = change.apply(newest)
             assert made.commit_id not in [each.commit_id for each in history]
@@ -110,13 +110,13 @@ class ManifestClauses(OffloaderClauses):
         run(scenario())
 
     async def agree(self, client: LedgerOffloader, found: Manifest, expected: Manifest) -> None:
-        """Assert that a manifest is the expected one in each field, and names the same fragments."""
+        """Assert that a manifest equals the expected one in each field, and names the same fragments."""
         for name in FIELDS:
             assert (name, getattr(found, name)) == (name, getattr(expected, name))
         assert await named(client, found) == entries_of_rows(expected.entries)
 
     def test_manifests_are_fresh(self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader) -> None:
-        """What one client commits, every other sees at its next call: nothing is kept from an earlier one."""
+        """Every client sees another client's commit at its next call: nothing is kept from an earlier one."""
 
         async def seen(stream: str) -> tuple[object, ...]:
             try:
@@ -152,7 +152,7 @@ class ManifestClauses(OffloaderClauses):
     def test_bases_may_be_old(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """`base` is only what the caller knows: with an old one, or none, the change follows the newest."""
+        """`base` may be old or None: the change is applied to the newest manifest."""
         kept = drawn_ledger(3)
         attempt = run(committed(writer, kept))
         bases = [None, writer.manifest, run(other.load_manifest("orders"))]
@@ -172,7 +172,7 @@ class ManifestClauses(OffloaderClauses):
     def test_repeated_commits_return_the_newest(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """A change that is in already changes nothing, and the commit returns the newest manifest."""
+        """Committing a change again changes nothing, and returns the newest manifest."""
         [attempt] = run(writer.prepare([0]))
         receipt = run(stored(writer, ledger_of(10), attempt))
         change, base = append_of(writer, receipt), writer.manifest
@@ -191,7 +191,7 @@ class ManifestClauses(OffloaderClauses):
     def test_trimmed_commits_are_unknown(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Repeating a commit whose fragments were trimmed since raises `OutcomeUnknown`."""
+        """Repeating a commit whose fragments have been trimmed since raises `OutcomeUnknown`."""
         [attempt] = run(writer.prepare([0]))
         receipt = run(stored(writer, ledger_of(10), attempt))
         change, base = append_of(writer, receipt), writer.manifest
@@ -209,7 +209,7 @@ class ManifestClauses(OffloaderClauses):
     def test_refusals_tell_their_cause(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """A change that does not fit is a `Conflict`, one that no rival can have spoilt a `Misuse`."""
+        """A change that cannot be applied is `Conflict`, or `Misuse` if no rival can have caused that."""
         run(committed(writer, ledger_of(10)))
         gone, lives = run(writer.prepare([10, 10]))
         dropped = run(stored(writer, ledger_of(10, first_offset=10), gone)).entries
@@ -256,7 +256,7 @@ class ManifestClauses(OffloaderClauses):
     def test_cancelled_commits_hinder_nobody(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """A commit that is cancelled at any moment is in or not, and the next one works."""
+        """A commit that is cancelled at any moment takes effect or not, and the next commit works."""
 
         async def scenario() -> None:
             for steps in random.sample(range(30), 10):
@@ -278,7 +278,7 @@ class ManifestClauses(OffloaderClauses):
     def test_changes_are_of_their_incarnation(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """What was meant for a stream that was deleted does nothing to the one that was begun since."""
+        """A change made for a deleted stream does nothing to a later stream of the same name."""
         first = writer.manifest
         [attempt] = run(writer.prepare([0]))
         receipt = run(stored(writer, ledger_of(10), attempt))
@@ -303,7 +303,7 @@ class ManifestClauses(OffloaderClauses):
         assert newest.messages == kept.next_offset
 
     def test_epochs_never_fall(self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader) -> None:
-        """Epoch and version rise over every claim and deletion, and the broker's own epoch never falls."""
+        """Epoch and version rise with every claim and deletion, and the broker's own epoch never falls."""
         source_epoch = random.randint(2, 2**40)
         epochs, versions = [0], [0]
         for life in range(3):
@@ -312,20 +312,20 @@ class ManifestClauses(OffloaderClauses):
                 epochs.append(writer.manifest.epoch)
                 versions.append(writer.manifest.version)
             run(deleted(writer))
-            with pytest.raises(StreamDeleted) as told:
+            with pytest.raises(StreamDeleted) as caught:
                 run(other.load_manifest("orders"))
-            assert told.value.epoch is None or told.value.epoch >= epochs[-1]
+            assert caught.value.epoch is None or caught.value.epoch >= epochs[-1]
             with pytest.raises(Fenced):
                 run(StreamWriter.claim(other, "orders", source_epoch=source_epoch + life - 1))
 
-        assert epochs == sorted(set(epochs)), "each claim has a higher epoch"
-        assert versions == sorted(set(versions)), "each commit has a higher version"
+        assert epochs == sorted(set(epochs)), "expected a higher epoch for each claim"
+        assert versions == sorted(set(versions)), "expected a higher version for each commit"
         assert run(StreamWriter.claim(other, "orders")).manifest.source_epoch == source_epoch + 2
 
     def test_jobs_outlive_claims(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """What a job announced runs on when another writer claims the stream, and the job can append it."""
+        """A job's attempts run on when another writer claims the stream, and the job can append them."""
         job, uids = uuid4(), [uuid4(), uuid4()]
         incarnation = writer.manifest.incarnation
         announce = Announce(job=job, incarnation=incarnation, attempts=[(uid, 7) for uid in uids])
@@ -340,7 +340,7 @@ class ManifestClauses(OffloaderClauses):
         ledger = drawn_ledger(5, ledger_id=7)
         attempt = Attempt(stream="orders", ledger_id=7, uid=uids[0])
         receipt = run(offloader.offload(ledger, attempt, manifest=announced, extra_metadata={}))
-        assert {entry.copied for entry in receipt.entries} == {0}, "what a job appends is no copy"
+        assert {entry.copied for entry in receipt.entries} == {0}, "a job's append is not a copy"
         with pytest.raises(Conflict):
             run(claimed.append([receipt]))
         change = Contribute(
@@ -351,7 +351,7 @@ class ManifestClauses(OffloaderClauses):
         assert run(chunks_of(other, attempt)) == [*ledger.chunks]
 
     def test_manifests_hold_many_attempts(self, run: Run, opened: Open, writer: StreamWriter) -> None:
-        """So many attempts may run at once, and so many fragments be named, as a busy stream has."""
+        """A manifest can hold 150 running attempts, and name 40 fragments."""
         other = opened()
         attempts = run(writer.prepare([*range(ATTEMPTS)]))
         ledgers = [drawn_ledger(1, ledger_id=0, size_bytes_max=50)]

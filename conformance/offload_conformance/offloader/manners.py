@@ -1,4 +1,4 @@
-"""How an offloader behaves whatever it is asked: opening, closing, and that it hinders nobody."""
+"""General behaviour of an offloader: opening and closing, its URL, and calls beside other calls."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CLIENTS: Final = 4
 
 
 class OffloaderMannerClauses(OffloaderClauses):
-    """Opening, closing, urls, and the event loop that an offloader shares with others."""
+    """The clauses on opening, closing, URLs, and the event loop that offloaders share."""
 
     def test_closing_is_idempotent(self, run: Run, opened: Open) -> None:
-        """An offloader may be closed twice, used or not."""
+        """An offloader may be closed twice, whether it was used or not."""
         offloader = opened()
         run(offloader.open(create=True))
 
@@ -35,7 +35,7 @@ class OffloaderMannerClauses(OffloaderClauses):
     def test_opening_is_idempotent(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader
     ) -> None:
-        """A tier may be opened, and made, any number of times by anyone, and nothing in it changes."""
+        """A tier may be opened and created any number of times by anyone, and nothing in it changes."""
         run(offloader.open(create=True))
         ledger = ledger_of(3)
         writer = run(StreamWriter.claim(offloader, "orders"))
@@ -49,7 +49,7 @@ class OffloaderMannerClauses(OffloaderClauses):
         assert run(chunks_of(other, attempt)) == [*ledger.chunks]
 
     def test_opening_makes_nothing_unasked(self, run: Run, opened: Open) -> None:
-        """Without `create`, a place that is no tier stays none, and says so with `NotOffloaded`."""
+        """Opening a place that is no tier without `create` raises `NotOffloaded` and does not make it one."""
         for _ in range(2):
             curious = opened()
             for _ in range(2):
@@ -62,7 +62,7 @@ class OffloaderMannerClauses(OffloaderClauses):
         assert run(opened().streams()) == []
 
     def test_openings_may_come_at_once(self, run: Run, opened: Open) -> None:
-        """Clients that make the tier at the same time all succeed, and it is one tier."""
+        """Clients that create a tier at the same time all succeed, and get the same tier."""
         clients = [opened() for _ in range(CLIENTS)]
         names = [f"stream-{n}" for n in range(CLIENTS)]
 
@@ -78,7 +78,7 @@ class OffloaderMannerClauses(OffloaderClauses):
         assert [run(client.streams()) for client in clients] == [names] * CLIENTS
 
     def test_closing_leaves_others_alone(self, run: Run, offloader: LedgerOffloader, opened: Open) -> None:
-        """When one offloader of a place is closed, the others go on."""
+        """Closing one offloader of a place does not affect the others."""
         ledger = ledger_of(3)
         attempt = run(committed(run(StreamWriter.claim(offloader, "orders")), ledger))
         passing = opened()
@@ -90,7 +90,7 @@ class OffloaderMannerClauses(OffloaderClauses):
         run(StreamWriter.claim(offloader, "bills"))
 
     def test_the_url_carries_no_credentials(self, offloader: LedgerOffloader) -> None:
-        """A url is for messages, so it has neither a password nor a key or token of the store."""
+        """A URL contains no password, key or token, because it is shown in messages."""
         assert "://" in offloader.url
         assert not has_credentials(offloader.url)
 
@@ -110,7 +110,7 @@ class OffloaderMannerClauses(OffloaderClauses):
 
         for name, call in calls.items():
             stall_seconds = run(longest_stall(call, enough_seconds=STALL_SECONDS))
-            assert stall_seconds < STALL_SECONDS, f"{name} held up the event loop, at every try"
+            assert stall_seconds < STALL_SECONDS, f"{name} blocked the event loop, at every try"
 
 
 async def deleted_after_storing(writer: StreamWriter) -> None:

@@ -1,7 +1,7 @@
-"""Streams by name: whatever they are called and however many there are, each is itself and no other.
+"""Streams by name: any names, and any number of streams, are kept apart.
 
-Names come in pairs that something between an offloader and its place is likely to take for one: a file system
-that folds case or forms of Unicode, a pattern, a prefix, a column that cuts long text.
+Names come in pairs that a layer between an offloader and its place might take for one name: a file system
+that ignores case or Unicode forms, a pattern, a prefix, a column that cuts long text.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ TWINS: Final = (
     ("/", "//"),
     ("\\", "\\\\"),
 )
-"""Names that are easily taken for one another."""
+"""Names that are easily confused."""
 
 AT_ONCE: Final = 8
 
 
 class NameClauses(OffloaderClauses):
-    """Streams are told apart, and listed."""
+    """The clauses on names of streams: they are kept apart, and all are listed."""
 
     def test_streams_are_listed_by_name(self, run: Run, offloader: LedgerOffloader) -> None:
-        """Whatever a stream is called, it is listed under that name, in order, and is not its neighbour."""
+        """A stream of any name is listed under exactly that name, in order."""
         names = names_in(self.pairs())
         for name in random.sample(names, len(names)):
             run(StreamWriter.claim(offloader, name))
 
         found = run(offloader.streams())
         missing, unknown = sorted({*names} - {*found}), sorted({*found} - {*names})
-        assert found == names, f"not listed: {missing[:3]}; listed, and never begun: {unknown[:3]}"
+        assert found == names, f"missing in the list: {missing[:3]}; listed but never created: {unknown[:3]}"
         assert [run(offloader.load_manifest(name)).stream for name in names] == names
 
     @pytest.mark.parametrize("swapped", [False, True], ids=["first", "second"])
     def test_streams_do_not_mix(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, swapped: bool
     ) -> None:
-        """What becomes of a stream touches no other, however much alike their names are."""
+        """A change to one stream affects no other, however similar their names are."""
         pairs = self.pairs()
         names = names_in(pairs)
         condemned = {pair[swapped] for pair in pairs} - {pair[not swapped] for pair in pairs}
@@ -92,11 +92,11 @@ class NameClauses(OffloaderClauses):
         assert run(other.streams()) == names
 
     def pairs(self) -> Sequence[tuple[str, str]]:
-        """Some of `TWINS`, or all: a tier that this project makes of a store needs few."""
+        """Return some of `TWINS`, or all of them. A tier that this project makes of a store needs few."""
         return random.sample(TWINS, min(self.many_streams // 10, len(TWINS)))
 
     def test_streams_are_all_listed(self, run: Run, opened: Open) -> None:
-        """However many streams were begun, all are listed once, those that were deleted among them."""
+        """`streams` lists every stream once, however many there are, also deleted ones."""
         offloader, other = opened(), opened()
         run(offloader.open(create=True))
         names = [f"stream-{n}" for n in range(self.many_streams)]
@@ -116,5 +116,5 @@ class NameClauses(OffloaderClauses):
 
 
 def names_in(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """The names, each once, in order."""
+    """Return the names, each once, in order."""
     return sorted({name for pair in pairs for name in pair})

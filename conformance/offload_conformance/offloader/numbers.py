@@ -1,4 +1,4 @@
-"""Numbers of any size: offsets, ledger ids and epochs beyond what 32 bits, and what a double, can hold."""
+"""Numbers of any size: offsets, ledger ids and epochs that exceed 32 bits, or the precision of a double."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from offload_conformance.offloader.base import (
 )
 
 EDGES: Final = {"2^31": 2**31, "2^32": 2**32, "2^53": 2**53}
-"""The largest whole numbers, plus one, of a signed int, of an unsigned one, and of a JavaScript number."""
+"""One more than the largest value of a signed int, of an unsigned int, and of a JavaScript number."""
 
 SIGNED: Final = 2**63
-"""What a signed column of 64 bits cannot hold. A backend may refuse offsets from here on."""
+"""The first number that a signed column of 64 bits cannot hold. A backend may refuse offsets from here on."""
 
 
 class NumberClauses(OffloaderClauses):
-    """Offsets and ledger ids are whole numbers, and no float and no int of 32 bits."""
+    """The clauses on numbers: offsets and ledger ids are neither floats nor integers of 32 bits."""
 
     @pytest.mark.parametrize("edge", [*EDGES.values(), SIGNED], ids=[*EDGES, "2^63"])
     def test_numbers_are_exact(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, edge: int
     ) -> None:
-        """Offsets, ledger ids and epochs at an edge and beyond it are kept, found and read as they are.
+        """Offsets, ledger ids and epochs near 2^31, 2^32, 2^53 and 2^63 are kept, found and read exactly.
 
         Offsets of 2^63 and more may be refused with `Misuse`, before the ledger is read.
         """
         begin = edge - random.randint(1, 9)
         one = until_rounded_down(begin, ledger_id=edge - 1)
         two = until_rounded_down(one.next_offset, ledger_id=edge + 1)
-        end, source_epoch = two.next_offset, edge + random.randrange(1, 10, 2)  # an odd one: no float has it
+        end, source_epoch = two.next_offset, edge + random.randrange(1, 10, 2)  # odd: no double has it
         claim = StreamWriter.claim(offloader, "orders", first_offset=begin, source_epoch=source_epoch)
         writer = run(claim)
         attempts = run(writer.prepare([one.ledger_id, two.ledger_id]))
@@ -85,7 +85,10 @@ class NumberClauses(OffloaderClauses):
     async def stored_or_refused(
         self, writer: StreamWriter, ledger: MemoryLedger, attempt: Attempt
     ) -> Receipt | None:
-        """Offload without committing. None if the backend keeps no offsets of 2^63 and more, and says so."""
+        """Offload a ledger without committing it.
+
+        Return None if the backend refuses offsets of 2^63 and more.
+        """
         try:
             return await stored(writer, ledger, attempt)
         except Misuse:
@@ -97,7 +100,7 @@ class NumberClauses(OffloaderClauses):
         return None
 
     async def crossing_is_refused_or_read(self, offloader: LedgerOffloader, edge: int) -> None:
-        """Assert that a ledger that begins before an edge and ends behind it is refused, or kept."""
+        """Assert that a ledger that crosses an edge is refused, or kept."""
         writer = await StreamWriter.claim(offloader, "crossing", first_offset=edge - 2)
         ledger = MemoryLedger(ledger_of(4, first_offset=edge - 2).chunks, ledger_id=1)
         [attempt] = await writer.prepare([ledger.ledger_id])
@@ -106,7 +109,7 @@ class NumberClauses(OffloaderClauses):
             assert await chunks_of(offloader, attempt) == [*ledger.chunks]
 
     async def viewed(self, other: LedgerOffloader, *parts: MemoryLedger) -> None:
-        """Assert that a view finds the first and the last offset of each fragment, and none behind them."""
+        """Assert that a view finds the first and last offset of each fragment, and no offset outside."""
         view = await other.view("orders")
         for part in parts:
             for offset in (part.first_offset, part.next_offset - 1):
@@ -118,7 +121,7 @@ class NumberClauses(OffloaderClauses):
             assert found is None, f"expected no fragment for offset {offset}; found {found}"
 
     async def found(self, other: LedgerOffloader, begin: int, end: int) -> None:
-        """Assert that a reader is led to offsets exactly."""
+        """Assert that a reader finds the offsets exactly."""
         reader = await StreamReader.open(other, "orders")
         assert await reader.offset_of(AtEdge.FIRST) == begin
         assert await reader.offset_of(AtEdge.NEXT) == end
@@ -131,7 +134,7 @@ class NumberClauses(OffloaderClauses):
     def test_handles_tell_exact_numbers(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, edge: int
     ) -> None:
-        """A handle tells the ledger id, the offsets and the times of what was copied, whatever their size."""
+        """A handle returns the exact ledger id, offsets and times of the ledger, however large they are."""
         ledger_id = edge + random.randint(0, 9)
         source = drawn_ledger(12, first_offset=edge - 3, ledger_id=ledger_id)
         bills = run(StreamWriter.claim(writer.offloader, "bills", first_offset=edge - 3))
@@ -150,7 +153,7 @@ class NumberClauses(OffloaderClauses):
 
 
 def until_rounded_down(first_offset: int, *, ledger_id: int) -> MemoryLedger:
-    """A ledger whose next offset, just beyond 2^53, is less as a double: that of its last record."""
+    """Return a ledger whose next offset, just above 2^53, a double would round down to its last offset."""
     while True:
         ledger = drawn_ledger(12, first_offset=first_offset, ledger_id=ledger_id)
         if ledger.next_offset % 4 == 1:

@@ -1,4 +1,4 @@
-"""Reads: verbatim, of what is committed and nothing else; handles stand still, and tell of damage."""
+"""Reads: verbatim, of committed data alone, through handles that do not move and that report damage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DAMAGE: Final[dict[str, Callable[[bytes], bytes]]] = {
     "zeroed": lambda raw: bytes(len(raw)),
     "emptied": lambda raw: b"",
 }
-"""What happens to stored bytes; most of a fragment's are its chunks, so the middle lies in one of them."""
+"""Ways to damage stored bytes. Most bytes of a fragment are chunks, so the middle lies in one of them."""
 
 
 SHAPES: Final = {
@@ -42,19 +42,20 @@ SHAPES: Final = {
     "many": (1050, 1300, 99, 40),
     "large": (24, 30, 1200 * KIB, 5),
 }
-"""Of ledgers: the least and the greatest number of chunks, the size of a message, and how many runs are read.
+"""Shapes of ledgers: the least and greatest number of chunks, the size of a message, the number of reads.
 
-The largest is more than any buffer holds, and more than a page has rows."""
+The largest exceeds any buffer, and the longest has more chunks than a page has rows.
+"""
 
 
 class OffloaderReadClauses(OffloaderClauses):
-    """Reads are verbatim, absence is an error, snapshots do not move, chunks are whole."""
+    """The clauses on reads: verbatim, absence is an error, snapshots do not move, chunks are whole."""
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_reads_are_verbatim(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, shape: str
     ) -> None:
-        """What is read back is, chunk for chunk, the bytes that were offloaded: all, and any run."""
+        """Every chunk, and every run of chunks, reads back as exactly the bytes that were offloaded."""
         least, most, size_bytes_max, tries = SHAPES[shape]
         ledger = drawn_ledger(random.randint(least, most), size_bytes_max=size_bytes_max)
         attempt = run(committed(writer, ledger))
@@ -74,7 +75,7 @@ class OffloaderReadClauses(OffloaderClauses):
         run(scenario())
 
     def test_reads_may_run_at_once(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """Reads of one handle and of several do not mix, and one that is cancelled disturbs no other."""
+        """Concurrent reads of one handle or of several do not mix, and cancelling one disturbs no other."""
         ledgers_ = [drawn_ledger(20), drawn_ledger(20, ledger_id=1)]
         attempts = run(writer.prepare([0, 1]))
         receipt = run(stored(writer, ledgers_[0], attempts[0]))
@@ -107,7 +108,7 @@ class OffloaderReadClauses(OffloaderClauses):
         run(scenario())
 
     def test_handles_are_closed_alone(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """A handle may be closed twice, read or not; other handles and the offloader go on."""
+        """A handle may be closed twice, read or not, and other handles and the offloader keep working."""
         ledger = drawn_ledger(5)
         attempt = run(committed(writer, ledger))
 
@@ -127,7 +128,7 @@ class OffloaderReadClauses(OffloaderClauses):
     def test_reads_go_by_the_manifest_given(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """A handle is on what the given `manifest` names, though a newer one names more or less."""
+        """A handle covers what the given `manifest` names, even if a newer one names more or less."""
         [attempt, later] = run(writer.prepare([0, 1]))
         ledger = ledger_of(40, body_size_bytes=30 * KIB)
         receipt = run(stored(writer, ledger, attempt))
@@ -154,7 +155,7 @@ class OffloaderReadClauses(OffloaderClauses):
     def test_reads_are_verbatim_when_narrowed(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Where `only` names some offsets, their chunks are there, in the fragments that hold them alone."""
+        """`only` narrows a handle to the fragments that hold some of these offsets, with all their chunks."""
         ledger = drawn_ledger(random.randint(10, 30))
         end = ledger.next_offset
         attempt = run(committed(writer, ledger))
@@ -185,7 +186,7 @@ class OffloaderReadClauses(OffloaderClauses):
     async def narrowed_to_fragments(
         self, other: LedgerOffloader, writer: StreamWriter, ledger: MemoryLedger
     ) -> None:
-        """Assert that `only` leads to the fragments that hold some of these offsets, and to no other."""
+        """Assert that `only` returns the fragments with some of these offsets, and no other."""
         [attempt] = await writer.prepare([ledger.ledger_id])
         receipt = await stored(writer, ledger, attempt)
         await writer.append([receipt])
@@ -204,7 +205,7 @@ class OffloaderReadClauses(OffloaderClauses):
                 assert (handle.first_offset, handle.next_offset) == (held[0].start, held[-1].stop)
 
     def test_absence_is_an_error(self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader) -> None:
-        """Reading what was never committed raises `NotOffloaded`, and never returns None."""
+        """Reading a tier, stream or attempt that was never committed raises `NotOffloaded`."""
         nothing = Attempt(stream="orders", ledger_id=0, uid=uuid4())
         for absent in (other.open, other.streams):
             self.absent(run, absent())
@@ -229,7 +230,7 @@ class OffloaderReadClauses(OffloaderClauses):
             run(reading)
 
     def test_snapshots_do_not_move(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """A handle's range, table and bytes are the same at every call, whatever happens to the stream."""
+        """A handle's range, table and bytes stay the same at every call, however the stream changes."""
         attempt = run(committed(writer, ledger_of(10)))
 
         async def seen(handle: ReadHandle) -> tuple[object, ...]:
@@ -241,7 +242,7 @@ class OffloaderReadClauses(OffloaderClauses):
             async with await other.read_offloaded(attempt) as handle:
                 before = await seen(handle)
                 assert (handle.ledger_id, handle.first_offset, handle.next_offset) == (0, 0, 10)
-                assert handle.where, "messages name the file or object"
+                assert handle.where, "expected the name of a file or object, for messages"
                 await committed(writer, ledger_of(10, first_offset=10))
                 [garbage] = await writer.prepare([20])
                 await stored(writer, ledger_of(10, first_offset=20), garbage)
@@ -253,7 +254,7 @@ class OffloaderReadClauses(OffloaderClauses):
         run(scenario())
 
     def test_chunks_are_whole(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """A handle's range begins and ends with a chunk: rows touch, and each reads as one chunk."""
+        """A handle's range begins and ends at chunks: rows follow each other, and each reads as one chunk."""
         ledger = MemoryLedger(ledgers.sub_batches().chunks)
         attempt = run(committed(writer, ledger))
 
@@ -275,20 +276,20 @@ class OffloaderReadClauses(OffloaderClauses):
     def test_damage_is_an_error(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter, damage: str
     ) -> None:
-        """Bytes that were damaged in the store are read as `Corrupt`, never as other or fewer bytes."""
+        """Reading bytes that were damaged in the store raises `Corrupt`, and never returns wrong bytes."""
         before = self.keys_in_store()
         ledger = ledger_of(10, body_size_bytes=KIB)
         attempt = run(self.damaged(offloader, writer, ledger, damage, before))
 
         with pytest.raises(Corrupt) as caught:
             run(chunks_of(other, attempt))
-        assert caught.value.where, "an error names the object that is damaged"
+        assert caught.value.where, "expected that the error names the damaged object"
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_streams_do_not_end_at_damage(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter, damage: str
     ) -> None:
-        """A reader that comes to damage raises `Corrupt`: it neither ends there nor steps over it."""
+        """A reader that reaches damage raises `Corrupt`: it neither ends there nor skips it."""
         before = self.keys_in_store()
         ledger = ledger_of(10, body_size_bytes=KIB)
         run(self.damaged(offloader, writer, ledger, damage, before))
@@ -310,7 +311,7 @@ class OffloaderReadClauses(OffloaderClauses):
         damage: str,
         before: set[str],
     ) -> Attempt:
-        """Commit a ledger, and damage the largest thing that was stored of it."""
+        """Commit a ledger, and damage one of the objects stored for it."""
         [attempt] = await writer.prepare([ledger.ledger_id])
         announced = self.keys_in_store()
         receipt = await stored(writer, ledger, attempt)
@@ -322,7 +323,7 @@ class OffloaderReadClauses(OffloaderClauses):
     def test_trimmed_offsets_are_gone(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """After a trim the stream begins behind it, and reading what was trimmed raises `NotOffloaded`."""
+        """After a trim the stream begins behind it, and reading trimmed attempts raises `NotOffloaded`."""
         kept = ledger_of(10, first_offset=10)
         [attempt] = run(writer.prepare([0]))
         receipt = run(stored(writer, ledger_of(10), attempt))

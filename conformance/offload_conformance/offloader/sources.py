@@ -1,7 +1,7 @@
-"""What an offload takes from its source: every byte checked, errors passed on, and the handle left open.
+"""Sources: an offload checks every byte of them, passes their errors on, and leaves their handle open.
 
-Invariant: a clause here knows what the source holds, because it built it. Nothing is taken from the offloader
-but what is asserted.
+Invariant: a clause here knows the content of the source, because it built it. The offloader's answers are
+only asserted, never used.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ DAMAGED: Final = {
     "tracking": ("tracking", -1),
     "tracking among messages": ("mixed", -1),
 }
-"""Which chunk is damaged, by `damaged_chunk`, and in which byte.
+"""The chunk that is damaged, by `damaged_chunk`, and the damaged byte in it.
 
-Nothing but a check of the header, or of the CRC-32 of the data, finds these bytes damaged."""
+Only a check of the header, or of the CRC-32 of the data, finds damage in these bytes.
+"""
 
 FAILURES: Final = 6
-"""More than the uploads that an offloader usually allows at once: each might keep one of them for ever."""
+"""More failures than an offloader usually has slots for uploads: each might keep one of them for ever."""
 
 OWN_NAMES: Final = (
     "attempt",
@@ -72,7 +73,10 @@ OWN_NAMES: Final = (
     "version",
     "writer",
 )
-"""Of what an offloader keeps beside its data: one that merges both may let people's text win."""
+"""Names under which an offloader may keep facts of its own.
+
+If it merges the two, the caller's text may win.
+"""
 
 METADATA: Final = MappingProxyType(
     {
@@ -85,7 +89,7 @@ METADATA: Final = MappingProxyType(
         **dict.fromkeys(OWN_NAMES, "7"),
     }
 )
-"""What people may write beside their data, names that an offloader itself may use among it. Read only."""
+"""Texts that callers may store beside their data, also under names that the offloader uses. Read only."""
 
 SHAPES: Final[dict[str, Callable[[], list[bytes]]]] = {
     "simple": lambda: ledgers.simple().chunks,
@@ -96,17 +100,17 @@ SHAPES: Final[dict[str, Callable[[], list[bytes]]]] = {
     "tracking_alone": lambda: ledgers.tracking_alone().chunks,
     "large": lambda: [*drawn_ledger(20, size_bytes_max=64 * KIB).chunks],
 }
-"""Ledgers that are easily miscounted. That of `clock_goes_back` ends with the least of its times."""
+"""Ledgers that are easily miscounted. The one of `clock_goes_back` ends with the least of its times."""
 
 
 class SourceClauses(OffloaderClauses):
-    """What an offloader does with the handle that it copies."""
+    """The clauses on the source's handle: it is checked, read and left open."""
 
     @pytest.mark.parametrize(("chunk", "byte"), DAMAGED.values(), ids=DAMAGED)
     def test_offloads_are_checked(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, chunk: str, byte: int
     ) -> None:
-        """A chunk whose bytes do not hold is never stored: `Corrupt` names it, its file and its stream."""
+        """`offload` raises `Corrupt` for a damaged chunk, with its file and stream, and never stores it."""
         where = f"segments/{random.getrandbits(32)}.segment"
         sound, bad = damaged_chunk(chunk)
         offset = run(sound.table())["offset"].tolist()[bad]
@@ -118,7 +122,7 @@ class SourceClauses(OffloaderClauses):
     def test_offloads_are_checked_for_length(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """If the source ends too early, nothing from there on is stored, and `Corrupt` says where."""
+        """If the source ends too early, `offload` raises `Corrupt` there, and stores nothing behind."""
         sound = ledger_of(10)
         bad = random.randrange(10)
 
@@ -130,7 +134,7 @@ class SourceClauses(OffloaderClauses):
     def test_offloads_are_checked_for_holes(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, chunk: str
     ) -> None:
-        """If the table of the source leaves out a chunk of its range, nothing behind the hole is stored."""
+        """If a chunk is missing in the source's table, `offload` stores nothing from there on."""
         sound = ledger_of(10)
         missing = {"first": 0, "inner": random.randrange(1, 9), "last": 9}[chunk]
         [attempt] = run(writer.prepare([0]))
@@ -142,16 +146,16 @@ class SourceClauses(OffloaderClauses):
         assert run(left_by_a_crash(other, "orders")) in [[*sound.chunks[:n]] for n in range(missing + 1)]
 
     def refused(self, run: Run, writer: StreamWriter, ledger: MemoryLedger, span: tuple[int, int]) -> None:
-        """Assert that offloading `ledger` ends with damage in this span of its file, by name and place."""
+        """Assert that offloading `ledger` raises `Corrupt` with file, stream and a place in `span`."""
         [attempt] = run(writer.prepare([0]))
         with pytest.raises(Corrupt) as caught:
             run(stored(writer, ledger, attempt))
         assert caught.value.where == ledger.where
         assert caught.value.stream == attempt.stream
-        assert caught.value.position in range(*span), "the damage is at another byte of the file"
+        assert caught.value.position in range(*span), f"expected a position in {span}"
 
     def test_ledgers_are_those_announced(self, run: Run, writer: StreamWriter) -> None:
-        """A handle of another ledger than the attempt announced is `Misuse`, and is not read."""
+        """A handle of another ledger than the announced one is `Misuse`, and is not read."""
         [attempt] = run(writer.prepare([7]))
         ledger = ledger_of(10)
         ledger.before_read = refuse_reads
@@ -163,9 +167,9 @@ class SourceClauses(OffloaderClauses):
     def test_errors_of_the_source_are_passed_on(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, kind: type[Exception]
     ) -> None:
-        """If the source fails half-way, `offload` raises that error, or reads again after `TryAgain`.
+        """If reading the source fails, `offload` raises the same error, or reads again after `TryAgain`.
 
-        It may be any error, and one of the system as well.
+        The error may be of any class, also one of the operating system.
         """
         ledgers = [ledger_of(12, body_size_bytes=500 * KIB) for _ in range(FAILURES)]
         attempts = run(writer.prepare([0] * FAILURES))
@@ -190,7 +194,7 @@ class SourceClauses(OffloaderClauses):
     def test_cancelled_offloads_hinder_nobody(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """After an offload was cancelled, others work, and what it stored can be deleted."""
+        """After an offload is cancelled, other offloads work, and its attempt can be deleted."""
         ledger, sound = ledger_of(12, body_size_bytes=500 * KIB), drawn_ledger(5)
         attempts = run(writer.prepare([0] * FAILURES))
 
@@ -208,7 +212,7 @@ class SourceClauses(OffloaderClauses):
                 await asyncio.wait([offloading, begun], return_when=asyncio.FIRST_COMPLETED)
                 offloading.cancel()
                 await asyncio.gather(offloading, return_exceptions=True)
-                assert offloading.cancelled(), "a cancelled offload ends as cancelled"
+                assert offloading.cancelled(), "expected that a cancelled offload raises `CancelledError`"
 
         run(scenario())
 
@@ -218,7 +222,7 @@ class SourceClauses(OffloaderClauses):
         assert run(chunks_of(other, attempt)) == [*sound.chunks]
 
     def test_source_handles_stay_open(self, run: Run, writer: StreamWriter) -> None:
-        """The handle that is copied stays its owner's: `offload` never closes it, however it ends."""
+        """`offload` never closes the handle that it copies, however it ends."""
         sound, torn = drawn_ledger(5), ledger_of(10).torn(4)
         [once, again, refused] = run(writer.prepare([0, 0, 0]))
 
@@ -230,7 +234,7 @@ class SourceClauses(OffloaderClauses):
         assert (sound.closed, torn.closed) == (0, 0)
 
     def test_extra_metadata_is_any_text(self, run: Run, other: LedgerOffloader, writer: StreamWriter) -> None:
-        """`extra_metadata` may hold any text, 12,000 bytes of it too, and the ledger is stored as without."""
+        """`extra_metadata` may hold any text, also 12,000 bytes of it, and does not change what is stored."""
         ledger = drawn_ledger(5)
         [with_it, without] = run(writer.prepare([0, 0]))
         before = dict(METADATA)
@@ -242,14 +246,14 @@ class SourceClauses(OffloaderClauses):
         run(writer.append([receipt]))
 
         found, expected = numbers_of(receipt), numbers_of(plain)
-        assert found == expected, "a receipt with metadata counts otherwise than one without"
+        assert found == expected, "expected the same receipt with metadata as without"
         assert dict(METADATA) == before, "the caller's mapping was changed"
         assert run(chunks_of(other, with_it)) == [*ledger.chunks]
 
     def test_offloads_may_run_at_once(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """Ledgers that are copied at the same time, of one stream and of several, do not mix."""
+        """Ledgers that are offloaded at the same time, of one stream or of several, do not mix."""
         bills = run(StreamWriter.claim(offloader, "bills"))
         count = random.randint(5, 9)
         sources = [[drawn_ledger(random.randint(1, 12), ledger_id=n) for n in range(count)] for _ in range(2)]
@@ -283,9 +287,9 @@ class SourceClauses(OffloaderClauses):
     def test_receipts_tell_what_was_copied(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, shape: str
     ) -> None:
-        """The entries of a receipt cover the ledger in order, and count its messages, bytes and times.
+        """The entries of a receipt cover the ledger in order, and have its messages, bytes and times.
 
-        Wherever its source has the chunks: they need not touch.
+        The chunks of the source need not follow each other in its file.
         """
         ledger = MemoryLedger(SHAPES[shape](), ledger_id=random.randint(1, 99)).scattered()
         [attempt] = run(writer.prepare([ledger.ledger_id]))
@@ -308,7 +312,7 @@ class SourceClauses(OffloaderClauses):
     def test_receipts_are_of_durable_bytes(
         self, run: Run, opened: Callable[[], LedgerOffloader], writer: StreamWriter, closed: bool
     ) -> None:
-        """When `offload` returns, anybody can commit what it copied and read it, though its client closes."""
+        """When `offload` returns, any client can commit and read the data, even if the first is closed."""
         ledger = drawn_ledger(random.randint(1, 30))
         [attempt] = run(writer.prepare([ledger.ledger_id]))
         receipt = run(stored(writer, ledger, attempt))
@@ -323,9 +327,9 @@ class SourceClauses(OffloaderClauses):
 
 
 def damaged_chunk(which: str) -> tuple[MemoryLedger, int]:
-    """A ledger, and the row of its chunk that is to be damaged."""
+    """Return a ledger, and the row of the chunk in it to damage."""
     match which:
-        case "many":  # fragments, that is, unless they are very large
+        case "many":  # many fragments, unless the offloader makes very large ones
             return ledger_of(12, body_size_bytes=100 * KIB), 11
         case "tracking":
             alone = MemoryLedger(ledgers.tracking_alone().chunks)
@@ -339,7 +343,7 @@ def damaged_chunk(which: str) -> tuple[MemoryLedger, int]:
 def failing_once(
     ledger: MemoryLedger, kind: type[Exception], *, first_offset: int
 ) -> Callable[[ChunkTable], Awaitable[None]]:
-    """What makes a source fail at the first read that reaches this offset. `Corrupt` comes every time."""
+    """Return a hook that fails the first read that reaches this offset. `Corrupt` is raised at every read."""
     failed = False
 
     async def fail(rows: ChunkTable) -> None:
@@ -356,7 +360,7 @@ def failing_once(
 
 
 def numbers_of(receipt: Receipt) -> list[tuple[int, ...]]:
-    """What the entries count, but for what the attempt and its metadata change."""
+    """Return the fields of the entries that depend neither on the attempt nor on its metadata."""
     return [
         (entry.first_offset, entry.records, entry.messages, entry.data_size_bytes, entry.ledger_id)
         for entry in receipt.entries
@@ -364,7 +368,7 @@ def numbers_of(receipt: Receipt) -> list[tuple[int, ...]]:
 
 
 def assert_describes(receipt: Receipt, ledger: MemoryLedger) -> None:
-    """Assert that the entries of the receipt are this ledger, without a hole."""
+    """Assert that the entries of the receipt describe this ledger, without a hole."""
     table = scan(b"".join(ledger.chunks), where="expected")
     begins = [entry.first_offset for entry in receipt.entries] + [ledger.next_offset]
     ends = [ledger.first_offset] + [entry.next_offset for entry in receipt.entries]

@@ -1,4 +1,4 @@
-"""Views: what is committed of a stream at one moment, found by offset, by time and by name."""
+"""Views: the committed data of a stream at one moment, found by offset, by time and by name."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from offload_conformance.opened import KIB
 
 
 class ViewClauses(OffloaderClauses):
-    """What a view finds, and that it stays as it was."""
+    """The clauses on views: their answers, and that these do not change."""
 
     @pytest.mark.parametrize("shape", ["with_tracking", "clock_goes_back", "before_1970"])
     def test_views_find_what_is_committed(
         self, run: Run, other: LedgerOffloader, writer: StreamWriter, shape: str
     ) -> None:
-        """A view finds the fragment of each offset and time, the newest with messages, and the greatest time.
+        """A view finds the fragment of each offset and time, the newest with messages, and the latest time.
 
-        One of some of its fragments walks and finds these alone.
+        A view of some of the fragments walks and finds only these.
         """
         sample = getattr(ledgers, shape)()
         sample.add_tracking(ChunkType.TRACKING_DELTA, timestamp_ms=1)
@@ -52,7 +52,7 @@ class ViewClauses(OffloaderClauses):
                 for offset in (part.first_offset, part.next_offset - 1):
                     assert span(await view.find(offset)) == (part.first_offset, part.next_offset)
             for beyond in (sample.next_offset, 2**32, 2**63, 2**64 - 1):
-                assert span(await view.find(beyond)) is None, f"there is nothing at offset {beyond}"
+                assert span(await view.find(beyond)) is None, f"expected no fragment at offset {beyond}"
             await finds_times(view, rows["timestamp_ms"].tolist())
             found = await view.last_with_messages()
             assert found is not None
@@ -63,11 +63,11 @@ class ViewClauses(OffloaderClauses):
         run(scenario())
 
     async def greatest_timestamp_ms(self, other: LedgerOffloader) -> int | None:
-        """What the newest view says."""
+        """Return the greatest timestamp in the newest view."""
         return await (await other.view("orders")).last_timestamp_ms()
 
     async def is_cut(self, other: LedgerOffloader, view: StreamView) -> None:
-        """Assert that a view of some fragments, which follow one another, walks and finds these alone."""
+        """Assert that a view of some consecutive fragments walks and finds only these."""
         async with aclosing(view.walk()) as runs:
             rows = joined_entries(*[run async for run in runs])
         begin, end = sorted(random.sample(range(1, len(rows)), 2))
@@ -86,17 +86,18 @@ class ViewClauses(OffloaderClauses):
         )
         expected = [span(each) for each in share]
         found = [span(each) for each in await walked(cut)]
-        assert found == expected, f"a view cut to {len(share)} of {len(rows)} fragments walks others"
+        assert found == expected, f"a view of {len(share)} of {len(rows)} fragments walks others"
         assert [span(await cut.find(each.first_offset)) for each in share] == expected
         for offset in (share[0].first_offset - 1, share[-1].next_offset):
-            assert span(await cut.find(offset)) is None, f"offset {offset} was cut off"
+            assert span(await cut.find(offset)) is None, f"expected nothing at offset {offset}"
 
     def test_views_do_not_move(
         self, run: Run, offloader: LedgerOffloader, other: LedgerOffloader, writer: StreamWriter
     ) -> None:
-        """A view says the same after an append, a trim and a deletion; a newer one has the names left.
+        """A view gives the same answers after an append, a trim and a deletion; a newer one sees them.
 
-        The trim takes the beginning of an attempt, where this is in several pieces.
+        The trim removes the beginning of an attempt, if the attempt has several fragments. Names of trimmed
+        fragments are unknown to a newer view, and all others are known.
         """
         [attempt] = run(writer.prepare([0]))
         receipt = run(stored(writer, ledger_of(12, body_size_bytes=100 * KIB), attempt))
@@ -115,10 +116,10 @@ class ViewClauses(OffloaderClauses):
                 [b"later"], offset=trimmed.next_offset, timestamp_ms=2 * BIRTH_MS, epoch=EPOCH
             )
             await committed(writer, MemoryLedger([later]))
-            with suppress(Absent):  # as it may say of what was trimmed
+            with suppress(Absent):  # an older view may have lost the trimmed fragments
                 assert await said(view) == before
             newer, gone = await other.view("orders"), len(dropped)
-            assert len(set(names)) == len(names), "each entry has a name of its own"
+            assert len(set(names)) == len(names), "expected a different name for each entry"
             assert [await newer.names(each) for each in names[:gone]] == [False] * gone
             assert all([await newer.names(each) for each in names[gone:]])
             assert (await newer.find(0), await newer.last_timestamp_ms()) == (None, 2 * BIRTH_MS)
@@ -130,16 +131,16 @@ class ViewClauses(OffloaderClauses):
 
 
 async def finds_times(view: StreamView, times: Sequence[int]) -> None:
-    """Assert what is the first fragment since each of these times, the last ones of fragments, and others."""
+    """Assert which fragment is the first since each of these times, and since a millisecond beside it."""
     entries = await walked(view)
     for time in sorted({asked for each in times for asked in (each - 1, each, each + 1)}):
         found = await view.first_since(time)
         wanted = next((entry for entry, last in zip(entries, times, strict=True) if last >= time), None)
-        assert span(found) == span(wanted), f"the first fragment since {time} ms, of fragments of {times}"
+        assert span(found) == span(wanted), f"the first fragment since {time} ms, among {times}"
 
 
 async def said(view: StreamView) -> tuple[object, ...]:
-    """What a view says of its stream, without a look at any fragment."""
+    """Return the answers of a view about its stream, without reading a fragment."""
     committed = view.committed
     found = await walked(view)
     totals = (committed.first_offset, committed.next_offset, committed.messages)
@@ -147,7 +148,7 @@ async def said(view: StreamView) -> tuple[object, ...]:
 
 
 async def walked(view: StreamView) -> list[Entry]:
-    """Every fragment of a view, in order."""
+    """Return every fragment of a view, in order."""
     found: list[Entry] = []
     async with aclosing(view.walk()) as runs:
         async for run in runs:
@@ -156,7 +157,7 @@ async def walked(view: StreamView) -> list[Entry]:
 
 
 async def names_in(view: StreamView) -> list[str]:
-    """The name of each fragment, in order."""
+    """Return the name of each fragment, in order."""
     found: list[str] = []
     async with aclosing(view.walk()) as runs:
         async for run in runs:

@@ -1,11 +1,11 @@
-"""The layer of the protocol: rivals, crashes, lost and late requests, adoption, sweeps, walks of changes.
+"""The layer `protocol`: rivals, crashes, lost and late requests, adoption, sweeps, random walks of changes.
 
-`ProtocolConformance` is for stores: the tier that this project makes of any store runs on the author's, with
-a `FaultyStore` between them, so that a fault befalls exactly the request that is meant. What is found is a
-fault of the store: what the tier itself does under such faults is tested where it is written.
-`WalkConformance` is the part of it that any offloader is asked, by its contract alone.
+`ProtocolConformance` is for stores. It runs the tier that this project makes of any store on the author's
+store, with a `FaultyStore` between the two, so that a fault hits exactly the intended request. A failure is
+a fault of the store: the tier's own behaviour under such faults has tests of its own. `WalkConformance` is
+the part for any offloader. It uses the contract alone.
 
-All of it makes some thousands of small requests.
+The whole layer makes some thousands of small requests.
 """
 
 from offload.contracts.offloader import LedgerOffloader
@@ -29,8 +29,8 @@ class ProtocolConformance(
     ProtocolReadClauses,
     WalkConformance,
 ):
-    """What every store must pass as the store of a tier. Subclass it as the package's docstring shows."""
+    """The clauses that every store of a tier must pass. Subclass it as the package's docstring shows."""
 
     def open_offloader(self) -> LedgerOffloader:
-        """The tier as users open it."""
+        """Return the tier as users open it."""
         return self.open_tier(self.open_store(), env=Env(), options=TierOptions())

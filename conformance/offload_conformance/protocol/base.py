@@ -1,7 +1,7 @@
-"""What the clauses of the protocol over a store stand on: worlds, and the tier that is asked.
+"""The base of the protocol clauses for stores: worlds, and the tier that runs in them.
 
-Invariant: a clause asks no more of the store than its port. That the tier of this project keeps the protocol
-is shown elsewhere; here it is the probe, and the store is what is under test.
+Invariant: a clause asks no more of the store than its port. Other tests show that the tier of this project
+keeps the protocol. Here the tier is the probe, and the store is under test.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ class ProtocolClauses(Asynchronous, ABC):
 
     @abstractmethod
     def open_store(self) -> ObjectStore:
-        """A fresh client of the same place, which is empty when a test begins."""
+        """Return a fresh client of the same place, which is empty when a test begins."""
 
     @abstractmethod
     def keys_in_store(self) -> set[str]:
-        """The keys that are really there, found by other means than the store."""
+        """Return the keys that are really stored, found by other means than the store."""
 
     def open_tier(self, store: ObjectStore, *, env: Env, options: TierOptions) -> LedgerOffloader:
-        """The tier as a process opens it: retries stand before the store, as they do for users.
+        """Return the tier as a process opens it, with retries before the store, as users have it.
 
-        Whoever makes a tier of stores in another way overrides this.
+        An author whose tiers are made of stores in another way overrides this.
         """
         return ObjectStoreOffloader(patient(store, env), env=env, options=options)
 
     @pytest.fixture
     def new_world(self, run: Run) -> Iterator[Worlds]:
-        """Makes worlds."""
+        """Return a function that makes worlds."""
         worlds = Worlds(self.open_store, self.open_tier)
         yield worlds
         run(worlds.aclose())
 
 
 def patient(store: ObjectStore, env: Env) -> ObjectStore:
-    """The store behind retries that wait by the clock of `env`."""
+    """Return the store behind retries. They wait by the clock of `env`."""
     return RetryingStore(store, clock=env.monotonic, sleep=env.sleep, random=env.random)

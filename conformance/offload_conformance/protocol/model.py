@@ -1,8 +1,8 @@
-"""What a stream should hold: the model that a walk holds an offloader against.
+"""The model of a stream, with which a walk compares an offloader.
 
-Invariants: it is changed only by what an offloader promised, never by what one is seen to do, but where the
-contract leaves a choice: how much of a crashed attempt is adopted, and at which fragment a trim ends. There
-the model says what is allowed, and then takes the choice.
+Invariants: the model follows the promises of the contract alone, never what the offloader is seen to do.
+There are two exceptions, in which the contract leaves a choice: how much of a crashed attempt is adopted,
+and at which fragment a trim ends. There the model says what is allowed, and then takes over the choice.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from offload.streams.writer import StreamWriter
 from offload_conformance.ledgers import BIRTH_MS, EPOCH, MemoryLedger
 
 Verdict = tuple[type[OffloadError], ...]
-"""With which of these errors a call must fail; with none, it must succeed."""
+"""The errors of which a call must raise one. If there are none, the call must succeed."""
 
 YES: Final[Verdict] = ()
 
 
 @cache
 def chunk(stream: str, life: int, offset: int) -> bytes:
-    """The one chunk at this offset. A stream that was deleted and begun anew has other bytes."""
+    """Return the chunk at this offset. A stream that is created again after a deletion has other bytes."""
     body = f"record {offset} of {stream} in its life {life}".encode()
     return build_chunk([body], offset=offset, timestamp_ms=BIRTH_MS + offset, epoch=EPOCH)
 
 
 class Sent(NamedTuple):
-    """A change that was committed, and the manifest on which that was done."""
+    """A committed change, and the manifest on which it was committed."""
 
     change: Change
     base: Manifest
@@ -53,7 +53,7 @@ class Held:
 
 @dataclass(eq=False)
 class Copy:
-    """What one attempt copied."""
+    """The data of one attempt."""
 
     attempt: Attempt
     first: int
@@ -68,7 +68,7 @@ class ModelStream:
 
     name: str
     life: int = 0
-    """How often it was begun."""
+    """The number of times that the stream was created."""
 
     lives: bool = False
     first: int = 0
@@ -76,51 +76,51 @@ class ModelStream:
     holder: Held | None = None
     writers: list[Held] = field(default_factory=list)
     pending: list[Copy] = field(default_factory=list)
-    """Uploaded, announced still, and not committed."""
+    """Uploaded, still running, and not committed."""
 
     dropped: list[Copy] = field(default_factory=list)
-    """Uploaded, and condemned: they can never be committed."""
+    """Uploaded and condemned: they can never be committed."""
 
     committed: list[Copy] = field(default_factory=list)
-    """In this life; what of them was adopted is narrowed to that."""
+    """Committed in this life. Of a partly adopted copy, only the adopted range."""
 
     gone: list[Copy] = field(default_factory=list)
     """Committed in an earlier life."""
 
     sent: list[Sent] = field(default_factory=list)
-    """What was committed, to be sent again."""
+    """Committed changes, which a later step may send again."""
 
     known: Manifest | None = None
-    """The newest manifest that somebody saw."""
+    """The newest manifest that any client loaded."""
 
     def ledger(self, first: int, end: int) -> MemoryLedger:
-        """Its source's [first, end)."""
+        """Return the ledger with [first, end) of the stream's source."""
         return MemoryLedger(self.chunks(first, end))
 
     def chunks(self, first: int, end: int) -> list[bytes]:
-        """What a reader of [first, end) is given now."""
+        """Return the chunks that a reader of [first, end) must get now."""
         return [chunk(self.name, self.life, offset) for offset in range(first, end)]
 
     @property
     def uncommitted(self) -> list[Copy]:
-        """What a writer may try to commit: in time or too late."""
+        """Return the copies that a writer may try to commit, in time or too late."""
         return self.dropped + self.pending
 
     @property
     def copies(self) -> list[Copy]:
-        """All that was ever uploaded."""
+        """Return all copies that were ever uploaded."""
         return self.gone + self.committed + self.dropped + self.pending
 
     @property
     def reach(self) -> int:
-        """How far the next claim may adopt what is pending: a chain from the end on, without a hole."""
+        """Return the offset up to which the next claim may adopt: the end of a chain of pending copies."""
         end = self.next
         while further := [copy.end for copy in self.pending if copy.first <= end < copy.end]:
             end = max(further)
         return end
 
     def claimed(self, writer: StreamWriter, adopted: Mapping[UUID, tuple[int, int]]) -> None:
-        """A claim was accepted, and what was pending is settled: adopted in this range, or dropped."""
+        """Record an accepted claim. Pending copies are settled: adopted in this range, or dropped."""
         if not self.lives:
             self.life += 1
             self.lives = True
@@ -136,7 +136,7 @@ class ModelStream:
         self.pending.clear()
 
     def deleted(self) -> None:
-        """A tombstone stands in its place."""
+        """Record the deletion of the stream."""
         self.lives, self.holder = False, None
         self.dropped += self.pending
         self.gone += self.committed
@@ -144,26 +144,35 @@ class ModelStream:
         self.committed.clear()
 
     def floor(self, offset: int) -> int:
-        """Where it begins at least when all before `offset` may go: attempts share no fragment."""
+        """Return the least first offset after a trim to `offset`.
+
+        Whole attempts go, as they share no fragment.
+        """
         return max([copy.end for copy in self.committed if copy.end <= offset], default=self.first)
 
     def lets(self, copy: Copy) -> Verdict:
-        """What becomes of committing this copy now. Of what was trimmed, nothing shows whether it was in."""
+        """Return the verdict on committing this copy now."""
+        # Once its offsets are trimmed, nothing shows whether the copy was committed before.
         trimmed = (OutcomeUnknown,) if copy.first < self.first else ()
         if copy.held is self.holder:
             return YES if copy in self.pending and copy.first == self.next else (Conflict, *trimmed)
-        seen = copy.held.writer.manifest  # what did not fit there need not be asked about
+        # A change that does not even fit the manifest which its writer knows may be refused as a conflict
+        # before anybody looks who holds the stream. One that fits must be refused by the fence.
+        seen = copy.held.writer.manifest
         fitted = seen.runs(copy.attempt.uid) and copy.first == seen.next_offset
         return (Fenced, *trimmed) if fitted else (Fenced, Conflict, *trimmed)
 
     def forgets(self, change: Change) -> Verdict:
-        """What else may come of sending a committed change again: what it named may have been trimmed."""
+        """Return the error allowed for a committed change that is sent again.
+
+        Its fragments may be trimmed.
+        """
         named = change.entries if isinstance(change, Append) else ()
         return (OutcomeUnknown,) if named and named[-1].first_offset < self.first else ()
 
     def repeats(self, change: Change) -> Verdict:
-        """What becomes of sending a committed change again. Where it is taken, nothing changes."""
-        if isinstance(change, Delete):
+        """Return the verdict on sending a committed change again. If it is accepted, nothing changes."""
+        if isinstance(change, Delete):  # anyone may send it, and the deleted incarnation never comes back
             return YES
         if not self.lives:
             return (Fenced,)

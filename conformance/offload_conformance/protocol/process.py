@@ -1,14 +1,14 @@
 """Processes at a store whose requests can be counted, stopped and spoiled one by one.
 
-    process.spoil(7, Fault.LOSE_REPLY)      # what goes wrong with its seventh request
+    process.spoil(7, Fault.LOSE_REPLY)      # a fault for its seventh request
     process.dies_before = 9                 # it dies instead of sending its ninth
     job = process.begin(process.copy())     # stalls before each request from now on
-    await job.run_to("create", "*/root.*")  # the request was not sent yet; others may run
+    await job.run_to("create", "*/root.*")  # this request is not sent yet, and others may run
     await job.finish()
 
-A process is a `FaultyStore` before a client of the author's store, an environment whose names come from a
-seed and whose clock only sleeping moves, and the tier that is made of both. Nothing waits for time: a job
-goes on when it is told to, and whoever tells it awaits that it stalls again or ends.
+A process consists of a `FaultyStore` before a client of the author's store, an environment whose names come
+from a seed and whose clock moves only by sleeping, and the tier on top of both. Invariant: nothing waits for
+real time. A job continues when a test lets it, and the test then waits until the job stalls again or ends.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from offload_conformance.ledgers import BIRTH_MS, ledger_of
 STREAM: Final = "orders"
 END: Final = 4
 TRIMMED: Final = 2
-"""What `copy` copies: the offsets [0, END), and what is before TRIMMED goes again."""
+"""`copy` copies the offsets [0, END), and deletes those before TRIMMED."""
 
 CHUNK_SIZE_BYTES: Final = len(ledger_of(1).chunks[0])
 OPTIONS: Final = TierOptions(fragment_size_bytes=CHUNK_SIZE_BYTES + 1, uploads_max=1)
-"""Two chunks to a fragment, and one request at a time."""
+"""Two chunks in a fragment, and one request at a time."""
 
 MakeTier = Callable[..., LedgerOffloader]
-"""`make(store, env=..., options=...)`: the tier as a process opens it."""
+"""`make(store, env=..., options=...)` opens the tier for a process."""
 
 
 class Crash(BaseException):
-    """The process is gone. No program catches this."""
+    """The end of a process. It is a `BaseException`, because no program catches its own death."""
 
 
 async def died(work: Awaitable[object]) -> bool:
-    """Await this; whether the process died of it."""
+    """Await the work. Return True if the process died in it."""
     try:
         await work
     except Crash:
         return True
-    except BaseExceptionGroup as group:  # whichever group of tasks the crash ended
+    except BaseExceptionGroup as group:  # the crash may have ended any group of tasks
         if group.subgroup(Crash) is None:
             raise
         return True
@@ -61,7 +61,7 @@ async def died(work: Awaitable[object]) -> bool:
 
 
 class Process:
-    """See the module's head. Made by `World.process`."""
+    """A process, as the module's docstring describes. `World.process` makes it."""
 
     def __init__(
         self, client: ObjectStore, make: MakeTier, *, seed: str, options: TierOptions = OPTIONS
@@ -84,104 +84,110 @@ class Process:
 
     @property
     def mutations(self) -> list[int]:
-        """The numbers, from 1, of those of its requests that would change something."""
+        """Return the numbers, from 1, of its requests that would change something."""
         return [number for number, call in enumerate(self.store.calls, 1) if call.operation in MUTATIONS]
 
     async def upload(self, end: int) -> Attempt:
-        """Claim, announce one ledger of [0, end) and upload it. It is not committed."""
+        """Claim the stream, announce one ledger of [0, end) and upload it without committing it."""
         writer = await self.claim()
         [attempt] = await writer.prepare([0])
         await self.offloader.offload(ledger_of(end), attempt, manifest=writer.manifest, extra_metadata={})
         return attempt
 
     def spoil(self, number: int, fault: Fault) -> None:
-        """Have this happen to its request of this number, from 1."""
+        """Plan a fault for the request of this number, from 1."""
         self._faults[number] = fault
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> ProcessWork:
-        """Begin a job, which stalls before each of its requests."""
+        """Begin a job that stalls before each of its requests."""
         self.job = ProcessWork(work)
         return self.job
 
     async def copy(self, end: int = END, *, trimmed: int = TRIMMED) -> None:
-        """The whole job: take the stream, copy what is not committed yet, drop what is too old."""
+        """Do the whole job: claim the stream, copy what is not committed yet, delete what is too old."""
         await self.claim()
         await self.copy_to(end)
         if trimmed:
             await trim(self.offloader, STREAM, Retention(before_offset=trimmed), env=self.env)
 
     async def claim(self) -> StreamWriter:
-        """Take the stream, and settle what others left."""
+        """Claim the stream, and resolve what others left."""
         self.writer = await StreamWriter.claim(self.offloader, STREAM, env=self.env)
         return self.writer
 
     async def copy_to(self, end: int) -> None:
-        """As the stream's writer, copy up to this offset, as one ledger."""
+        """Copy up to this offset as one ledger, as the stream's writer."""
         at = self.holder.manifest.next_offset
         if at < end:
             await self.holder.offload([ledger_of(end - at, first_offset=at)])
 
     @property
     def holder(self) -> StreamWriter:
-        """The writer that this process takes itself for."""
-        assert self.writer is not None, "it claimed nothing"
+        """Return the writer that this process believes to be."""
+        assert self.writer is not None, "this process has not claimed the stream"
         return self.writer
 
     async def _before(self, operation: str, key: str) -> None:
         number = len(self.store.calls)
+        # The order matters: while a job stalls, the test may still decide that it dies at this request or set
+        # a fault for it.
         if self.job is not None:
             await self.job.stall(Call(operation, key))
         if self.dies_before is not None and number >= self.dies_before:
             raise Crash
         if (fault := self._faults.pop(number, None)) is not None:
+            # In front of all other rules, so that exactly this request gets the fault.
             self.store.rules.insert(0, Rule(fault, nth=1))
 
     async def _sleep(self, seconds: float) -> None:
         self.clock += seconds
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # other tasks run, as they would during a real pause
 
 
 class ProcessWork:
-    """What a process is at, one request at a time."""
+    """The work of a process, one request at a time."""
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self.parked: Call | None = None
-        """The request before which it stalls."""
+        """The request before which the work stalls."""
 
+        # Set once the test no longer looks at single requests: the work then stalls no more.
         self._goes_freely = False
         self._changed = asyncio.Event()
         self._gate = asyncio.Event()
         self.task = asyncio.ensure_future(work)
+        # Wakes a test that waits in `settled` for work that ends without another request.
         self.task.add_done_callback(lambda _: self._changed.set())
 
     @property
     def over(self) -> bool:
-        """Whether it ended."""
+        """Return True if the work ended."""
         return self.task.done()
 
     async def stall(self, call: Call) -> None:
-        """Asked by the process before each request."""
+        """Stall before a request. The process calls this before each of its requests."""
         if self._goes_freely or self.over:
             return
+        # Recorded, and the gate closed, before the test is woken: the test looks at the request at once.
         self.parked = call
         self._gate.clear()
         self._changed.set()
         await self._gate.wait()
 
     async def settled(self) -> None:
-        """Until it stalls, or is over."""
+        """Wait until the work stalls, or is over."""
         while self.parked is None and not self.over:
             await self._changed.wait()
             self._changed.clear()
 
     async def step(self) -> None:
-        """Let the next request happen, up to the one behind it or the end."""
+        """Let one request happen. Return when the work stalls before the next one, or ends."""
         await self.settled()
         self._go()
         await self.settled()
 
     async def run_to(self, operation: str, key: str = "*") -> None:
-        """Go on until it stalls before such a request, which did not happen yet."""
+        """Continue until the work stalls before such a request, which is not sent yet."""
         await self.settled()
         while self.parked is not None:
             if fnmatchcase(self.parked.operation, operation) and fnmatchcase(self.parked.key, key):
@@ -190,20 +196,22 @@ class ProcessWork:
         raise AssertionError(f"the job ended before any {operation} of {key}")
 
     async def finish(self) -> None:
-        """Go on to the end. Raises as the job does."""
+        """Continue to the end. Raises what the work raises."""
         self._goes_freely = True
         self._go()
         await self.task
 
     async def cancel(self, *, turns: int) -> None:
-        """Let the next request go, and cancel it when others had so many turns meanwhile."""
+        """Let the next request begin, and cancel the work after so many turns of the event loop."""
         self._goes_freely = True
         self._go()
+        # Other tasks run for some turns, so the cancellation hits the request at different points.
         for _ in range(turns):
             await asyncio.sleep(0)
         self.task.cancel()
         await asyncio.wait([self.task])
 
     def _go(self) -> None:
+        # Cleared first, or `settled` would return at once for the request that is only now allowed.
         self.parked = None
         self._gate.set()

@@ -1,4 +1,4 @@
-"""Reads that are spoiled: cut short, flipped, or answered from a listing of yesterday."""
+"""Spoiled reads: replies cut short or with flipped bits, and listings that are out of date."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from offload_conformance.protocol.world import KEYS, World, Worlds, held, source
 
 
 class ProtocolReadClauses(ProtocolClauses):
-    """A reader is given the right bytes, or an error."""
+    """The clauses on readers: they get the right bytes, or an error."""
 
     def test_damaged_replies_are_errors(self, run: Run, new_world: Worlds) -> None:
-        """Of a reply that was cut, or has a bit off, come the right bytes or an error, never other bytes."""
+        """If a reply is cut or has a flipped bit, a reader gets the right bytes or an error."""
 
         async def scenario() -> None:
             world = new_world()
             await world.process().copy(trimmed=0)
             sound = world.process()
             assert await everything(sound) == source(0, END)
+            # Each request of a sound read is damaged once, so no kind of object is left out.
             for number, call in enumerate(sound.store.calls, 1):
                 for fault in (Fault.CUT, Fault.FLIP):
                     if fault.fits(call.operation):
@@ -51,7 +52,7 @@ class ProtocolReadClauses(ProtocolClauses):
         assert found == source(0, END), f"{fault.name} of {reader.store.calls[number - 1]}"
 
     def test_late_listings_change_nothing(self, run: Run, new_world: Worlds) -> None:
-        """Where listings may be late by declaration, nothing is changed, and readers find what was once."""
+        """If a store declares late listings, changes are refused, and readers find earlier commits."""
 
         async def scenario() -> None:
             world = new_world()
@@ -60,6 +61,7 @@ class ProtocolReadClauses(ProtocolClauses):
             await writer.copy(trimmed=0)
             await listings.freeze()
             [attempt] = await writer.holder.prepare([END])
+            # Not committed yet: if a late process deleted it, the append below would name nothing.
             receipt = await writer.offloader.offload(
                 ledger_of(END, first_offset=END), attempt, manifest=writer.holder.manifest, extra_metadata={}
             )
@@ -69,6 +71,7 @@ class ProtocolReadClauses(ProtocolClauses):
                 with pytest.raises(Denied):
                     await change()
 
+            # Refusing is not enough: no request of a refused change may have taken effect.
             assert await world.commits() == before
             assert await everything(late) == source(0, END)
             await writer.holder.append([receipt])
@@ -78,7 +81,7 @@ class ProtocolReadClauses(ProtocolClauses):
 
 
 class LateListings(StoreDecorator):
-    """Lists the roots as they were when they were frozen, and declares that it may do so."""
+    """A store that lists the roots as they were when frozen, and declares that its listings may be late."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -86,15 +89,15 @@ class LateListings(StoreDecorator):
 
     @property
     def capabilities(self) -> Capabilities:
-        """As the store's own, but for that."""
+        """Return the store's own capabilities, but without strong listing."""
         return replace(self.inner.capabilities, strong_listing=False)
 
     async def freeze(self) -> None:
-        """From now on no root appears and none goes."""
+        """Freeze the roots: from now on, listings show the present ones."""
         self._frozen = [row async for row in self.inner.list(KEYS.roots)]
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Of the roots, those of then; of all else, what is there."""
+        """Yield the frozen roots, or for other prefixes the existing objects."""
         if prefix != KEYS.roots:
             async for row in super().list(prefix, after=after):
                 yield row
@@ -105,7 +108,7 @@ class LateListings(StoreDecorator):
 
 
 def changes_by(process: Process, attempt: Attempt) -> list[Callable[[], Awaitable[object]]]:
-    """Everything by which a process changes a tier."""
+    """Return every call by which a process can change a tier."""
     tier, env = process.offloader, process.env
     return [
         process.claim,
@@ -117,5 +120,5 @@ def changes_by(process: Process, attempt: Attempt) -> list[Callable[[], Awaitabl
 
 
 async def everything(process: Process) -> list[bytes]:
-    """What a process reads of the whole stream."""
+    """Return all chunks of the stream, as a process reads them."""
     return await held(process.offloader, await process.offloader.load_manifest(STREAM))

@@ -1,4 +1,4 @@
-"""Replies: lost, late, refused, slow, sent twice, or telling to wait. What was done is done once."""
+"""Replies: lost, late, refused, slow, sent twice, or with a request to wait. Each change happens once."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from offload_conformance.protocol.process import OPTIONS, Process
 from offload_conformance.protocol.world import KEYS, World, Worlds
 
 ROOTS_OF_A_COPY = 4
-"""Claim, preparation, append, trim."""
+"""The commits of one copy: claim, prepare, append, trim."""
 
 
 class ReplyClauses(ProtocolClauses):
-    """Whatever becomes of a request or its reply, a change is in once or not at all."""
+    """The clauses on replies: whatever happens to a request or its reply, a change happens once or never."""
 
     def test_lost_replies_commit_once(self, run: Run, new_world: Worlds) -> None:
-        """A change whose reply was lost is in once, whichever it is; a commit then needs no second try."""
+        """A change whose reply is lost takes effect once, and a commit then needs no second try."""
         run(each_change_spoiled(new_world, Fault.LOSE_REPLY))
 
     def test_refused_requests_may_be_repeated(self, run: Run, new_world: Worlds) -> None:
-        """A request that was refused before it took effect is sent again, and the end is the same."""
+        """A request that is refused before it takes effect can be sent again, with the same result."""
 
         async def scenario() -> None:
             await each_change_spoiled(new_world, Fault.FAIL_BEFORE)
@@ -42,12 +42,13 @@ class ReplyClauses(ProtocolClauses):
         run(scenario())
 
     def test_changes_sent_twice_are_in_once(self, run: Run, new_world: Worlds) -> None:
-        """A client library that sends every change a second time by itself commits each of them once."""
+        """If a client library sends every change twice by itself, each is committed once."""
 
         async def scenario() -> None:
             world = new_world()
             process = world.process(front=SendsTwice)
             await process.copy()
+            # More commits would mean that a repeated create was taken for a new one.
             assert len(await world.commits()) == ROOTS_OF_A_COPY
             await world.check_told()
             await world.check()
@@ -55,17 +56,18 @@ class ReplyClauses(ProtocolClauses):
         run(scenario())
 
     def test_late_requests_change_nothing(self, run: Run, new_world: Worlds) -> None:
-        """What a dead writer had sent takes effect when its successor is done, and nothing changes by it."""
+        """If a dead writer's request takes effect after its successor is done, it changes nothing."""
 
         async def course(number: int) -> None:
             world = new_world()
             dead, successor = world.process(), world.process()
             dead.spoil(number, Fault.DELAY)
-            with suppress(OutcomeUnknown):  # of an anchor nobody looks what became
+            with suppress(OutcomeUnknown):  # a tier need not read back whether an anchor was created
                 await world.crashed(dead, before=number + 1)
             await successor.copy()
             before = await world.commits()
 
+            # The successor is done: only now does the dead writer's delayed request reach the store.
             await dead.store.land()
 
             assert await world.commits() == before
@@ -92,7 +94,7 @@ class ReplyClauses(ProtocolClauses):
         run(scenario())
 
     def test_throttling_is_waited_out(self, run: Run, new_world: Worlds) -> None:
-        """A store that asks to be left alone for some seconds is left alone for no less, and then obeyed."""
+        """A client that a store asks to wait sends nothing for so long, and then completes its job."""
 
         async def scenario() -> None:
             world = new_world()
@@ -101,6 +103,7 @@ class ReplyClauses(ProtocolClauses):
             process.store.inner = throttling
             await world.copied_by(process, failing=Throttled)
             assert throttling.early == []
+            # Without this the clause would pass if nothing had been throttled at all.
             assert throttling.refused > ROOTS_OF_A_COPY
             await world.check()
 
@@ -108,13 +111,14 @@ class ReplyClauses(ProtocolClauses):
 
 
 async def each_change_spoiled(new_world: Worlds, fault: Fault) -> None:
-    """A run for each request that changes something, in which this happens to it."""
+    """Run a copy for each request that changes something, with this fault at that request."""
     for number in await changes_of_a_copy(new_world()):
         world = new_world()
         process = world.process()
         process.spoil(number, fault)
         failures = await world.copied_by(process)
         spoiled = process.store.calls[number - 1]
+        # A lost or refused commit is cleared up by reading it back, so the caller must not see an error.
         if spoiled.key.startswith(KEYS.roots):
             assert failures == 0, f"{spoiled.operation} of {spoiled.key}"
         if not failures:
@@ -124,7 +128,7 @@ async def each_change_spoiled(new_world: Worlds, fault: Fault) -> None:
 
 
 def answer_in_any_order(process: Process, world: World, *, count: int) -> asyncio.Future[None]:
-    """Hold the replies to so many puts until all are applied; then give them one by one, in any order."""
+    """Hold the replies to so many puts until all are applied. Then send them one by one, in random order."""
     waiting: dict[int, asyncio.Event] = {}
     all_there = asyncio.Event()
 
@@ -138,11 +142,12 @@ def answer_in_any_order(process: Process, world: World, *, count: int) -> asynci
     async def answer() -> None:
         await all_there.wait()
         order = [*waiting]
+        # The original order would prove nothing.
         while order == sorted(order):
             world.random.shuffle(order)
         for number in order:
             waiting[number].set()
-            for _ in range(20):  # whoever waits for this reply goes on before the next one comes
+            for _ in range(20):  # the caller that waits for this reply continues before the next one comes
                 await asyncio.sleep(0)
 
     process.store.after = after
@@ -150,47 +155,47 @@ def answer_in_any_order(process: Process, world: World, *, count: int) -> asynci
 
 
 class _Each(StoreDecorator):
-    """Asks `about` before each request."""
+    """A store that calls `about` before each request."""
 
     async def about(self, operation: str, key: str) -> None:
-        """May raise."""
+        """Look at a request before it is sent. May raise."""
 
     async def put(self, key: str, body: Body) -> None:
-        """Ask, and put."""
+        """Call `about`, then put."""
         await self.about("put", key)
         await super().put(key, body)
 
     async def create(self, key: str, data: bytes) -> None:
-        """Ask, and create."""
+        """Call `about`, then create."""
         await self.about("create", key)
         await super().create(key, data)
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Ask, and get."""
+        """Call `about`, then get."""
         await self.about("get", key)
         return await super().get(key, span)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Ask, and list."""
+        """Call `about`, then list."""
         await self.about("list", prefix)
         async for row in super().list(prefix, after=after):
             yield row
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Ask, and delete."""
+        """Call `about`, then delete."""
         await self.about("delete", keys[0] if keys else "")
         await super().delete(keys)
 
 
 class RefusesFirst(_Each):
-    """Refuses each request when it is first made."""
+    """A store that refuses each request the first time."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
         self._seen: set[Call] = set()
 
     async def about(self, operation: str, key: str) -> None:
-        """Refuse what is new."""
+        """Refuse a request that was not made before."""
         call = Call(operation, key)
         if call not in self._seen:
             self._seen.add(call)
@@ -198,20 +203,20 @@ class RefusesFirst(_Each):
 
 
 class Throttling(_Each):
-    """Refuses each request when it is first made, and asks to be left alone for some seconds."""
+    """A store that refuses each request the first time, and asks the client to wait for some seconds."""
 
     def __init__(self, inner: ObjectStore, *, env: Env) -> None:
         super().__init__(inner)
         self.refused = 0
         self.early: list[Call] = []
-        """Requests that came before the time that it had asked for."""
+        """Requests that came before the requested pause was over."""
 
         self._env = env
         self._seen: set[Call] = set()
         self._until = 0.0
 
     async def about(self, operation: str, key: str) -> None:
-        """Refuse what is new, and note what comes too early."""
+        """Refuse a request that was not made before, and note requests that come too early."""
         call = Call(operation, key)
         if self._env.monotonic() < self._until:
             self.early.append(call)
@@ -224,7 +229,7 @@ class Throttling(_Each):
 
 
 class SendsTwice(StoreDecorator):
-    """A client library that did not hear the first answer. Of two answers it tells the second."""
+    """A client library that sends every change twice, as after a lost reply, and returns the second reply."""
 
     async def put(self, key: str, body: Body) -> None:
         """Put twice."""
@@ -232,7 +237,7 @@ class SendsTwice(StoreDecorator):
         await super().put(key, body)
 
     async def create(self, key: str, data: bytes) -> None:
-        """Create twice: the second finds the first."""
+        """Create twice. The second create finds the object of the first."""
         await super().create(key, data)
         await super().create(key, data)
 

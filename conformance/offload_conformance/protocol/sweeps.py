@@ -1,4 +1,4 @@
-"""Sweeps: what no commit can ever name goes, all of it, and nothing else."""
+"""Sweeps: they delete every object that no commit can name, and no other."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from offload_conformance.protocol.world import KEYS, World, Worlds, keys_of, nam
 
 
 class SweepClauses(ProtocolClauses):
-    """What is there by other means, after a sweep, is what the newest root names."""
+    """The clauses on sweeps: afterwards, exactly the fragments that the newest root names are stored."""
 
     def test_sweeps_take_only_garbage(self, run: Run, new_world: Worlds) -> None:
-        """A sweep beside a writer, at any of its requests, takes garbage and nothing that will be named."""
+        """A sweep beside a writer, at any of its requests, deletes garbage and nothing that will be named."""
         world = new_world()
 
         async def scenario() -> set[str]:
@@ -27,6 +27,7 @@ class SweepClauses(ProtocolClauses):
             job = writer.begin(writer.copy())
             await job.settled()
             while job.parked is not None:
+                # Between the decision of the writer and its effect: a sweep could do harm here.
                 if job.parked.operation in MUTATIONS:
                     await swept(world)
                 await job.step()
@@ -34,20 +35,22 @@ class SweepClauses(ProtocolClauses):
             await swept(world)
             return await named(world)
 
+        # Looked up past the store: a store that hides garbage from listings would seem to be swept.
         expected = run(scenario())
         assert self._fragments_there(world) == expected
 
     def test_dead_sweeps_are_ended_by_the_next(self, run: Run, new_world: Worlds) -> None:
-        """A sweep may die before any of its requests: the next one takes what is left, and nothing else."""
+        """If a sweep dies at any of its requests, the next one deletes what is left, and nothing else."""
         world = new_world()
 
         async def scenario() -> set[str]:
             await leave_garbage(world.process(), 2 * END)
             await world.process().copy()
             change = 1
+            # Each sweep gets one change further than the one before it, until one reaches its end.
             while await dies_before_change(world.process(front=OneByOne), change):
                 change += 1
-            assert change > 1, "there was nothing to sweep"
+            assert change > 1, "expected garbage; found nothing to sweep"
             await swept(world)
             return await named(world)
 
@@ -55,51 +58,52 @@ class SweepClauses(ProtocolClauses):
         assert self._fragments_there(world) == expected
 
     def _fragments_there(self, world: World) -> set[str]:
-        """The fragments of a world that are really there, by other means than the store."""
+        """Return the fragments of a world that are really stored, found by other means than the store."""
         below = f"{world.folder}/"
         keys = {key.removeprefix(below) for key in self.keys_in_store() if key.startswith(below)}
         return {key for key in keys if key.startswith(KEYS.data)}
 
 
 class OneByOne(StoreDecorator):
-    """A store that deletes one key at a request."""
+    """A store that deletes one key per request, so that a sweep can die between any two deletions."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """As the store's own, but for that."""
+        """Return the store's own capabilities, but with batches of one key."""
         return replace(self.inner.capabilities, delete_batch_max=1)
 
 
 async def leave_garbage(process: Process, end: int) -> None:
-    """Upload [0, end), and drop the attempt: nobody will ever name what is there."""
+    """Upload [0, end) and drop the attempt, so that nobody will ever name its fragments."""
     attempt = await process.upload(end)
     await process.holder.abort([attempt])
 
 
 async def swept(world: World) -> None:
-    """Sweep everything that is condemned, as if no reader were left."""
+    """Sweep everything that is condemned, without a grace period for readers."""
     await sweep_by(world.process())
 
 
 async def sweep_by(process: Process) -> None:
-    """As `swept`, by this process."""
+    """Do the same as `swept`, by this process."""
     report = await sweep(process.offloader, grace_seconds=0, env=process.env)
     assert [error for row in report.streams for error in row.errors] == []
 
 
 async def named(world: World) -> set[str]:
-    """The stream is whole, and these are its fragments."""
+    """Assert that the stream is whole, and return the keys of its fragments."""
     manifest = await world.check()
     return keys_of(manifest, await named_by(world.process().offloader, manifest))
 
 
 async def dies_before_change(process: Process, nth: int) -> bool:
-    """Sweep up to the n-th request that changes something, and die there; False where there is none."""
+    """Sweep up to the n-th request that changes something, and die there. Return False if there is none."""
     job = process.begin(sweep_by(process))
     await job.settled()
     while job.parked is not None:
         nth -= job.parked.operation in MUTATIONS
         if not nth:
+            # The parked request is the last one logged, so the process dies before it takes effect.
             process.dies_before = len(process.store.calls)
             return await died(job.finish())
         await job.step()

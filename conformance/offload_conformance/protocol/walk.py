@@ -1,8 +1,8 @@
-"""A walk: any changes of streams by any writers, in any order, and a model that says what must come of each.
+"""Walks: random changes of streams by several writers, each compared with a model of the streams.
 
-Hypothesis draws the walks. Each has streams of its own in one place, so it can be drawn again there; the same
-`--hypothesis-seed` draws the same. Nothing is shrunk, since a walk may be at a distant server, and a walk is
-short.
+Hypothesis draws the walks. The same `--hypothesis-seed` draws the same ones. Invariant: each walk has streams
+of its own in the one place, so it can run again there. Nothing is shrunk, because the place may be a distant
+server, and because walks are short.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ ACTIONS: Final = (
     *("copy", "copy", "copy", "upload", "upload", "append", "append", "claim", "claim"),
     *("trim", "delete_attempt", "repeat", "read", "delete"),
 )
-"""The likelier, the oftener."""
+"""The actions of a walk. More frequent ones are named several times."""
 
 some: Final = st.integers(0, 2**16)
 clients: Final = st.integers(0, CLIENTS - 1)
 
 
 class WalkConformance(OpenedOffloaders):
-    """The part of the protocol layer that any offloader is asked, by its contract alone."""
+    """The part of the layer `protocol` for any offloader, through its contract alone."""
 
     layer: ClassVar[str] = "protocol"
 
     walk_examples = 10
-    """How many walks are drawn; more find more."""
+    """The number of walks. More walks find more bugs."""
 
     walk_steps = 20
-    """How many changes and reads a walk has at most."""
+    """The largest number of changes and reads in a walk."""
 
     def test_walks_go_as_the_model_says(self, run: Run, opened: Open) -> None:
-        """Whatever writers and guests do to streams, in any order, each call ends as a model of them says."""
+        """In random walks of writers and guests over streams, every call ends as a model of them says."""
         offloaders, numbers = [opened() for _ in range(CLIENTS)], itertools.count()
         run(offloaders[0].open(create=True))
         drawn = settings(
@@ -78,7 +78,7 @@ class WalkConformance(OpenedOffloaders):
 
 
 class Walk(RuleBasedStateMachine):
-    """See the module's head. `number` says which, or how much, wherever an action has a choice."""
+    """A walk, as the module's docstring describes. `number` decides every choice that an action has."""
 
     def __init__(self, run: Run, clients: Sequence[LedgerOffloader], *, names: Sequence[str]) -> None:
         super().__init__()
@@ -88,29 +88,31 @@ class Walk(RuleBasedStateMachine):
 
     @initialize(number=some)
     def begin(self, number: int) -> None:
-        """A walk begins with a stream that somebody holds."""
+        """Begin with a stream that a writer has claimed."""
         self._go(self._claim(self._streams[0], self._clients[0], number))
 
     @rule(action=st.sampled_from(ACTIONS), stream=st.sampled_from([0, 0, 0, 1]), client=clients, number=some)
     def step(self, action: str, stream: int, client: int, number: int) -> None:
-        """Somebody does something; in the first stream more often, so that things come together."""
+        """Do one action, mostly on the first stream, so that actions meet."""
         act = getattr(self, f"_{action}")
         self._go(act(self._streams[stream], self._clients[client], number))
 
     def teardown(self) -> None:
-        """What is left of each stream is read whole."""
+        """Read what is left of each stream, to its end."""
+        # After a failure the model no longer fits, and a second error would hide the first.
         if not self._broken:
             for stream in self._streams:
                 self._run(self._read(stream, self._clients[0], 0, length=2**16))
 
-    # What a writer does.
+    # Actions of a writer.
 
     async def _claim(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
         first = number % 6
         end, reach = (stream.next, stream.reach) if stream.lives else (first, first)
         writer = await StreamWriter.claim(client, stream.name, first_offset=first)
         manifest = writer.manifest
-        assert end <= manifest.next_offset <= reach, "what is adopted continues the stream"
+        # The contract leaves open how much a claim adopts, so only the limits are asserted here.
+        assert end <= manifest.next_offset <= reach, "expected adopted fragments to continue the stream"
         adopted: dict[UUID, tuple[int, int]] = {}
         for fragment in await named_by(client, manifest):
             if fragment.first >= end:
@@ -120,15 +122,16 @@ class Walk(RuleBasedStateMachine):
         await self._agree(stream, client)
 
     async def _copy(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
-        """A ledger is copied and committed; by one that was fenced it cannot be."""
+        """Offload a ledger and commit it. If the writer is fenced, neither is possible."""
         if await self._upload(stream, client, number):
             await self._commit_copy(stream, stream.pending[-1])
 
     async def _upload(self, stream: ModelStream, client: LedgerOffloader, number: int) -> bool:
-        """A ledger is copied, and left at that."""
+        """Offload a ledger without committing it. Return False if the writer was fenced."""
         if not stream.writers:
             await self._claim(stream, client, number)
         by, first, end = newer(stream.writers, number), stream.next, stream.next + 1 + number % 3
+        # A writer that lost the stream keeps trying, as one that was paused would.
         if by is not stream.holder:
             with pytest.raises(Fenced):
                 await by.writer.prepare([first])
@@ -141,7 +144,7 @@ class Walk(RuleBasedStateMachine):
         return True
 
     async def _append(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
-        """What was copied a while ago is committed, perhaps too late."""
+        """Commit a ledger that was offloaded earlier, perhaps too late."""
         if stream.uncommitted:
             await self._commit_copy(stream, newer(stream.uncommitted, number))
 
@@ -155,10 +158,10 @@ class Walk(RuleBasedStateMachine):
             stream.committed.append(copy)
             stream.next = copy.end
 
-    # What anybody does.
+    # Actions of anyone.
 
     async def _trim(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
-        """What is before some offset is dropped."""
+        """Trim the stream before some offset."""
         if not stream.lives:
             return
         before = stream.first + number % (stream.next - stream.first + 1)
@@ -166,8 +169,9 @@ class Walk(RuleBasedStateMachine):
         change = await plan_trim(client.tree(manifest), Retention(before_offset=before), now_ms=0)
         floor = stream.floor(before)
         if change is None:
-            assert floor <= stream.first, "a whole attempt may go, and nothing does"
+            assert floor <= stream.first, "expected a trim: a whole attempt lies before the offset"
             return
+        # Where the trim ends within an attempt depends on the offloader's fragments, which the model ignores.
         assert max(floor, stream.first + 1) <= change.first_offset <= before
         await self._commit(stream, client, change, YES, base=manifest)
         stream.first = change.first_offset
@@ -182,11 +186,11 @@ class Walk(RuleBasedStateMachine):
         await self._agree(stream, client)
 
     async def _delete_attempt(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
-        """One that is under way, condemned, trimmed, or still named."""
+        """Delete an attempt that is running, condemned, trimmed, or still named."""
         if not stream.copies:
             return
         copy = newer(stream.copies, number)
-        if copy in stream.committed and copy.end > stream.first:
+        if copy in stream.committed and copy.end > stream.first:  # still named: the deletion is refused
             with pytest.raises(Conflict):
                 await client.delete_offloaded(copy.attempt)
         else:
@@ -197,7 +201,7 @@ class Walk(RuleBasedStateMachine):
         await self._agree(stream, client)
 
     async def _repeat(self, stream: ModelStream, client: LedgerOffloader, number: int) -> None:
-        """A change that is in is sent again, as by somebody who did not hear that it is."""
+        """Send a committed change again, like a client that lost the reply."""
         if not stream.sent:
             return
         sent = newer(stream.sent, number)
@@ -208,7 +212,7 @@ class Walk(RuleBasedStateMachine):
     async def _read(
         self, stream: ModelStream, client: LedgerOffloader, number: int, *, length: int = READ_MAX
     ) -> None:
-        """Some offsets are read, and are as they were."""
+        """Read some offsets, and compare them with the source."""
         await self._agree(stream, client)
         if not stream.lives or stream.known is None or stream.first == stream.next:
             return
@@ -218,7 +222,7 @@ class Walk(RuleBasedStateMachine):
         assert found.keys() >= set(wanted)
         assert found == {offset: chunk for offset in found for chunk in stream.chunks(offset, offset + 1)}
 
-    # What the rules share.
+    # Shared by the actions.
 
     async def _commit(
         self,
@@ -229,7 +233,7 @@ class Walk(RuleBasedStateMachine):
         *,
         base: Manifest,
     ) -> Manifest | None:
-        """Commit, and be told so; or be refused, as the verdict says."""
+        """Commit a change that must succeed, or that must fail with one of the errors of the verdict."""
         committer = change.writer if isinstance(change, Append) else uuid4()
         if verdict:
             with pytest.raises(verdict):
@@ -240,11 +244,12 @@ class Walk(RuleBasedStateMachine):
         return manifest
 
     async def _agree(self, stream: ModelStream, client: LedgerOffloader) -> None:
-        """Assert that this client loads what the model says."""
+        """Assert that this client loads a manifest that agrees with the model."""
         if not stream.lives:
             with pytest.raises(StreamDeleted if stream.life else NotOffloaded):
                 await client.load_manifest(stream.name)
             return
+        # Loaded by the client of this step, which may be another than the one that committed.
         manifest = stream.known = await client.load_manifest(stream.name)
         assert (manifest.first_offset, manifest.next_offset) == (stream.first, stream.next)
         assert manifest.messages == stream.next - stream.first
@@ -259,5 +264,5 @@ class Walk(RuleBasedStateMachine):
 
 
 def newer(items: Sequence[T], which: int) -> T:
-    """One of them; half the time the last."""
+    """Return one of the items, half of the time the last one."""
     return items[-1] if which % 2 else items[which // 2 % len(items)]

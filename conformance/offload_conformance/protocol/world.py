@@ -1,8 +1,8 @@
-"""A world for one course of events: an empty place in the author's store, any processes, and who checks them.
+"""A world for one course of events: an empty place in the author's store, processes, and checks.
 
-Invariants: each world is a folder of its own, so that one test tries many courses; what the checks expect is
-written down here, and never taken from the processes. A test has few clients of the author's store, for a
-client is dear to open: its worlds share them, and so do the processes of a world beyond the first few.
+Invariants: each world is a folder of its own, so one test can try many courses. The checks know what to
+expect from constants in this package, never from the processes. A test opens few clients of the author's
+store, because opening one is expensive. Its worlds share them, and so do the processes of a world.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ from offload_conformance.protocol.process import END, OPTIONS, STREAM, TRIMMED, 
 KEYS: Final = StreamKeys(STREAM)
 CLIENTS_MAX: Final = 3
 RUNS_MAX: Final = 5
-"""How often a person runs a job again that failed."""
+"""How often a failed job is run again, as a person would do."""
 
 Front = Callable[[ObjectStore], ObjectStore]
 
 
 class Probed(StoreDecorator):
-    """A store of which it is known that its create holds: the layers below have asked.
+    """A store whose creates need no probe, because clauses of the layer `store` test them.
 
-    Without this every process would try it out with four requests of its own.
+    Without this class every process would try them with four requests of its own.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """As the store's own."""
+        """Return the store's own capabilities, marked as needing no probe."""
         return replace(self.inner.capabilities, create_is_probed=False)
 
 
 class Worlds:
-    """Makes worlds for one test, the same from the same seed of `random`."""
+    """The worlds of one test. The same seed of `random` makes the same ones."""
 
     def __init__(self, open_store: Callable[[], ObjectStore], make: MakeTier) -> None:
         self._open_store, self._make = open_store, make
+        # Drawn once, so that each world of this test has its own seed, and a rerun of the test the same ones.
         self._seed = random.getrandbits(64)
         self._clients: list[ObjectStore] = []
         self._made = 0
 
     def __call__(self) -> World:
-        """A world that nobody has touched."""
+        """Return a new, empty world."""
         self._made += 1
         return World(self._client, self._make, folder=f"w{self._made}", seed=f"{self._seed}/{self._made}")
 
@@ -69,6 +70,7 @@ class Worlds:
             await client.aclose()
 
     def _client(self, number: int) -> ObjectStore:
+        # Opening a client is expensive, so processes beyond the first few share one.
         number %= CLIENTS_MAX
         while number >= len(self._clients):
             self._clients.append(self._open_store())
@@ -76,7 +78,7 @@ class Worlds:
 
 
 class World:
-    """See the module's head."""
+    """A world, as the module's docstring describes."""
 
     def __init__(
         self, client: Callable[[int], ObjectStore], make: MakeTier, *, folder: str, seed: str
@@ -87,11 +89,11 @@ class World:
         self._client, self._make, self._seed = client, make, seed
 
     def client(self, number: int = 0) -> ObjectStore:
-        """A client of this world's folder, without faults."""
+        """Return a client of this world's folder, without faults."""
         return Probed(PrefixStore(self._client(number), self.folder))
 
     def process(self, *, options: TierOptions = OPTIONS, front: Front = lambda store: store) -> Process:
-        """One more process. `front` is what stands between its faults and the store."""
+        """Return a new process. `front` wraps the store behind the process's faults."""
         number = len(self.processes)
         seed = f"{self._seed}/{number}"
         process = Process(front(self.client(number)), self._make, seed=seed, options=options)
@@ -99,7 +101,7 @@ class World:
         return process
 
     async def copied_by(self, process: Process, *, failing: type[OffloadError] = OffloadError) -> int:
-        """Run the whole job again and again, as a person does where it fails; how often it failed."""
+        """Run the whole job until it succeeds, as a person would do. Return how often it failed."""
         for failures in range(RUNS_MAX):
             try:
                 await process.copy()
@@ -110,21 +112,23 @@ class World:
         return RUNS_MAX
 
     async def crashed(self, process: Process, *, before: int) -> None:
-        """Run the job up to the request of this number, before which the process dies."""
+        """Run the job up to the request of this number, and let the process die before it."""
         process.dies_before = before
         assert await died(process.copy()), f"the job ended before request {before}"
 
     async def check(self, *, first: int = TRIMMED, end: int = END) -> Manifest:
-        """Assert that a newcomer finds exactly the source's [first, end), and nothing under way."""
+        """Assert that a new process finds exactly [first, end) of the source. Return the manifest."""
+        # A new process has read nothing before, so no cache can hide what is really stored.
         newcomer = self.process()
         manifest = await newcomer.offloader.load_manifest(STREAM)
         assert (manifest.first_offset, manifest.next_offset) == (first, end)
-        assert manifest.messages == end - first, "each record is there once"
+        # The totals could be right although a record is stored twice or lost, so the chunks are compared too.
+        assert manifest.messages == end - first, "expected each record once"
         assert await held(newcomer.offloader, manifest) == source(first, end)
         return manifest
 
     async def history(self) -> list[Manifest]:
-        """Every root of the stream, each made on the one before it."""
+        """Return every root of the stream. Assert that each follows the one before it."""
         store = self.client()
         found = [(KEYS.parse_root(row.key), row.key) async for row in store.list(KEYS.roots)]
         roots = [
@@ -132,30 +136,36 @@ class World:
             for number, key in found
             if number
         ]
+        # A missing version would mean that a commit was deleted, a double one that two creates won.
         assert [root.version for root in roots] == list(range(1, len(roots) + 1))
         for parent, root in pairwise(roots):
-            assert root.parent_commit_id == parent.commit_id, "each root follows the one before it"
+            assert root.parent_commit_id == parent.commit_id, (
+                "expected that each root follows the one before it"
+            )
+            # Committed offsets never disappear, whoever committed next.
             assert root.next_offset >= parent.next_offset
         return roots
 
     async def commits(self) -> list[UUID]:
-        """The history, by the ids of its commits."""
+        """Return the ids of the commits in the history."""
         return [root.commit_id for root in await self.history()]
 
     async def check_told(self) -> None:
-        """Assert that what each writer was told is committed is in the history."""
+        """Assert that the last commit that each writer knows is in the history."""
         committed = await self.commits()
         for process in self.processes:
             if process.writer is not None:
-                assert process.writer.manifest.commit_id in committed, "a writer was told of what never was"
+                assert process.writer.manifest.commit_id in committed, (
+                    "a writer got a commit that never happened"
+                )
 
     async def fragments(self) -> set[str]:
-        """The names of all fragments that a listing shows."""
+        """Return the keys of all fragments that a listing shows."""
         return {row.key async for row in self.client().list(KEYS.data)}
 
 
 def source(first: int, end: int) -> list[bytes]:
-    """The chunks that a reader of [first, end) must be given."""
+    """Return the chunks that a reader of [first, end) must get."""
     return list(ledger_of(end - first, first_offset=first).chunks) if end > first else []
 
 
@@ -168,7 +178,7 @@ class Named(NamedTuple):
 
 
 async def named_by(offloader: LedgerOffloader, manifest: Manifest) -> list[Named]:
-    """Every fragment that a manifest names, in order."""
+    """Return every fragment that a manifest names, in order."""
     found: list[Named] = []
     async with aclosing(offloader.tree(manifest).walk()) as runs:
         async for run in runs:
@@ -179,15 +189,16 @@ async def named_by(offloader: LedgerOffloader, manifest: Manifest) -> list[Named
 
 
 async def held(offloader: LedgerOffloader, manifest: Manifest) -> list[bytes]:
-    """Every chunk that a manifest names, in order, as it is read back."""
+    """Read every chunk that a manifest names, in order."""
     chunks = await read_back(offloader, manifest, only=range(manifest.first_offset, manifest.next_offset))
     return [chunks[offset] for offset in sorted(chunks)]
 
 
 async def read_back(offloader: LedgerOffloader, manifest: Manifest, *, only: range) -> dict[int, bytes]:
-    """The chunks, by offset, of all fragments that hold some of these offsets."""
+    """Read the chunks of all fragments that hold some of these offsets. Return them by offset."""
     chunks: dict[int, bytes] = {}
     named = await named_by(offloader, manifest)
+    # One read for each attempt: that is how the contract reads, and fragments of attempts may alternate.
     for uid in dict.fromkeys(
         each.attempt for each in named if each.first < only.stop and each.end > only.start
     ):
@@ -196,13 +207,13 @@ async def read_back(offloader: LedgerOffloader, manifest: Manifest, *, only: ran
             table = await handle.table()
             raw, at = await handle.read(table), 0
             for offset, size in zip(table["offset"].tolist(), table["size_bytes"].tolist(), strict=True):
-                assert offset not in chunks, "no two fragments hold one offset"
+                assert offset not in chunks, "expected each offset in one fragment"
                 chunks[offset] = raw[at : at + size]
                 at += size
-            assert at == len(raw), "no more is read than the table says"
+            assert at == len(raw), "expected as many bytes as the table says"
     return chunks
 
 
 def keys_of(manifest: Manifest, named: Sequence[Named]) -> set[str]:
-    """The keys of fragments that are named."""
+    """Return the keys of these fragments."""
     return {StreamKeys(manifest.stream).fragment(each.first, each.attempt) for each in named}

@@ -1,8 +1,8 @@
-"""Every clause of `ObjectStore`, as a test: one file for each family of clauses.
+"""The clauses of `ObjectStore`: one test for each clause, and one file for each family of clauses.
 
-Where a clause says what others see, the test opens a second client of the same place; where it says
-what is stored, `keys_in_store` looks by other means, so that reads and writes that share one mistake
-are still found out. The tests write a few megabytes in all, unless the least part size is larger.
+A clause about what other clients see opens a second client of the same place. A clause about what is
+stored looks with `keys_in_store`, so that one mistake shared by reads and writes is still found. All
+tests together write a few megabytes, or more if the store's smallest part is larger.
 """
 
 from offload_conformance.store.base import level
@@ -34,4 +34,4 @@ class StoreConformance(
     StoreMannerClauses,
     CapabilityClauses,
 ):
-    """What every store must pass. Subclass it as the package's docstring shows."""
+    """The clauses that every store must pass. Subclass it as the package's docstring shows."""

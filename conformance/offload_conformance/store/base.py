@@ -1,7 +1,7 @@
-"""What every family of a store's clauses stands on: the place, its clients, and small makers of bodies.
+"""The base of every family of store clauses: the place, its clients, and helpers that make bodies.
 
-Invariants: nothing is asked of the store under test but its port; what is really there is looked at by
-`keys_in_store` alone. A store whose listings are late by declaration is given time to show an effect.
+Invariants: the clauses use only the port of the store under test. Only `keys_in_store` looks at what is
+really stored. A store that declares late listings gets time to show an effect.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ DIGITS: Final = b"0123456789"
 MIB: Final = 2**20
 
 SIZES: Final = (1, 2**16, MIB, 8 * MIB, 17 * MIB)
-"""Of objects. SDKs, stores and proxies change their ways at 64 KiB, at 1, 4, 5 and 8 MiB, and at 16."""
+"""Sizes of objects.
+
+SDKs, stores and proxies switch methods at 64 KiB, at 1, 4, 5 and 8 MiB, and at 16 MiB.
+"""
 
 WRITES_AT_ONCE: Final = 100
 
 CANCELS: Final = 24
-"""Of one call, at moments that are spread over it: more than a client has connections, as a rule."""
+"""How often a call is cancelled, at moments spread over it: more often than most clients have connections."""
 
 ROWS_BEYOND: Final = 1_000
-"""How many rows more than there are keys a listing may give before it is left: it might never end."""
+"""A listing is left after this many rows more than there are keys, because it might never end."""
 
 LATE_LOOKS_MAX: Final = 200
 LATE_PAUSE_SECONDS: Final = 0.05
-"""How often, and after what pauses, a listing that may be late is looked at: ten seconds in all."""
+"""A listing that may be late is repeated this often, after pauses of this length: ten seconds in all."""
 
 
 class StoreClauses(Asynchronous, ABC):
@@ -52,43 +55,44 @@ class StoreClauses(Asynchronous, ABC):
     layer: ClassVar[str] = "store"
 
     capabilities: ClassVar[Capabilities | Declared | None] = None
-    """What is meant of the store, where that is stated apart from its own word."""
+    """The capabilities that the author declares, if they are declared apart from the store's own answer."""
 
     key_size_bytes_max = KEY_SIZE_BYTES_MAX
-    """Of the keys that the tests use, if that is less than the store declares."""
+    """The size limit of the keys that the tests use, if it is below the limit that the store declares."""
 
     newest_kept: ClassVar[int] = 16
-    """How many of a folder's greatest keys exist at any moment while listings run: as many as a sweep keeps.
+    """While listings run, so many of a folder's greatest keys exist at any moment: as many as a sweep keeps.
 
-    1 is the strictest, for a store whose pages each show one moment.
+    1 is the strictest value. It suits a store whose pages each show a single moment.
     """
 
     @abstractmethod
     def open_store(self) -> ObjectStore:
-        """A fresh client of the same place, which is empty when a test begins."""
+        """Return a fresh client of the same place, which is empty when a test begins."""
 
     @abstractmethod
     def keys_in_store(self) -> set[str]:
-        """The keys that are really there, found by other means than the store."""
+        """Return the keys that are really stored, found by other means than the store."""
 
     def keys_beside(self) -> set[str]:
-        """Return what is stored beside the place of this test, if that is a part of a larger one."""
+        """Return what is stored beside this test's place, if the place is part of a larger one."""
         return set()
 
     def elsewhere(self, keys: Sequence[str]) -> ContenderTask:
-        """How another process opens the same place, in which it may create these keys.
+        """Return the task by which another process opens the same place and may create these keys.
 
-        By this class, its file, and those attributes of its instance that are paths or plain JSON values.
+        The task names this class, its file, and those attributes of its instance that are paths or plain JSON
+        values.
         """
         return job_of(self)
 
     def open_unreachable(self) -> ObjectStore | None:
-        """A client of a place whose server is not there; None if there is no server, or no way to say so."""
+        """Return a client whose server cannot be reached; None if there is no server or no way to say so."""
         return None
 
     @pytest.fixture
     def open_client(self, run: Run) -> Iterator[Callable[[], ObjectStore]]:
-        """Opens clients that are closed after the test."""
+        """Return a function that opens clients. They are closed after the test."""
         clients: list[ObjectStore] = []
 
         async def on_the_loop() -> ObjectStore:
@@ -114,7 +118,7 @@ class StoreClauses(Asynchronous, ABC):
 
     @pytest.fixture
     def note(self, request: pytest.FixtureRequest) -> Callable[[str], None]:
-        """Says in the report what a clause was asked with, if more could have been asked."""
+        """Return a function that notes in the report why a clause ran with fewer objects than it could."""
         node: pytest.Item = request.node
 
         def note(words: str) -> None:
@@ -123,16 +127,19 @@ class StoreClauses(Asynchronous, ABC):
         return note
 
     def holds_no_tier(self, run: Run, store: ObjectStore) -> None:
-        """Assert what follows where the store declares that no commit is safe on it: `Denied`, at once."""
+        """Assert that a store without atomic creates is refused as a tier: `Denied`, and nothing stored."""
         with raises(Denied, "a tier on a store without atomic creates"):
             run(ObjectStoreOffloader(store).open(create=True))
-        assert self.keys_in_store() == set(), "a place that is refused is left as it was"
+        assert self.keys_in_store() == set(), "a place that is refused as a tier must stay unchanged"
 
 
 async def listed(
     store: ObjectStore, prefix: str = "", *, after: str = "", awaiting: Sequence[str] | None = None
 ) -> list[Listed]:
-    """A listing to its end; of a store that may be late, the first with the keys `awaiting`, or the last."""
+    """Return a whole listing.
+
+    If the store may be late, repeat it until it has the keys `awaiting`, or time is up.
+    """
     looks = 1 if awaiting is None or store.capabilities.strong_listing else LATE_LOOKS_MAX
     most = float("inf") if awaiting is None else len(awaiting) + ROWS_BEYOND
     for look in range(looks):
@@ -149,39 +156,39 @@ async def listed(
 
 
 def refuses(store: ObjectStore, key: str) -> bool:
-    """Whether the store declares that it cannot hold this key."""
+    """Return True if the store declares that it cannot hold this key."""
     pattern = store.capabilities.keys_refused
     return pattern is not None and re.search(pattern, key) is not None
 
 
 async def level(store: ObjectStore, prefix: str) -> list[str]:
-    """The names of a level."""
+    """Return the names of a level."""
     return [name async for name in store.level(prefix)]
 
 
 def keys(rows: Iterable[Listed]) -> list[str]:
-    """The keys of a listing."""
+    """Return the keys of a listing."""
     return [row.key for row in rows]
 
 
 def make_sure_of_keys(found: Sequence[str], wanted: Sequence[str], what: str) -> None:
-    """Fail unless a listing or a level is as wanted. `assert` would print thousands of keys."""
+    """Fail unless a listing or a level has the wanted names. `assert` would print thousands of keys."""
     if found == wanted:
         return
     twice = [key for key, count in Counter(found).items() if count > 1]
     wrong = {
         "missing": sorted({*wanted} - {*found}),
-        "not there": sorted({*found} - {*wanted}),
-        "found again": sorted(twice),
+        "unexpected": sorted({*found} - {*wanted}),
+        "listed twice": sorted(twice),
     }
     words = [f"{word} {some[:3]}{' and more' * (len(some) > 3)}" for word, some in wrong.items() if some]
     pytest.fail(
-        f"{what}: expected {len(wanted)} names, found {len(found)}; {'; '.join(words) or 'not in order'}"
+        f"{what}: expected {len(wanted)} names, found {len(found)}; {'; '.join(words) or 'wrong order'}"
     )
 
 
 async def turns_of(call: Coroutine[Any, Any, object]) -> int:
-    """How many turns of the event loop a call takes."""
+    """Return how many turns of the event loop a call takes."""
     task, turns = asyncio.ensure_future(call), 0
     while not task.done():
         await asyncio.sleep(0)
@@ -191,12 +198,15 @@ async def turns_of(call: Coroutine[Any, Any, object]) -> int:
 
 
 def moment(number: int, turns: int) -> int:
-    """The turn at which to cancel a call the n-th time: spread over all but the one before it begins."""
+    """Return the turn at which to cancel the n-th call.
+
+    The turns cover all of the call except its very start.
+    """
     return 1 + (turns - 1) * number // CANCELS
 
 
 async def cancelled_after(turns: int, call: Coroutine[Any, Any, object]) -> None:
-    """Cancel a call after some turns of the event loop, and wait for its end. It may have been quicker."""
+    """Cancel a call after some turns of the event loop, and wait for its end. The call may end earlier."""
     task = asyncio.ensure_future(call)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -206,36 +216,36 @@ async def cancelled_after(turns: int, call: Coroutine[Any, Any, object]) -> None
 
 
 def size_of(key: str) -> int:
-    """How many bytes an object has that `fill` made."""
+    """Return the size of the object that `fill` creates under this key."""
     return sum(key.encode()) % 5
 
 
 async def fill(store: ObjectStore, there: Sequence[str]) -> None:
-    """Create all of these keys, many at once; neighbours differ in size."""
+    """Create all of these keys, many at once. Neighbours differ in size."""
     for start in range(0, len(there), WRITES_AT_ONCE):
         some = there[start : start + WRITES_AT_ONCE]
         await asyncio.gather(*(store.create(key, b"x" * size_of(key)) for key in some))
 
 
 def drawn(size_bytes: int) -> bytes:
-    """Bytes of no pattern: what is lost, doubled or moved shows, and nothing compresses them."""
+    """Return random bytes: lost, doubled or moved ones show, and nothing can compress them."""
     return random.randbytes(size_bytes)
 
 
 def windows_of(data: bytes) -> list[bytes]:
-    """The bytes, cut at a few places that are drawn."""
+    """Return the bytes, cut at a few random places."""
     cuts = sorted(random.sample(range(1, len(data)), min(5, len(data) - 1)))
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
 def ways_of(store: ObjectStore) -> list[str]:
-    """How objects come into this store: the names that `store_by` knows."""
+    """Return the ways in which objects get into this store: the names that `store_by` knows."""
     can = store.capabilities
     return ["put", *["create"] * can.atomic_create, *["upload"] * can.multipart]
 
 
 async def store_by(way: str, store: ObjectStore, key: str, data: bytes) -> None:
-    """Store an object by `put`, by `create` where nothing is left, or by an upload in up to four parts."""
+    """Store an object by `put`, by `delete` and `create`, or by an upload in up to four parts."""
     match way:
         case "put":
             await store.put(key, body_of(*halves(data)))
@@ -256,12 +266,12 @@ def make_sure_of(found: bytes, wanted: bytes, what: str) -> None:
         pairs = enumerate(zip(found, wanted, strict=False))
         first = next((n for n, (one, other) in pairs if one != other), min(len(found), len(wanted)))
         pytest.fail(
-            f"{what}: expected {len(wanted)} bytes, found {len(found)}; they differ from byte {first} on"
+            f"{what}: expected {len(wanted)} bytes, found {len(found)}; they differ from byte {first}"
         )
 
 
 def body_of(*windows: bytes) -> Body:
-    """A body of several windows."""
+    """Return a body of several windows."""
 
     async def again() -> AsyncIterator[bytes]:
         for window in windows:
@@ -271,6 +281,6 @@ def body_of(*windows: bytes) -> Body:
 
 
 def halves(data: bytes) -> tuple[bytes, ...]:
-    """The two halves of some bytes, without those that are empty."""
+    """Return the two halves of some bytes, without empty ones."""
     middle = len(data) // 2
     return tuple(filter(None, (data[:middle], data[middle:])))

@@ -1,4 +1,4 @@
-"""Capabilities: what a store says, what its author means and what is found must fit (see `declared`)."""
+"""Capabilities: the store's answer, the author's declaration and the finding agree (see `declared`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from offload_conformance.store.base import StoreClauses
 
 
 class CapabilityClauses(StoreClauses):
-    """What is declared must work; what is declared absent must fail as documented."""
+    """Declared capabilities must work, and capabilities declared absent must fail as documented."""
 
     @pytest.fixture
     def findings(self, request: pytest.FixtureRequest) -> dict[str, dict[str, object]]:
-        """Where the test leaves what it found, for a report."""
+        """Return the mapping into which a test writes its findings, for the report."""
         node: pytest.Item = request.node
         return node.stash.setdefault(FINDINGS, {})
 
     def test_capabilities_are_those_stated(self, store: ObjectStore) -> None:
-        """What the backend's author or plugin says that it can do is what the store itself declares."""
+        """The store itself declares exactly the capabilities that its author or plugin states."""
         if not isinstance(self.capabilities, Declared):
             stated, own = self.capabilities, store.capabilities
             if stated is not None and own.key_size_bytes_max < stated.key_size_bytes_max:
@@ -36,7 +36,7 @@ class CapabilityClauses(StoreClauses):
             state = state_of(self.capabilities, name, says=says)
             words = words_of(self.capabilities, name, says=says)
             assert state is UNKNOWN or (state is SUPPORTED) == says, (
-                f"{name} is declared as {words}, and the store itself says {'yes' if says else 'no'}"
+                f"{name} is declared as {words}, but the store itself says {'yes' if says else 'no'}"
             )
 
     @pytest.mark.parametrize("name", NAMES)
@@ -48,9 +48,10 @@ class CapabilityClauses(StoreClauses):
         findings: dict[str, dict[str, object]],
         name: str,
     ) -> None:
-        """What is declared works, what is declared absent fails as documented, and nothing works undeclared.
+        """Declared capabilities work, absent ones fail as documented, and none works undeclared.
 
-        What is unknown is found out for the report, and no verdict is given.
+        A capability that works although it is declared absent fails this clause. One that is declared
+        `unknown` is tried for the report only, without a verdict.
         """
         says = bool(getattr(store.capabilities, name))
         state = state_of(self.capabilities, name, says=says)
@@ -60,4 +61,4 @@ class CapabilityClauses(StoreClauses):
 
         findings[name] = {"says": says, "declared": words, "found": found.value, "seen": seen}
         complaint = COMPLAINTS.get((state, found))
-        assert complaint is None, f"{name} is declared as {words}, and {complaint} ({seen})"
+        assert complaint is None, f"{name} is declared as {words}, but {complaint} ({seen})"

@@ -1,6 +1,6 @@
-"""Create-if-absent, on which every commit rests.
+"""Create-if-absent: the base of every commit.
 
-A store that declares that it has none is held to what follows from that: it is refused as a tier.
+A store that declares no atomic create is tested for the consequence: it is refused as a tier.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from offload_conformance.store.base import DIGITS, SIZES, StoreClauses, drawn, m
 
 PROCESSES: Final = 3
 ROUNDS: Final = 5
-"""How many processes race, and for how many keys."""
+"""The number of processes that race, and the number of keys for which they race."""
 
 BESIDE: Final = 6
-"""By how many turns of the event loop at most a put begins before or after a create."""
+"""A put begins at most this many turns of the event loop before or after a create."""
 
 
 class CreateClauses(StoreClauses):
-    """Of the port's clauses: create is atomic."""
+    """The clauses on `create`: it is atomic, and it never replaces an object."""
 
     def test_create_never_replaces(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """The second create raises `AlreadyExists`, whoever sends it, and changes nothing.
+        """The second create of a key raises `AlreadyExists`, from any client, and changes nothing.
 
-        After another client deleted the key, a create succeeds.
+        After another client has deleted the key, a create succeeds.
         """
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
@@ -57,37 +57,37 @@ class CreateClauses(StoreClauses):
     def test_creates_may_be_as_large_as_declared(
         self, run: Run, store: ObjectStore, other: ObjectStore, size_bytes: int
     ) -> None:
-        """A create takes as much as `create_size_bytes_max` says, a full root at least; more is `Misuse`."""
+        """`create` takes `create_size_bytes_max` bytes, at least a full root; one byte more is `Misuse`."""
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
         most = store.capabilities.create_size_bytes_max
         if most is not None and most < CREATE_SIZE_BYTES_LEAST:
             pytest.fail(
-                f"`create_size_bytes_max`: expected {CREATE_SIZE_BYTES_LEAST:,} at least, for a full root; "
+                f"`create_size_bytes_max`: expected {CREATE_SIZE_BYTES_LEAST:,} or more, for a full root; "
                 f"found {most:,}"
             )
         if most is not None and size_bytes > most:
             size_bytes = most
-            with raises(Misuse, f"a create of {most + 1:,} bytes, where {most:,} are declared"):
+            with raises(Misuse, f"a create of {most + 1:,} bytes, although at most {most:,} are declared"):
                 run(store.create("key", drawn(most + 1)))
             assert self.keys_in_store() == set()
         data = drawn(size_bytes)
 
         run(store.create("key", data))
 
-        make_sure_of(run(other.get("key")), data, "what was created")
-        with raises(AlreadyExists, f"another create after one of {size_bytes:,} bytes"):
+        make_sure_of(run(other.get("key")), data, "the created object")
+        with raises(AlreadyExists, f"a second create after one of {size_bytes:,} bytes"):
             run(other.create("key", b"another"))
 
     @pytest.mark.parametrize("size_bytes", [10, 300_000])
     def test_create_never_undoes_a_put(
         self, run: Run, store: ObjectStore, other: ObjectStore, size_bytes: int
     ) -> None:
-        """Beside a put a create wins or loses, and when both returned the put's object is there, whole.
+        """A create that runs beside a put never overwrites it: in the end the put's object is there, whole.
 
-        If the create won, the put replaced its object; if it lost, the put's was there. A create that
-        looks first and writes later would write over the put.
+        If the create came first, the put replaced its object. If the put came first, the create failed. A
+        create that checks first and writes later would overwrite the put.
         """
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
@@ -111,19 +111,19 @@ class CreateClauses(StoreClauses):
             make_sure_of(run(other.get(key)), put, "the object that was put beside a create")
 
     def test_create_yields_to_a_put(self, run: Run, store: ObjectStore) -> None:
-        """An object that was put is there for a create as well, an empty one too."""
+        """A create raises `AlreadyExists` if `put` stored the key before, even an empty object."""
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
         run(store.put("key", Body.of(b"")))
 
-        with raises(AlreadyExists, "a create of a key that was put, with no bytes"):
+        with raises(AlreadyExists, "a create of a key that holds an empty object"):
             run(store.create("key", b"created"))
 
         assert run(store.get("key")) == b""
 
     def test_create_succeeds_after_deletion(self, run: Run, store: ObjectStore) -> None:
-        """A key that was deleted can be created again."""
+        """A deleted key can be created again."""
         run(store.create("key", b"first"))
         run(store.delete(["key"]))
 
@@ -132,7 +132,7 @@ class CreateClauses(StoreClauses):
         assert run(store.get("key")) == b"second"
 
     def test_creates_are_whole(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """A reader beside a create finds nothing, or the whole object, and never its beginning."""
+        """A reader beside a create finds no object or the whole object, never its beginning."""
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
@@ -155,7 +155,7 @@ class CreateClauses(StoreClauses):
             assert run(other.get(f"created/{n}")) == data
 
     def test_create_is_atomic(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """Of many tasks over two clients, exactly one creates, and its bytes are what is read."""
+        """If many tasks create one key over two clients, exactly one succeeds, and its bytes are stored."""
 
         async def contend(key: str, contender: int) -> bytes | None:
             client = (store, other)[contender % 2]
@@ -172,7 +172,7 @@ class CreateClauses(StoreClauses):
             run(scenario(key))
 
     def test_create_is_atomic_between_threads(self, run: Run, store: ObjectStore) -> None:
-        """Of many threads with clients and event loops of their own, exactly one creates."""
+        """If many threads, each with its own client and event loop, create one key, exactly one succeeds."""
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
@@ -194,12 +194,12 @@ class CreateClauses(StoreClauses):
         assert sorted(winners) == [(key, run(store.get(key))) for key in keys]
 
     def test_create_is_atomic_between_processes(self, run: Run, store: ObjectStore) -> None:
-        """Of racing processes, each with a client of its own, exactly one creates, and its bytes are read."""
+        """If several processes create one key, exactly one succeeds, and its bytes are stored."""
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
         if store.capabilities.one_process:
-            pytest.skip("the store lives in one process, as it declares: there is no other to race with")
+            pytest.skip("the store declares that it lives in one process, so no other process can race")
         there = [f"race/{n}" for n in range(ROUNDS)]
 
         won = run(winners_of(self.elsewhere(there), there, contenders=PROCESSES))
@@ -207,20 +207,20 @@ class CreateClauses(StoreClauses):
         assert won == [[run(store.get(key))] for key in there]
 
     def test_create_refuses_its_own_bytes(self, run: Run, store: ObjectStore) -> None:
-        """A create of the very bytes that stand there raises `AlreadyExists`: they may be another's."""
+        """A create raises `AlreadyExists` even if the stored bytes are equal: they may be another's."""
         if not store.capabilities.atomic_create:
             self.holds_no_tier(run, store)
             return
         run(store.create("key", b"the same"))
 
-        with raises(AlreadyExists, "a create of the bytes that are there"):
+        with raises(AlreadyExists, "a create of the same bytes again"):
             run(store.create("key", b"the same"))
 
         assert self.keys_in_store() == {"key"}
 
 
 async def created(store: ObjectStore, key: str, data: bytes) -> bytes | None:
-    """Create, and return the bytes if this call won."""
+    """Create an object. Return its bytes if this call won, otherwise None."""
     try:
         await store.create(key, data)
     except AlreadyExists:

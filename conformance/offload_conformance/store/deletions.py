@@ -1,4 +1,4 @@
-"""Deletions: idempotent, of exactly what was named, of any number of keys."""
+"""Deletions: idempotent, limited to the named keys, and of any number of keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from offload_conformance.store.base import StoreClauses
 from offload_conformance.store.listings import MANY
 
 BATCH = 100
-"""How many keys some stores delete by one request; others take 1,000."""
+"""The number of keys that some stores delete in one request. Others take 1,000."""
 
 
 class DeletionClauses(StoreClauses):
-    """Of the port's clauses: deletion is idempotent."""
+    """The clauses on `delete`: it is idempotent."""
 
     def test_deletion_is_idempotent(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """Deleting what is absent, or twice, or nothing at all, succeeds and takes nothing else along."""
+        """Deleting absent keys, a key twice, or no key at all succeeds and deletes nothing else."""
         for key in ("a/1", "a/2", "a/22", "b"):
             run(store.put(key, Body.of(b"")))
 
@@ -26,11 +26,11 @@ class DeletionClauses(StoreClauses):
         run(store.delete([]))
 
         assert self.keys_in_store() == {"a/1", "a/22"}
-        with raises(NotFound, "a read of what was deleted"):
+        with raises(NotFound, "a read of a deleted key"):
             run(other.get("b"))
 
     def test_deletion_takes_any_number_of_keys(self, run: Run, store: ObjectStore) -> None:
-        """However many keys one call names, all of them are gone when it returns: the last one, too."""
+        """A delete of any number of keys has deleted all of them when it returns, also the last one."""
         named = [f"many/{n:05}" for n in range(MANY)]
         there = {named[n] for n in (0, 1, 99, 100, 255, 256, 499, 500, 998, 999, 1000, 1001, MANY - 1)}
         for key in there:
@@ -43,10 +43,10 @@ class DeletionClauses(StoreClauses):
         for count in {BATCH + 1, 1_001, min(store.capabilities.delete_batch_max or BATCH, MANY - 1) + 1}:
             run(store.create(named[count - 1], b""))
             run(store.delete(named[:count]))
-            assert self.keys_in_store() == {"many/99999"}, f"of {count} keys the last one is there"
+            assert self.keys_in_store() == {"many/99999"}, f"after a delete of {count} keys one is left"
 
     def test_deletion_is_done_when_it_returns(self, run: Run, store: ObjectStore) -> None:
-        """Whatever characters the keys of a batch have, none of them stays behind without an error."""
+        """A delete of keys with special characters deletes every one of them, or raises an error."""
         named = ["a&b", "a<b>", 'a"b', "a'b", "a b", "a%20b", "a+b", "é", "\U0001f4be", "a;b", "plain"]
         for key in named:
             run(store.put(key, Body.of(b"")))

@@ -1,4 +1,4 @@
-"""Keys: checked before anything happens, and taken exactly as they are."""
+"""Keys: checked before any effect, and stored exactly as they are."""
 
 from __future__ import annotations
 
@@ -61,12 +61,13 @@ SPECIAL_KEYS: Final = (
     ),
     *("a.tmp", "a.part", "a.lock", "a~", "_a", "tmp/a", "a\u2028b", "a\x85b"),
 )
-"""What means something in a URL, a pattern, a query, XML, a format, a shell or the name of a file.
+"""Keys with characters that are special in a URL, a pattern, a query, XML, a shell or a file name.
 
-Or it is what files are called that are under way, kept beside others, or not for listings."""
+Some are names that programs give to temporary, locked or hidden files, or contain Unicode line separators.
+"""
 
 ODD_KEYS: Final = ("a\\b", "\\", "a.", "a./b", "a/b...", "a:b", "con", "a ", "\ue000", "\uffee", "\U0001f4be")
-"""Keys that some store takes for others, or cannot hold: by a system's file names, or by UTF-16."""
+"""Keys that some stores confuse with others or cannot hold, because of file names or of UTF-16."""
 
 
 ALIKE: Final = (
@@ -89,19 +90,19 @@ ALIKE: Final = (
     *(("x\u00b2", "x2"), ("\u00a0b", " b"), ("\u00e9", "e"), ("a\u200db", "ab"), ("a", "a ")),
     *(("a", "a."), ("a", "a\n"), ("a", "a\u00a0"), ("a0", "a00"), ("1", "01"), ("1", "1.0"), ("a+b", "a b")),
 )
-"""Equal after folding case, after NFC, NFD or NFKC, after dropping accents or blanks, or as numbers."""
+"""Pairs that are equal after folding case, after NFC, NFD or NFKC, without accents or blanks, as numbers."""
 
 
 UPLOAD_ROOM: Final = 100
-"""Of a key in bytes: RGW names parts by the key and the upload, and cannot complete one with a longer key."""
+"""An upload's key is this many bytes shorter: RGW appends the upload's id and cannot complete longer ones."""
 
 
 class KeyClauses(StoreClauses):
-    """Of the port's clauses: keys are checked."""
+    """The clauses on keys: they are checked, and never changed."""
 
     @pytest.mark.parametrize("key", NO_KEYS, ids=lambda key: ascii(key[:12]))
     def test_keys_are_checked(self, run: Run, store: ObjectStore, key: str) -> None:
-        """What is no key raises `Misuse` from every call, before anything is touched.
+        """An invalid key raises `Misuse` from every call, before the call has any effect.
 
         A batch with one such key deletes nothing.
         """
@@ -113,11 +114,11 @@ class KeyClauses(StoreClauses):
 
     @pytest.mark.parametrize("key", SPECIAL_KEYS, ids=ascii)
     def test_keys_are_taken_as_they_are(self, run: Run, store: ObjectStore, key: str) -> None:
-        """No character of a key is special, escaped or folded: not to writes, reads, listings or deletes."""
+        """No character of a key is special, escaped or folded, in writes, reads, listings and deletions."""
         if refuses(store, key):
             self.is_refused(run, store, key)
             return
-        beside = re.sub(r"[^A-Za-z/]+", "x", key)  # what a pattern would match as well
+        beside = re.sub(r"[^A-Za-z/]+", "x", key)  # matches too if the store takes `key` for a pattern
         there = {key, beside, "z"}
         for each in there - {key}:
             run(store.put(each, Body.of(b"beside")))
@@ -128,14 +129,14 @@ class KeyClauses(StoreClauses):
         assert keys(run(listed(store, awaiting=sorted(there)))) == sorted(there)
         assert run(store.get(key)) == b"data"
         if store.capabilities.atomic_create:
-            with raises(AlreadyExists, f"a create of {key!r}, which is there"):
+            with raises(AlreadyExists, f"a create of {key!r}, which exists"):
                 run(store.create(key, b"again"))
         run(store.delete([key]))
         assert self.keys_in_store() == there - {key}
 
     @pytest.mark.parametrize("key", ODD_KEYS, ids=ascii)
     def test_keys_are_refused_as_declared(self, run: Run, store: ObjectStore, key: str) -> None:
-        """A key is `Misuse` from every call where the store declares so, and taken everywhere else."""
+        """A key that the store declares as refused is `Misuse` from every call; every other key is taken."""
         if refuses(store, key):
             self.is_refused(run, store, key)
             return
@@ -146,13 +147,13 @@ class KeyClauses(StoreClauses):
         assert run(store.get(key)) == b"data"
 
     def all_calls_refuse(self, run: Run, store: ObjectStore, key: str, good: str) -> None:
-        """Fail unless every call that takes a key refuses this one, a deletion also beside a good one."""
+        """Fail unless every call refuses this key. A deletion must refuse it also beside a valid key."""
         calls: Mapping[str, Callable[[], Coroutine[Any, Any, object]]] = {
             "a put": lambda: store.put(key, Body.of(b"")),
             "a create": lambda: store.create(key, b""),
             "a read": lambda: store.get(key),
             "a deletion": lambda: store.delete([key]),
-            "a deletion beside a key": lambda: store.delete([good, key]),
+            "a deletion beside a valid key": lambda: store.delete([good, key]),
             "an upload": lambda: store.start_upload(key),
         }
         for name, call in calls.items():
@@ -160,16 +161,16 @@ class KeyClauses(StoreClauses):
                 run(call())
 
     def is_refused(self, run: Run, store: ObjectStore, key: str) -> None:
-        """Assert what follows where a store declares that it cannot hold a key."""
+        """Assert that every call refuses a key which the store declares as refused, and changes nothing."""
         run(store.put("a/b", Body.of(b"good")))
         self.all_calls_refuse(run, store, key, "a/b")
         assert self.keys_in_store() == {"a/b"}
 
     @pytest.mark.parametrize("letter", ["k", "é", "日", "\U0001f4be"])
     def test_keys_may_be_long(self, run: Run, store: ObjectStore, letter: str) -> None:
-        """A key may have as many bytes as declared, in parts of at most 128; one more is `Misuse`.
+        """A key may have as many bytes as declared, in parts of at most 128 bytes; one byte more is `Misuse`.
 
-        Every call takes such a key, and an upload one that is `UPLOAD_ROOM` shorter.
+        Every call takes such a key. Only uploads are tested with a key that is `UPLOAD_ROOM` bytes shorter.
         """
         most = min(self.key_size_bytes_max, store.capabilities.key_size_bytes_max)
         key, less = key_of(most, letter), key_of(most - 1, letter)
@@ -201,7 +202,7 @@ class KeyClauses(StoreClauses):
         self.is_refused(run, store, key_of(store.capabilities.key_size_bytes_max + 1, letter))
 
     def test_keys_that_look_alike_differ(self, run: Run, store: ObjectStore) -> None:
-        """Keys that differ only by case, a form of Unicode or their end are two, in either order."""
+        """Keys that differ only in case, in Unicode form or at their end are two keys, in either order."""
         pairs = [pair for pair in ALIKE if not any(refuses(store, key) for key in pair)]
         there: dict[str, bytes] = {}
 
@@ -224,7 +225,7 @@ class KeyClauses(StoreClauses):
 
 
 def key_of(size_bytes: int, letter: str = "k") -> str:
-    """Return a key of this length, whose parts have at most 128 bytes; the last is filled up with `k`."""
+    """Return a key of this length in parts of at most 128 bytes. The last part is filled up with `k`."""
     width = len(letter.encode())
     part = letter * (120 // width) + "/"
     whole, rest = divmod(size_bytes - 1, len(part.encode()))

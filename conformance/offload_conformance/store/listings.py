@@ -1,4 +1,4 @@
-"""Listings: never stale, in the order of keys' bytes, whole over any number of pages."""
+"""Listings: never stale, ordered by the bytes of keys, and complete over any number of pages."""
 
 from __future__ import annotations
 
@@ -46,35 +46,38 @@ UNORDERED: Final = (
     "a/é/x",
     "a/b.c/d",
 )
-"""Keys on which wrong orders differ: `/` is a byte between `.` and `0`, and `B` is less than `a`."""
+"""Keys that show a wrong order: `/` is a byte between `.` and `0`, and `B` is less than `a`."""
 
 
 MANY: Final = 1_100
-"""More objects than a page of any store that we know."""
+"""More objects than a page of any known store holds."""
 
 LISTING_KEYS: Final = 10_050
-"""More than ten pages of 1,000 rows, and more rows than some databases give at once."""
+"""More than ten pages of 1,000 rows, and more rows than some databases return at once."""
 
 PAGES: Final = (1, 100, 250, 256, 500, 512, 999, 1_000, 1_001, 2_000, 5_000, 10_000)
-"""How many rows stores have on a page, or on several. A listing may end where a page does."""
+"""Numbers of rows on one page, or on several, of known stores.
+
+A listing may wrongly end where a page ends.
+"""
 
 GAP: Final = 2_100
-"""How many keys in a row are deleted, or all but fifty: whole pages, in a store that remembers such keys."""
+"""At most this many keys in a row are deleted: whole pages, in a store that remembers deleted keys."""
 
 PAGED: Final = ("a+b %2B&c=d#é?;", "a+b %2B&c=d", "a+b", "many")
-"""Folders: the first is taken that the store can hold. The key where a page ends goes through a URL."""
+"""Folders, of which the first that the store can hold is used. The last key of a page travels in a URL."""
 
 QUICK_SECONDS: Final = 1.0
-"""If the first `MANY` keys are created in less, ten times as many are affordable."""
+"""If the first `MANY` keys are created in less time, the test creates ten times as many."""
 
 LEFT: Final = 20
-"""How many listings are left early: more than a client has connections, cursors or slots, as a rule."""
+"""The number of listings that are left early: more than most clients have connections, cursors or slots."""
 
 CHANGES_AT: Final = (1, 64, 100, 256, 400, 500, 990, 999, 1000)
-"""Behind how many rows of a listing keys are changed: within a page, and about the end of one."""
+"""The numbers of rows of a listing after which keys are changed: within a page, and near its end."""
 
 STEPS: Final = 60
-"""How many keys are created, each greater than the one before, while listings run."""
+"""The number of keys created while listings run, each greater than the one before."""
 
 LISTERS: Final = 3
 
@@ -83,19 +86,19 @@ NO_BEGINNINGS: Final = (
     *("/", "/x", "/x/key", "//", "../", "./x", "x/../", ".", "x/.", "x//", "x/key/"),
     *("X", " x", "a\0"),
 )
-"""Prefixes with which `x/key` does not begin, although it would by the rules of paths or of words."""
+"""Prefixes of which `x/key` is no continuation, although path rules or word rules might find it."""
 
 
 class ListingClauses(StoreClauses):
-    """Of the port's clauses: listing is strong, listing is ordered."""
+    """The clauses on listings: they are strong and ordered."""
 
     listing_keys: int = 0
-    """How many keys the longest listing has. 0: `LISTING_KEYS`, or `MANY` if so many creates take long."""
+    """The length of the longest listing. 0 means `LISTING_KEYS`, or `MANY` if so many creates take long."""
 
     def test_listing_is_strong(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """Each write and delete shows in the very next listing, also another client's.
+        """The next listing after a write or delete shows it, also if another client wrote.
 
-        In whichever way an object comes, its row has its size, and not that of the object before it.
+        Each row has the size of the current object, whether `put`, `create` or an upload stored it.
         """
         if not store.capabilities.strong_listing:
             self.holds_no_tier(run, store)
@@ -114,10 +117,10 @@ class ListingClauses(StoreClauses):
             run(store_by(way, store, "b", b"x" * size_bytes))
             for client in (store, other):
                 found = run(listed(client))
-                assert found == [Listed("b", size_bytes)], f"{way} behind {ways[: size_bytes - 1][-1:]}"
+                assert found == [Listed("b", size_bytes)], f"{way} after {ways[: size_bytes - 1][-1:]}"
 
     def test_listing_is_ordered(self, run: Run, store: ObjectStore) -> None:
-        """Keys are listed by the bytes of whole keys, with their objects' sizes."""
+        """Keys are listed in the order of their bytes, with the sizes of their objects."""
         for size, key in enumerate(UNORDERED):
             run(store.put(key, Body.of(b"x" * size)))
 
@@ -127,7 +130,7 @@ class ListingClauses(StoreClauses):
         assert {row.key: row.size_bytes for row in rows} == {key: n for n, key in enumerate(UNORDERED)}
 
     def test_listing_is_ordered_in_every_plane(self, run: Run, store: ObjectStore) -> None:
-        """Characters beyond U+FFFF come behind all others, as in UTF-8 and not as in UTF-16."""
+        """Characters above U+FFFF sort after all others, as in UTF-8 and not as in UTF-16."""
         ordered = [key for key in ("\ud7ff", "\uffee", "\U0001f4be") if not refuses(store, key)]
         for key in reversed(ordered):
             run(store.put(key, Body.of(b"")))
@@ -139,7 +142,7 @@ class ListingClauses(StoreClauses):
         ["", "a", "a-b", "a.", "a.b", "a/", "a/b", "a/b.c/", "a/b.c/d", "a/b/", "a0", "m", "é", "\U0010ffff"],
     )
     def test_listing_begins_after(self, run: Run, store: ObjectStore, after: str) -> None:
-        """A listing leaves `after` out itself; it need not exist, and may lie anywhere."""
+        """A listing starts behind `after`, which is left out, need not exist and may lie anywhere."""
         for key in UNORDERED:
             run(store.put(key, Body.of(b"")))
 
@@ -152,7 +155,7 @@ class ListingClauses(StoreClauses):
         ["", "x", "x/", "x/root.", "x/root.1", "x/root.1/", "x/root.1/y", "x/r", "xx", "none/", "x/none"],
     )
     def test_listing_takes_any_prefix(self, run: Run, store: ObjectStore, prefix: str) -> None:
-        """A prefix is a run of characters; it ends where it likes, within a part too."""
+        """A prefix is any run of characters and may end anywhere, also within a part of a key."""
         there = ("x/root.1", "x/root.2", "x/root.2y", "x/rooted", "x/root/z", "xx", "y/root.1")
         for key in there:
             run(store.put(key, Body.of(b"")))
@@ -166,7 +169,7 @@ class ListingClauses(StoreClauses):
     def test_listing_finds_nothing_under_what_begins_no_key(
         self, run: Run, store: ObjectStore, prefix: str
     ) -> None:
-        """A prefix that begins no key lists nothing, and is no way out of the store."""
+        """A prefix with which no key begins lists nothing, and gives no access outside the store."""
         run(store.put("x/key", Body.of(b"")))
 
         assert run(listed(store, prefix)) == []
@@ -174,9 +177,9 @@ class ListingClauses(StoreClauses):
     def test_listing_goes_on_page_after_page(
         self, run: Run, store: ObjectStore, note: Callable[[str], None]
     ) -> None:
-        """More objects than any store has on a page, or on ten, are listed once each and in order.
+        """A listing longer than any page, or than ten pages, has each object once and in order.
 
-        Listings end where pages do, and beside. After a deletion a page may be short, and not the last.
+        Listings end at the end of pages and elsewhere. After deletions a short page need not be the last one.
         """
         place = folder_of_many(store)
         there = [f"{place}/{n:05}" for n in range(self.listing_keys or LISTING_KEYS)]
@@ -190,7 +193,7 @@ class ListingClauses(StoreClauses):
         size = max(1, min(GAP, len(there) - 50))
         first = random.randrange(max(1, len(there) - 50 - size + 1))
         gap = there[first : first + size]
-        again = gap[max(size - 5, 0)]  # so far behind the others that pages without a row come before
+        again = gap[max(size - 5, 0)]  # far behind the others, so that empty pages come before it
         there = ["A", *there, "z"]
 
         pages = [("", there[-1 - rows]) for rows in PAGES if rows < len(there)]
@@ -202,7 +205,7 @@ class ListingClauses(StoreClauses):
         run(fill(store, [again]))
         left = [key for key in there if key == again or key not in {*gap}]
         spans = [("", gap[0]), (f"{place}/0", ""), (f"{place}/0", gap[-1])]
-        self.is_listed(run, store, left, spans, f", where {len(gap)} keys in a row were deleted")
+        self.is_listed(run, store, left, spans, f", after {len(gap)} keys in a row were deleted")
         self.is_level(run, store, "", ["A", f"{place}/", "z"])
 
     def is_listed(
@@ -213,7 +216,7 @@ class ListingClauses(StoreClauses):
         spans: Sequence[tuple[str, str]],
         where: str = "",
     ) -> None:
-        """Fail unless the store lists what is there: all of it, and by each of these prefixes and `after`."""
+        """Fail unless the store lists exactly these keys, in all and for each prefix and `after`."""
         for prefix, after in [("", ""), *spans]:
             wanted = expected(there, prefix, after)
             rows = run(listed(store, prefix, after=after, awaiting=wanted))
@@ -226,11 +229,11 @@ class ListingClauses(StoreClauses):
     def test_listing_goes_on_while_keys_change(
         self, run: Run, store: ObjectStore, other: ObjectStore
     ) -> None:
-        """What exists during the whole of a listing is shown once and in order, whatever else changes.
+        """A key that exists during a whole listing is listed once and in order, while other keys change.
 
-        While its caller advances, keys before, at and behind the row that it has reached are deleted, created
-        and replaced, by this client and by another. A page that is asked for by a number of rows would begin
-        too far on, or too early; a client that keeps its connection for the listing would wait for ever.
+        During the listing, keys before, at and after the current row are deleted, created and replaced, by
+        this client and by another. A store that finds its next page by a number of rows would begin too early
+        or too late. A client that keeps its only connection for the listing would wait for ever.
         """
         there = [f"many/{n:05}" for n in range(MANY)]
         run(fill(store, there))
@@ -263,15 +266,15 @@ class ListingClauses(StoreClauses):
 
         lasting = [key for key in there if key not in deleted]
         assert [key for key in lasting if key not in {*rows}] == []
-        assert rows == sorted({*rows}, key=str.encode), "a key is listed twice, or not in its order"
+        assert rows == sorted({*rows}, key=str.encode), "a key is listed twice or out of order"
         assert {*rows} <= {*there} | made
 
     def test_listing_keeps_its_end(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """A listing shows what exists during the whole call, and no folder's end is missed.
+        """A listing shows every key that exists during the whole call, also at the end of a folder.
 
         Another client creates greater and greater keys, and deletes the lowest of them once `newest_kept`
-        others exist. A listing that reads names first, and looks at each object later, shows none of them
-        if it is slow: those that it read are deleted, and their successors are not among what it read.
+        others exist. Some slow listings read all names first and look at each object later. They show none of
+        these keys: the names that they read are deleted by then, and the newer ones are not among them.
         """
         if not store.capabilities.strong_listing:
             self.holds_no_tier(run, store)
@@ -285,7 +288,7 @@ class ListingClauses(StoreClauses):
             for number in range(1, STEPS):
                 await other.create(f"x/root.{number:04}", b"")
                 newest = number
-                for _ in range(random.randrange(3)):  # no rhythm, in which each look meets the same moment
+                for _ in range(random.randrange(3)):  # random, or each listing might meet the same moment
                     await asyncio.sleep(0)
                 if number >= self.newest_kept:
                     await other.delete([f"x/root.{number - self.newest_kept:04}"])
@@ -310,7 +313,7 @@ class ListingClauses(StoreClauses):
             assert found[-1] >= began_with
 
     def test_levels_are_whole(self, run: Run, store: ObjectStore) -> None:
-        """A level names each key and folder directly below once, in order, and no folder of nothing."""
+        """A level names each key and folder directly below it once and in order, and no empty folder."""
         for key in ("a-b/x", "a/1", "a/2/x", "a/2/y/z", "a/20", "a0", "é/ü/x", "b", "gone/x"):
             run(store.put(key, Body.of(b"")))
         run(store.delete(["gone/x"]))
@@ -322,9 +325,9 @@ class ListingClauses(StoreClauses):
         self.is_level(run, store, "b/", [])
 
     def test_a_level_goes_on_page_after_page(self, run: Run, store: ObjectStore) -> None:
-        """More folders than any store names at once, among keys, are named once each and in order.
+        """A level longer than any page, of folders and keys, has each of them once and in order.
 
-        So are exactly a thousand, which are left after the others are deleted.
+        The same holds for exactly 1,000 of them, which are left when the others are deleted.
         """
         place = folder_of_many(store)
         there = [f"{place}/{n:04}{'/x' if n % 10 else ''}" for n in range(MANY)]
@@ -337,7 +340,7 @@ class ListingClauses(StoreClauses):
         self.is_level(run, store, f"{place}/", left)
 
     def is_level(self, run: Run, store: ObjectStore, prefix: str, wanted: Sequence[str]) -> None:
-        """Fail unless these are the names of a level; of a store that may be late, in one of many looks."""
+        """Fail unless a level has these names. If the store may be late, it is listed several times."""
 
         async def look() -> list[str]:
             for _ in range(1 if store.capabilities.strong_listing else LATE_LOOKS_MAX):
@@ -350,7 +353,7 @@ class ListingClauses(StoreClauses):
         make_sure_of_keys(run(look()), wanted, f"the level {prefix!r}")
 
     def test_listing_reads_prefixes_as_they_are(self, run: Run, store: ObjectStore) -> None:
-        """No character of a prefix is a wildcard, and none is special."""
+        """No character of a prefix is special or a wildcard."""
         there = ("a%b", "a%bc", "a*b", "a+b", "a[b]", "a_b", "axb", "axxb")
         for key in there:
             run(store.put(key, Body.of(b"")))
@@ -359,9 +362,9 @@ class ListingClauses(StoreClauses):
             assert run(self.listed_like(store, there, prefix)) == expected(there, prefix)
 
     def test_listing_may_be_left_early(self, run: Run, store: ObjectStore) -> None:
-        """A caller that stops after some rows, and begins again behind the last of them, misses nothing.
+        """A caller that stops after some rows and lists again from the last of them misses nothing.
 
-        It may do so many times, and its next calls are answered as ever.
+        It may do so many times, and its next calls are answered.
         """
         there = tuple(f"{n:02}" for n in range(10))
         for key in there:
@@ -397,17 +400,17 @@ class ListingClauses(StoreClauses):
     async def listed_like(
         self, store: ObjectStore, there: Sequence[str], prefix: str = "", after: str = ""
     ) -> list[str]:
-        """The keys of a listing, where `there` is all that was put."""
+        """Return the keys of a listing, for a test that stored the keys `there` and no others."""
         wanted = expected(there, prefix, after)
         return keys(await listed(store, prefix, after=after, awaiting=wanted))
 
 
 def folder_of_many(store: ObjectStore) -> str:
-    """A folder for many keys: the first of `PAGED` that the store can hold."""
+    """Return a folder for many keys: the first of `PAGED` that the store can hold."""
     return next(place for place in PAGED if not refuses(store, f"{place}/0"))
 
 
 def expected(there: Sequence[str], prefix: str = "", after: str = "") -> list[str]:
-    """The keys that a listing should give, by the definition."""
+    """Return the keys that a listing should show, by its definition."""
     wanted = (key.encode() for key in there if key.startswith(prefix))
     return [key.decode() for key in sorted(wanted) if key > after.encode()]

@@ -1,4 +1,4 @@
-"""How a client behaves whatever it is asked: what it declares, and that it hinders nobody."""
+"""General behaviour of a client: its declarations and its URL, closing it, and calls beside other calls."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ STEP: Final = 50_000
 LARGE_SIZE_BYTES: Final = 24 * STEP
 
 BESIDE: Final = 3
-"""Each call of so many that is cancelled has the same call beside it."""
+"""Every third cancelled call has an equal call beside it."""
 
 TURNS: Final = 40
-"""How often a folder of one object gets another one while the first is deleted."""
+"""How often a folder with one object gets another one while the first is deleted."""
 
 CLOSED: Final = 8
-"""Clients, one after the other. Threads that all of them share are fewer."""
+"""The number of clients opened one after the other: more than there are threads that all clients share."""
 
 CANCELLED: Final[Mapping[str, Callable[[ObjectStore], Coroutine[Any, Any, object]]]] = {
     "get": lambda store: store.get("large"),
@@ -62,17 +62,17 @@ CANCELLED: Final[Mapping[str, Callable[[ObjectStore], Coroutine[Any, Any, object
 
 
 class StoreMannerClauses(StoreClauses):
-    """Declarations, urls, closing, and the event loop that a client shares with others."""
+    """The clauses on declarations, URLs, closing, cancelling, and the event loop that clients share."""
 
     def test_capabilities_do_not_change(self, store: ObjectStore, other: ObjectStore) -> None:
-        """Two clients of one place declare the same capabilities, in plain values."""
+        """Two clients of one place declare the same capabilities, as plain values."""
         assert store.capabilities == other.capabilities
         assert all(
             isinstance(value, bool | int | str | None) for value in store.capabilities.as_dict().values()
         )
 
     def test_closing_is_idempotent(self, run: Run, open_client: Callable[[], ObjectStore]) -> None:
-        """A client may be closed twice, used or not; its threads and open files end with it."""
+        """A client may be closed twice, used or not, and closing it ends its threads and closes its files."""
         unused, before = open_client(), held()
         for _ in range(CLOSED):
             store = open_client()
@@ -89,21 +89,21 @@ class StoreMannerClauses(StoreClauses):
             if max(more.values()) < CLOSED:
                 return
             run(asyncio.sleep(LATE_PAUSE_SECONDS))
-        pytest.fail(f"{CLOSED} clients were closed: expected that nothing is left; found {more} more")
+        pytest.fail(f"{CLOSED} clients were closed: expected no threads or files left; found {more} more")
 
     def test_the_url_names_the_place(self, store: ObjectStore, other: ObjectStore) -> None:
-        """Two clients of one place have one url, and it has a scheme."""
+        """Two clients of one place have the same URL, and it has a scheme."""
         assert store.url == other.url
         assert "://" in store.url
 
     def test_the_url_carries_no_credentials(self, store: ObjectStore) -> None:
-        """A url is for messages, so it has neither a password nor a key or token of the store."""
+        """A URL contains no password, key or token, because it is shown in messages."""
         assert not has_credentials(store.url)
 
     def test_closing_leaves_other_clients_alone(
         self, run: Run, store: ObjectStore, other: ObjectStore
     ) -> None:
-        """When one client of a place is closed, the others go on."""
+        """Closing one client of a place does not affect the others."""
         run(store.put("key", Body.of(b"data")))
         run(other.get("key"))
 
@@ -114,9 +114,9 @@ class StoreMannerClauses(StoreClauses):
         assert run(other.get("key")) == b"more"
 
     def test_calls_may_overlap(self, run: Run, store: ObjectStore) -> None:
-        """Of many calls at the same time each gets its own answer: reads of one object or many, listings.
+        """Overlapping calls each get their own answer: reads of one object or of many, and listings.
 
-        And objects come into a folder while others leave it.
+        Objects can be written to a folder while others in it are deleted.
         """
         there = {f"key.{n:02}": b"%d" % n * n for n in range(24)}
         large = drawn(LARGE_SIZE_BYTES)
@@ -141,8 +141,9 @@ class StoreMannerClauses(StoreClauses):
 
         whole, parts, rows = run(scenario())
 
-        assert whole == [*there.values()]
-        make_sure_of(b"".join(parts), large, "parts that were read at once")
+        for data, wanted in zip(whole, there.values(), strict=True):
+            make_sure_of(data, wanted, "an object read at the same time as others")
+        make_sure_of(b"".join(parts), large, "parts read at the same time")
         assert rows == [[key for key in there if key[:5] == "key.1"][n:] for n in range(11)]
         assert self.keys_in_store() == {*there, "large"}
         for turn in range(TURNS):
@@ -152,10 +153,10 @@ class StoreMannerClauses(StoreClauses):
 
     @pytest.mark.parametrize("name", CANCELLED)
     def test_a_cancelled_call_hinders_no_other(self, run: Run, store: ObjectStore, name: str) -> None:
-        """A call that is cancelled at any moment holds no connection or lock: the next calls are answered.
+        """A call that is cancelled at any moment keeps no connection or lock: the next calls are answered.
 
-        And they get their own answers, not the one that was no longer waited for. So does the same call that
-        is under way at that moment.
+        The next calls get their own answers, not that of the cancelled call. An equal call that runs at the
+        same time is answered too.
         """
         call = CANCELLED[name]
         large = drawn(STEP * 4)
@@ -170,13 +171,13 @@ class StoreMannerClauses(StoreClauses):
                 await asyncio.gather(*beside)
                 assert await store.get("kept", Span(1, 3)) == DIGITS[1:4]
                 assert keys(await listed(store, "k", awaiting=["kept"])) == ["kept"]
-            make_sure_of(await store.get("large"), large, "an object that was there all the time")
+            make_sure_of(await store.get("large"), large, "an object that no call changed")
 
         run(scenario())
 
     @pytest.mark.parametrize("size_bytes", [len(DIGITS), 8 * MIB])
     def test_calls_do_not_hold_up_the_loop(self, run: Run, store: ObjectStore, size_bytes: int) -> None:
-        """While a call waits for its store, or works on its bytes, other tasks of the event loop run."""
+        """While a call waits for its store or works on its bytes, other tasks of the event loop run."""
         can = store.capabilities
         data = drawn(min(size_bytes, can.put_size_bytes_max or size_bytes))
         made = data[: can.create_size_bytes_max]
@@ -199,8 +200,8 @@ class StoreMannerClauses(StoreClauses):
             stall_seconds = run(longest_stall(call, enough_seconds=STALL_SECONDS, between=calls["delete"]))
             if stall_seconds >= STALL_SECONDS:
                 pytest.fail(
-                    f"{name}, {size_bytes:,} bytes: expected that other tasks run; found that none did for "
-                    f"{stall_seconds:.2f} s, in the best of several tries"
+                    f"{name}, {size_bytes:,} bytes: expected that other tasks run; found that none ran "
+                    f"for {stall_seconds:.2f} s, in the best of several tries"
                 )
 
 
@@ -210,18 +211,18 @@ async def gathered(*calls: Coroutine[Any, Any, object]) -> None:
 
 
 def held() -> dict[str, int]:
-    """How many threads this process has, and open files and connections if the system tells."""
+    """Count the threads of this process, and its open files and connections if the system shows them."""
     descriptors = Path("/proc/self/fd")
     open_files = len([*descriptors.iterdir()]) if descriptors.is_dir() else 0
     return {"threads": threading.active_count(), "open files": open_files}
 
 
 async def create_of_any(store: ObjectStore) -> None:
-    """Create a key that may be there from the last time."""
+    """Create a key that may exist from an earlier call."""
     with suppress(AlreadyExists):
         await store.create("created", DIGITS * 5000)
 
 
 async def unfinished(store: ObjectStore) -> list[str]:
-    """The keys of unfinished uploads."""
+    """Return the keys of unfinished uploads."""
     return [each.key for each in await store.unfinished_uploads("")]

@@ -1,8 +1,8 @@
-"""The whole port against a dictionary: calls in any order, as Hypothesis draws them.
+"""Random sequences of calls, drawn by Hypothesis, whose answers are compared with those of a dictionary.
 
-Each example works below a prefix of its own, so that none need clean up for the next. What is drawn depends
-on the seed alone: no database of examples, no deadline. A key is never another's folder; the rest of what a
-key may be is asked by `keys`.
+Invariants: each example works below a prefix of its own, so it needs no cleaning up. The draws depend on the
+seed alone: there is no database of examples and no deadline. No key is also a folder. Other peculiarities of
+keys are tested by `keys`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from offload_conformance.store.base import (
 T = TypeVar("T")
 
 KEYS: Final = ("a-b", "a/1", "a/2/x", "a0", "é")
-"""Few, so that calls meet; `-` is less than `/`, and `0` is greater."""
+"""Few keys, so that calls meet on one. `-` sorts before `/`, and `0` behind it."""
 PREFIXES: Final = ("", "a", "a/", "a/2", "none/", "é")
 FOLDERS: Final = ("", "a/", "a/2/", "none/")
 LATER_PARTS_SIZE_BYTES_MAX: Final = 2**16
-"""Where parts may be as small as this, an upload has up to three."""
+"""If parts may be as small as this, an upload has up to three; else it has one, to keep requests small."""
 
 contents = st.binary(max_size=20)
 spans = st.one_of(
@@ -57,7 +57,10 @@ spans = st.one_of(
 
 
 class Ongoing:
-    """An upload under way. `disturbed` where its key was written meanwhile: then it may be refused."""
+    """An upload under way.
+
+    It is `disturbed` if its key was written meanwhile: then the store may refuse it.
+    """
 
     def __init__(self, key: str, upload: Upload, parts: Sequence[bytes]) -> None:
         self.key, self.upload, self.parts = key, upload, parts
@@ -65,12 +68,12 @@ class Ongoing:
         self.disturbed = False
 
     async def put_part(self, number: int) -> None:
-        """Put a part, perhaps again."""
+        """Put a part, perhaps for the second time."""
         await self.upload.put_part(number, self.parts[number - 1])
         self.put.add(number)
 
     async def complete(self) -> None:
-        """Put what is missing, the last part first; then complete."""
+        """Put the missing parts, the last one first, then complete the upload."""
         for number in range(len(self.parts), 0, -1):
             if number not in self.put:
                 await self.put_part(number)
@@ -78,24 +81,24 @@ class Ongoing:
 
 
 class Clients:
-    """The client in use, and the names of examples. A client serves one example after the other."""
+    """The client in use and the names of examples. One client serves many examples, one after the other."""
 
     def __init__(self, run: Run, open_client: Callable[[], ObjectStore]) -> None:
         self.run, self._open, self._numbers = run, open_client, count()
         self.client = open_client()
 
     def place(self) -> str:
-        """A prefix that no example had."""
+        """Return a prefix that no earlier example used."""
         return f"example.{next(self._numbers):06}"
 
     def reopen(self) -> None:
-        """Close the client, and open another."""
+        """Close the client and open another."""
         self.run(self.client.aclose())
         self.client = self._open()
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Any calls of a store, and what a dictionary would answer. A subclass binds `clients`."""
+    """Random calls of a store, and the answers of a dictionary. A subclass binds `clients`."""
 
     clients: Clients
 
@@ -103,7 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Nothing is there."""
+        """Begin with an empty prefix."""
         self.place = self.clients.place()
         self.store: ObjectStore = PrefixStore(self.clients.client, self.place)
         self.objects: dict[str, bytes] = {}
@@ -111,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.reopened = self.interrupted = False
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a call. After Ctrl-C nobody knows what it applied, and the example is not judged."""
+        """Run a call. After Ctrl-C its outcome is unknown, and the example is not judged."""
         try:
             return self.clients.run(coroutine)
         except KeyboardInterrupt:
@@ -119,13 +122,13 @@ class StoreMachine(RuleBasedStateMachine):
             raise
 
     def changed(self, *changed: str) -> None:
-        """Take down that keys were written or deleted."""
+        """Note that keys were written or deleted."""
         for each in self.ongoing:
             each.disturbed |= each.key in changed
 
     @rule(key=st.sampled_from(KEYS), windows=st.lists(contents.filter(bool), max_size=3))
     def put(self, key: str, windows: list[bytes]) -> None:
-        """Replace, or store anew."""
+        """Replace an object, or store a new one."""
         self.run(self.store.put(key, body_of(*windows)))
         self.objects[key] = b"".join(windows)
         self.changed(key)
@@ -133,9 +136,9 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.store.capabilities.atomic_create)
     @rule(key=st.sampled_from(KEYS), data=contents)
     def create(self, key: str, data: bytes) -> None:
-        """Store only what is absent."""
+        """Create a key. If it exists, the store must refuse it."""
         if key in self.objects:
-            with raises(AlreadyExists, f"a create of {key!r}, which is there"):
+            with raises(AlreadyExists, f"a create of {key!r}, which exists"):
                 self.run(self.store.create(key, data))
             return
         self.run(self.store.create(key, data))
@@ -144,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), span=spans)
     def get(self, key: str, span: Span | Suffix | None) -> None:
-        """Read all or a part."""
+        """Read an object or a part of it."""
         if key not in self.objects:
             with raises(NotFound, f"a read of {key!r}, which is absent"):
                 self.run(self.store.get(key, span))
@@ -154,29 +157,30 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(prefix=st.sampled_from(PREFIXES), after=st.sampled_from(("", *KEYS, "a", "a/", "a/2", "zz")))
     def list(self, prefix: str, after: str) -> None:
-        """Rows in order, with sizes."""
+        """List the keys: rows in order, with sizes."""
         self.rows_are_right(prefix, after)
 
     @rule(prefix=st.sampled_from(FOLDERS))
     def level(self, prefix: str) -> None:
-        """What is directly below a folder."""
+        """Name the keys and folders directly below a folder."""
         below = (key[len(prefix) :].partition("/") for key in self.objects if key.startswith(prefix))
         wanted = sorted({prefix + part + slash for part, slash, _ in below}, key=str.encode)
         assert self.run(level_like(self.store, prefix, wanted)) == wanted
 
     @rule(named=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4))
     def delete(self, named: Sequence[str]) -> None:
-        """A batch, in which keys are absent or named twice."""
+        """Delete a batch, in which keys may be absent or named twice."""
         self.run(self.store.delete(named))
         for key in named:
             self.objects.pop(key, None)
         self.changed(*named)
-        self.rows_are_right("", after=named[0])  # whoever had listed so far goes on
+        # A caller that has listed up to a key continues after it, even if the key is deleted meanwhile.
+        self.rows_are_right("", after=named[0])
 
     @precondition(lambda self: self.store.capabilities.multipart)
     @rule(target=uploads, key=st.sampled_from(KEYS), parts=st.integers(1, 3), last=contents.filter(bool))
     def start_upload(self, key: str, parts: int, last: bytes) -> Ongoing:
-        """Begin an upload; nothing is to be seen of it."""
+        """Start an upload. It is invisible until it is complete."""
         least = max(len(last), self.store.capabilities.part_size_bytes_min)
         before = [bytes([n]) * least for n in range(1, parts)] if least <= LATER_PARTS_SIZE_BYTES_MAX else []
         upload = self.run(self.store.start_upload(key))
@@ -185,13 +189,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(ongoing=uploads, number=st.integers(0, 2))
     def put_part(self, ongoing: Ongoing, number: int) -> None:
-        """Put any part, perhaps again."""
+        """Put any part, perhaps for the second time."""
         if ongoing in self.ongoing:
             self.run(ongoing.put_part(1 + number % len(ongoing.parts)))
 
     @rule(ongoing=consumes(uploads))
     def complete(self, ongoing: Ongoing) -> None:
-        """Make an upload the object; where its key was written meanwhile, that may be refused instead."""
+        """Complete an upload. If its key was written meanwhile, the store may refuse it instead."""
         if ongoing not in self.ongoing:
             return
         self.ongoing.remove(ongoing)
@@ -204,12 +208,13 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self.objects[ongoing.key] = b"".join(ongoing.parts)
         self.changed(ongoing.key)
-        if self.store.capabilities.atomic_create:  # a commit that comes now must find it
+        # A create must see a completed upload, even if the store checks creates against an index of its own.
+        if self.store.capabilities.atomic_create:
             self.create(ongoing.key, b"")
 
     @rule(ongoing=consumes(uploads))
     def abort(self, ongoing: Ongoing) -> None:
-        """Forget an upload; its key stays as it is."""
+        """Abort an upload. Its key keeps its object."""
         if ongoing in self.ongoing:
             self.ongoing.remove(ongoing)
             self.run(ongoing.upload.abort())
@@ -217,14 +222,16 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.reopened)
     @rule()
     def close_and_open(self) -> None:
-        """Another client goes on. What an upload of the first had put is forgotten."""
+        """Continue with another client. Unfinished uploads of the first are aborted."""
+        # Uploads belong to the client that started them, and cannot be continued by the next one.
         self.forget_uploads()
         self.clients.reopen()
         self.store = PrefixStore(self.clients.client, self.place)
-        self.reopened = True  # once is enough: a client of a distant store takes its time
+        self.reopened = True  # once is enough: opening a client of a distant store takes long
 
     def teardown(self) -> None:
-        """At the end every object is there as it should be, and nothing else is."""
+        """Check at the end that every object is as it should be, and that there is no other."""
+        # `begin` may have failed before the first assignment; Hypothesis calls this even then.
         if not hasattr(self, "objects") or self.interrupted:
             return
         self.forget_uploads()
@@ -233,17 +240,17 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.run(self.store.get(key)) == data
 
     def rows_are_right(self, prefix: str, after: str) -> None:
-        """Hold a listing against the dictionary."""
+        """Compare a listing with the dictionary."""
         there = [key for key in self.objects if key.startswith(prefix) and key.encode() > after.encode()]
         wanted = sorted(there, key=str.encode)
         rows = self.run(listed(self.store, prefix, after=after, awaiting=wanted))
         if self.store.capabilities.strong_listing:
             assert rows == [Listed(key, len(self.objects[key])) for key in wanted]
-        else:  # the keys were waited for; a size may still be that of before
+        else:  # `listed` waited for the keys, but a late listing may still show an earlier size
             assert keys(rows) == wanted
 
     def forget_uploads(self) -> None:
-        """Abort what is under way."""
+        """Abort every upload under way."""
         for each in self.ongoing:
             with suppress(OffloadError):
                 self.run(each.upload.abort())
@@ -251,7 +258,10 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 async def level_like(store: ObjectStore, prefix: str, wanted: Sequence[str]) -> list[str]:
-    """The names of a level; of a store that may be late, the first like `wanted`, or the last."""
+    """Return the names of a level.
+
+    If the store may be late, repeat it until it is `wanted`, or time is up.
+    """
     looks = 1 if store.capabilities.strong_listing else LATE_LOOKS_MAX
     for look in range(looks):
         names = await level(store, prefix)
@@ -262,18 +272,18 @@ async def level_like(store: ObjectStore, prefix: str, wanted: Sequence[str]) -> 
 
 
 class ModelClauses(StoreClauses):
-    """All of the port's clauses, in sequences that nobody thought of."""
+    """All of the port's promises, in random sequences of calls."""
 
     model_examples: int = 30
-    """How many sequences of calls are tried."""
+    """The number of sequences of calls."""
 
     model_calls: int = 35
-    """How many calls each may have."""
+    """The largest number of calls in a sequence."""
 
     def test_any_calls_answer_as_a_dictionary_would(
         self, run: Run, open_client: Callable[[], ObjectStore]
     ) -> None:
-        """Whatever calls are made in whatever order, each answer is that of a dictionary of bytes."""
+        """Any calls in any order get the answers that a dictionary of bytes would give."""
         machine = type("Store", (StoreMachine,), {"clients": Clients(run, open_client)})
         drawn = settings(
             max_examples=self.model_examples,

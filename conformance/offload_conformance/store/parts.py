@@ -1,7 +1,7 @@
-"""An upload in more than 1,000 parts, or in as many as 64 MiB allow; an upload of nothing; and its end.
+"""Uploads of 1,024 parts or of none, and calls after the end of an upload.
 
-`uploads` asks what an upload of a few parts is. Here are numbers of two and three digits, and what comes
-after the end of an upload.
+`uploads` tests uploads of a few parts. Here, part numbers have two, three and four digits, so that an order
+by text shows.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from offload_conformance.store.uploads import UploadClauses, parts_for
 
 GIB: Final = 2**30
 PARTS: Final = 1024
-"""More than a page of any list of parts has. In parts of 5 MiB, the least of S3, that is 5 GiB."""
+"""More parts than a page of any list of parts has. In parts of 5 MiB, the least of S3, they make 5 GiB."""
 
 PARTS_MIN: Final = 12
-"""As text, 10 comes before 9."""
+"""At least so many parts that numbers have two digits: as text, 10 sorts before 9."""
 
 MODEST_SIZE_BYTES: Final = 64 * 2**20
 PART_SIZE_BYTES_MIN: Final = 16
 READ_SIZE_BYTES: Final = 1024
-"""So small parts are read 64 at a time, and larger ones one by one."""
+"""The size of a read: 64 of the smallest parts, or a single larger part."""
 
 AT_ONCE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An upload: so many parts of one size, and the last one of half of it. No two words of it are alike."""
+    """A planned upload: parts of one size, the last one of half of it. All words of eight bytes differ."""
 
     parts: int
     part_size_bytes: int
 
     @classmethod
     def of(cls, capabilities: Capabilities, size_bytes: int) -> Plan:
-        """Of about `size_bytes`: if 1,024 of the least parts need more, as many as 64 MiB allow."""
+        """Plan an upload of `size_bytes` or more, in fewer than 1,024 parts if these exceed 64 MiB."""
         most = min(PARTS, capabilities.parts_max or PARTS)
         least = max(PART_SIZE_BYTES_MIN, capabilities.part_size_bytes_min, -(-size_bytes // most))
         part_size_bytes = -(-least // 8) * 8
@@ -67,33 +67,33 @@ class Plan:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole object."""
+        """The size of the whole object."""
         return (self.parts - 1) * self.part_size_bytes + self.part_size_bytes // 2
 
     @property
     def parts_read(self) -> int:
-        """How many parts are read at a time: one, or as many as a read of modest size holds."""
+        """The number of parts in one read: one, or as many as `READ_SIZE_BYTES` holds."""
         return max(1, READ_SIZE_BYTES // self.part_size_bytes)
 
     def part(self, number: int) -> bytes:
-        """One part, of words of eight bytes that count through the object."""
+        """Return one part, of words of eight bytes that count through the object."""
         first = (number - 1) * self.part_size_bytes
         end = min(first + self.part_size_bytes, self.size_bytes)
         return array("Q", range(first // 8, -(-end // 8))).tobytes()[: end - first]
 
 
 class PartsClauses(UploadClauses):
-    """Uploads of many parts and of none, and what ends them."""
+    """The clauses on uploads of many parts or none, and on the end of an upload."""
 
     upload_size_bytes: int = 0
-    """Of the upload in many parts. 5 GiB makes it as large as that; 0, as small as its parts may be."""
+    """The size of the upload in many parts, up to 5 GiB. 0 means as small as the store's parts may be."""
 
     def test_uploads_may_have_many_parts(
         self, run: Run, store: ObjectStore, other: ObjectStore, note: Callable[[str], None]
     ) -> None:
-        """An upload in 1,024 parts, or in as many as 64 MiB allow, put in no order, is read back exactly.
+        """An upload of 1,024 parts, or of as many as 64 MiB allow, put in random order, is read back exactly.
 
-        Until it is complete no listing shows it, and its parts hide nothing that is listed behind them.
+        Until it is complete no listing shows it, and its parts hide no key that is listed after it.
         """
 
         async def scenario() -> None:
@@ -104,7 +104,7 @@ class PartsClauses(UploadClauses):
             await put_parts(upload, plan)
             await store.put("key2", Body.of(b""))
             found = keys(await listed(other, awaiting=["key2"]))
-            make_sure_of_keys(found, ["key2"], f"a listing behind an upload of {plan.parts} parts")
+            make_sure_of_keys(found, ["key2"], f"a listing beside an upload of {plan.parts} parts")
             await upload.complete()
             for number in range(1, plan.parts + 1, plan.parts_read):
                 await read_behind(other, plan, number)
@@ -114,7 +114,7 @@ class PartsClauses(UploadClauses):
         self.run_upload(run, store, scenario)
 
     def test_uploads_of_no_part_are_empty_or_refused(self, run: Run, store: ObjectStore) -> None:
-        """Completed without a part, an upload is an empty object; or it is `Misuse`, and none is there."""
+        """An upload that is completed without a part is an empty object, or `Misuse` and no object."""
 
         async def scenario() -> None:
             upload = await store.start_upload("key")
@@ -129,23 +129,23 @@ class PartsClauses(UploadClauses):
         self.run_upload(run, store, scenario)
 
     def test_parts_are_numbered_from_one(self, run: Run, store: ObjectStore) -> None:
-        """A part of number 0 is `Misuse`, at the latest where the upload is completed."""
+        """A part with number 0 is `Misuse`, at the latest when the upload is completed."""
 
         async def scenario() -> None:
             zeroth, first = parts_for(store, 2)
             upload = await store.start_upload("key")
-            with raises(Misuse, "a part of number 0"):  # either call may say so
+            with raises(Misuse, "a part of number 0"):  # any of the three calls may raise
                 await upload.put_part(0, zeroth)
                 await upload.put_part(1, first)
                 await upload.complete()
             await upload.abort()
-            with raises(NotFound, "reading what was not completed"):
+            with raises(NotFound, "a read of an object whose upload was not completed"):
                 await store.get("key")
 
         self.run_upload(run, store, scenario)
 
     def test_a_completed_upload_is_over(self, run: Run, store: ObjectStore) -> None:
-        """Completed or aborted again, it is refused or changes nothing: not the object, nor a newer one."""
+        """Completing or aborting a completed upload fails or changes nothing, not even a newer object."""
 
         async def scenario() -> None:
             (part,) = parts_for(store, 1)
@@ -165,7 +165,7 @@ class PartsClauses(UploadClauses):
     def test_an_upload_may_be_begun_again(
         self, run: Run, store: ObjectStore, other: ObjectStore, aborted: str
     ) -> None:
-        """What a first try left unfinished is no part of a second, and aborting it harms nothing."""
+        """An unfinished upload of a key adds nothing to a second one, and aborting it does no harm."""
 
         async def scenario() -> None:
             first, second, last = parts_for(store, 3)
@@ -179,12 +179,12 @@ class PartsClauses(UploadClauses):
             await upload.complete()
             if aborted == "afterwards":
                 await left.abort()
-            make_sure_of(await store.get("key"), first, "the upload that was not aborted")
+            make_sure_of(await store.get("key"), first, "the object of the second upload")
 
         self.run_upload(run, store, scenario)
 
     def test_a_cancelled_part_may_be_put_again(self, run: Run, store: ObjectStore) -> None:
-        """However often a part is cancelled, at any moment, the upload goes on and is whole."""
+        """A part whose calls were cancelled at any moment can be put again, and the object is whole."""
 
         async def scenario() -> None:
             first, last = parts_for(store, 2)
@@ -201,7 +201,7 @@ class PartsClauses(UploadClauses):
 
 
 async def put_parts(upload: Upload, plan: Plan) -> None:
-    """All parts in an order of no meaning, a few at once."""
+    """Put all parts in a random order, a few at once."""
     numbers = [*range(1, plan.parts + 1)]
     random.Random(plan.parts).shuffle(numbers)
     left = iter(numbers)
@@ -214,12 +214,12 @@ async def put_parts(upload: Upload, plan: Plan) -> None:
 
 
 async def read_behind(store: ObjectStore, plan: Plan, number: int) -> None:
-    """Read some parts with the byte before them, and compare them with what was put."""
+    """Read some parts with the byte before them, and compare them with the plan."""
     before = plan.part(number - 1)[-1:] if number > 1 else b""
     last = min(number + plan.parts_read, plan.parts + 1)
     wanted = before + b"".join(plan.part(each) for each in range(number, last))
     start = (number - 1) * plan.part_size_bytes - len(before)
     read = await store.get("key", Span(start, len(wanted)))
     assert (len(read), crc32c(read)) == (len(wanted), crc32c(wanted)), (
-        f"part {number} or one of the next reads otherwise"
+        f"the bytes of part {number}, or of one of the next, differ from those that were put"
     )

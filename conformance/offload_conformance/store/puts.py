@@ -1,4 +1,4 @@
-"""Puts: whole, durable, and unseen until they return."""
+"""Puts: whole, durable, and invisible until they return."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gzip
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import cycle, islice, pairwise
 from typing import Final
 
@@ -33,7 +34,7 @@ REPLACEMENTS: Final = {
     "small": (50_000, 3, 70_000, 0, 9, 20_000),
     "large": (9 * MIB, 64, 5 * MIB, 11 * MIB),
 }
-"""Sizes that follow one another under one key. Large ones are what SDKs read and write in pieces."""
+"""Sizes that follow one another under one key. SDKs read and write the large ones in pieces."""
 
 CONTENTS: Final = {
     "text.gz": gzip.compress(b"compressed " * 50, mtime=0),
@@ -46,30 +47,40 @@ CONTENTS: Final = {
     "bytes": bytes(range(256)) * 3,
     "zeros": bytes(70_000),
 }
-"""By the end of a key: what a proxy, an SDK or a database may take for something that it should change."""
+"""Contents by the end of their key, which a proxy, an SDK or a database might wrongly change."""
 
 WRITES: Final = 8
 SECOND_SECONDS: Final = 0.2
-"""How long a put may take to overtake another one that waits for its body."""
+"""The time that a put has to overtake another one, which waits for its body."""
 
 LOOKS: Final = 100
 LOOK_SECONDS: Final = 0.01
-"""How often, and after what pauses, a key is looked at whose put was cancelled and goes on nevertheless."""
+"""How often, and after what pauses, the test looks for the object of a cancelled put."""
+
+BOUNDS: Final = (
+    (0, 1),
+    (0, 40 * MIB),
+    (5, 5),
+    (MIB, 40 * MIB),
+    (17 * MIB, 40 * MIB),
+    (17 * MIB, 17 * MIB + 1),
+)
+"""Sizes of bodies, and their bounds. A store that sends parts may choose their size by the bound."""
 
 PARTS_READ: Final = (None, Span(0, 1 << 40), Span(5, 30_000), Suffix(6 * MIB))
 
 
 class PutClauses(StoreClauses):
-    """Of the port's clauses: puts are whole, puts are durable."""
+    """The clauses on `put`: puts are whole and durable."""
 
     @pytest.mark.parametrize("size_bytes", SIZES)
     def test_puts_are_whole(self, run: Run, store: ObjectStore, other: ObjectStore, size_bytes: int) -> None:
-        """What another client reads is what was put, of any size and from however many windows."""
+        """Another client reads exactly the bytes that were put, of any size and in any number of windows."""
         data = drawn(min(size_bytes, store.capabilities.put_size_bytes_max or size_bytes))
 
         run(store.put("a/key", body_of(*windows_of(data))))
 
-        make_sure_of(run(other.get("a/key")), data, "what was put")
+        make_sure_of(run(other.get("a/key")), data, "the object")
         assert run(listed(other, awaiting=["a/key"])) == [Listed("a/key", len(data))]
         assert self.keys_in_store() == {"a/key"}
 
@@ -77,7 +88,7 @@ class PutClauses(StoreClauses):
     def test_contents_are_kept_as_they_are(
         self, run: Run, store: ObjectStore, other: ObjectStore, name: str
     ) -> None:
-        """No content is special, whatever it looks like and whatever its key ends in."""
+        """No content is changed, whatever format it resembles and however its key ends."""
         data = CONTENTS[name]
         run(store.put(f"put/{name}", Body.of(data)))
         run(store.create(f"created/{name}", data))
@@ -89,7 +100,7 @@ class PutClauses(StoreClauses):
             assert run(listed(other, key, awaiting=[key])) == [Listed(key, len(data))]
 
     def test_puts_replace_whole(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """A shorter object leaves nothing of the longer one before it."""
+        """A shorter object leaves nothing of the longer one that it replaces."""
         run(store.put("key", Body.of(b"a long object")))
 
         run(store.put("key", Body.of(b"short")))
@@ -101,9 +112,9 @@ class PutClauses(StoreClauses):
     def test_puts_are_whole_while_replaced(
         self, run: Run, store: ObjectStore, other: ObjectStore, sizes: str
     ) -> None:
-        """A reader beside writers finds one object or the other, of another size too, never a mixture.
+        """A reader beside writers finds one object or the other, also of another size, never a mixture.
 
-        There are two writers, with a client each, and they put at the same time.
+        There are two writers, each with its own client, and they put at the same time.
         """
         versions = [bytes([ord("a") + n]) * size for n, size in enumerate(REPLACEMENTS[sizes])]
 
@@ -119,19 +130,17 @@ class PutClauses(StoreClauses):
                 is_last = writing.done()
                 try:
                     read = await other.get("key", span)
-                except (
-                    TryAgain
-                ):  # it may notice that the object was replaced, and leave the rest to its caller
+                except TryAgain:  # a store may notice that the object was replaced while it was read
                     if is_last:
                         raise
                     continue
                 allowed = [version[slice(*clip(span, len(version)))] for version in versions]
                 if read not in allowed:
                     found = {chr(byte): read.count(byte) for byte in sorted({*read})}
-                    pytest.fail(f"expected one of the objects that were put; found {found} by {span}")
+                    pytest.fail(f"a read of {span}: expected one of the objects that were put; found {found}")
                 if is_last:
                     break
-                await asyncio.sleep(0)  # a store need not
+                await asyncio.sleep(0)  # a store in memory never yields by itself
             await writing
 
         run(scenario())
@@ -139,7 +148,7 @@ class PutClauses(StoreClauses):
     def test_puts_are_invisible_until_they_return(
         self, run: Run, store: ObjectStore, other: ObjectStore
     ) -> None:
-        """Between the windows of its body an object is neither listed nor readable."""
+        """While its body is still being sent, an object is neither listed nor readable."""
         seen: list[object] = []
 
         async def windows() -> AsyncIterator[bytes]:
@@ -157,7 +166,7 @@ class PutClauses(StoreClauses):
         run(self.whole_beside_another_put(store, other))
 
     async def whole_beside_another_put(self, store: ObjectStore, other: ObjectStore) -> None:
-        """Assert that a put that waits for its second window is whole, although another began after it."""
+        """Assert that a put which waits for its second window is whole, although another began after it."""
         begun, go_on = asyncio.Event(), asyncio.Event()
 
         async def windows() -> AsyncIterator[bytes]:
@@ -176,14 +185,14 @@ class PutClauses(StoreClauses):
             is_last = both.done()
             with suppress(NotFound):
                 found = await other.get("beside")
-                assert found in (DIGITS * 2, b"short"), f"two puts of one key at once are read as {found!r}"
+                assert found in (DIGITS * 2, b"short"), f"a mixture of two puts: {found!r}"
             if is_last:
                 break
             await asyncio.sleep(0)
         await both
 
     def test_an_empty_object_is_an_object(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """An object of no bytes is there: it is read, and listed."""
+        """An object of no bytes exists: it can be read, and it is listed."""
         run(store.put("put", Body.of(b"")))
         run(store.create("created", b""))
 
@@ -191,7 +200,7 @@ class PutClauses(StoreClauses):
         assert run(listed(other, awaiting=["created", "put"])) == [Listed("created", 0), Listed("put", 0)]
 
     def test_a_failing_body_leaves_nothing_visible(self, run: Run, store: ObjectStore) -> None:
-        """The body's own error comes through, and the key stays as it was."""
+        """If a body raises, `put` raises that same error, and the key stays as it was."""
         run(store.put("old", Body.of(b"old")))
 
         for key in ("old", "new"):
@@ -203,7 +212,7 @@ class PutClauses(StoreClauses):
 
     @pytest.mark.parametrize("announced", [0, 4, 6])
     def test_a_body_of_another_size_is_refused(self, run: Run, store: ObjectStore, announced: int) -> None:
-        """Five bytes that were announced as fewer or more are `Misuse`, and nothing is visible."""
+        """A body of fewer or more bytes than announced is `Misuse`, and nothing is visible."""
         body = Body(size_bytes=announced, windows=Body.of(b"fiver").windows)
 
         with raises(Misuse, f"a put of 5 bytes that were announced as {announced}"):
@@ -211,12 +220,50 @@ class PutClauses(StoreClauses):
 
         assert self.keys_in_store() == set()
 
+    @pytest.mark.parametrize(("size_bytes", "bound"), BOUNDS)
+    def test_bodies_of_unknown_size_are_whole(
+        self, run: Run, store: ObjectStore, other: ObjectStore, size_bytes: int, bound: int
+    ) -> None:
+        """If `unsized_put` is declared, a body shorter than its bound is stored with exactly its bytes."""
+        most = self.bound_of(store, bound)
+        data = drawn(min(size_bytes, most))
+        body = bound_body(data, most)
+        run(store.put("key", Body.of(b"a longer object than an empty one")))
+
+        for _ in range(2):  # a retry reads the same body again
+            run(store.put("key", body))
+
+            make_sure_of(run(other.get("key")), data, f"the object of a body of at most {most} bytes")
+            assert run(listed(other, awaiting=["key"])) == [Listed("key", len(data))]
+        assert self.keys_in_store() == {"key"}
+
+    @pytest.mark.parametrize(("size_bytes", "bound"), [(5, 4), (1, 0), (17 * MIB, 9 * MIB)])
+    def test_a_body_beyond_its_bound_is_refused(
+        self, run: Run, store: ObjectStore, size_bytes: int, bound: int
+    ) -> None:
+        """If `unsized_put` is declared, a body longer than its bound is `Misuse`, and nothing is changed."""
+        most = self.bound_of(store, bound)
+        run(store.put("old", Body.of(b"old")))
+
+        for key in ("old", "new"):
+            with raises(Misuse, f"a put of {size_bytes} bytes that were announced as at most {most}"):
+                run(store.put(key, bound_body(drawn(size_bytes), most)))
+
+        assert self.keys_in_store() == {"old"}
+        assert run(store.get("old")) == b"old"
+
+    def bound_of(self, store: ObjectStore, bound: int) -> int:
+        """Return the bound of a test's body. Skip the test if the store is never given such a body."""
+        if not store.capabilities.unsized_put:
+            pytest.skip("the store does not declare `unsized_put`, so no body of unknown size is given to it")
+        return min(bound, store.capabilities.put_size_bytes_max or bound)
+
     @pytest.mark.parametrize("windows_before", [0, 1, 3])
     @pytest.mark.parametrize("key", ["old", "new"])
     def test_a_cancelled_put_leaves_nothing_visible(
         self, run: Run, store: ObjectStore, windows_before: int, key: str
     ) -> None:
-        """Cancelled while it waits for a window, a put is as if it had never been, also later."""
+        """A put that is cancelled while it waits for a window has no effect, at that moment or later."""
 
         async def scenario() -> None:
             waiting, arrived, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -241,13 +288,13 @@ class PutClauses(StoreClauses):
             reached.cancel()
             putting.cancel()
             with raises(asyncio.CancelledError, "a put that was cancelled"):
-                await putting  # or its error, where it did not come as far as to wait
-            arrived.set()  # whoever reads on, reads now
+                await putting  # or its own error, if it failed before it waited
+            arrived.set()  # if somebody still reads the body, they continue now
             with suppress(TimeoutError):
                 await asyncio.wait_for(left.wait(), LOOKS * LOOK_SECONDS)
             for _ in range(LOOKS if is_read_on else 0):
                 if self.keys_in_store() != {"old"} or await store.get("old") != b"old":
-                    pytest.fail("a put that was cancelled: its body was read on, and now it is an object")
+                    pytest.fail("a cancelled put: its body was read on, and became an object")
                 await asyncio.sleep(LOOK_SECONDS)
 
         run(store.put("old", Body.of(b"old")))
@@ -257,7 +304,7 @@ class PutClauses(StoreClauses):
         assert run(store.get("old")) == b"old"
 
     def test_a_put_may_be_repeated(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """The same body, put again, is the same object: a body can be read twice."""
+        """Putting the same body again stores the same object: a body can be read twice."""
         body = body_of(b"one", b"two")
 
         run(store.put("key", body))
@@ -266,7 +313,7 @@ class PutClauses(StoreClauses):
         assert run(other.get("key")) == b"onetwo"
 
     def test_puts_are_durable(self, run: Run, store: ObjectStore) -> None:
-        """What was written outlives its client, which is all of durability that a test can see."""
+        """Objects outlive the client that wrote them; a test can see no more of durability than this."""
 
         async def scenario() -> None:
             passing = self.open_store()
@@ -281,8 +328,14 @@ class PutClauses(StoreClauses):
         assert run(store.get("created")) == b"created"
 
 
+def bound_body(data: bytes, bound: int) -> Body:
+    """Return a body of these bytes, in several windows, that announces only that it has at most `bound`."""
+    windows = windows_of(data) if data else []
+    return replace(body_of(*windows), size_bytes=bound, is_bound=True)
+
+
 def failing_body(data: bytes) -> Body:
-    """A body that breaks off after its first window, which is all that it announced."""
+    """Return a body that raises after its first window, which is all that it announced."""
 
     async def windows() -> AsyncIterator[bytes]:
         yield data

@@ -1,4 +1,4 @@
-"""Reads: exact ranges, absence said aloud, nothing stale; and the checksums that a store keeps."""
+"""Reads: exact ranges, errors for absent keys, no stale answers; and the checksums that a store keeps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from offload_conformance.store.base import (
 )
 
 LONGEST: Final = 2**63 - 1
-"""`sys.maxsize`, and the largest `int64`: "to the end", for a caller who does not know where that is."""
+"""`sys.maxsize`, and the largest `int64`. It means "to the end" to a caller who does not know the size."""
 
 SPANS: Final = (
     (Span(0, 10), DIGITS),
@@ -59,14 +59,18 @@ SPANS: Final = (
 )
 
 
+EARLIER: Final = 6
+"""A read begins up to this many turns of the event loop before a write."""
+
+
 class StoreReadClauses(StoreClauses):
-    """Of the port's clauses: ranges are exact, absence is an error, stored checksums are true."""
+    """The clauses on reads: ranges are exact, absence is an error, stored checksums are true."""
 
     @pytest.mark.parametrize(("span", "found"), SPANS, ids=str)
     def test_ranges_are_exact(
         self, run: Run, store: ObjectStore, span: Span | Suffix | None, found: bytes
     ) -> None:
-        """A range is clipped at the end of the object, never padded or shifted; and `bytes`."""
+        """A range is cut at the end of the object, never padded or shifted, and returned as `bytes`."""
         run(store.put("digits", Body.of(DIGITS)))
 
         read = run(store.get("digits", span))
@@ -75,7 +79,7 @@ class StoreReadClauses(StoreClauses):
         assert type(read) is bytes
 
     def test_ranges_are_exact_at_every_border(self, run: Run, store: ObjectStore) -> None:
-        """In an object of 8 MiB ranges are exact that begin or end about a power of two; and suffixes."""
+        """In an object of 8 MiB, ranges and suffixes that begin or end near a power of two are exact."""
         size_bytes = min(LARGE_SIZE_BYTES, store.capabilities.put_size_bytes_max or LARGE_SIZE_BYTES)
         data = array("Q", range(size_bytes // 8 + 1)).tobytes()[:size_bytes]
 
@@ -84,7 +88,7 @@ class StoreReadClauses(StoreClauses):
             for span in ranges_at_borders():
                 start, end = clip(span, size_bytes)
                 read = await store.get("large", span)
-                assert (len(read), read == data[start:end]) == (end - start, True), f"{span} reads otherwise"
+                assert (len(read), read == data[start:end]) == (end - start, True), f"{span}: wrong bytes"
 
         run(scenario())
 
@@ -94,14 +98,14 @@ class StoreReadClauses(StoreClauses):
     def test_ranges_of_an_empty_object_are_empty(
         self, run: Run, store: ObjectStore, span: Span | Suffix | None
     ) -> None:
-        """Any range of an empty object is empty, and nothing wrong."""
+        """Any range of an empty object is empty, and no error."""
         run(store.put("empty", Body.of(b"")))
 
         assert run(store.get("empty", span)) == b""
 
     @pytest.mark.parametrize("span", [Span(0, 1), Span(3, 0), Suffix(1), Suffix(0), None], ids=str)
     def test_absence_is_an_error(self, run: Run, store: ObjectStore, span: Span | Suffix | None) -> None:
-        """Reading what was never there, or only part of a name, or deleted, raises `NotFound`."""
+        """Reading a key that was never written, is deleted, or is a part of another raises `NotFound`."""
         run(store.put("folder/key", Body.of(b"")))
         run(store.put("gone", Body.of(b"")))
         run(store.delete(["gone"]))
@@ -112,7 +116,7 @@ class StoreReadClauses(StoreClauses):
             assert caught.value.key == key
 
     def test_reading_an_empty_place_writes_nothing(self, run: Run, store: ObjectStore) -> None:
-        """A place that was never written to lists as empty and holds no object."""
+        """Reading in a place that was never written to finds nothing and stores nothing."""
         beside = self.keys_beside()
 
         assert run(listed(store)) == []
@@ -125,7 +129,7 @@ class StoreReadClauses(StoreClauses):
 
     @pytest.mark.parametrize("size", ["empty", "small", "larger", "two parts"])
     def test_stored_checksums_are_true(self, run: Run, store: ObjectStore, size: str) -> None:
-        """A stored checksum is that of the whole object, however it came there, or there is none."""
+        """The stored checksum is that of the whole object, whichever call stored it, or None."""
         sizes = {"empty": 0, "small": 10, "larger": 80_000}
         data = drawn(sizes.get(size, store.capabilities.part_size_bytes_min + 1_000))
         unasked = {"empty": "upload", "two parts": "create"}.get(size)
@@ -139,9 +143,10 @@ class StoreReadClauses(StoreClauses):
     def test_stored_checksums_are_of_what_replaced_an_object(
         self, run: Run, store: ObjectStore, other: ObjectStore
     ) -> None:
-        """A stored checksum is of the object that stands there now, not of what stood there before.
+        """A stored checksum is that of the current object, not of one that it replaced.
 
-        Whichever way the object came there, and that before it; for a client that asked before, too.
+        This holds for every pair of calls that stored the two, and for a client that asked for the checksum
+        before.
         """
         before = "nothing"
         for number, way in enumerate(way for pair in product(ways_of(store), repeat=2) for way in pair):
@@ -160,7 +165,7 @@ class StoreReadClauses(StoreClauses):
         "span", [Span(-1, 1), Span(0, -1), Span(-3, 3), Span(10, -1), Suffix(-1)], ids=str
     )
     def test_ranges_are_never_negative(self, run: Run, store: ObjectStore, span: Span | Suffix) -> None:
-        """A negative start or length is `Misuse`, for no two stores would read it alike."""
+        """A negative start or length is `Misuse`, because stores would interpret it differently."""
         run(store.put("digits", Body.of(DIGITS)))
 
         with raises(Misuse, f"a read of {span}"):
@@ -170,10 +175,10 @@ class StoreReadClauses(StoreClauses):
     def test_reads_are_never_stale(
         self, run: Run, store: ObjectStore, other: ObjectStore, span: Span | Suffix | None
     ) -> None:
-        """Each write and delete shows in the very next read, also another client's that read before it.
+        """The next read after a write or delete shows it, also to another client that read the key before.
 
-        An object that was replaced by a longer one is read to its new end, by the same span. A read that is
-        under way since before a write keeps its answer to itself.
+        If a longer object replaced the first one, the same span reads up to the new end. A read that began
+        before a write does not pass its answer on to a later read.
         """
 
         def part_of(data: bytes) -> bytes:
@@ -181,7 +186,7 @@ class StoreReadClauses(StoreClauses):
             return data[start:end]
 
         def absent() -> None:
-            with raises(NotFound, "a read of a key that is not there, or not any more"):
+            with raises(NotFound, "a read of a key that never existed or was deleted"):
                 run(other.get("key", span))
 
         absent()
@@ -189,7 +194,7 @@ class StoreReadClauses(StoreClauses):
         for data in (b"before", b"after", b"longer than before"):
             run(store.put("key", Body.of(data)))
             found, wanted = run(other.get("key", span)), part_of(data)
-            make_sure_of(found, wanted, f"{span or 'all'} of {data!r}, behind {before!r}")
+            make_sure_of(found, wanted, f"{span or 'all'} of {data!r}, after {before!r}")
             before = data
         run(store.delete(["key"]))
         absent()
@@ -201,23 +206,20 @@ class StoreReadClauses(StoreClauses):
             for _ in range(turns):
                 await asyncio.sleep(0)
             await store.put(key, Body.of(b"written"))
-            assert await store.get(key, span) == part_of(b"written"), "a read joins one from before the put"
+            assert await store.get(key, span) == part_of(b"written"), "the answer of an earlier read"
             await asyncio.gather(reading, return_exceptions=True)
 
         for turns in range(EARLIER):
             run(overtaken(f"new.{turns}", turns))
 
 
-EARLIER: Final = 6
-"""By up to how many turns of the event loop a read begins before a write."""
-
 LARGE_SIZE_BYTES: Final = 8 * 2**20 + 3
 BORDERS: Final = (1, 4096, 2**16, 2**20, 4 * 2**20, 8 * 2**20)
-"""Where pages, buffers, blocks and parts end: in disks, sockets, SDKs and stores."""
+"""The sizes at which pages, buffers, blocks and parts end, in disks, sockets, SDKs and stores."""
 
 
 def ranges_at_borders() -> Iterator[Span | Suffix]:
-    """Ranges that begin, end or reach back one byte before each border, at it, one behind; and across it."""
+    """Yield ranges that cross each border, or begin or end at it, one byte before it or one byte after it."""
     for border in BORDERS:
         yield Span(border - 1, 2)
         for at in (border - 1, border, border + 1):

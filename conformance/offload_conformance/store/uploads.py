@@ -1,4 +1,4 @@
-"""Multipart uploads: capability `multipart`, asserted both ways."""
+"""Multipart uploads, both where the capability `multipart` is declared and where it is not."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ T = TypeVar("T")
 
 UNFINISHED: Final = 110
 UNFINISHED_MOST: Final = 1_010
-"""How many uploads are begun: more than a page of most stores has, and if that is quick, of any."""
+"""The number of uploads that are started: more than a page of most stores, or of any if that is quick."""
 
 QUICK_SECONDS: Final = 0.5
 BESIDE_DATA: Final = ("data_/x", "dataX", "DATA/0000", "data.1", "other/key")
-"""Keys that are not below `data/`, but that a pattern, a folder or a lack of cases takes in."""
+"""Keys that are not below `data/`, but that a pattern, a folder or an ignored case would include."""
 
 AT_ONCE: Final = 16
 CLOCKS_APART_SECONDS_MAX: Final = 86_400
-"""How far the store's clock may be off. Seconds or microseconds are off by decades."""
+"""How far the store's clock may be off. A mistake in the unit is off by decades."""
 
 
 class UploadClauses(StoreClauses):
-    """Nothing is visible before `complete`; parts stand in the order of their numbers."""
+    """The clauses on uploads: invisible before `complete`, and ordered by the numbers of their parts."""
 
     def test_uploads_are_as_declared(self, run: Run, store: ObjectStore) -> None:
-        """An upload begins where uploads are declared, and is refused with `Misuse` where they are not."""
+        """If `multipart` is declared, an upload can be started; if not, `start_upload` raises `Misuse`."""
 
         async def scenario() -> None:
             if store.capabilities.multipart:
                 await (await store.start_upload("key")).abort()
                 return
-            with raises(Misuse, "an upload in a store that declares none"):
+            with raises(Misuse, "an upload in a store that declares no uploads"):
                 await store.start_upload("key")
 
         run(scenario())
@@ -55,7 +55,7 @@ class UploadClauses(StoreClauses):
         assert self.keys_in_store() == set()
 
     def test_uploads_are_whole(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """Parts put in any order and at once become one object, seen only when complete."""
+        """Parts put in any order and at the same time become one object, visible only when complete."""
 
         async def scenario() -> None:
             parts = parts_for(store, 4)
@@ -67,8 +67,8 @@ class UploadClauses(StoreClauses):
             while not completing.done():
                 with suppress(NotFound):
                     end = await other.get("a/key", Suffix(1_000))
-                    make_sure_of(end, b"".join(parts)[-1_000:], "the end of what is being completed")
-                await asyncio.sleep(0)  # a store need not
+                    make_sure_of(end, b"".join(parts)[-1_000:], "an object whose upload is being completed")
+                await asyncio.sleep(0)  # a store in memory never yields by itself
             await completing
             make_sure_of(await other.get("a/key"), b"".join(parts), "an upload in four parts")
 
@@ -76,7 +76,7 @@ class UploadClauses(StoreClauses):
 
     @pytest.mark.parametrize("order", [(1,), (1, 2), (2, 1)], ids=str)
     def test_uploads_may_be_short(self, run: Run, store: ObjectStore, order: tuple[int, ...]) -> None:
-        """One part is an upload; the last of two may come first."""
+        """An upload may have a single part, and the last of two parts may be put first."""
 
         async def scenario() -> None:
             parts = parts_for(store, len(order))
@@ -89,7 +89,7 @@ class UploadClauses(StoreClauses):
         self.run_upload(run, store, scenario)
 
     def test_uploads_take_a_part_again(self, run: Run, store: ObjectStore) -> None:
-        """A part whose reply was lost is put a second time, and stands once."""
+        """A part that is put again, because its reply was lost, is in the object once."""
 
         async def scenario() -> None:
             parts = parts_for(store, 3)
@@ -102,9 +102,9 @@ class UploadClauses(StoreClauses):
         self.run_upload(run, store, scenario)
 
     def test_uploads_replace_whole(self, run: Run, store: ObjectStore) -> None:
-        """The object before stays until the upload is complete.
+        """An upload replaces the earlier object only when it is complete.
 
-        If the key is written meanwhile, the upload may be refused, and then the key stays as it is.
+        If the key is written meanwhile, the store may refuse the upload, and the key keeps its newer object.
         """
 
         async def scenario() -> None:
@@ -122,14 +122,14 @@ class UploadClauses(StoreClauses):
                 await late.complete()
             except OffloadError:
                 await late.abort()
-                make_sure_of(await store.get("key"), b"newer", "a key that an upload was refused for")
+                make_sure_of(await store.get("key"), b"newer", "the object of a key whose upload was refused")
             else:
-                make_sure_of(await store.get("key"), part, "an upload whose key was written meanwhile")
+                make_sure_of(await store.get("key"), part, "the object of an upload beside a put")
 
         self.run_upload(run, store, scenario)
 
     def test_an_aborted_upload_leaves_nothing(self, run: Run, store: ObjectStore) -> None:
-        """An aborted upload leaves no object, as often as it is aborted."""
+        """An aborted upload leaves no object, and it may be aborted again."""
 
         async def scenario() -> None:
             upload = await store.start_upload("key")
@@ -143,7 +143,7 @@ class UploadClauses(StoreClauses):
     def test_uploads_lack_no_part(self, run: Run, store: ObjectStore) -> None:
         """Completing an upload that lacks a part raises `Misuse`, and nothing is visible.
 
-        It can be aborted then, as ever.
+        The upload can still be aborted.
         """
 
         async def scenario() -> None:
@@ -151,18 +151,18 @@ class UploadClauses(StoreClauses):
             upload = await store.start_upload("key")
             await upload.put_part(1, first)
             await upload.put_part(3, last)
-            with raises(Misuse, "completing parts 1 and 3 of an upload"):
+            with raises(Misuse, "completing an upload that has only parts 1 and 3"):
                 await upload.complete()
             await upload.abort()
             left = [each for each in await store.unfinished_uploads("") if each.key == "key"]
-            assert not left, "an upload that was aborted is still told of"
-            with raises(NotFound, "reading what was not completed"):
+            assert not left, "the store still lists an upload that was aborted"
+            with raises(NotFound, "a read of an object whose upload was not completed"):
                 await store.get("key")
 
         self.run_upload(run, store, scenario)
 
     def test_uploads_of_one_key_do_not_mix(self, run: Run, store: ObjectStore, other: ObjectStore) -> None:
-        """Of two uploads of one key side by side the later is the object, whole, or it is refused."""
+        """If two uploads of one key overlap, the later one to complete is the whole object, or is refused."""
 
         async def scenario() -> None:
             ours = parts_for(store, 3)
@@ -187,9 +187,9 @@ class UploadClauses(StoreClauses):
     def test_unfinished_uploads_can_be_forgotten(
         self, run: Run, store: ObjectStore, other: ObjectStore
     ) -> None:
-        """An unfinished upload that the store tells of can be aborted, twice, and is told of no more.
+        """An unfinished upload that the store lists can be aborted, even twice, and is then no longer listed.
 
-        Whoever hears of it may abort it, not only the client that began it.
+        Any client may abort it, not only the one that started it.
         """
 
         async def scenario() -> None:
@@ -198,9 +198,9 @@ class UploadClauses(StoreClauses):
                 await upload.put_part(1, b"part")
             await done.complete()
             await dropped.abort()
-            told = [await store.unfinished_uploads(prefix) for prefix in ("data/0", "data/1", "data/2")]
-            assert [*told[0], *told[1]] == []
-            assert {each.key for each in told[2]} <= {"data/2"}
+            shown = [await store.unfinished_uploads(prefix) for prefix in ("data/0", "data/1", "data/2")]
+            assert [*shown[0], *shown[1]] == []
+            assert {each.key for each in shown[2]} <= {"data/2"}
             for client in (other, store):
                 for unfinished in await client.unfinished_uploads("data/2"):
                     await client.abort_upload(unfinished)
@@ -213,29 +213,29 @@ class UploadClauses(StoreClauses):
 
     @pytest.mark.parametrize("end", ["abort", "complete"])
     def test_parts_beside_an_abort_are_forgotten(self, run: Run, store: ObjectStore, end: str) -> None:
-        """If a sweep aborts an upload while its parts come, its writer's abort leaves nothing of it.
+        """If an upload is aborted by a sweep while its parts arrive, its writer's abort leaves nothing of it.
 
-        If the writer completes it instead, that is refused, or every part is in the object.
+        If the writer completes it instead, the store refuses that, or every part is in the object.
         """
 
         async def scenario() -> None:
             first, second, last = parts_for(store, 3)
             upload = await store.start_upload("key")
             await upload.put_part(1, first)
-            told = await store.unfinished_uploads("key")
-            for each in told:
+            shown = await store.unfinished_uploads("key")
+            for each in shown:
                 beside = store.abort_upload(each), upload.put_part(2, second)
                 await asyncio.gather(*beside, return_exceptions=True)
                 with suppress(OffloadError):
                     await upload.put_part(3, last)
-            if told and end == "complete":
+            if shown and end == "complete":
                 with suppress(OffloadError):
                     await upload.complete()
                     make_sure_of(await store.get("key"), first + second + last, "a completed upload")
                     return
             await upload.abort()
             left = [each.key for each in await store.unfinished_uploads("key")]
-            what = "unfinished uploads after a part came beside an abort, and another abort later"
+            what = "unfinished uploads after a part that ran beside an abort, and a second abort"
             make_sure_of_keys(left, [], what)
             assert self.keys_in_store() == set()
 
@@ -244,9 +244,9 @@ class UploadClauses(StoreClauses):
     def test_unfinished_uploads_are_all_told(
         self, run: Run, store: ObjectStore, note: Callable[[str], None]
     ) -> None:
-        """If a store tells of unfinished uploads with a prefix, it tells of all, each under its own key.
+        """A store that lists unfinished uploads by a prefix lists all of them, each under its own key.
 
-        Several of one key may be told as one; if what is told is aborted, none is left.
+        Several uploads of one key may be listed as one. Aborting all that is listed leaves none.
         """
         uploads: list[Upload] = []
 
@@ -255,7 +255,7 @@ class UploadClauses(StoreClauses):
             uploads.append(upload)
             await upload.put_part(1, b"part")
 
-        async def told(prefix: str) -> list[str]:
+        async def unfinished_keys(prefix: str) -> list[str]:
             return sorted({each.key for each in await store.unfinished_uploads(prefix)})
 
         async def scenario() -> None:
@@ -265,25 +265,29 @@ class UploadClauses(StoreClauses):
             await in_turn(begin, there[:UNFINISHED])
             if time.monotonic() - began > QUICK_SECONDS:
                 there = there[:UNFINISHED]
-                note(f"{UNFINISHED} unfinished uploads: {UNFINISHED_MOST:,} would take long")
+                note(f"{UNFINISHED} unfinished uploads, because {UNFINISHED_MOST:,} would take long")
             await in_turn(begin, [*there[UNFINISHED:], there[0], there[-1], there[-1]])
             for prefix in ("data/", "data", "data_", "", "data/000", "other/key", "none"):
-                if found := await told(prefix):
+                if found := await unfinished_keys(prefix):
                     wanted = sorted(key for key in there if key.startswith(prefix))
                     make_sure_of_keys(found, wanted, f"unfinished uploads with the prefix {prefix!r}")
             for _ in range(3):
                 await in_turn(store.abort_upload, await store.unfinished_uploads("data/"))
-            make_sure_of_keys(await told("data/"), [], "unfinished uploads after all of them were aborted")
+            make_sure_of_keys(
+                await unfinished_keys("data/"), [], "unfinished uploads after all of them were aborted"
+            )
 
         try:
             self.run_upload(run, store, scenario)
         finally:
             run(in_turn(lambda upload: upload.abort(), uploads))
         for prefix in ("data/", "other/key", ""):
-            make_sure_of_keys(run(told(prefix)), [], f"unfinished uploads with {prefix!r}, at the end")
+            make_sure_of_keys(
+                run(unfinished_keys(prefix)), [], f"unfinished uploads with {prefix!r}, at the end"
+            )
 
     def test_unfinished_uploads_tell_when_they_began(self, run: Run, store: ObjectStore) -> None:
-        """`started_ms` is in milliseconds since 1970: a sweep aborts what seems to be old."""
+        """`started_ms` is in milliseconds since 1970, because a sweep aborts uploads that look old."""
 
         async def scenario() -> None:
             upload = await store.start_upload("key")
@@ -292,7 +296,7 @@ class UploadClauses(StoreClauses):
             try:
                 for each in await store.unfinished_uploads("key"):
                     off_seconds = abs(each.started_ms - now_ms) / 1000
-                    assert off_seconds < CLOCKS_APART_SECONDS_MAX, f"began {off_seconds:.0f} s from now"
+                    assert off_seconds < CLOCKS_APART_SECONDS_MAX, f"`started_ms` is {off_seconds:.0f} s off"
             finally:
                 await upload.abort()
 
@@ -301,19 +305,25 @@ class UploadClauses(StoreClauses):
     def run_upload(
         self, run: Run, store: ObjectStore, scenario: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
-        """Run `scenario` where uploads are declared. Another clause asks that they are refused elsewhere."""
+        """Run `scenario` if uploads are declared, otherwise skip.
+
+        `uploads_are_as_declared` tests the other case.
+        """
         if not store.capabilities.multipart:
-            pytest.skip("the store declares that it takes no uploads in parts")
+            pytest.skip("the store declares that it has no uploads in parts")
         run(scenario())
 
 
 async def in_turn(call: Callable[[T], Awaitable[object]], each: Sequence[T]) -> None:
-    """Await a call of each, a few at once."""
+    """Await a call for each item, a few at once."""
     for start in range(0, len(each), AT_ONCE):
         await asyncio.gather(*map(call, each[start : start + AT_ONCE]))
 
 
 def parts_for(store: ObjectStore, count: int) -> list[bytes]:
-    """Different parts of the least size that the store takes, or of 1,000 bytes; the last is shorter."""
+    """Return different parts of the least size that the store takes, at least 1,000 bytes.
+
+    The last is shorter.
+    """
     size = max(1000, store.capabilities.part_size_bytes_min)
     return [bytes([ord("a") + n]) * size for n in range(count - 1)] + [b"last"]

@@ -1,4 +1,4 @@
-"""What this distribution declares. Imports no client."""
+"""The plugin: it declares the backend, and imports no client."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CAPABILITIES = Capabilities(
     strong_listing=True,
     multipart=False,
     put_size_bytes_max=512 * 1024 * 1024,
-    durable=False,  # the server decides that: see the README
+    durable=False,  # the server's configuration decides that: see the README
 )
 
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """Redis servers, by `redis://HOST:PORT/DATABASE/NAME`."""
+    """Declare Redis servers, by `redis://HOST:PORT/DATABASE/NAME`."""
     return [
         Backend(
             name="redis", schemes=("redis",), target="offload_redis.store:open_url", capabilities=CAPABILITIES

@@ -1,7 +1,7 @@
 """Objects as strings of a Redis server, with a sorted set of their keys beside them.
 
-The server runs one script at a time, so a string and its row in the set change together, and whoever
-creates second is told so. All scores are zero: then the set is in the order of the keys' bytes.
+The server runs one script at a time. So a string and its row in the set change together, and the second of
+two creates fails. All scores are zero, which keeps the set in the order of the keys' bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ return rows
 
 
 def open_url(url: str) -> RedisStore:
-    """The store behind `redis://HOST:PORT/DATABASE/NAME`. Raises `Misuse` where a part is missing."""
+    """Return the store behind `redis://HOST:PORT/DATABASE/NAME`. Raises `Misuse` if a part is missing."""
     server, _, name = url.rpartition("/")
     if not name or not server.rpartition("/")[2].isdigit():
         raise errors.Misuse("a store in Redis is redis://HOST:PORT/DATABASE/NAME")
@@ -52,9 +52,10 @@ def open_url(url: str) -> RedisStore:
 
 
 class RedisStore(ObjectStore):
-    """The objects under one name on one server. What stands before it retries; the client does not."""
+    """The objects under one name on one server. The framework retries requests; the client does not."""
 
     def __init__(self, server: str, name: str) -> None:
+        # No retry in the client: only the framework knows that a create must not be sent twice blindly.
         pool = BlockingConnectionPool.from_url(
             server, max_connections=CONNECTIONS, timeout=None, retry=Retry(NoBackoff(), 0)
         )
@@ -86,14 +87,14 @@ class RedisStore(ObjectStore):
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
         raw = check_key(key).encode()
-        clip(span, 0)  # refuses what is negative
+        clip(span, 0)  # raises for a negative span; the size does not matter for that
         match span:
             case None:
-                start, length = 0, 1 << 40
+                start, length = 0, 1 << 40  # more than any string: the script cuts at the end
             case Span(start, length):
                 pass
             case Suffix(length):
-                start = -1
+                start = -1  # tells the script to count from the end
         data: bytes | None = await self._run(GET, raw, start, length, broken=errors.TryAgain)
         if data is None:
             raise errors.NotFound(key, store=self._url)
@@ -101,7 +102,7 @@ class RedisStore(ObjectStore):
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
         first, last = prefix.encode(), after.encode()
-        begin = b"[" + first if first > last else b"(" + last
+        begin = b"[" + first if first > last else b"(" + last  # "[" includes the key, "(" excludes it
         while rows := await self._run(PAGE, b"", begin, broken=errors.TryAgain):
             for raw, size in rows:
                 if not raw.startswith(first):
@@ -127,7 +128,11 @@ class RedisStore(ObjectStore):
         *arguments: Any,
         broken: type[errors.OffloadError] = errors.OutcomeUnknown,
     ) -> Any:
-        """Run a script, and turn the client's errors into the framework's: here and nowhere else."""
+        """Run a script, and translate the client's errors into the framework's. Only this method does that.
+
+        `broken` is the error for a lost connection: a write may have happened, so its outcome is unknown. A
+        read changes nothing, so it may be tried again.
+        """
         try:
             return await self._redis.eval(script, 2, self._objects + raw, self._index, *arguments)
         except RedisError as exc:
@@ -140,4 +145,4 @@ NEXT: Final = {
     AuthenticationError: errors.Denied,
     NoPermissionError: errors.Denied,
 }
-"""What to raise for which error; for any other, what the call's own kind suggests."""
+"""The framework's error for each error of the client. Any other error becomes `broken` of `_run`."""

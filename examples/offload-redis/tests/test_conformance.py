@@ -1,4 +1,4 @@
-"""The proof: a Redis server keeps the contract of a store, and as a tier that of an offloader."""
+"""The conformance suite on a Redis server: the contract of a store and, as a tier, that of an offloader."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A tier whose chunks are rows of SQLite tables. The code is imported when it is first used."""
+"""A tier whose chunks are rows of SQLite tables. The offloader is imported when it is first used."""
 
 from __future__ import annotations
 

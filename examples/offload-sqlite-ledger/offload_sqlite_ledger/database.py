@@ -1,13 +1,15 @@
 """The tables of a tier, and the one thread that may use the connection to them.
 
-    table       a row is                                    it lives
-    tier        the mark that the file is a tier            for ever
-    manifests   the newest manifest of a stream             for ever: the last one of a deleted stream says so
-    attempts    an attempt, with what people may look at    until it is deleted
-    chunks      one chunk of an attempt, verbatim           as its attempt
+    table       a row is                                lifetime
+    tier        the mark that the file is a tier        for ever
+    manifests   the newest manifest of a stream         for ever: it records that a stream was deleted
+    attempts    an attempt, with metadata for people    until the attempt is deleted
+    chunks      one chunk of an attempt, verbatim       that of its attempt
 
-A manifest is kept as the bytes of `Manifest.encode`. Every `write` is one transaction, and on disk when it
-returns. No cursor leaves the thread: SQLite would finish its statement beside the next one.
+A manifest is stored as the bytes of `Manifest.encode`.
+
+Invariants: every `write` is one transaction, and is on disk when it returns. No cursor leaves the thread, or
+SQLite would finish its statement beside the next one.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ NEXT: Final = {
     errors.Misuse: (sqlite3.SQLITE_TOOBIG,),
     errors.NotOffloaded: (sqlite3.SQLITE_NOTADB,),
 }
-"""What to raise for which error code; for any other, what the call's own kind suggests."""
+"""The framework's error for each error code. Any other code becomes `broken` of `_transact`."""
 
 
 class Database:
-    """One file. Any number of these, in any number of processes, may use it."""
+    """The connection to one file. Any number of connections, in any number of processes, may use the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path: Final = os.path.abspath(path)
@@ -54,7 +56,7 @@ class Database:
         self._is_closed = False
 
     async def make(self) -> None:
-        """Make an empty or absent file a tier. What has other tables stays as it is."""
+        """Make a tier of an empty or absent file. A file with tables stays as it is."""
 
         def create(db: sqlite3.Connection) -> None:
             if not db.execute("SELECT 1 FROM sqlite_master").fetchall():
@@ -64,7 +66,7 @@ class Database:
         await self._transact("BEGIN IMMEDIATE", create, errors.OutcomeUnknown, create=True)
 
     async def rows(self, query: str, *key: object) -> list[Any]:
-        """What a query finds."""
+        """Return the rows that a query finds."""
         return await self._transact("BEGIN", lambda db: db.execute(query, key).fetchall(), errors.TryAgain)
 
     async def insert(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
@@ -76,11 +78,11 @@ class Database:
         await self.write(insert)
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in a transaction: nobody else writes meanwhile, and all of it is kept or nothing."""
+        """Run `work` in a transaction. Nobody else writes meanwhile. All of it is kept, or none of it."""
         return await self._transact("BEGIN IMMEDIATE", work, errors.OutcomeUnknown)
 
     async def aclose(self) -> None:
-        """Close the connection, in its thread, and let the thread go. Idempotent."""
+        """Close the connection in its own thread, and end the thread. Idempotent."""
         self._is_closed = True
         db, self._db = self._db, None
         if db is not None:
@@ -95,11 +97,15 @@ class Database:
         *,
         create: bool = False,
     ) -> T:
-        """Run `work` in the thread, and turn SQLite's errors into the framework's: here and nowhere else."""
+        """Run `work` in the thread. Only this method translates SQLite's errors into the framework's.
+
+        `broken` is the error for any other failure: a write's outcome is unknown, a read may be repeated.
+        """
 
         def in_thread() -> T:
-            with self._connected(create=create) as db:  # commits, or rolls back
+            with self._connected(create=create) as db:  # commits, or rolls back after an error
                 db.execute(begin)
+                # Asked each time, so that a file that is no tier raises `NotOffloaded` and no SQL error.
                 if not create and not db.execute(IS_A_TIER).fetchall():
                     raise self._no_tier()
                 return work(db)

@@ -1,7 +1,8 @@
-"""`SqliteLedgers`: the whole contract of an offloader in one SQLite file, without an object in sight.
+"""`SqliteLedgers`: the whole contract of an offloader in one SQLite file, without an object store.
 
-What the database gives, nothing here does again: a commit is a transaction that replaces the manifest it has
-read, and a fragment is rows that no manifest names until they are all there.
+The database provides what the framework's own layout has to build: a commit is a transaction that replaces
+the manifest that it has read. A fragment is a set of rows, and no manifest names it before all of them are
+there.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from offload_sqlite_ledger.database import Database
 from offload_sqlite_ledger.reading import SqliteView
 
 OFFSET_MAX: Final = 2**63 - 1
-"""SQLite's integers have a sign."""
+"""SQLite's integers are signed."""
 
 COMMITS_MAX: Final = 100
-"""How often a commit begins again because another came between."""
+"""How often a commit begins again because another one came in between."""
 
 NEWEST: Final = "SELECT raw FROM manifests WHERE stream = ?"
 CHUNK: Final = "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -51,9 +52,9 @@ DELETE: Final = (
 
 
 def open_url(url: str, *, context: OpeningContext | None = None) -> SqliteLedgers:
-    """The offloader behind `sqlite-ledger://path/to/file.db`. Raises `Misuse` if no path is named.
+    """Return the offloader behind `sqlite-ledger://path/to/file.db`. Raises `Misuse` if no path is named.
 
-    What `plugin` declares to take of `context` is honoured: the size of fragments, and events.
+    It uses the parts of `context` that `plugin` declares: the size of fragments, and the listener for events.
     """
     path = unquote(url.partition("://")[2])
     if not path or "\0" in path:
@@ -64,7 +65,7 @@ def open_url(url: str, *, context: OpeningContext | None = None) -> SqliteLedger
 
 
 class SqliteLedgers(LedgerOffloader):
-    """The ledgers and manifests in one file. Any number of offloaders and processes may use it."""
+    """The ledgers and manifests in one file. Any number of offloaders and processes may use the file."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class SqliteLedgers(LedgerOffloader):
         fragment_size_bytes: int | None = None,
         emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        """Without a size, all of a ledger is one fragment."""
+        """Make an offloader. Without a size, a whole ledger is one fragment."""
         self._database = Database(path)
         self._fragment_size_bytes = fragment_size_bytes
         self._emit = emit
@@ -113,11 +114,12 @@ class SqliteLedgers(LedgerOffloader):
     async def commit_manifest(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
-        """The newest manifest is read in any case, so nothing rests on `base`."""
+        """Replace the newest manifest. It is read again for each trial, so `base` is not needed."""
         await self.open(create=isinstance(change, Claim))
         for _ in range(COMMITS_MAX):
             newest = await self._newest(stream)
             if newest is not None:
+                # A repeated call may find its own change committed. To apply it once more would be wrong.
                 verdict = await change.verdict(Tree(newest, self.load_group))
                 if verdict is CommitVerdict.IN:
                     return newest
@@ -134,7 +136,7 @@ class SqliteLedgers(LedgerOffloader):
     async def offload(
         self, handle: ReadHandle, attempt: Attempt, *, manifest: Manifest, extra_metadata: Mapping[str, str]
     ) -> Receipt:
-        """Some rows in each transaction: of an attempt that breaks off, no manifest will name any."""
+        """Insert the rows in several transactions. No manifest names an attempt that breaks off."""
         kind = prepared_kind(handle, attempt, manifest)
         if kind is AttemptKind.COPY:
             await check_copied(self.view_of(manifest), handle)
@@ -150,7 +152,7 @@ class SqliteLedgers(LedgerOffloader):
         return Receipt(attempt=attempt, entries=entries)
 
     async def _insert(self, handle: ReadHandle, table: ChunkTable, attempt: Attempt, *, copied: int) -> Entry:
-        """Insert the chunks of one fragment, checked."""
+        """Check the chunks of one fragment, and insert them."""
         checksum = 0
         for rows in windows_of(table):
             raw = await handle.read(rows)
@@ -171,22 +173,24 @@ class SqliteLedgers(LedgerOffloader):
         return await open_attempt(view, attempt, only)
 
     async def leftovers(self, manifest: Manifest) -> list[Leftover]:
-        """None: what a crash left is copied again."""
+        """Return nothing: ledgers of an unfinished attempt are copied again."""
         return []
 
     async def delete_offloaded(self, attempt: Attempt) -> None:
+        # First the attempt is dropped, so that nothing can append it; then its rows go.
         newest = await self._newest(attempt.stream)
         if newest is not None and newest.runs(attempt.uid):
             change = Abort(attempts=frozenset({attempt.uid}))
             await self.commit_manifest(attempt.stream, change, base=newest, committer=uuid4())
 
         def delete(db: sqlite3.Connection) -> None:
+            # Read again in the transaction that deletes: no commit can come in between.
             newest = _decoded(db.execute(NEWEST, (attempt.stream,)).fetchall(), attempt.stream)
             if newest is not None and newest.state is StreamState.REBUILDING:
                 raise Conflict(f"stream {attempt.stream!r} is being rebuilt; wait until that is done")
             if newest is not None and (newest.runs(attempt.uid) or _names(newest, attempt.uid)):
                 raise Conflict(f"stream {attempt.stream!r} still names attempt {attempt.uid}; trim it first")
-            for statement in DELETE:  # an attempt is nothing to another stream
+            for statement in DELETE:  # only rows of this very stream: the caller may have mixed up two
                 db.execute(statement, (attempt.uid.bytes, attempt.stream))
 
         await self._database.write(delete)
@@ -195,7 +199,7 @@ class SqliteLedgers(LedgerOffloader):
         return _decoded(await self._database.rows(NEWEST, stream), stream)
 
     async def _proposal(self, change: Change, newest: Manifest | None, committer: UUID) -> Manifest:
-        """The manifest that would follow. Raises if the change does not fit."""
+        """Return the manifest that would follow. Raises if the change does not fit."""
         changed = change.apply(newest)
         version = changed.version + 1
         if newest is not None and change.edit is not None:
@@ -214,7 +218,7 @@ class SqliteLedgers(LedgerOffloader):
 
 
 def _swap(stream: str, newest: Manifest | None, proposal: Manifest) -> Callable[[sqlite3.Connection], bool]:
-    """Put the proposal where `newest` is; False if another came between."""
+    """Return a transaction that replaces `newest` by the proposal. It returns False if another came first."""
     raw = encode_root(proposal)
 
     def swap(db: sqlite3.Connection) -> bool:
@@ -238,7 +242,7 @@ def _names(manifest: Manifest, attempt: UUID) -> bool:
 def _chunks(
     attempt: Attempt, rows: ChunkTable, checksums: list[int], raw: bytes
 ) -> list[tuple[bytes | int, ...]]:
-    """The rows of some chunks that lie back to back in `raw`."""
+    """Return the rows of chunks that lie back to back in `raw`."""
     start = int(rows["position"][0])
     columns = (rows[name].tolist() for name in ("offset", "records", "type", "timestamp_ms", "size_bytes"))
     return [
@@ -250,7 +254,7 @@ def _chunks(
 
 
 def _entry(table: ChunkTable, attempt: Attempt, checksum: int, *, copied: int) -> Entry:
-    """What a manifest says of these chunks."""
+    """Return the manifest's entry for a fragment of these chunks."""
     first, last = int(table["offset"][0]), table[-1:]
     size_bytes = int(table["size_bytes"].sum())
     return Entry(

@@ -1,4 +1,4 @@
-"""What this distribution declares. Imports no database."""
+"""The plugin: it declares the backend, and imports no database."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from offload.contracts.plugin import Backend, hookimpl
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """SQLite files, by `sqlite-ledger://path/to/file.db`."""
+    """Declare SQLite files, by `sqlite-ledger://path/to/file.db`."""
     return [
         Backend(
             name="sqlite-ledger",
             target="offload_sqlite_ledger.offloader:open_url",
             schemes=("sqlite-ledger",),
             kind="offloader",
-            takes=("emit", "fragment_size_bytes", "uploads_max"),  # one thread: never more than one at once
+            takes=("emit", "fragment_size_bytes", "uploads_max"),  # one thread, so one upload at a time
         )
     ]

@@ -1,4 +1,4 @@
-"""Reading: a fragment is the rows of an attempt between two offsets."""
+"""Views of streams, and handles on fragments: a fragment is the rows of an attempt between two offsets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA = "SELECT data FROM chunks WHERE attempt = ? AND offset >= ? AND offset <= 
 
 
 class SqliteView(EntryView):
-    """A stream as one of its manifests says."""
+    """A stream as one of its manifests describes it."""
 
     def __init__(self, tree: EntryTree, database: Database) -> None:
         super().__init__(tree)
@@ -47,12 +47,12 @@ class SqliteView(EntryView):
 
 
 def name_of(entry: Entry) -> str:
-    """What a fragment is called: its attempt, and where it begins."""
+    """Return the name of a fragment: its attempt and its first offset."""
     return f"chunks/{entry.attempt}/{entry.first_offset}"
 
 
 class SqliteHandle(ReadHandle):
-    """The rows of one fragment. A row's `position` is its place in the chunks laid end to end."""
+    """The rows of one fragment. The `position` of a row is that of its chunk if all chunks lie end to end."""
 
     def __init__(self, database: Database, entry: Entry, rows: list[tuple[int, ...]], stream: str) -> None:
         self._database, self._entry, self._stream = database, entry, stream

@@ -1,4 +1,4 @@
-"""The proof: a SQLite file keeps the whole contract of an offloader, with no object store beneath it."""
+"""The conformance suite of an offloader on a SQLite file, without an object store."""
 
 import sqlite3
 from uuid import UUID

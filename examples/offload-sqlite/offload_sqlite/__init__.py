@@ -1,4 +1,4 @@
-"""A tier in one SQLite file. The store is imported when it is used, so that finding plugins stays cheap."""
+"""A tier in one SQLite file. The store is imported when it is first used: finding plugins stays cheap."""
 
 from __future__ import annotations
 

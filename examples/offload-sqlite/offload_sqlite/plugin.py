@@ -1,4 +1,4 @@
-"""What this distribution declares. Imports no database."""
+"""The plugin: it declares the backend, and imports no database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CAPABILITIES = Capabilities(
 
 @hookimpl
 def offload_backends() -> Sequence[Backend]:
-    """SQLite files, by `sqlite://path/to/file.db`."""
+    """Declare SQLite files, by `sqlite://path/to/file.db`."""
     return [
         Backend(
             name="sqlite",

@@ -1,8 +1,8 @@
 """Objects as rows of one SQLite table, keyed by the UTF-8 bytes of their keys.
 
-Every statement that changes anything is a transaction, or part of one, and is on disk when it
-returns (`synchronous=EXTRA`, see the README). All calls of a store run in its one thread, which owns
-the connection; a file that does not exist is an empty store, and only writing makes it.
+Invariants: every change is a transaction, or part of one, and is on disk when the call returns
+(`synchronous=EXTRA`, see the README). All calls of a store run in its one thread, which owns the connection.
+A file that does not exist is an empty store; only a write creates it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTS: Final = "CREATE TEMP TABLE parts (upload BLOB, number INT, data BLOB, PRI
 
 
 def open_url(url: str) -> SqliteStore:
-    """The store behind `sqlite://path/to/file.db`. Raises `Misuse` where no path is named."""
+    """Return the store behind `sqlite://path/to/file.db`. Raises `Misuse` if no path is named."""
     path = unquote(url.partition("://")[2])
     if not path or "\0" in path:
         raise errors.Misuse(f"{url!r} names no file")
@@ -55,7 +55,7 @@ class SqliteStore(ObjectStore):
 
     @property
     def capabilities(self) -> Capabilities:
-        """As the plugin declares."""
+        """The capabilities that the plugin declares."""
         return CAPABILITIES
 
     async def put(self, key: str, body: Body) -> None:
@@ -63,14 +63,14 @@ class SqliteStore(ObjectStore):
         raw, data = _raw(key), bytearray()
         async for window in body.windows():
             data += window
-            if len(data) > body.size_bytes:
+            if len(data) > body.size_bytes:  # do not gather an endless body
                 break
         if len(data) != body.size_bytes:
             raise errors.Misuse(f"the body of {key!r} is not of the {body.size_bytes} bytes announced")
         await self.write(lambda db: db.execute("INSERT OR REPLACE INTO objects VALUES (?, ?)", (raw, data)))
 
     async def create(self, key: str, data: bytes) -> None:
-        """Insert, and let the primary key refuse it."""
+        """Insert a row. The primary key refuses a second one; nothing is looked up before."""
         raw = _raw(key)
         try:
             await self.write(lambda db: db.execute("INSERT INTO objects VALUES (?, ?)", (raw, data)))
@@ -78,7 +78,7 @@ class SqliteStore(ObjectStore):
             raise errors.AlreadyExists(key) from error
 
     async def get(self, key: str, span: Span | Suffix | None = None) -> bytes:
-        """Cut the range out of the row."""
+        """Read the range of the row."""
         raw = _raw(key)
 
         def read(db: sqlite3.Connection) -> bytes | None:
@@ -86,7 +86,7 @@ class SqliteStore(ObjectStore):
                 start, end = clip(span, size)
                 cut = "SELECT substr(data, ?, ?) FROM objects WHERE key = ?"
                 [[data]] = db.execute(cut, (start + 1, end - start, raw)).fetchall()
-                return data or b""  # of no bytes at all, substr makes NULL
+                return data or b""  # substr returns NULL for a range of no bytes
             return None
 
         with suppress(FileNotFoundError):
@@ -96,7 +96,7 @@ class SqliteStore(ObjectStore):
         raise errors.NotFound(key, store=self.url)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[Listed]:
-        """Page by page, in the order of the primary key."""
+        """Yield the rows page by page, in the order of the primary key."""
         start, last = (text.encode(*UTF8) for text in (prefix, after))
         query = "SELECT key, length(data) FROM objects WHERE key >= ? AND key > ? ORDER BY key LIMIT ?"
 
@@ -111,48 +111,51 @@ class SqliteStore(ObjectStore):
                     yield Listed(last.decode(*UTF8), size)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """All of them in one transaction; what is not there is not missed."""
+        """Delete all rows in one transaction. An absent key is no error."""
         rows = [(_raw(key),) for key in keys]
         await self.write(lambda db: db.executemany("DELETE FROM objects WHERE key = ?", rows))
 
     async def start_upload(self, key: str) -> Upload:
-        """Begin an upload whose parts are this connection's alone."""
+        """Begin an upload. Only this connection sees its parts."""
         return SqliteUpload(self, _raw(key), key)
 
     async def aclose(self) -> None:
-        """Close the connection, in its thread, and let the thread go."""
+        """Close the connection in its own thread, and end the thread."""
         db, self._db = self._db, None
         if db is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, db.close)
         self._thread.shutdown(wait=False)
 
     async def write(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        """Run `work` in a transaction; all of it is on disk afterwards, or none of it."""
+        """Run `work` in a transaction. Afterwards all of it is on disk, or none of it."""
 
         def without_cursor(db: sqlite3.Connection) -> None:
-            work(db)  # a cursor that left its thread would be finished beside the next statement
+            work(db)  # not returned: another thread would finish the cursor's statement beside the next one
 
         await self._transact("BEGIN IMMEDIATE", without_cursor, broken=errors.OutcomeUnknown)
 
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` finds at one moment. Raises `FileNotFoundError` where nothing was ever written."""
+        """Return what `work` finds at one moment. Raises `FileNotFoundError` if nothing was ever written."""
         return await self._transact("BEGIN", work, broken=errors.TryAgain)
 
     async def _transact(
         self, begin: str, work: Callable[[sqlite3.Connection], T], *, broken: type[errors.OffloadError]
     ) -> T:
-        """Run `work` in the thread, and turn SQLite's errors into the framework's: here and nowhere else."""
+        """Run `work` in the thread. Only this method translates SQLite's errors into the framework's.
+
+        `broken` is the error for any other failure: a write's outcome is unknown, a read may be repeated.
+        """
 
         def in_thread() -> T:
-            if begin == "BEGIN" and not os.path.exists(self._path):
+            if begin == "BEGIN" and not os.path.exists(self._path):  # to connect would create the file
                 raise FileNotFoundError(self._path)
-            with self._connected() as db:  # commits, or rolls back
+            with self._connected() as db:  # commits, or rolls back after an error
                 db.execute(begin)
                 return work(db)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, in_thread)
-        except sqlite3.IntegrityError:
+        except sqlite3.IntegrityError:  # a subclass of `Error`: `create` needs it as it is
             raise
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -165,7 +168,7 @@ class SqliteStore(ObjectStore):
                 self._path, BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             self._db.executescript("PRAGMA synchronous = EXTRA; " + PARTS)
-        self._db.execute(SCHEMA)  # costs nothing where the table is there
+        self._db.execute(SCHEMA)  # costs nothing if the table exists
         return self._db
 
 
@@ -175,11 +178,11 @@ NEXT: Final = {
     errors.Denied: (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN),
     errors.Misuse: (sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_NOTADB),
 }
-"""What to raise for which error code; for any other, what the call's own kind suggests."""
+"""The framework's error for each error code. Any other code becomes `broken` of `_transact`."""
 
 
 class SqliteUpload(Upload):
-    """Parts in a temporary table, which goes with the connection."""
+    """An upload whose parts wait in a temporary table, which disappears with the connection."""
 
     def __init__(self, store: SqliteStore, raw: bytes, key: str) -> None:
         self._store, self._raw, self._key = store, raw, key
@@ -213,5 +216,5 @@ class SqliteUpload(Upload):
 
 
 def _raw(key: str) -> bytes:
-    """A key as the table has it. Raises `Misuse` where it is none."""
+    """Return a key as the table stores it. Raises `Misuse` if it is not a valid key."""
     return check_key(key).encode(*UTF8)

@@ -1,4 +1,4 @@
-"""The proof: a SQLite file keeps the contract of a store, and as a tier that of an offloader."""
+"""The conformance suite on a SQLite file: the contract of a store and, as a tier, that of an offloader."""
 
 import sqlite3
 

@@ -1,4 +1,4 @@
-"""What SQLite refuses is told by what the caller does next."""
+"""SQLite's errors become the framework's errors, which say what the caller can do next."""
 
 import asyncio
 import sqlite3
@@ -24,7 +24,7 @@ class TestErrors(Asynchronous):
         yield store
         run(store.aclose())
 
-    def test_a_busy_file_is_to_be_tried_again(self, run, path, store, monkeypatch):
+    def test_a_busy_file_raises_try_again(self, run, path, store, monkeypatch):
         run(store.write(lambda db: None))
         store._db.execute("PRAGMA busy_timeout = 10")
         with sqlite3.connect(path, isolation_level=None) as rival:
@@ -36,7 +36,7 @@ class TestErrors(Asynchronous):
 
         assert run(store.get("key")) == b"data"
 
-    def test_a_full_file_needs_room(self, run, store):
+    def test_a_full_file_raises_no_space_and_keeps_its_objects(self, run, store):
         store._db.execute("PRAGMA max_page_count = 8")
 
         with pytest.raises(NoSpace):
@@ -46,7 +46,7 @@ class TestErrors(Asynchronous):
             run(store.get("large"))
         assert run(store.get("key")) == b"data"
 
-    def test_what_may_not_be_written_is_denied(self, run, store, tmp_path):
+    def test_a_file_that_cannot_be_written_raises_denied(self, run, store, tmp_path):
         store._db.execute("PRAGMA query_only = ON")
 
         with pytest.raises(Denied):
@@ -54,7 +54,7 @@ class TestErrors(Asynchronous):
         with pytest.raises(Denied):
             run(SqliteStore(tmp_path / "no" / "such" / "folder.db").create("key", b""))
 
-    def test_what_is_no_database_says_so(self, run, tmp_path):
+    def test_a_file_that_is_no_database_raises_misuse(self, run, tmp_path):
         (tmp_path / "text").write_bytes(b"This is a text file. " * 100)
         store = SqliteStore(tmp_path / "text")
 
@@ -77,6 +77,6 @@ class TestErrors(Asynchronous):
 
         assert run(scenario()) == [b"%d" % n for n in range(50)]
 
-    def test_an_url_without_a_path_is_misuse(self):
+    def test_a_url_without_a_path_raises_misuse(self):
         with pytest.raises(Misuse):
             open_url("sqlite://")

@@ -1,4 +1,4 @@
-"""The arguments that several commands share."""
+"""The arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["OnlyStream", "Options", "Tier"]
+from offload.cli.kit.ending import Usage
+from offload.errors import Misuse
+from offload.model.compression import Compression
+
+__all__ = [
+    "Compress",
+    "Decrypt",
+    "Encrypt",
+    "EncryptedOnly",
+    "Keys",
+    "OnlyStream",
+    "Options",
+    "SourceKeys",
+    "Tier",
+    "Verbose",
+    "compression_of",
+]
 
 
 Tier = Annotated[
@@ -20,7 +36,68 @@ Options = Annotated[
         "--option",
         "-o",
         metavar="NAME=VALUE",
-        help="An option of the tier's backend, or a limit; may be repeated. `commit.NAME` is one of the "
-        "commit store. Keep secrets in the environment instead: arguments are seen by others.",
+        help="An option of the tier's backend, or a limit. May be repeated. `commit.NAME` sets an option of "
+        "the commit store. Put secrets in the environment: other users of the machine can see arguments.",
     ),
 ]
+Compress = Annotated[
+    str | None,
+    typer.Option(
+        "--compress",
+        metavar="CODEC",
+        help="Compress the fragments of this run: zstd, zstd:1 to zstd:19, lz4 or none. A run that makes a "
+        "tier records it as the tier's default. Default: that of the tier.",
+    ),
+]
+Keys = Annotated[
+    str | None,
+    typer.Option(
+        "--keys",
+        metavar="URL",
+        envvar="OFFLOAD_KEYS",
+        show_envvar=False,
+        help="The key service of encrypted streams: keyfile:/path, awskms: or others. Default: OFFLOAD_KEYS.",
+    ),
+]
+EncryptedOnly = Annotated[
+    bool,
+    typer.Option(
+        "--encrypted-only",
+        help="Refuse fragments that are not encrypted: somebody who writes to the bucket may have forged "
+        "them. Needs --keys.",
+    ),
+]
+Encrypt = Annotated[
+    str | None,
+    typer.Option(
+        "--encrypt",
+        metavar="LABEL",
+        help="Encrypt streams that have no key yet, under this master key of the key service. own:LABEL "
+        "makes a master key for each stream. A stream that has a key is always encrypted. Needs --keys.",
+    ),
+]
+Decrypt = Annotated[
+    bool,
+    typer.Option(
+        "--decrypt", help="Allow encrypted streams to be stored in the clear. Default: refuse such a copy."
+    ),
+]
+SourceKeys = Annotated[
+    str | None,
+    typer.Option(
+        "--from-keys",
+        metavar="URL",
+        help="The key service of SOURCE_TIER, if it is another one. Default: that of --keys.",
+    ),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Also show the identities and numbers of the commit protocol.")
+]
+
+
+def compression_of(compress: str | None) -> Compression | None:
+    """Return the value of `--compress`. Raises `Usage` if it names no compression."""
+    try:
+        return None if compress is None else Compression.parse(compress)
+    except Misuse as error:
+        raise Usage(f"--compress: {error}") from error

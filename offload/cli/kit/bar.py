@@ -1,4 +1,4 @@
-"""The bar of `progress`, by rich."""
+"""The progress bar, drawn by rich."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from offload.cli.kit.terminal import stderr
 
 @contextmanager
 def bar() -> Iterator[Show]:
-    """A bar on stderr that appears with the first `CommandProgress`, and goes with the end of the block."""
-    # The description holds a stream's name, in which brackets are no markup.
+    """Show a bar on stderr, from the first `CommandProgress` to the end of the block."""
+    # The description holds a stream's name. Brackets in it are not markup.
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -41,7 +41,9 @@ def bar() -> Iterator[Show]:
 class _Bar:
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
-        bars.add_task("", total=None, visible=False)  # never shown: it measures the rate in bytes
+        # Two tasks: the first is never shown and measures the rate in bytes, over all streams. The second
+        # shows the stream at hand, and begins again with each.
+        bars.add_task("", total=None, visible=False)
         bars.add_task("", total=None, visible=False)
         self._what = ""
 
@@ -63,6 +65,6 @@ class _Bar:
 
 class _Moved(ProgressColumn):
     def render(self, task: Task) -> Text:
-        """The bytes moved, and the rate once it is known."""
+        """Return the bytes moved, and the rate once it is known."""
         size_bytes, rate = task.fields.get("size_bytes", 0), task.fields.get("rate")
         return Text(size_text(size_bytes) + ("" if rate is None else f", {size_text(int(rate))}/s"))

@@ -1,6 +1,6 @@
-"""How a command ends: with a wrong argument, Ctrl-C, a closed pipe, or an error of the operating system.
+"""The ways in which a command ends: a wrong argument, Ctrl-C, a closed pipe, an operating system error.
 
-It imports nothing but errors, because every start of the program imports it.
+This module imports nothing but errors, because every start of the program imports it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ T = TypeVar("T")
 
 
 class Usage(Misuse):
-    """An argument is wrong, whatever the state of the world."""
+    """An argument is wrong by itself: nothing outside the command line can make it right."""
 
 
 class Interrupted(BaseException):
-    """Ctrl-C, carried past the command-line library, which would make an exit code of its own of it.
+    """Ctrl-C, raised past the command-line library, which would turn it into an exit code of its own.
 
-    Its argument, if it has one, says what was done so far, and how to go on.
+    Its argument, if there is one, says what was done so far, and how to continue.
     """
 
 
 class ClosedPipe(BaseException):
-    """Whoever read stdout has gone, carried past the command-line library as well."""
+    """The reader of stdout closed the pipe. Raised past the command-line library as well."""
 
 
 def guarded(command: Callable[..., T]) -> Callable[..., T]:
-    """A command whose end by Ctrl-C or a closed pipe is decided by `main` alone.
+    """Wrap a command so that `main` alone decides how Ctrl-C and a closed pipe end it.
 
-    With `--json`, which every command with JSON output names `json`, it is quiet.
+    With `--json`, the command prints no notes about waiting. Every command with JSON output calls that
+    parameter `json`.
     """
 
     @wraps(command)
@@ -45,12 +46,14 @@ def guarded(command: Callable[..., T]) -> Callable[..., T]:
             kwargs["context"].obj.is_quiet = bool(kwargs.get("json"))
         try:
             result = command(*args, **kwargs)
-            sys.stdout.flush()
+            sys.stdout.flush()  # here, where a closed pipe is still handled
         except KeyboardInterrupt as exc:
             raise Interrupted(*exc.args) from exc
         except BrokenPipeError as exc:
             raise ClosedPipe from exc
-        except OSError as exc:  # stores and sources raise errors of ours: this is the output's, or the demo's
+        except (
+            OSError
+        ) as exc:  # stores and sources raise OffloadError: this one is of the output, or the demo
             place = "" if exc.filename is None else f" {exc.filename}"
             raise OffloadError(f"the operating system refuses{place}: {exc.strerror or exc}") from exc
         return result

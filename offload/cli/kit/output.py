@@ -1,7 +1,10 @@
-"""What the commands share: lines, tables, and errors as one line each. Imports no rich (`terminal` does).
+"""The output of commands: lines, tables, JSON, and errors as one line each.
 
-Invariants: with `--json`, stdout carries JSON in UTF-8 and nothing else; notes, progress and errors go to
-stderr. No text fails to be printed: what an encoding lacks is escaped, and so are names that are no text.
+Imports no rich: `terminal` does.
+
+Invariants: with `--json`, stdout carries JSON in UTF-8 and nothing else. Notes, progress and errors go to
+stderr. Every text can be printed: characters that the encoding lacks, and names that are not text, are
+escaped.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from offload.errors import Corrupt, OffloadError
 
@@ -17,33 +20,36 @@ __all__ = [
     "counted",
     "error_line",
     "one_line",
+    "print_dropped",
     "print_error",
     "print_json",
     "print_note",
     "print_table",
+    "ratio_text",
     "size_text",
+    "sizes_text",
 ]
 
 
 def escape_what_cannot_be_printed() -> None:
-    """Have stdout do what Python has stderr do, whatever the encoding is."""
+    """Make stdout escape characters that its encoding lacks, as Python's stderr does."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def print_json(document: object, *, indent: int | None = None) -> None:
-    """One JSON document on stdout, and out of the buffer."""
+    """Write one JSON document to stdout, and flush it."""
     text = json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
-    sys.stdout.flush()
-    # Lone surrogates, which stand for bytes of paths that are no UTF-8, become escapes as JSON has them.
+    sys.stdout.flush()  # the text layer first: the bytes below go past it
+    # A lone surrogate stands for a byte of a path that is not UTF-8. It becomes a JSON escape.
     write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(data: bytes) -> None:
-    """Write all of `data` to stdout, and out of the buffer.
+    """Write all of `data` to stdout, and flush it.
 
-    One call may write less: Ctrl-C ends a write that waits for the reader of a full pipe, without an error.
+    One `write` may write less, without an error: Ctrl-C ends a write that waits for a reader of the pipe.
     """
     rest = memoryview(data)
     while rest:
@@ -52,17 +58,24 @@ def write_bytes(data: bytes) -> None:
 
 
 def print_error(error: OffloadError, *, advice: str = "") -> None:
-    """The error as one line on stderr: what, where, what to do."""
+    """Write the error as one line to stderr: what failed, where, and what to do."""
     sys.stderr.write(f"offload: {error_line(error)}{one_line(advice)}\n")
 
 
 def print_note(text: str) -> None:
-    """A line for people that is neither result nor error."""
+    """Write a line to stderr that is neither a result nor an error."""
     sys.stderr.write(f"note: {one_line(text)}\n")
 
 
+def print_dropped(stream: str, sections: Mapping[str, int]) -> None:
+    """Write a note of the sections that a copy of a stream lacks; nothing if it lacks none."""
+    if sections:
+        names = "; ".join(f"{name} in {counted(count, 'fragment')}" for name, count in sections.items())
+        print_note(f"{stream}: dropped sections of other programs: {names}")
+
+
 def error_line(error: OffloadError) -> str:
-    """What went wrong, with the stream where it is known, and what to do about it."""
+    """Return the text of an error on one line, with the stream if it is known."""
     text = str(error)
     if isinstance(error, Corrupt) and error.stream is not None:
         text = f"stream {error.stream!r}: {text}"
@@ -70,17 +83,17 @@ def error_line(error: OffloadError) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks or other control characters: names from outside may hold any."""
+    """Escape line breaks and other control characters: names from outside may hold any."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A count with its noun: "1 stream", "2 streams"."""
+    """Return a count with its noun: "1 stream", "2 streams"."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def size_text(size_bytes: int) -> str:
-    """A size for people."""
+    """Return a size for people, such as "3.9 KiB"."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
@@ -89,12 +102,24 @@ def size_text(size_bytes: int) -> str:
     raise AssertionError
 
 
+def ratio_text(size_bytes: int, stored_bytes: int) -> str:
+    """Return how many plain bytes a stored byte holds, such as "3.20"."""
+    return f"{size_bytes / stored_bytes:.2f}" if stored_bytes else "-"
+
+
+def sizes_text(size_bytes: int, stored_bytes: int, codec: str = "") -> str:
+    """Return both sizes for people, such as "9.6 KiB, stored as 3.0 KiB (zstd, ratio 3.20)"."""
+    ratio = f"ratio {ratio_text(size_bytes, stored_bytes)}"
+    how = f"{codec}, {ratio}" if codec else ratio
+    return f"{size_text(size_bytes)}, stored as {size_text(stored_bytes)} ({how})"
+
+
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on a terminal; elsewhere the same rows, separated by tabs."""
+    """Print a table on a terminal; elsewhere the same rows, with tabs between the columns."""
     if not sys.stdout.isatty():
         for row in (heads, *rows):
             sys.stdout.write("\t".join(one_line(str(cell)) for cell in row) + "\n")
         return
-    from offload.cli.kit.terminal import show_table  # here, because most tables are read by programs
+    from offload.cli.kit.terminal import show_table  # here: a program that reads the table needs no rich
 
     show_table(heads, [[one_line(str(cell)) for cell in row] for row in rows])

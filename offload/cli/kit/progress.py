@@ -1,8 +1,9 @@
-"""A live line with a bar: how much is done of how much, at which rate, and how long the rest takes.
+"""A live line with a bar: the share that is done, the rate, and the time that is left.
 
-On a terminal only. Nothing is shown if stdout or stderr is none, with `--json`, or with `--debug`, whose log
-would tear the line. Nothing is asked for its sake: totals are what a command knows anyway, mostly the offsets
-of the stream at hand. Bytes give the rate alone, because nobody knows them beforehand.
+The line appears on a terminal only. Nothing is shown if stdout or stderr is not a terminal, with `--json`, or
+with `--debug`, whose log would tear the line. The bar costs no request: totals are what a command knows
+anyway, mostly the offsets of the stream at hand. Bytes give only the rate, because their total is not known
+beforehand.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ __all__ = ["CommandProgress", "Show", "progress"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandProgress:
-    """How far a command has come."""
+    """The progress of a command."""
 
     what: str
-    """What it does to which stream. Another one begins a new bar."""
+    """The activity and the stream, such as "verifying orders". A new text begins a new bar."""
 
     done: int
     total: int | None
-    """In the unit of `done`, whatever it is; None if it is not known."""
+    """In the unit of `done`, which the command chooses; None if the total is not known."""
 
     size_bytes: int
-    """The bytes that were moved so far by the whole command."""
+    """The bytes that the whole command has moved so far."""
 
     note: str = ""
-    """What else there is to say, behind `what`."""
+    """Text that is shown behind `what`."""
 
 
 Show = Callable[[CommandProgress], None]
@@ -39,7 +40,7 @@ Show = Callable[[CommandProgress], None]
 
 @contextmanager
 def progress(*, json: bool = False) -> Iterator[Show]:
-    """A bar that appears with the first `CommandProgress`, and goes with the end of the block."""
+    """Show a bar, from the first `CommandProgress` to the end of the block."""
     if json or not on_terminal():
         yield lambda seen: None
         return
@@ -50,9 +51,9 @@ def progress(*, json: bool = False) -> Iterator[Show]:
 
 
 def on_terminal() -> bool:
-    """Whether a person watches, and no log is shown instead."""
+    """Return whether a bar can be shown: stdout and stderr are terminals, and no log is written to them."""
     if not sys.stdout.isatty() or logging.getLogger("offload").isEnabledFor(logging.DEBUG):
         return False
-    from offload.cli.kit.terminal import stderr  # as above
+    from offload.cli.kit.terminal import stderr  # here, for the same reason
 
     return stderr().is_terminal

@@ -1,51 +1,32 @@
-"""Quantities as people write them: `7d` and `36h`, `100GB` and `64MiB`."""
+"""Durations and sizes as arguments of a command."""
 
 from __future__ import annotations
 
-import re
-from fractions import Fraction
-from typing import Final
+from collections.abc import Callable
+from typing import TypeVar
 
 from offload.cli.kit.ending import Usage
+from offload.errors import Misuse
+from offload.model.quantities import seconds_from, size_bytes_from
 
 __all__ = ["parse_size"]
 
 
-SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-"""The units of a duration."""
-
-SIZES: Final = {
-    "": 1,
-    "B": 1,
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate(("k", "M", "G", "T", "P"), start=1)},
-    **{f"{prefix}iB": 1024**power for power, prefix in enumerate(("K", "M", "G", "T", "P"), start=1)},
-}
-"""The units of a size, decimal and binary. Capitals do not matter."""
-
-_QUANTITY: Final = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)")
+T = TypeVar("T")
 
 
 def parse_duration(text: str, *, option: str) -> float:
-    """Seconds. Raises `Usage`, which names `option`, where the text is no duration."""
-    seconds = _parsed(text, SECONDS)
-    if seconds is None:
-        raise Usage(
-            f"{option} takes a number and one of {', '.join(SECONDS)}, such as 36h or 7d, not {text!r}"
-        )
-    return float(seconds)
+    """Return a duration in seconds. Raises `Usage`, which names `option`, if the text is no duration."""
+    return _named(seconds_from, text, option)
 
 
 def parse_size(text: str, *, option: str) -> int:
-    """Bytes. Raises `Usage`, which names `option`, where the text is no size."""
-    size_bytes = _parsed(text, SIZES)
-    if size_bytes is None:
-        raise Usage(f"{option} takes bytes, such as 100GB, 64MiB or 1000000, not {text!r}")
-    return int(size_bytes)
+    """Return a size in bytes. Raises `Usage`, which names `option`, if the text is no size."""
+    return _named(size_bytes_from, text, option)
 
 
-def _parsed(text: str, units: dict[str, int]) -> Fraction | None:
-    match = _QUANTITY.fullmatch(text.strip())
-    by_name = {name.lower(): factor for name, factor in units.items()}
-    if match is None or match[2].lower() not in by_name:
-        return None
-    return Fraction(match[1]) * by_name[match[2].lower()]
+def _named(parse: Callable[[str], T], text: str, option: str) -> T:
+    try:
+        return parse(text)
+    except Misuse as error:
+        raise Usage(f"{option} {error}") from error

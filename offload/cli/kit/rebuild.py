@@ -20,15 +20,15 @@ __all__ = ["Begin", "DryRun", "End", "Incarnation", "Yes", "make_sure", "tell"]
 
 
 WARNING = (
-    "No writer, no sync and no sweep of this stream may be alive, on any machine. Data that was trimmed, or "
-    "that was never committed, may come back."
+    "Stop every writer, sync and sweep of this stream first, on all machines. Data that was trimmed, or that "
+    "was never committed, may come back."
 )
 Incarnation = Annotated[
     UUID | None,
     typer.Option(
         "--incarnation",
         metavar="UUID",
-        help="Bring back this history, if several are found. Without it they are listed.",
+        help="Bring back this history. If several are found and none is given, they are listed.",
     ),
 ]
 
@@ -38,7 +38,7 @@ Begin = Annotated[
         "--accept-holes-before",
         metavar="OFFSET",
         min=0,
-        help="Begin at this offset. Data before it is given up.",
+        help="Begin at this offset, and give up all data before it.",
     ),
 ]
 End = Annotated[
@@ -50,38 +50,41 @@ End = Annotated[
         help="End before this offset. The next sync copies what follows.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be committed, and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be committed. Change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Confirm that all writers and sweeps are stopped.")]
 
 
 def make_sure(*, dry_run: bool, yes: bool) -> None:
-    """Have the operator say that nobody else is at the stream, unless nothing is to be done to it."""
+    """Ask the operator to confirm that nobody else uses the stream. Not needed for a dry run."""
     if dry_run or yes:
         return
     if not sys.stdin.isatty():
-        raise Usage(f"{WARNING} Say --yes where that is so, or --dry-run to look first")
+        raise Usage(f"{WARNING} Then run this with --yes, or look first with --dry-run")
     print(WARNING, file=sys.stderr)
     if not typer.confirm("Are they all stopped?", err=True):
         raise typer.Exit(1)
 
 
-def tell(report: RebuildReport, *, command: str, dry_run: bool, json: bool) -> int:
-    """Print the report, and return the exit code that goes with it. `command` is what to run again."""
+def tell(report: RebuildReport, *, command: str, dry_run: bool, json: bool, verbose: bool = False) -> int:
+    """Print the report, and return its exit code. `command` is the command line to run again.
+
+    With `verbose`, each history is shown with the epochs of its writers.
+    """
     if json:
         print_json(report.as_json(), indent=2)
     else:
-        _show(report, command, dry_run=dry_run)
+        _show(report, command, dry_run=dry_run, verbose=verbose)
     return 0 if report.is_complete else 1
 
 
-def _show(report: RebuildReport, command: str, *, dry_run: bool) -> None:
+def _show(report: RebuildReport, command: str, *, dry_run: bool, verbose: bool) -> None:
     stream = one_line(report.stream)
     for damage in report.damages:
         print(f"DAMAGE {error_line(damage)}")
     if report.anchor_restored:
         print(f"{stream}: its anchor was lost{', and would be restored' if dry_run else ' and is restored'}")
     if report.histories:
-        _show_histories(report, command)
+        _show_histories(report, command, verbose=verbose)
     elif report.incarnation is not None:
         _show_plan(report, command, dry_run=dry_run)
 
@@ -91,6 +94,9 @@ def _show_plan(report: RebuildReport, command: str, *, dry_run: bool) -> None:
     keys = StreamKeys(report.stream)
     for each, reason in choice.left_out:
         print(f"left out {one_line(keys.fragment(each.entry.first_offset, each.entry.attempt))}: {reason}")
+    for uid, fragments in report.lost_keys.items():
+        needed = f"{counted(fragments, 'fragment')} cannot be read without it"
+        print(f"KEY LOST {uid}: {needed}; restore one of its copies below {one_line(keys.stream_keys)}")
     for begin, end in choice.holes:
         print(f"HOLE no fragment holds offsets [{begin}, {end})")
     first, last = report.range
@@ -100,9 +106,13 @@ def _show_plan(report: RebuildReport, command: str, *, dry_run: bool) -> None:
         what += f", and a copy of [{part.first_offset}, {part.next_offset})"
     if report.manifest is not None:
         print(f"{stream}: rebuilt {what}, as version {report.manifest.version}")
+        if report.lost_keys:
+            print("no sync continues this stream until the lost key is restored")
+            print("if a shred destroyed it, nobody can read the data: give it up again by `offload delete`")
+            return
         print("run `offload verify` to read every byte of it, then start the writers")
     elif choice.holes:
-        print(f"{stream}: nothing was committed. Without a hole there is {what}")
+        print(f"{stream}: nothing was committed. The data before the first hole is {what}")
         _advise(report)
     elif dry_run:
         print(f"{stream}: would rebuild {what}")
@@ -112,31 +122,33 @@ def _advise(report: RebuildReport) -> None:
     choice, last = report.choice, report.choice.next_offset
     if any(begin == last for begin, _ in choice.holes):
         print(
-            f"if the source still has what follows offset {last}: --end-before {last}, "
+            f"if the source still has the data from offset {last} on: --end-before {last}, "
             "and the next sync copies it again"
         )
     begins = {each.entry.first_offset for each in (*choice.chosen, *choice.beyond)}
     for begin in [end for _, end in choice.holes if end in begins][-1:]:
-        print(f"if it is gone for good: --accept-holes-before {begin} gives up all before {begin}")
+        print(
+            f"if it is gone for good: --accept-holes-before {begin} gives up all data before offset {begin}"
+        )
 
 
-def _show_histories(report: RebuildReport, command: str) -> None:
+def _show_histories(report: RebuildReport, command: str, *, verbose: bool) -> None:
     stream, standing = one_line(report.stream), report.standing
     found = counted(len(report.histories), "history", "histories")
     print(f"{stream}: {_state(standing)}, and data of {found} was found. Nothing was committed")
     for row in report.histories:
         choice, is_named = row.choice, names(standing, row)
         times = f"{iso_of(row.first_timestamp_ms)} to {iso_of(row.last_timestamp_ms)}"
+        epochs = f", writers' epochs {row.epochs[0]} to {row.epochs[1]}" if verbose else ""
         print(
-            f"incarnation {row.incarnation}{', which the manifest names' if is_named else ''}: "
-            f"{choice.messages} messages in offsets [{choice.first_offset}, {choice.next_offset})"
-            f"{' and behind holes' if choice.holes else ''}, {times}, writers' epochs "
-            f"{row.epochs[0]} to {row.epochs[1]}"
+            f"history {row.incarnation}{', which the manifest names' if is_named else ''}: "
+            f"{counted(choice.messages, 'message')} in offsets [{choice.first_offset}, {choice.next_offset})"
+            f"{' and behind holes' if choice.holes else ''}, {times}{epochs}"
         )
         if not is_named:
             print(f"  to bring it back: {command} --incarnation {row.incarnation}")
     if standing is not None and standing.state is ManifestState.LIVE:
-        print("what the manifest names now is joined to it, if the two touch and agree")
+        print("the history that the manifest names now is joined to it, if the two touch and agree")
 
 
 def _state(standing: Manifest | None) -> str:

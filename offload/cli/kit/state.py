@@ -1,7 +1,7 @@
-"""What a command finds around it: the plugins, the debug switch, and how arguments become objects.
+"""The context of a command: the plugins, the debug switch, and the opening of tiers and sources.
 
-What the arguments alone show to be wrong raises `Usage`, which ends with exit code 2; everything
-else that fails ends with 1.
+An argument that is wrong by itself raises `Usage`, which ends with exit code 2. Every other failure ends
+with 1.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ import asyncio
 import re
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import print_note
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.decoder import Decoder
 from offload.contracts.events import Event, Waiting
+from offload.contracts.keys import KeyService
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.opening import RequestLimits
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
 from offload.errors import Misuse
+from offload.model.labels import MasterKey
 from offload.model.position import Position, parse_position
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
@@ -39,20 +41,56 @@ __all__ = ["CommandContext"]
 
 T = TypeVar("T")
 
+_contexts: Final[list[CommandContext]] = []
+"""The contexts that have an open session."""
+
 
 @dataclass
 class CommandContext:
-    """Of one process."""
+    """The context of the one command that the process runs."""
 
     plugins: Plugins
     debug: bool = False
     is_quiet: bool = False
-    """The command's output is for programs: nobody reads that it waits."""
+    """The command's output is for programs: print no notes about waiting."""
+    keys: str | None = None
+    """The URL of the key service."""
+    reading: TierOptions = field(default_factory=TierOptions)
+    """The options of tiers that are opened without options of their own."""
+
+    def with_keys(
+        self,
+        keys: str | None,
+        encrypt: str | None = None,
+        *,
+        encrypted_only: bool = False,
+        decrypt: bool = False,
+    ) -> Self:
+        """Return the context with the value of `--keys`. Call it before a tier is opened.
+
+        Raises `Usage` for a wrong label in `--encrypt`, for a label beside `--decrypt`, and for a label or
+        `--encrypted-only` without a key service.
+        """
+        if encrypted_only and keys is None:
+            raise Usage("--encrypted-only needs a key service: add --keys, or set OFFLOAD_KEYS")
+        if encrypt is not None:
+            if decrypt:
+                raise Usage("--encrypt and --decrypt contradict each other: give one of them")
+            if keys is None:
+                raise Usage("--encrypt needs a key service: add --keys, or set OFFLOAD_KEYS")
+            try:
+                MasterKey.parse(encrypt)
+            except Misuse as error:
+                raise Usage(f"--encrypt: {error}") from error
+        self.keys, self.reading = keys, TierOptions(encrypted_only=encrypted_only)
+        return self
 
     @cached_property
     def session(self) -> Session:
-        """That of the process. A command closes what it opens, and so nothing is left in it at the end."""
-        return Session(plugins=self.plugins, emit=self._announcing(self.plugins.emit))
+        """The session of the process. `run_async` closes it, with the key service that belongs to it."""
+        session = Session(plugins=self.plugins, emit=self._announcing(self.plugins.emit), keys=self.keys)
+        _contexts.append(self)
+        return session
 
     def tier(
         self,
@@ -62,10 +100,14 @@ class CommandContext:
         how: TierOptions | None = None,
         plan: TierPlan | None = None,
         emit: Callable[[Event], None] | None = None,
+        keys: str | None = None,
     ) -> LedgerOffloader:
-        """The tier that an argument names, to change it. As `catalogue`, but refuses what is only read."""
+        """Return the tier that an argument names, to change it.
+
+        Like `catalogue`, but refuses a tier that can only be read.
+        """
         with _usage():
-            return as_offloader(self.catalogue(url, options, how=how, plan=plan, emit=emit))
+            return as_offloader(self.catalogue(url, options, how=how, plan=plan, emit=emit, keys=keys))
 
     def catalogue(
         self,
@@ -75,16 +117,21 @@ class CommandContext:
         how: TierOptions | None = None,
         plan: TierPlan | None = None,
         emit: Callable[[Event], None] | None = None,
+        keys: str | None = None,
     ) -> Catalogue:
-        """The tier that an argument names, with `NAME=VALUE` options. Must be called on the event loop."""
+        """Return the tier that an argument names, with `NAME=VALUE` options. Call it on the event loop.
+
+        `keys` is the URL of a key service for this tier alone, in place of that of `with_keys`.
+        """
         with _usage():
             storage_options = dict(_pair(option) for option in options or ())
             return self.session.catalogue(
                 url,
                 storage_options=storage_options,
-                options=how,
+                options=how or self.reading,
                 plan=plan,
                 emit=None if emit is None else self._announcing(emit),
+                keys=keys,
             )
 
     def _announcing(self, emit: Callable[[Event], None]) -> Callable[[Event], None]:
@@ -96,30 +143,38 @@ class CommandContext:
         return announce
 
     def bare_store(self, url: str, options: Mapping[str, object], limits: RequestLimits) -> ObjectStore:
-        """The store that a URL names, as it is: with deadlines, and with hardly any patience."""
+        """Return the store that a URL names, without a tier. It has deadlines, and tries a request twice."""
         with _usage():
             both = {**options, **asdict(limits)}
             return self.session.store(url, storage_options=both, policy=RetryPolicy(attempts_max=2))
 
     def options(self, options: Sequence[str] | None) -> GivenOptions:
-        """What `NAME=VALUE` options say, by whom they are for."""
+        """Sort `NAME=VALUE` options: for the data store, for the commit store, and limits."""
         with _usage():
             return GivenOptions.of(dict(_pair(option) for option in options or ()))
 
     def source(self, url: str) -> Source:
-        """The source that an argument names."""
+        """Return the source that an argument names."""
         with _usage():
             return self.session.source(url)
 
+    @asynccontextmanager
+    async def key_service(self, url: str) -> AsyncIterator[KeyService]:
+        """Open the key service that an argument names, and close it afterwards."""
+        with _usage():
+            service = self.session.key_service(url)
+        async with aclosing(service):
+            yield service
+
     def decoder(self, name: str) -> Decoder:
-        """The decoder that an argument names."""
+        """Return the decoder that an argument names."""
         with _usage():
             decoder: Decoder = self.plugins.by_name("decoder", name).load()()
         return decoder
 
 
 def waiting_text(event: Waiting) -> str:
-    """For what a command waits, why, since when, and how long it will."""
+    """Return a sentence on what a command waits for, why, for how long, and until when."""
     cause = re.sub(r"^\w+://\S*: ", "", str(event.error))  # the store was named already
     return (
         f"waiting for {event.url} for {event.waited_seconds:.0f} s of at most "
@@ -135,24 +190,38 @@ def _pair(option: str) -> tuple[str, str]:
 
 
 def position_of(text: str) -> Position:
-    """The place that a SPEC names."""
+    """Return the position that a SPEC names."""
     with _usage():
         return parse_position(text)
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a command's asynchronous part; Ctrl-C cancels it cleanly and is raised again, a second at once."""
+    """Run the asynchronous part of a command.
+
+    Ctrl-C cancels it cleanly and is raised afterwards. A second Ctrl-C is raised at once.
+    """
     by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if by_default and threading.current_thread() is threading.main_thread():  # so asyncio sets its handler
-        return asyncio.run(_interrupted_between_turns(main()))
-    return asyncio.run(main())
+    # In this case, and no other, asyncio sets a handler of its own.
+    if by_default and threading.current_thread() is threading.main_thread():
+        return asyncio.run(_interrupted_between_turns(_then_closed(main())))
+    return asyncio.run(_then_closed(main()))
+
+
+async def _then_closed(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, and close the sessions of the command, whose connections end with the event loop."""
+    try:
+        return await work
+    finally:
+        while _contexts:
+            session: Session = _contexts.pop().__dict__.pop("session")  # a later use opens a new one
+            await session.aclose()
 
 
 async def _interrupted_between_turns(work: Coroutine[Any, Any, T]) -> T:
-    """Let the first Ctrl-C wait until the loop's callback ends.
+    """Await `work`, and delay the first Ctrl-C until the running callback of the loop ends.
 
-    asyncio's handler cancels wherever the signal meets the interpreter, also in a callback that is about to
-    set the result of a future. That future is cancelled then, and the loop prints a traceback for it.
+    asyncio's handler cancels at any instruction, even in a callback that is about to
+    set the result of a future. The future is cancelled then, and the loop prints a traceback for it.
     """
     cancel, loop, pressed = signal.getsignal(signal.SIGINT), asyncio.get_running_loop(), False
     assert callable(cancel)

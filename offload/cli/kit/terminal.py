@@ -1,4 +1,4 @@
-"""Consoles, tables and live lines for people, by rich."""
+"""Consoles, tables and live lines for people, drawn by rich."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["live_line"]
 
 
 def stderr() -> Console:
-    """A console on stderr, for notes and progress."""
+    """Return a console on stderr, for notes and progress."""
     return Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 @contextmanager
 def live_line(first: str) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that changes, where that is a terminal; silence elsewhere."""
+    """Show a line on stderr that the block can change. Shows nothing if stderr is not a terminal."""
     console = stderr()
     if not console.is_terminal:
         yield lambda text: None
@@ -31,18 +31,18 @@ def live_line(first: str) -> Iterator[Callable[[str], None]]:
 
 
 def stdout() -> Console:
-    """A console on stdout, for people. Where no terminal is, lines are not cut or wrapped."""
+    """Return a console on stdout. If stdout is not a terminal, lines are neither cut nor wrapped."""
     return _Stdout(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 400)
 
 
 class _Stdout(Console):
     def on_broken_pipe(self) -> None:
-        """Raise the error on, where the library would end the process with an exit code of its own."""
+        """Raise the error again. The library would end the process with an exit code of its own."""
         raise
 
 
 def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout; a cell that is too wide is folded."""
+    """Print a table on stdout. A cell that is too wide is folded."""
     table = Table(box=None, header_style="bold")
     for head in heads:
         table.add_column(head, justify="left" if head == heads[0] else "right", overflow="fold")

@@ -1,1 +1,1 @@
-"""Compacting a stream: many small fragments become few large ones."""
+"""Compaction of a stream: many small fragments become a few large ones."""

@@ -1,20 +1,21 @@
-"""Compaction: small fragments of a ledger that lie next to each other become one, and readers notice nothing.
+"""Runs of fragments: neighbouring small fragments of a ledger that may become one, without readers noticing.
 
-    plan       which runs of fragments are worth it, from the manifest's tree alone
-    copy       a run is read and uploaded as one ledger's data, verbatim, under an attempt that was announced
+    plan       find the runs that are worth a copy, from the manifest's tree alone
+    copy       read a run, and upload it verbatim as one ledger's data, under an attempt that was announced
 
-The steps around these, and who drives them, are in `compacting`.
+`upkeep.compact.stream` has the steps around these.
 
-Invariants: a run is of one ledger, of attempts that begin alike, and stands in one group, or in the root; it
-never has the stream's newest fragment; its copy is one fragment. What is in the way (a trim, a deletion,
-another compaction) is a `Conflict`, and leaves the stream as it is (docs/commit-protocol.md, step "replace").
+Invariants: a run is of one ledger, and its attempts begin with the same token; all of it is in one group, or
+in the root; it never includes the stream's newest fragment; its copy is one fragment. A trim, a deletion or
+another compaction that gets in the way is a `Conflict`, and leaves the stream as it is
+(docs/commit-protocol.md, step "replace").
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
@@ -30,33 +31,33 @@ from offload.streams.reader import newer_manifest
 
 @dataclass(frozen=True, slots=True)
 class FragmentRun:
-    """Fragments that may become one."""
+    """Neighbouring fragments that may become one."""
 
     entries: tuple[Entry, ...]
 
     @property
     def ledger_id(self) -> int:
-        """Their ledger."""
+        """The ledger of all of them."""
         return self.entries[0].ledger_id
 
     @property
     def data_size_bytes(self) -> int:
-        """Chunk bytes of all of them."""
+        """The chunk bytes of all of them."""
         return sum(entry.data_size_bytes for entry in self.entries)
 
 
 async def plan_runs(
     tree: Tree, *, fragment_size_bytes: int, fragments_min: int = 2, since: int = 0
 ) -> AsyncGenerator[FragmentRun, None]:
-    """Runs of at least so many fragments that are one of at most `fragment_size_bytes` together. Close it.
+    """Yield runs of at least `fragments_min` fragments, of at most `fragment_size_bytes` together.
 
-    Those that are half as large already, or larger, are left as they are, and so is what ends at or below the
-    offset `since`. Fetches each group once, and holds
-    the runs of one at a time.
+    A fragment of half that size or more stays as it is. So does a fragment that ends at or below the offset
+    `since`. Fetches each group once, and holds the runs of one group at a time. Close the generator.
     """
     if fragments_min < 2:
-        raise Misuse(f"runs of {fragments_min} fragments: two at least become one")
+        raise Misuse(f"fragments_min is {fragments_min}: at least 2 fragments become one")
     async with aclosing(tree.walk(since)) as leaves:
+        # A leaf is the fragments of one group, or of the root. `replace` refuses a run across two of them.
         async for leaf in leaves:
             for run in _runs_in(entries_of_rows(leaf), tree.manifest, fragment_size_bytes):
                 if len(run) >= fragments_min:
@@ -67,6 +68,8 @@ def _runs_in(entries: Sequence[Entry], manifest: Manifest, size_bytes: int) -> I
     run: list[Entry] = []
     for entry in entries:
         fits = sum(each.data_size_bytes for each in run) + entry.data_size_bytes <= size_bytes
+        # Half the size and above: merging it would copy much and save little, again in every later run. The
+        # newest fragment stays, or each append would have the end of the stream copied once more.
         is_small = 2 * entry.data_size_bytes < size_bytes and entry.next_offset < manifest.next_offset
         if not (is_small and fits and (not run or _are_alike(run[-1], entry))):
             yield run
@@ -77,6 +80,8 @@ def _runs_in(entries: Sequence[Entry], manifest: Manifest, size_bytes: int) -> I
 
 
 def _are_alike(one: Entry, other: Entry) -> bool:
+    # A token names the batch that a job wrote. A repeated batch is found by it, so a copy must keep it, and
+    # fragments of two batches must not become one.
     return (one.ledger_id, token_of(one.attempt)) == (other.ledger_id, token_of(other.attempt))
 
 
@@ -90,25 +95,28 @@ async def copy_run(
 ) -> Receipt:
     """Upload a copy of the run under an attempt that `manifest` runs as a copy. Commits nothing.
 
-    Raises `Conflict` where the run was trimmed or replaced meanwhile, and swept, and `StreamDeleted` where
-    the stream was deleted. The copy is one fragment where the offloader's own size is at least the run's.
+    The copy is one fragment if the offloader's own fragment size is at least the size of the run. Raises
+    `Conflict` if the run was trimmed or replaced meanwhile, and swept; `StreamDeleted` if the stream was
+    deleted.
     """
     try:
         handle = await open_run(offloader, run, manifest=manifest)
         async with handle:
-            return await offloader.offload(
+            receipt = await offloader.offload(
                 handle, attempt, manifest=manifest, extra_metadata=extra_metadata or {}
             )
+            return replace(receipt, dropped_sections=handle.unknown_sections())
     except Absent as absent:
-        await newer_manifest(offloader, manifest, absent)  # raises where it is damage
+        # Damage or a sweep? If the newest manifest still names the fragment, this raises `absent` again.
+        await newer_manifest(offloader, manifest, absent)
         raise Conflict(f"{absent.where} was trimmed or replaced, and swept, before it was copied") from absent
 
 
 async def open_run(offloader: LedgerOffloader, run: FragmentRun, *, manifest: Manifest) -> ReadHandle:
-    """All that the run holds, as one handle. Raises `Conflict` where `manifest` names some of it no more."""
+    """Return one handle on the whole run. Raises `Conflict` if `manifest` no longer names all of it."""
     tree = offloader.tree(manifest)
     for entry in run.entries:
         if not await tree.names(entry.first_offset, entry.attempt):
-            raise Conflict(f"offset {entry.first_offset} was trimmed or replaced since that was planned")
+            raise Conflict(f"offset {entry.first_offset} was trimmed or replaced since the copy was planned")
     where = f"offsets [{run.entries[0].first_offset}, {run.entries[-1].next_offset})"
     return await open_entries(offloader.view_of(manifest), run.entries, where=where)

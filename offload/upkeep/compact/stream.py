@@ -1,24 +1,28 @@
 """Compacting a stream, step by step: by one process here, or with the copying spread over many machines.
 
-    begin      what an earlier run left is given up
-    wave       the next runs are planned, and a copy of each is announced; all by one commit
-    copied     each run is copied, by whoever drives the steps
-    replace    one commit puts a copy where its run was
-    end        attempts that came to nothing are dropped
+    begin      drop the attempts that an earlier, interrupted compaction left
+    wave       plan the next runs of fragments, and announce a copy of each, all by one commit
+    copied     copy each run; the driver of the steps decides where
+    replace    put a copy where its run was, by one commit
+    end        drop the attempts whose copies were not used
 
     stopped            left behind                       cured by
-    before a commit    copies of attempts that run       the next run: it gives them up, for the sweep
+    before a commit    copies of attempts that run       the next compaction drops them, then the sweep
     after it           the fragments that were replaced  the sweep
 
-Invariants: the compaction of a stream's incarnation has one identity, whoever drives it, so each knows what
-an earlier one left. If two are under way, one gives up what the other has announced, and nothing worse. A run
-of fragments that others trimmed, deleted or replaced meanwhile is left as it is, and counted. The plan is
-made as it is used: it holds the runs of one group at a time.
+Invariants:
+
+- All compactions of a stream's incarnation have the same identity, whoever drives them. So each one knows
+  what an earlier one left.
+- If two compactions run at the same time, one drops what the other has announced. Nothing worse happens.
+- A run of fragments that others trimmed, deleted or replaced meanwhile stays as it is, and is counted.
+- The plan is made as it is used: it holds the runs of one group at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -41,62 +45,71 @@ __all__ = ["AnnouncedRun", "Compacted", "Compaction", "begin_job", "compact", "c
 
 RUNS_AT_ONCE: Final = 4
 RUNS_PER_WAVE: Final = 16
-"""How many runs `compact` copies at once, and how many it announces by one commit."""
+"""How many runs `compact` copies at once, and how many it announces by one commit.
+
+A larger wave saves commits. It also announces more attempts, which every commit of the stream carries.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a compaction did for one stream, or has done so far."""
+    """The result of a compaction for one stream, final or so far."""
 
     stream: str
     runs: int = 0
-    """Runs of fragments that are one fragment now."""
+    """Number of runs that were merged: each is one fragment now."""
 
     fragments: int = 0
-    """How many fragments they were."""
+    """Number of fragments that were in these runs."""
 
     bytes: int = 0
-    """Chunk bytes that were copied for that."""
+    """Chunk bytes that were copied for them, before compression."""
+
+    stored_bytes: int = 0
+    """Size of the fragments that they became."""
 
     passed_over: int = 0
-    """Runs that others trimmed or replaced meanwhile."""
+    """Number of runs that others trimmed or replaced meanwhile."""
+
+    dropped_sections: Mapping[str, int] = field(default_factory=dict)
+    """Sections of other programs that were left out: the name of each, and how many fragments had one."""
 
     error: OffloadError | None = None
-    """What stopped it. What was put in place before stays."""
+    """The error that stopped it; None if none did. Runs that were merged before stay merged."""
 
     def as_json(self) -> dict[str, object]:
-        """One line of `offload compact --json`."""
+        """Return a line of `offload compact --json`."""
         plain = {name: value for name, value in asdict(self).items() if name != "error"}
         return plain if self.error is None else {**plain, "error": str(self.error)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnouncedRun:
-    """A run of fragments as it is given to whoever copies it. Spark pickles it: it holds plain values."""
+    """A run of fragments as the process that copies it gets it. Spark pickles it: plain values only."""
 
     run: FragmentRun
     named: Manifest
-    """It names the run's fragments, and runs the attempt, and nothing else."""
+    """A manifest that names only the run's fragments, and runs only the attempt."""
 
     attempt: Attempt
-    """For the first try; another one announces an attempt of its own."""
+    """The attempt of the first try. A further try announces its own."""
 
     job: UUID
 
 
 @dataclass(kw_only=True)
 class Compaction:
-    """One stream's. Made by `begin`; used by one task. Call `end` whatever happens."""
+    """The compaction of one stream. Made by `begin`, and used by one task. Always call `end`."""
 
     job: Job
     fragment_size_bytes: int
     fragments_min: int
     done: Compacted
     offsets: range
-    """The stream's when the compaction began."""
+    """The stream's offsets when the compaction began."""
 
     reached: int
-    """What is below this offset was dealt with."""
+    """All fragments below this offset are done."""
 
     _runs: AsyncGenerator[FragmentRun, None] = field(init=False)
 
@@ -107,8 +120,9 @@ class Compaction:
     async def begin(
         cls, offloader: LedgerOffloader, stream: str, *, fragment_size_bytes: int, fragments_min: int = 2
     ) -> Self:
-        """Begin, and give up what an earlier run left. Raises `NotOffloaded` if there is no such stream."""
+        """Begin, and drop what an earlier run left. Raises `NotOffloaded` if there is no such stream."""
         job = await begin_job(offloader, stream)
+        # The abort comes before this run announces anything, because it drops every attempt of the job.
         await job.abort()
         begun = job.manifest
         return cls(
@@ -121,14 +135,17 @@ class Compaction:
         )
 
     async def wave(self, runs_max: int) -> list[AnnouncedRun]:
-        """Plan and announce the next runs, at most so many. An empty list is the end."""
+        """Plan and announce the next runs, at most `runs_max`. An empty list is the end of the stream."""
         runs: list[FragmentRun] = []
         while len(runs) < runs_max and (run := await anext(self._runs, None)) is not None:
             runs.append(run)
         if not runs:
             return []
+        # Announced before the first byte is uploaded: a sweep deletes a fragment whose attempt does not run.
         manifest, attempts = await self.job.prepare_copies([run.entries for run in runs])
         running = {each.attempt: each for each in manifest.running}
+        # Each run gets a manifest of its own, with nothing else in it: a large one would be pickled with
+        # every task, and this one is enough to open the run without a request.
         return [
             AnnouncedRun(
                 run=run, named=_naming(manifest, run, running[attempt.uid]), attempt=attempt, job=self.job.uid
@@ -137,8 +154,9 @@ class Compaction:
         ]
 
     async def replace(self, run: FragmentRun, receipt: Receipt | None) -> None:
-        """Put the copy in the run's place, and count what came of it; None is a run that changed before."""
+        """Put the copy in the run's place, and count it. `receipt` is None if the run changed before."""
         self.reached = run.entries[-1].next_offset
+        # Passed over: the copy stays under a running attempt until `end` drops it.
         if receipt is None or not await self._is_replaced(run, receipt):
             self.done = replace(self.done, passed_over=self.done.passed_over + 1)
             return
@@ -147,11 +165,13 @@ class Compaction:
             runs=self.done.runs + 1,
             fragments=self.done.fragments + len(run.entries),
             bytes=self.done.bytes + run.data_size_bytes,
+            stored_bytes=self.done.stored_bytes + sum(entry.stored_size_bytes for entry in receipt.entries),
+            dropped_sections=dict(Counter(self.done.dropped_sections) + Counter(receipt.dropped_sections)),
         )
 
     async def end(self) -> None:
-        """Drop the attempts of tries that failed, and of what was passed over. Repeatable."""
-        await self._runs.aclose()
+        """Drop the attempts of failed tries, and of runs that were skipped. May be repeated."""
+        await self._runs.aclose()  # it may be in the middle of a group
         await self.job.abort()
 
     async def _is_replaced(self, run: FragmentRun, receipt: Receipt) -> bool:
@@ -159,13 +179,15 @@ class Compaction:
             try:
                 await self.job.replace(run.entries, [receipt])
             except OutcomeUnknown:
+                # Replace is repeatable: if the first one was committed after all, the second one finds the
+                # copy named and changes nothing.
                 await self.job.replace(run.entries, [receipt])
         except Conflict:
             return False
         return True
 
     async def _planned(self) -> AsyncGenerator[FragmentRun, None]:
-        """Every run. If a group was replaced and swept, the plan goes on behind it by the newest manifest."""
+        """Yield every run. If a group was replaced and swept, continue by the newest manifest."""
         offloader, manifest = self.job.offloader, self.job.manifest
         planned_to = manifest.first_offset
         while True:
@@ -178,9 +200,10 @@ class Compaction:
             try:
                 async with aclosing(runs):
                     async for run in runs:
+                        # Set before the yield: if the manifest changes, this run is not planned twice.
                         planned_to = run.entries[-1].next_offset
                         yield run
-            except Absent as absent:
+            except Absent as absent:  # raised again if the newest manifest still names the group: damage
                 manifest = await newer_manifest(offloader, manifest, absent)
             else:
                 return
@@ -194,15 +217,15 @@ async def compact(
     fragments_min: int = 2,
     progress: Callable[[Compaction], None] = lambda compaction: None,
 ) -> AsyncIterator[Compacted]:
-    """Put fragments of up to this size in the place of small ones: of all streams, or of those named.
+    """Merge small fragments into fragments of up to `fragment_size_bytes`: of all streams, or of those named.
 
-    Runs of fewer than `fragments_min` fragments stay. Readers and writers go on meanwhile, and notice
-    nothing. The offloader's own fragment size must be at least `fragment_size_bytes`. Killed at any moment
-    and called again, it goes on: what was put in place stays, the rest is copied again. `progress` hears of
+    Runs of fewer than `fragments_min` fragments stay as they are. Readers and writers continue meanwhile, and
+    notice nothing. The offloader's own fragment size must be at least `fragment_size_bytes`. After a kill,
+    call it again: runs that were merged stay merged, the others are copied again. `progress` is called after
     each run of fragments.
 
-    A stream that fails is reported with its error, and the next one goes on; after `StoreDenied` none does.
-    Raises `NotOffloaded` if the place is no tier.
+    A stream that fails is reported with its error, and the next stream follows. After `StoreDenied` no stream
+    follows. Raises `NotOffloaded` if the place is no tier.
     """
     await offloader.open()
     for stream in [*dict.fromkeys(streams)] or await offloader.streams():
@@ -229,7 +252,9 @@ async def _compacted(
     try:
         await _drive(compaction, progress)
     except BaseException as error:
-        with suppress(OffloadError):  # the first error is the one to report; the next run gives the rest up
+        # The attempts end after Ctrl-C too: while they run, no sweep deletes their copies. If this fails, the
+        # next compaction drops them, and the first error is the one to report.
+        with suppress(OffloadError):
             await compaction.end()
         if isinstance(error, OffloadError):
             return replace(compaction.done, error=error)
@@ -238,9 +263,11 @@ async def _compacted(
 
 
 async def _drive(compaction: Compaction, progress: Callable[[Compaction], None]) -> None:
-    """Copy in this process, some runs at once, and put each in place in its turn."""
+    """Copy in this process, several runs at once, and put each in place in its turn."""
     offloader = compaction.job.offloader
     while wave := await compaction.wave(RUNS_PER_WAVE):
+        # Copies run together, replaces one after another: each is a commit of the same stream, and two at
+        # once would only conflict.
         copies = in_order(partial(copied, offloader), one_by_one(wave), at_once=RUNS_AT_ONCE)
         async with aclosing(copies):
             async for announced, receipt in copies:
@@ -252,14 +279,15 @@ async def _drive(compaction: Compaction, progress: Callable[[Compaction], None])
 async def copied(
     offloader: LedgerOffloader, announced: AnnouncedRun, *, is_first: bool = True
 ) -> Receipt | None:
-    """Copy a run, under the attempt that was announced for it; in a further try under one of its own.
+    """Copy a run, and return the receipt; None if the run changed meanwhile.
 
-    A further try must not share the attempt, since the first may still be under way. Returns None if the run
-    changed meanwhile.
+    The first try uses the attempt that was announced for it. A further try announces its own, since the first
+    one may still be under way, and attempts never share an object.
     """
     manifest, attempt = announced.named, announced.attempt
     try:
         if not is_first:
+            # Raises `StreamDeleted` if the stream was begun again since the run was announced.
             job = await Job.begin(
                 offloader, attempt.stream, uid=announced.job, incarnation=manifest.incarnation
             )
@@ -270,13 +298,13 @@ async def copied(
 
 
 async def begin_job(offloader: LedgerOffloader, stream: str) -> Job:
-    """Begin the stream's compaction as a job. Its `abort` gives up what a run left that did not end."""
+    """Begin the stream's compaction as a job. Its `abort` drops what an unfinished compaction left."""
     manifest = await offloader.load_manifest(stream)
     return await Job.begin(offloader, stream, uid=compaction_identity(manifest))
 
 
 def compaction_identity(manifest: Manifest) -> UUID:
-    """Return the job of a stream's incarnation: the same in every run."""
+    """Return the identity of the compaction of a stream's incarnation: the same in every run."""
     return uuid5(NAMESPACE_URL, f"compact#{manifest.stream}#{manifest.incarnation}")
 
 

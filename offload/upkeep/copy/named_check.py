@@ -1,4 +1,4 @@
-"""Reading a fragment whole that a manifest names, or will name, against what that manifest says of it."""
+"""Checking a whole fragment against the entry that names it in a manifest, or that will."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ __all__ = ["is_checked"]
 
 
 async def is_checked(offloader: ObjectStoreOffloader, manifest: Manifest, entry: Entry, key: str) -> bool:
-    """Whether the fragment is there and holds. False where it was trimmed meanwhile; `Corrupt` for damage."""
+    """Read a fragment whole, and return True if it is sound; False if it was trimmed meanwhile.
+
+    Raises `Corrupt` if it is damaged, and `Absent` if it is gone and the newest manifest still names it.
+    """
     try:
-        checked = await check_fragment(offloader.store, key, size_bytes=entry.stored_size_bytes)
+        checked = await check_fragment(
+            offloader.store, key, size_bytes=entry.stored_size_bytes, ring=offloader.ring
+        )
     except NotFound:
         with suppress(NotOffloaded):  # deleted meanwhile
             await newer_manifest(offloader, manifest, Absent(key, manifest.stream))

@@ -1,14 +1,13 @@
-"""A stream of a tier as something to copy from: its fragments in runs, each a handle, opened when it is read.
+"""A stream of a tier as a source of a copy: its fragments in runs, each run a handle that is opened lazily.
 
-Invariants: what is read is what one manifest names, whatever is committed since; no byte is handed over
-that its checksum does not vouch for (`offload.native.fragment_reader` holds the index against its own
-checksum and the manifest, and each chunk against the index). A run is fragments of one attempt that follow
-each other, so of one ledger.
+Invariants: a handle reads what one manifest names, whatever is committed later. It returns no byte without a
+valid checksum: `offload.native.fragment_reader` checks the index against its own checksum and the manifest,
+and each chunk against the index. A run is consecutive fragments of one attempt, so of one ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -27,21 +26,22 @@ __all__ = ["RUN_SIZE_BYTES"]
 
 
 RUN_SIZE_BYTES: Final = 256 * 1024 * 1024
+"""Chunk bytes of a run, at least, if its attempt has as many. A run is what one task uploads."""
 
 
 class TierRun(ReadHandle):
-    """Fragments that follow each other, of one attempt."""
+    """Consecutive fragments of one attempt."""
 
     __slots__ = ("_entries", "_manifest", "_offloader", "_opened")
 
     def __init__(self, offloader: LedgerOffloader, manifest: Manifest, entries: Entries) -> None:
-        """`entries` are some of those that `manifest` names."""
+        """Make a run of `entries`, which `manifest` names."""
         self._offloader, self._manifest, self._entries = offloader, manifest, entries
         self._opened: ReadHandle | None = None
 
     @property
     def ledger_id(self) -> int:
-        """The ledger."""
+        """The ledger of the fragments."""
         return int(self._entries["ledger_id"][0])
 
     @property
@@ -62,30 +62,34 @@ class TierRun(ReadHandle):
 
     @property
     def size_bytes(self) -> int:
-        """Of all chunks."""
+        """The size of all chunks."""
         return exact_sum(self._entries["data_size_bytes"])
 
     @property
     def manifest(self) -> Manifest:
-        """One that names these fragments and no others: with it a task opens the run without a request."""
+        """A manifest that names only these fragments. With it, a task opens the run without a request."""
         return of_fragments(self._manifest, self._entries)
 
     async def table(self) -> ChunkTable:
-        """The chunks of all fragments. Raises `TryAgain` where they were trimmed or replaced meanwhile."""
+        """Return the chunks of all fragments. Raises `TryAgain` if they were trimmed or replaced."""
         try:
             return await (await self._handle()).table()
         except Absent as absent:
             raise await self._gone(absent) from absent
 
     async def read(self, rows: ChunkTable) -> bytes:
-        """These chunks, checked. Raises `TryAgain` where they were trimmed or replaced meanwhile."""
+        """Return these chunks, checked. Raises `TryAgain` if they were trimmed or replaced."""
         try:
             return await (await self._handle()).read(rows)
         except Absent as absent:
             raise await self._gone(absent) from absent
 
+    def unknown_sections(self) -> Mapping[str, int]:
+        """Those of the fragments, if they are open."""
+        return {} if self._opened is None else self._opened.unknown_sections()
+
     async def aclose(self) -> None:
-        """Let go of the indexes. They are fetched again where the run is read again."""
+        """Release the indexes. They are fetched again if the run is read again."""
         if self._opened is not None:
             await self._opened.aclose()
             self._opened = None
@@ -98,7 +102,10 @@ class TierRun(ReadHandle):
         return self._opened
 
     async def _gone(self, absent: Absent) -> TryAgain:
-        """What to say of an object that is gone. Raises `absent` where the newest manifest names it still."""
+        """Return the error for an object that is gone.
+
+        Raises `absent` itself if the newest manifest still names the object: then it is damage.
+        """
         newest = await newer_manifest(self._offloader, self._manifest, absent)
         return TryAgain(
             f"{self._offloader.url}: stream {newest.stream!r} was trimmed or compacted while it was copied, "
@@ -114,10 +121,10 @@ async def snapshot_of(
     run_size_bytes: int = RUN_SIZE_BYTES,
     runs_max: int | None = None,
 ) -> Snapshot:
-    """What `manifest` names, from the fragment that holds `since` on. What stands before is not listed.
+    """Return the fragments that `manifest` names, in runs, from the fragment that holds `since` on.
 
-    A run ends with the fragment that brings it to `run_size_bytes`. With `runs_max`, no more than so many of
-    them are listed, and no group is fetched that only later ones need.
+    A run ends with the fragment that brings it to `run_size_bytes`. With `runs_max`, at most that many runs
+    are listed, and groups that only later runs need are not fetched.
     """
     found: list[ReadHandle] = []
     async with aclosing(offloader.tree(manifest).walk(since)) as parts:

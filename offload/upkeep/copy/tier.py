@@ -1,17 +1,23 @@
-"""One tier's streams onto another, in portions: each is announced, uploaded and named before the next begins.
+"""Copying the streams of one tier to another, in portions.
 
-The steps of a portion, and what a kill leaves, stand in `transfer`. Records keep offset, time, ledger and
-bytes; fragments are cut anew, as the target cuts them.
+Each portion is announced, uploaded and committed before the next one begins. `transfer` has the steps of a
+portion, and what a kill leaves. Records keep offset, time, ledger and bytes. The target cuts fragments by its
+own rules.
 
-Invariants: every chunk is held against its index and its own checksum before it is stored, and the last chunk
-that is appended is the source's there; the job is that of two incarnations, so what an earlier stream of the
-name left is never gone on with. Memory is bounded by a portion: `RUNS_PER_PORTION` runs of fragments are
-listed, and some of them are under way. All that the target names is a part of the source's history.
+Invariants:
+
+- Every chunk is checked against its index and its own checksum before it is stored.
+- Everything that the target names is a part of the source's history: the last chunk of each append is the
+  source's chunk there.
+- The job's identity is made from both incarnations, so a copy never continues what an earlier stream of the
+  same name left.
+- Memory is bounded by one portion: `RUNS_PER_PORTION` runs are listed, and some of them are being uploaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,78 +51,93 @@ __all__ = ["Committed", "Copied", "copy", "give_up", "run_of"]
 
 
 PARTS_AT_ONCE: Final = 4
+"""How many runs of fragments `copy` uploads at once."""
+
 RUNS_PER_PORTION: Final = 64
-"""How many runs of fragments `copy` uploads at once, and how many at most one commit names."""
+"""How many runs of fragments one commit names, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What a copy did for one stream, or has done so far."""
+    """The result of a copy for one stream, final or so far."""
 
     stream: str
     fragments: int = 0
-    """Uploaded by this run, as the target cuts them."""
+    """Fragments that this run uploaded, as the target cuts them."""
 
     bytes: int = 0
-    """Their chunks."""
+    """The chunk bytes of these fragments, before compression."""
+
+    stored_bytes: int = 0
+    """The size of these fragments, as they were uploaded."""
 
     taken_over: int = 0
-    """Fragments that an earlier run had uploaded."""
+    """Fragments that an earlier run had uploaded, and this one committed."""
+
+    dropped_sections: Mapping[str, int] = field(default_factory=dict)
+    """Sections of other programs that were left out: the name of each, and how many fragments had one."""
 
     next_offset: int = 0
-    """Where the target's stream ends now; 0 where it was not begun, or an error came before any commit."""
+    """The end of the target's stream; 0 if it was not begun, or if an error came before any commit."""
 
     note: str = ""
-    """Why the source has nothing of the stream, where that is so."""
+    """The reason why the source has nothing of the stream; empty if it has."""
 
     error: OffloadError | None = None
-    """What stopped it."""
+    """The error that stopped it; None if none did."""
 
     def as_json(self) -> dict[str, object]:
-        """One line of `offload copy --json`, and of `offload spark copy --json`."""
+        """Return a line of `offload copy --json`, and of `offload spark copy --json`."""
         plain = {name: getattr(self, name) for name in self.__slots__ if name != "error"}
         return plain if self.error is None else {**plain, "error": str(self.error)}
 
     def after(self, transfer: Transfer, uploaded: Sequence[Receipt]) -> Copied:
-        """Itself, after this transfer was appended."""
+        """Return these numbers with those of a transfer that was appended."""
         entries = [entry for receipt in uploaded for entry in receipt.entries]
+        dropped = sum(
+            (Counter(receipt.dropped_sections) for receipt in uploaded), Counter(self.dropped_sections)
+        )
         return replace(
             self,
             fragments=self.fragments + len(entries),
             bytes=self.bytes + sum(entry.data_size_bytes for entry in entries),
+            stored_bytes=self.stored_bytes + sum(entry.stored_size_bytes for entry in entries),
             taken_over=self.taken_over + sum(len(receipt.entries) for receipt in transfer.taken_over),
+            dropped_sections=dict(dropped),
             next_offset=transfer.job.manifest.next_offset,
         )
 
 
 @dataclass(kw_only=True)
 class CopyProgress:
-    """How far the copy of one stream has come."""
+    """The progress of the copy of one stream."""
 
     stream: str
     offsets: range
-    """What the source has committed."""
+    """The offsets that the source has committed."""
 
     reached: int
-    """What is below this offset is uploaded, or was there."""
+    """All data below this offset is uploaded, or was there before."""
 
     bytes: int = 0
     """Chunk bytes that this run uploaded."""
 
     is_checking: bool = False
-    """Whether what an earlier run left is read at present."""
+    """True while the run reads and checks what an earlier run left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(Origin):
-    """A stream of a tier, as one manifest has it."""
+    """A stream of a tier, as one manifest names it."""
 
     offloader: LedgerOffloader
     manifest: Manifest
     source: Reach
     part_size_bytes: int = RUN_SIZE_BYTES
     parts_max: int | None = None
-    """How many parts a snapshot lists; None is all."""
+    """How many parts a snapshot lists at most; None for all."""
+    decrypt: bool = False
+    """True: encrypted fragments may be stored in the clear."""
 
     @property
     def stream(self) -> str:
@@ -129,7 +150,8 @@ class Committed(Origin):
         return self.source
 
     async def snapshot(self, committed: Manifest | None) -> Snapshot:
-        """See `Origin.snapshot`. What the target has is not walked through."""
+        """See `Origin.snapshot`. Fragments that the target has already are not listed."""
+        # One offset less than the target's end: the comparison of histories needs the last common chunk.
         since = 0 if committed is None else max(committed.next_offset - 1, 0)
         return await snapshot_of(
             self.offloader,
@@ -150,19 +172,21 @@ class Committed(Origin):
     def described(self, part: TransferPart, ledger: ReadHandle) -> TransferPart:
         """See `Origin.described`."""
         assert isinstance(ledger, TierRun)
-        return replace(part, size_bytes=ledger.size_bytes, named=ledger.manifest)
+        named = ledger.manifest
+        is_secret = not self.decrypt and bool(named.entries["encrypted"].any())
+        return replace(part, size_bytes=ledger.size_bytes, named=named, is_secret=is_secret)
 
     async def check_end_of(self, target: LedgerOffloader) -> None:
-        """Raise `Diverged` unless the last chunk that the target names, read back, is the source's there."""
+        """Read back the target's last chunk. Raise `Diverged` unless the source has the same one."""
         manifest = await target.load_manifest(self.stream)
-        if manifest.next_offset <= self.manifest.next_offset:  # else another has gone on already
+        if manifest.next_offset <= self.manifest.next_offset:  # else another copy has appended more already
             async with await self.snapshot(manifest) as snapshot:
                 await check_same_history(target, manifest, snapshot)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTier(Reach):
-    """A tier that is open in this process."""
+    """The reach of a tier that is open in this process."""
 
     offloader: LedgerOffloader
 
@@ -173,14 +197,14 @@ class OpenTier(Reach):
 
 
 async def run_of(offloader: LedgerOffloader, part: TransferPart) -> ReadHandle:
-    """Return a handle on what a part of a tier's stream is cut from, as the part itself names it."""
+    """Return a handle on the fragments that a part of a tier's stream is cut from. The part names them."""
     manifest = part.named
-    assert manifest is not None, "a part of a tier's stream says what it is cut from"
+    assert manifest is not None, "a part of a tier's stream names its fragments"
     return TierRun(offloader, manifest, manifest.entries)
 
 
 def copy_identity(source: str, committed: Manifest, manifest: Manifest) -> UUID:
-    """Return the job of a source's stream and a target's: the same in every run."""
+    """Return the identity of the copy of a source's stream to a target's stream: the same in every run."""
     names = f"{source}#{committed.stream}#{committed.incarnation}#{manifest.incarnation}"
     return uuid5(NAMESPACE_URL, names)
 
@@ -191,26 +215,30 @@ async def copy(
     *,
     streams: Sequence[str] = (),
     verify: bool = False,
+    decrypt: bool = False,
     at_once: int = PARTS_AT_ONCE,
     part_size_bytes: int = RUN_SIZE_BYTES,
     progress: Callable[[CopyProgress], None] = lambda progress: None,
 ) -> AsyncIterator[Copied]:
-    """Bring what `source` has committed onto `target`: all streams, or those named.
+    """Copy what `source` has committed to `target`: all streams, or those named.
 
-    Of each stream, what was committed when its turn came. The target's stream is begun where the source's
-    begins now, or continued, if both tell the same history. With `verify`, what was uploaded is read once
-    more, whole, before it is named. Killed at any moment and called again, it goes on behind what is named,
-    and takes over what else is complete.
+    A stream is copied as it is committed when its turn comes. If the target has no such stream, it begins
+    where the source's stream begins now. If it has one with the same history, the copy continues it. With
+    `verify`, each uploaded fragment is read back, whole, before it is committed. With `decrypt`, a stream
+    that is encrypted in the source may be stored in the clear. After a kill, call it again:
+    it continues behind the committed data, and takes over complete fragments that were not committed.
 
-    What stops one stream is reported, and the next one goes on. After `StoreDenied` none does. The error is
+    An error of one stream is reported, and the next stream follows. After `StoreDenied` no stream follows.
+    The error is
 
-    - `Diverged` if the histories differ, also if the source is trimmed beyond the target's end;
-    - `Conflict` if another appended to the target first: copy again;
+    - `Diverged` if the histories differ, or if the source is trimmed beyond the target's end;
+    - `Conflict` if another process appended to the target first: copy again;
     - `TryAgain` if the source was trimmed or compacted, and swept, meanwhile: copy again;
-    - `Corrupt` at damage in the source. What stands before its portion is named.
+    - `Denied` if an encrypted stream would be stored in the clear without `decrypt`;
+    - `Corrupt` at damage in the source. The portions before the damaged one stay committed.
 
-    Raises `NotOffloaded` if the source is no tier, or lacks a stream that is named; `Misuse` if `verify` is
-    asked of a target that keeps no objects of our layout.
+    Raises `NotOffloaded` if the source is no tier, or lacks a named stream; `Misuse` if `verify` is set and
+    the target keeps no objects of our layout.
     """
     if verify:
         native(target, to="read back from")  # refused here, before anything is uploaded
@@ -228,6 +256,7 @@ async def copy(
             source=OpenTier(source),
             part_size_bytes=part_size_bytes,
             parts_max=RUNS_PER_PORTION,
+            decrypt=decrypt,
         )
         copying = _Copying(origin=origin, target=target, verify=verify, at_once=at_once, progress=progress)
         try:
@@ -241,14 +270,14 @@ async def copy(
 
 
 async def give_up(source: LedgerOffloader, target: LedgerOffloader, stream: str) -> None:
-    """Give up what a copy left that did not end: the target's sweep takes it. Repeatable."""
+    """Drop the attempts that an unfinished copy left. The target's sweep frees their space. Repeatable."""
     manifest = await source.load_manifest(stream)
     await abort(target, stream, partial(copy_identity, source.url, manifest))
 
 
 @dataclass(kw_only=True)
 class _Copying:
-    """One stream's copy."""
+    """The copy of one stream."""
 
     origin: Committed
     target: LedgerOffloader
@@ -281,9 +310,10 @@ class _Copying:
                 return
 
     async def _portion(self, transfer: Transfer) -> bool:
-        """Copy the next runs of fragments. True if nothing is left to copy behind them."""
+        """Copy the next runs of fragments. Return True if nothing is left to copy behind them."""
         self._seen.reached = transfer.job.manifest.next_offset
         async with self.origin.reach.opened() as fetch:
+            # First what an earlier run left: `announce` then announces only the parts that are missing.
             await self._take_over(transfer, fetch)
             announced = await transfer.announce()
             uploaded = await self._uploaded(transfer, announced, fetch)
@@ -293,7 +323,8 @@ class _Copying:
             return True
         if self.done.next_offset < self._seen.offsets.stop:
             return False
-        await self.origin.check_end_of(self.target)  # of other portions, the next one's begin does it
+        # The begin of the next portion compares the histories. Behind the last portion nothing would.
+        await self.origin.check_end_of(self.target)
         return True
 
     async def _take_over(self, transfer: Transfer, fetch: Fetch) -> None:
@@ -314,7 +345,7 @@ class _Copying:
 
         async def upload(each: AnnouncedPart) -> Receipt:
             receipt = await upload_part(self.target, fetch, each.part, each.attempt, manifest=manifest)
-            if self.verify:
+            if self.verify:  # before the receipt is returned: only receipts are committed
                 await read_back(self.target, [receipt])
             return receipt
 

@@ -1,20 +1,26 @@
-"""From an origin onto a stream of a tier, step by step: by one process, or with the uploads spread over many.
+"""Transferring an origin's data to a stream of a tier, step by step.
 
-    begin       the stream tells the origin's history, or is begun
-    left        what an earlier run uploaded is listed; whoever drives the steps checks it
-    take_over   of what holds, one chain that continues the stream
-    announce    an attempt for each part that is still missing, by one commit, as a guest of the stream
-    (upload)    each part under its attempt, by whoever drives the steps
-    append      one commit names all of it
+One process may do all of it, or a driver may spread the uploads over many machines.
+
+    begin       compare the stream's history with the origin's, or begin the stream
+    left        list what an earlier run uploaded; the driver checks it
+    take_over   keep one chain of the sound fragments that continues the stream
+    announce    announce an attempt for each part that is still missing, by one commit
+    (upload)    the driver uploads each part under its attempt
+    append      name all fragments, by one commit
 
     stopped               left behind                       cured by
-    before the commit     fragments of running attempts     run again: complete ones are taken over, checked
-                                                            against the origin; `abort` gives them up
+    before the commit     fragments of running attempts     run again: complete ones are checked against the
+                                                            origin and taken over; `abort` drops them
     after the commit      perhaps attempts that still run   run again, or `abort`
 
-Invariants: the transfer of an origin, a stream and its incarnation has one identity, so a run knows what an
-earlier one left; what an earlier run left is taken over only if every byte of it holds and the origin has the
-same last chunk there; what the origin does not continue is not appended.
+Invariants:
+
+- All transfers from an origin to one incarnation of a stream have the same identity. So a run knows what an
+  earlier one left.
+- A fragment of an earlier run is taken over only if every byte of it is sound, and the origin has the same
+  last chunk there.
+- If the origin does not continue the stream, nothing is appended.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 from uuid import UUID
 
@@ -31,7 +37,7 @@ from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.contracts.store import Listed
-from offload.errors import Absent
+from offload.errors import Absent, Denied
 from offload.formats.keys import StreamKeys
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.entry import Entry
@@ -68,23 +74,26 @@ class TransferPart:
     first_offset: int
     next_offset: int
     size_bytes: int = 0
-    """About how many chunk bytes it has; 0 where nobody knows."""
+    """The approximate number of chunk bytes; 0 if it is not known."""
 
     named: Manifest | None = None
-    """Of a tier's stream: a manifest that names what the part is cut from, and nothing else."""
+    """If the origin is a tier: a manifest that names only the fragments of this part."""
+
+    is_secret: bool = False
+    """True: it has an encrypted fragment, and nobody allowed a copy in the clear."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnouncedPart:
-    """A part to be uploaded."""
+    """A part that will be uploaded under an announced attempt."""
 
     part: TransferPart
     incarnation: UUID
-    """Of the stream. One that was begun again since is another stream."""
+    """The incarnation of the stream. A stream that was begun again since is another stream."""
 
     job: UUID
     attempt: UUID
-    """For the first try; another one announces an attempt of its own."""
+    """The attempt of the first try. A further try announces its own."""
 
     @property
     def size_bytes(self) -> int:
@@ -94,7 +103,7 @@ class AnnouncedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncheckedPart:
-    """What an earlier run uploaded of a part."""
+    """The objects that an earlier run uploaded of a part, not checked yet."""
 
     part: TransferPart
     incarnation: UUID
@@ -102,26 +111,26 @@ class UncheckedPart:
 
     @property
     def size_bytes(self) -> int:
-        """Of the objects."""
+        """The size of the objects."""
         return sum(row.size_bytes for row in self.rows)
 
 
 Fetch = Callable[[TransferPart], Awaitable[ReadHandle]]
-"""A handle on what a part is cut from: its ledger, or as much of it as holds the part."""
+"""Opens the ledger that a part is cut from, or as much of it as holds the part."""
 
 
 class Reach(ABC):
-    """How whoever uploads gets to the origin. It may be pickled: it holds what names the origin."""
+    """The way from an uploading process to the origin. It may be pickled: it only names the origin."""
 
     __slots__ = ()
 
     @abstractmethod
     def opened(self) -> AbstractAsyncContextManager[Fetch]:
-        """The origin, open as long as the context is."""
+        """Open the origin for as long as the context is open."""
 
 
 class Origin(ABC):
-    """Where a stream comes from, as seen by whoever drives the steps."""
+    """The place that a stream is copied from, as the driver of the steps sees it."""
 
     __slots__ = ()
 
@@ -133,63 +142,68 @@ class Origin(ABC):
     @property
     @abstractmethod
     def reach(self) -> Reach:
-        """What is given to whoever uploads."""
+        """The reach that uploading processes get."""
 
     @abstractmethod
     async def snapshot(self, committed: Manifest | None) -> Snapshot:
-        """What the origin holds now. Where it covers all from `committed`'s last chunk on, that is enough."""
+        """Return what the origin holds now, at least from the last chunk of `committed` on."""
 
     @abstractmethod
     def ledgers(self, snapshot: Snapshot) -> Sequence[ReadHandle]:
-        """Those of a snapshot that are copied: all that will not change any more."""
+        """Return the ledgers of a snapshot that are copied: all that will not change any more."""
 
     @abstractmethod
     def identity(self, manifest: Manifest) -> UUID:
-        """The job's, for this incarnation of the tier's stream: the same in every run."""
+        """Return the job's identity for this incarnation of the tier's stream: the same in every run."""
 
     def described(self, part: TransferPart, ledger: ReadHandle) -> TransferPart:
-        """The part, with what the origin has to say of this ledger to whoever reads it."""
+        """Return the part with what a reader of this ledger must know, such as the names of its fragments."""
         return part
 
 
 @dataclass(kw_only=True)
 class Transfer:
-    """One stream's. Made by `begin`; used by one task. Close it."""
+    """The transfer of one stream. Made by `begin`, and used by one task. Close it."""
 
     origin: Origin
     job: Job
     taken_over: list[Receipt] = field(default_factory=list)
-    """What an earlier run had uploaded, and this one names."""
+    """The fragments that an earlier run had uploaded, and that this one will commit."""
 
     _snapshot: Snapshot
     _ledgers: Sequence[ReadHandle]
 
     @classmethod
     async def begin(cls, offloader: LedgerOffloader, origin: Origin) -> Self | None:
-        """Begin, on the stream or with it. None if the stream is not begun, since there is nothing for it.
+        """Begin a transfer. Begins the stream if it does not exist.
 
-        Raises `Diverged` where the two tell different histories.
+        Returns None if the stream does not exist and the origin has nothing for it. Raises `Diverged` if the
+        stream and the origin have different histories.
         """
+        # The tier first: the origin is then at least as new, and a snapshot from `manifest` on is enough.
         manifest = await newest(offloader, origin.stream)
         snapshot = await origin.snapshot(manifest)
         try:
             ledgers = origin.ledgers(snapshot)
-            if manifest is None and not ledgers:
+            if manifest is None and not ledgers:  # to begin a stream would claim its name for nothing
                 await snapshot.aclose()
                 return None
             manifest = manifest or await _born(offloader, origin.stream, snapshot)
+            # Compared before anything is announced, and at every begin: since the last one, another process
+            # may have appended a different history.
             await check_same_history(offloader, manifest, snapshot)
             job = await Job.begin(offloader, origin.stream, uid=origin.identity(manifest))
-        except BaseException:
+        except BaseException:  # also Ctrl-C: the snapshot may hold the broker's files open
             await snapshot.aclose()
             raise
         return cls(origin=origin, job=job, _snapshot=snapshot, _ledgers=ledgers)
 
     async def left(self) -> list[UncheckedPart]:
-        """List what an earlier run uploaded behind the stream's end, by the ledger it was cut from."""
+        """List what an earlier run uploaded behind the stream's end, by the ledger that it was cut from."""
         manifest, own = self.job.manifest, self._own()
-        offloader = native_or_none(self.job.offloader)  # others keep nothing of an unfinished attempt
-        if not own or offloader is None:
+        # Tiers of another layout keep nothing of an unfinished attempt.
+        offloader = native_or_none(self.job.offloader)
+        if not own or offloader is None:  # without running attempts, no earlier run left anything
             return []
         keys, firsts = StreamKeys(manifest.stream), [ledger.first_offset for ledger in self._ledgers]
         by_ledger: dict[int, list[Listed]] = {}
@@ -197,7 +211,7 @@ class Transfer:
             async for row in rows:
                 parsed = keys.parse_fragment(row.key)
                 number = -1 if parsed is None else bisect_right(firsts, parsed[0]) - 1
-                if number >= 0:
+                if number >= 0:  # a negative number means that it lies before everything that the origin has
                     by_ledger.setdefault(number, []).append(row)
         incarnation = manifest.incarnation
         return [
@@ -206,16 +220,19 @@ class Transfer:
         ]
 
     def take_over(self, found: Sequence[Leftover]) -> None:
-        """Name, in the end, what continues the stream of these, which hold and are what the origin has."""
+        """Keep, for `append`, those of these checked fragments that continue the stream."""
         manifest = self.job.manifest
         self.taken_over = chained(manifest.stream, manifest.next_offset, found, self._own())
 
     async def announce(self) -> list[AnnouncedPart]:
-        """Announce all parts that are missing behind what was taken over."""
+        """Announce the parts that are missing behind the fragments that were taken over."""
+        # A ledger that was taken over in part is announced from there on.
         start = end_of(self.taken_over, self.job.manifest.next_offset)
         parts = [self._part(ledger, start) for ledger in self._ledgers if ledger.next_offset > start]
         if not parts:
             return []
+        # Announce before the first upload: a sweep deletes a fragment whose attempt does not run. One commit
+        # announces all parts, because each commit makes other authors of the stream repeat theirs.
         _, attempts = await self.job.prepare([part.ledger_id for part in parts])
         return [
             AnnouncedPart(
@@ -225,14 +242,16 @@ class Transfer:
         ]
 
     async def append(self, uploaded: Sequence[Receipt]) -> Manifest:
-        """Name what was taken over and what was uploaded, all in one commit, and drop what is left besides.
+        """Name all fragments taken over or uploaded, in one commit. Drop all other attempts of the job.
 
-        Raises `Conflict` where another appended first: nothing is named then.
+        Raises `Conflict` if another process appended first. Nothing is named then.
         """
         receipts = [*self.taken_over, *uploaded]
         if receipts:
             await self.job.append(receipts)
-        await self.job.abort()  # attempts of tries that failed, and of a run that was killed
+        # The abort comes after the append, because the attempts of the receipts must run until then. The
+        # attempts that are left are those of failed tries and of killed runs. A sweep frees their space.
+        await self.job.abort()
         return self.job.manifest
 
     async def aclose(self) -> None:
@@ -240,7 +259,7 @@ class Transfer:
         await self._snapshot.aclose()
 
     def _own(self) -> dict[UUID, int]:
-        """The attempts that run as this job's, each with its ledger."""
+        """Return the running attempts of this job, each with its ledger."""
         return {
             running.attempt: running.ledger_id
             for running in self.job.manifest.running
@@ -248,7 +267,7 @@ class Transfer:
         }
 
     def _part(self, ledger: ReadHandle, start: int) -> TransferPart:
-        """The ledger from `start` on."""
+        """Return the part of a ledger from `start` on."""
         part = TransferPart(
             stream=self.origin.stream,
             ledger_id=ledger.ledger_id,
@@ -259,7 +278,9 @@ class Transfer:
 
 
 async def _born(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> Manifest:
-    await offloader.open(create=True)
+    await offloader.open(create=True)  # the first stream also makes the tier
+    # Only a claim begins a stream. The writer is not used afterwards: a job commits without holding the
+    # stream, so that a broker's writer may claim it at any time.
     writer = await StreamWriter.claim(
         offloader, stream, first_offset=snapshot.first_offset, source_epoch=snapshot.epoch
     )
@@ -267,7 +288,7 @@ async def _born(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> 
 
 
 async def abort(offloader: LedgerOffloader, stream: str, identity: Callable[[Manifest], UUID]) -> None:
-    """Give up what a run left that did not end: the sweep takes it. Repeatable."""
+    """Drop the attempts that an unfinished run left. A sweep frees their space. Repeatable."""
     manifest = await offloader.load_manifest(stream)
     job = await Job.begin(offloader, stream, uid=identity(manifest))
     await job.abort()
@@ -276,9 +297,11 @@ async def abort(offloader: LedgerOffloader, stream: str, identity: Callable[[Man
 def chained(
     stream: str, next_offset: int, found: Sequence[Leftover], own: Mapping[UUID, int]
 ) -> list[Receipt]:
-    """Of what was found, one chain without a hole from `next_offset` on; `own` has each attempt's ledger."""
+    """Return one chain without a hole from `next_offset` on. `own` has the ledger of each attempt."""
     by_attempt: dict[UUID, list[Entry]] = {}
     for entry in sorted((each.entry for each in found), key=lambda entry: entry.first_offset):
+        # A fragment behind a hole is not taken over: `announce` begins where this chain ends, and has it
+        # uploaded again.
         if entry.first_offset == next_offset and entry.ledger_id == own[entry.attempt]:
             by_attempt.setdefault(entry.attempt, []).append(entry)
             next_offset = entry.next_offset
@@ -289,18 +312,20 @@ def chained(
 
 
 def end_of(receipts: Sequence[Receipt], next_offset: int) -> int:
-    """Where the stream ends with these. The last receipt need not end last: a later run fills holes."""
+    """Return the end of the stream with these receipts. The last one need not end last."""
     return max([next_offset, *(receipt.next_offset for receipt in receipts)])
 
 
 async def upload(
     offloader: LedgerOffloader, reach: Reach, announced: Sequence[AnnouncedPart], *, is_first: bool = True
 ) -> list[Receipt]:
-    """Upload parts of one stream, one after the other.
+    """Upload parts of one stream, one after the other, and return their receipts.
 
-    A further try announces other attempts: those of the first one may still be under way.
+    A further try announces attempts of its own: the first try may still be under way, and attempts never
+    share an object.
     """
     first = announced[0]
+    # Raises `StreamDeleted` if the stream was begun again since the parts were announced.
     job = await Job.begin(offloader, first.part.stream, uid=first.job, incarnation=first.incarnation)
     manifest, uids = job.manifest, [each.attempt for each in announced]
     if not is_first:
@@ -316,36 +341,57 @@ async def upload(
 async def upload_part(
     offloader: LedgerOffloader, fetch: Fetch, part: TransferPart, attempt: UUID, *, manifest: Manifest
 ) -> Receipt:
-    """Upload one part under an attempt that runs in `manifest`. Raises as `LedgerOffloader.offload` does."""
-    async with await fetch(part) as whole:
-        return await offloader.offload(
+    """Upload one part under an attempt that `manifest` runs. Raises as `LedgerOffloader.offload` does.
+
+    Raises `Denied` if the part is secret and `offloader` would store it in the clear.
+    """
+    if part.is_secret:
+        target = native_or_none(offloader)
+        if target is None or not await target.encrypts(manifest):
+            raise Denied(
+                f"stream {part.stream!r} is encrypted, and its copy in {offloader.url} would not be; name a "
+                "master key for the copy with --encrypt, or allow a copy in the clear with --decrypt"
+            )
+    async with await fetch(part) as whole:  # may hold more than the part, on both sides
+        receipt = await offloader.offload(
             CutHandle(whole, first_offset=part.first_offset, next_offset=part.next_offset),
             Attempt(stream=part.stream, ledger_id=part.ledger_id, uid=attempt),
             manifest=manifest,
             extra_metadata={},
         )
+        return replace(receipt, dropped_sections=whole.unknown_sections())
 
 
 async def agreed(offloader: LedgerOffloader, fetch: Fetch, left: UncheckedPart) -> list[Leftover]:
-    """Return the fragments that hold, and of which the origin has the last chunk. Reads all of them whole."""
+    """Return the fragments that are sound, and whose last chunk the origin has too. Reads all of them whole.
+
+    A transfer may be run again after the origin was replaced. Then a sound fragment of the old data would fit
+    the offsets, and only the comparison of chunks shows it.
+    """
     await offloader.open()
-    store = native(offloader, to="adopt from").store
-    found = []
+    target, found = native(offloader, to="adopt from"), []
     async with await fetch(left.part) as handle:
         origin = Snapshot(ledgers=[handle], first_offset=handle.first_offset, next_offset=handle.next_offset)
         for row in left.rows:
-            one = await complete(store, row, stream=left.part.stream, incarnation=left.incarnation)
-            if one and await checksum_at(origin, one.last_chunk_offset) == one.last_chunk_checksum:
+            one = await complete(
+                target.store, row, stream=left.part.stream, incarnation=left.incarnation, ring=target.ring
+            )
+            # A run that was allowed to may have left fragments in the clear. This one uploads them again.
+            if one is None or (left.part.is_secret and not one.entry.encrypted):
+                continue
+            if await checksum_at(origin, one.last_chunk_offset) == one.last_chunk_checksum:
                 found.append(one)
     return found
 
 
 async def read_back(offloader: LedgerOffloader, receipts: Sequence[Receipt]) -> None:
-    """Raise `Corrupt` unless each uploaded fragment, read whole, is what a manifest will say of it."""
+    """Read each uploaded fragment back, whole. Raise `Corrupt` unless it matches its entry."""
     tier = native(offloader, to="read back from")
     manifest = await offloader.load_manifest(receipts[0].attempt.stream)
     for receipt in receipts:
         for entry in receipt.entries:
             key = StreamKeys(manifest.stream).fragment(entry.first_offset, entry.attempt)
+            # `is_checked` returns False for a missing fragment that the newest manifest does not name, as if
+            # it was trimmed. Here such a fragment is lost: it is not committed yet, and its attempt runs.
             if not await is_checked(tier, manifest, entry, key):
                 raise Absent(key, manifest.stream)

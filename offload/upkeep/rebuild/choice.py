@@ -1,15 +1,15 @@
-"""A stream's history from what its fragments say of themselves, if roots are lost.
+"""Choosing a stream's history from the tails of its fragments, after roots were lost.
 
-The choice between fragments that cannot both be true (docs/commit-protocol.md, step "rebuild"), as pure
-functions. Only fragments of one incarnation count. From the beginning of the stream, fragment follows
+Pure functions that choose between fragments that cannot both be true (docs/commit-protocol.md, step
+"rebuild"). Only fragments of one incarnation count. From the beginning of the stream, fragment follows
 fragment without a hole. If several begin at one offset:
 
-1. the highest epoch wins: its writer began there, so nothing longer was committed by those before it;
-2. among those of one epoch, the one from which the chain reaches furthest;
-3. then the longer one; then the lesser attempt, so that every rebuild chooses alike.
+1. The highest epoch wins: its writer began there, so earlier writers committed nothing longer.
+2. Among fragments of one epoch, the one from which the chain reaches furthest wins.
+3. Then the longer one wins; then the lesser attempt, so that every rebuild makes the same choice.
 
-Invariant: what is chosen has no hole and no overlap; nothing is invented. A hole is never stepped over: it
-is reported, and the operator says where the stream begins or ends.
+Invariant: the chosen fragments have no hole and no overlap; nothing is invented. The choice never steps over
+a hole: the hole is reported, and the operator says where the stream begins or ends.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from offload.model.manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildChoice:
-    """What a rebuild would commit, and what it would not."""
+    """The fragments that a rebuild would commit, and those that it would not."""
 
     chosen: Sequence[FoundFragment] = ()
     left_out: Sequence[tuple[FoundFragment, str]] = ()
     """Each with the reason."""
 
     holes: Sequence[tuple[int, int]] = ()
-    """Offsets that no fragment holds between what is chosen and what lies beyond it."""
+    """Ranges of offsets that no fragment holds, between the chosen fragments and those beyond."""
 
     beyond: Sequence[FoundFragment] = ()
-    """What lies beyond a hole."""
+    """Fragments beyond a hole."""
 
     @property
     def first_offset(self) -> int | None:
-        """Where what is chosen begins; None if nothing is."""
+        """First offset of the chosen fragments; None if nothing is chosen."""
         return self.chosen[0].entry.first_offset if self.chosen else None
 
     @property
     def next_offset(self) -> int | None:
-        """Where what is chosen ends; None if nothing is."""
+        """First offset after the chosen fragments; None if nothing is chosen."""
         return self.chosen[-1].entry.next_offset if self.chosen else None
 
     @property
     def messages(self) -> int:
-        """How many messages are in what is chosen."""
+        """Number of messages in the chosen fragments."""
         return sum(each.entry.messages for each in self.chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What was found of one incarnation, for an operator who chooses between several."""
+    """The fragments found of one incarnation, for an operator who chooses between several."""
 
     incarnation: UUID
     choice: RebuildChoice
@@ -68,7 +68,7 @@ class History:
 
 
 def histories(found: Iterable[FoundFragment]) -> list[History]:
-    """What was found, by incarnation: the one with the newest message last."""
+    """Return the fragments found, by incarnation, in order of their newest messages."""
     by_incarnation: dict[UUID, list[FoundFragment]] = defaultdict(list)
     for each in found:
         by_incarnation[each.incarnation].append(each)
@@ -90,13 +90,16 @@ def _history(incarnation: UUID, found: Sequence[FoundFragment]) -> History:
 def continuing(
     found: Sequence[FoundFragment], base: Manifest, named: Sequence[Entry] | None
 ) -> list[FoundFragment]:
-    """Those fragments that can be committed, if `base` is not the newest root that there was, but was once.
+    """Return the fragments that can be committed on `base`, a root that was the newest once.
 
-    `named` are its fragments; None if nobody can say, because a group is damaged. They were committed, so
-    nothing else was where they are, unless some of them are gone: then others took their place.
+    `named` are the fragments of `base`; None if a group is damaged, so that nobody can list them. If all of
+    them are there, no other fragment below the end of `base` counts, because these were committed. If some
+    are gone or unknown, others may have taken their place: then every fragment from the beginning of `base`
+    on counts.
     """
     names = {(entry.first_offset, entry.attempt) for entry in named or ()}
     if named is not None and names <= {each.name for each in found}:
+        # Uploads of attempts that were dropped lie at the same offsets, and may even have a higher epoch.
         return [each for each in found if each.name in names or each.entry.first_offset >= base.next_offset]
     return [each for each in found if each.entry.first_offset >= base.first_offset]
 
@@ -106,10 +109,10 @@ def choose(
 ) -> RebuildChoice:
     """Choose the one history of an incarnation.
 
-    `begin` and `end` are the operator's word on where it begins and ends. Without them it begins with the
-    least offset, and every fragment beyond its end is behind a hole.
+    `begin` and `end` say where the operator wants it to begin and end. Without them it begins at the least
+    offset, and every fragment beyond its end is behind a hole.
     """
-    left_out = [(each, "of another incarnation") for each in found if each.incarnation != incarnation]
+    left_out = [(each, "of another history") for each in found if each.incarnation != incarnation]
     own = [each for each in found if each.incarnation == incarnation]
     if begin is not None:
         left_out += [(e, "before the offset that was given") for e in own if e.entry.first_offset < begin]
@@ -120,6 +123,8 @@ def choose(
     chosen = _chain(own, begin)
     names = {each.name for each in chosen}
     others = [each for each in own if each.name not in names]
+    # A fragment below the end is a rival that lost. One at the end or above was never reached: data that
+    # must not be given up in silence.
     reached = chosen[-1].entry.next_offset if chosen else begin or 0
     beyond = [each for each in others if each.entry.first_offset >= reached]
     left_out += [
@@ -131,12 +136,13 @@ def choose(
 
 
 def _chain(found: Sequence[FoundFragment], begin: int | None) -> list[FoundFragment]:
-    """The chain from `begin`, or from the least offset, by the rules at the head of this module."""
+    """Return the chain from `begin`, or from the least offset, by the rules at the head of this module."""
     starting: dict[int, list[FoundFragment]] = defaultdict(list)
     for each in found:
         starting[each.entry.first_offset].append(each)
     best: dict[int, FoundFragment] = {}
     reach: dict[int, int] = {}
+    # From the end backwards: how far a fragment reaches is known only if all that follow it are judged.
     for offset in sorted(starting, reverse=True):
         best[offset] = max(starting[offset], key=lambda each: _rank(each, reach))
         following = best[offset].entry.next_offset
@@ -151,7 +157,7 @@ def _chain(found: Sequence[FoundFragment], begin: int | None) -> list[FoundFragm
 
 def _rank(found: FoundFragment, reach: dict[int, int]) -> tuple[int, int, int, bytes]:
     entry = found.entry
-    inverted = bytes(255 - byte for byte in entry.attempt.bytes)
+    inverted = bytes(255 - byte for byte in entry.attempt.bytes)  # `max` then takes the lesser attempt
     return found.epoch, reach.get(entry.next_offset, entry.next_offset), entry.next_offset, inverted
 
 
@@ -160,5 +166,5 @@ def _holes(reached: int, beyond: Sequence[FoundFragment]) -> list[tuple[int, int
     for each in sorted(beyond, key=lambda each: each.entry.first_offset):
         if each.entry.first_offset > reached:
             holes.append((reached, each.entry.first_offset))
-        reached = max(reached, each.entry.next_offset)
+        reached = max(reached, each.entry.next_offset)  # fragments beyond may overlap
     return holes

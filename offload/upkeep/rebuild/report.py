@@ -1,8 +1,8 @@
-"""What a rebuild found, and what it committed or would commit."""
+"""The report of a rebuild: what was found, and what is or would be committed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -19,39 +19,42 @@ __all__ = ["RebuildReport"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """What was found, and what was or would be committed."""
+    """The result of a rebuild, or of its dry run."""
 
     stream: str
     choice: RebuildChoice = field(default_factory=RebuildChoice)
     damages: Sequence[Corrupt] = ()
     manifest: Manifest | None = None
-    """As committed; None if nothing was."""
+    """The manifest that was committed; None if nothing was."""
 
     incarnation: UUID | None = None
-    """Of the history that was chosen; None if the operator must name one."""
+    """The incarnation of the chosen history; None if the operator must name one."""
 
     before: Sequence[MissingPart] = ()
     behind: Sequence[MissingPart] = ()
-    """What is copied from the history that the manifest named, to join the two."""
+    """Parts that are copied from the history that the manifest named, to join the two."""
 
     histories: Sequence[History] = ()
-    """What can be chosen from. Filled if nothing was chosen."""
+    """The histories to choose from. Empty if one was chosen."""
 
     standing: Manifest | None = None
     """The newest root that was found."""
 
+    lost_keys: Mapping[UUID, int] = field(default_factory=dict)
+    """The keys of the stream that are lost, with the number of chosen fragments that need each."""
+
     anchor_restored: bool = False
-    """Whether the stream's anchor was lost, and is there again."""
+    """Whether the stream's anchor was lost and is restored, or would be without `dry_run`."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that was to be done is done, or would be without `dry_run`."""
+        """True if the rebuild did all its work, or would without `dry_run`."""
         if self.histories:
             return False
         return self.manifest is not None or (self.incarnation is not None and not self.choice.holes)
 
     def as_json(self) -> dict[str, object]:
-        """The document of `offload rebuild --json`."""
+        """Return the document of `offload rebuild --json`."""
         keys = StreamKeys(self.stream)
         first, last = self.range
         return {
@@ -78,18 +81,19 @@ class RebuildReport:
                 for part in (*self.before, *self.behind)
             ],
             "incarnations": [_history_json(row, self.standing) for row in self.histories],
+            "lost_keys": [{"key": str(uid), "fragments": count} for uid, count in self.lost_keys.items()],
             "anchor_restored": self.anchor_restored,
             "damages": [str(damage) for damage in self.damages],
         }
 
     @property
     def anchor_restored_alone(self) -> bool:
-        """Whether the manifest was sound, and only the anchor was lost."""
+        """True if the manifest was sound, and only the anchor was lost."""
         return self.manifest is not None and self.manifest is self.standing
 
     @property
     def range(self) -> tuple[int | None, int | None]:
-        """The offsets of the stream, as it is or would be."""
+        """The offsets that the stream has, or would have."""
         if self.manifest is not None:
             return self.manifest.first_offset, self.manifest.next_offset
         begin, end = self.choice.first_offset, self.choice.next_offset
@@ -113,7 +117,7 @@ def _history_json(row: History, standing: Manifest | None) -> dict[str, object]:
 
 
 def names(standing: Manifest | None, row: History) -> bool:
-    """Whether the newest root is of this history, and names what it holds."""
+    """Return whether the newest root is of this history, and names its fragments."""
     return (
         standing is not None
         and standing.state is StreamState.LIVE

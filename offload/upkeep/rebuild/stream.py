@@ -1,26 +1,34 @@
-"""Rebuilding a stream's manifest from its data objects, if its roots are lost.
+"""Rebuilding a stream's manifest from its data objects, after its roots were lost.
 
-The steps (docs/commit-protocol.md, step "rebuild"), each in this order for a reason:
+The steps (docs/commit-protocol.md, step "rebuild"):
 
-    look       list everything, read what each fragment says of itself
-    fence      create a root far above every number that any object mentions
-    look again what a writer may have stored since; from here on no other commit counts
-    copy       only if a second history is joined (`upkeep.rebuild.joining`)
-    commit     one root that names the chosen fragments
+    look        list everything, and read the tail of each fragment
+    fence       create a root far above every number that any object mentions
+    look again  find what a writer stored since the first look. From here on no other commit counts
+    copy        only if a second history is joined (`upkeep.rebuild.joining`)
+    commit      create one root that names the chosen fragments
 
 The operator asserts that no writer and no sweep of the stream is alive: a sweep in between could delete what
-the rebuild names. Invariants: nothing is deleted; a sound manifest is replaced only if objects prove that
-newer roots are lost, if what it names is gone, or if the operator names another incarnation; nothing is
-committed over a hole, or short of what the manifest names, unless the operator says where the stream begins
-or ends; a rebuild that was interrupted is begun again by the same command, above its own fence.
+the rebuild names.
 
-What comes back may be more than was committed: fragments that were trimmed, or whose attempt was dropped,
-say nothing of that. Groups are not needed. Only the tails of fragments are read; `verify` reads the rest.
+Invariants:
+
+- Nothing is deleted. No key is made, and none is needed, unless two histories are joined.
+- A sound manifest is replaced only if objects prove that newer roots are lost, if a fragment that it names is
+  gone, or if the operator names another incarnation.
+- Nothing is committed over a hole, or short of what the manifest names, unless the operator says where the
+  stream begins or ends.
+- The same command begins an interrupted rebuild again, above its own fence.
+
+The result may hold more than was committed: a fragment does not record that it was trimmed, or that its
+attempt was dropped. Groups are not needed. Only the tails of fragments are read; `verify` reads the rest.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -32,6 +40,7 @@ from offload.formats.keys import StreamKeys
 from offload.model.entry import Entry
 from offload.model.found import FoundFragment
 from offload.model.manifest import Manifest, StreamState
+from offload.native.key_objects import find_key_object
 from offload.native.lost_anchors import restore_stream_anchor
 from offload.native.lost_roots import old_life_in
 from offload.native.offloader import ObjectStoreOffloader
@@ -64,22 +73,28 @@ async def rebuild(
 ) -> RebuildReport:
     """Rebuild a stream's manifest.
 
-    `begin` and `end` are the operator's word on where its history begins and ends. `incarnation` names the
-    history to bring back. It is needed if several are found, if the stream was deleted, or if it was begun
-    again after its roots were lost: then what the manifest names now is joined to it. That of the manifest
-    takes in what continues it, which was committed by a root that is lost, or by none; and gives up the other
-    lives of a stream that was begun again, so that a sweep may take them. Without it nothing is committed in
-    these cases, and the report says what can be chosen.
+    `begin` and `end` say where the operator wants the history to begin and end. `incarnation` names the
+    history to bring back. The operator must name it if
 
-    With holes, and no word on them, nothing is committed: the report has no manifest. What the manifest
-    names and no fragment holds is a hole as well. If the manifest is sound and only the stream's anchor is
-    lost, the anchor is restored.
+    - several histories are found,
+    - the stream was deleted, or
+    - the stream was begun again after its roots were lost. The data of the manifest is then joined to it.
+
+    Without `incarnation`, nothing is committed in these cases, and the report lists the histories. The
+    manifest's own incarnation may be named too. The rebuild then takes in the fragments that continue the
+    manifest, whether a lost root committed them or none did. It gives up the other lives of a stream that was
+    begun again, so that a sweep may delete them.
+
+    If there are holes that neither `begin` nor `end` excludes, nothing is committed, and the report has no
+    manifest. Offsets that the manifest names and no fragment holds are a hole as well. If the manifest is
+    sound and only the stream's anchor is lost, the anchor is restored.
+
+    `read_tails` may let other machines read the tails; every decision is made here. `progress` is called with
+    the number of fragments that were read, and the number that are known.
 
     Raises `Conflict` if nothing is lost, if two histories cannot be joined, or if another process commits
     meanwhile; `NotOffloaded` if no fragment is left; `Misuse` if no fragment begins at `begin` or ends at
     `end`, or is of `incarnation`; `Corrupt` if an object mentions a root number that no writer reaches.
-    `read_tails` may have other machines read the tails; all that is decided is decided here. `progress` is
-    told how many fragments were read, and how many are known.
     """
     await offloader.open()
     survey = Survey(store=offloader.store, keys=StreamKeys(stream), read_tails=read_tails, progress=progress)
@@ -89,7 +104,7 @@ async def rebuild(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """One history, and what is copied to it from that of the manifest."""
+    """One history, and the parts that are copied to it from the manifest's own history."""
 
     choice: RebuildChoice
     other: Side | None = None
@@ -111,6 +126,8 @@ class _Rebuild:
 
     async def run(self, asked: UUID | None) -> RebuildReport:
         log = self.offloader.log(self.stream)
+        # Objects are listed before the root is loaded, as in a sweep. If an object proves a root above
+        # `standing`, that root existed before the load, so it is lost. In the other order it might be new.
         await self.survey.look()
         standing = await _newest(log)
         is_lost = standing is not None and await self._is_lost(log, standing)
@@ -125,10 +142,10 @@ class _Rebuild:
         if target is None:
             return await self._without_target(report, histories(found))
         plan = await self._plan(standing, target)
-        if self.dry_run or plan.choice.holes:
-            return _with(report, plan)
+        if self.dry_run or plan.choice.holes:  # before the fence: the stream stays as it was
+            return await self._with(report, plan)
 
-        # 1. The fence. From here on no root of anybody else's can be the newest.
+        # 1. Create the fence. From here on no root of another process can be the newest.
         fence = Fence(
             stream=self.stream,
             writer=self.env.uuid(),
@@ -138,14 +155,17 @@ class _Rebuild:
             instead_of=None if standing is None else standing.commit_id,
         )
         if standing is not None and standing.state is not StreamState.REBUILDING:
-            # First one that follows directly, so that no commit of a writer who lives is passed over.
+            # First a fence at the very next number. If a writer is still alive and commits there, this commit
+            # fails. A jump at once would pass over that commit in silence. While the fence of an earlier
+            # rebuild is the newest root, no writer commits, so this step is not needed.
             low = replace(fence, writer=self.env.uuid(), above=standing.version, jump=1)
             standing = await log.commit(low, base=standing, committer=low.writer)
             self.survey.roots.add(standing.version)
         fenced = await log.commit(fence, base=standing, committer=fence.writer)
 
-        # 2. What was stored before the fence was there. A root below the fence's number that came since the
-        # first look was passed over: only an author who knew other objects than we did made one there.
+        # 2. Look again. An append between the first look and the fence stored fragments that the first look
+        # did not see. If a root has appeared below the fence's number since then, another process committed
+        # it, and it may name objects that this rebuild did not see.
         seen, first_possible = set(self.survey.roots), fence.above + JUMP
         await self.survey.look()
         passed = {each for each in self.survey.roots - seen if each < first_possible}
@@ -155,10 +175,12 @@ class _Rebuild:
                 "writer and every other rebuild of the stream, and run again"
             )
         plan = await self._plan(fenced, target)
-        if plan.choice.holes:
-            return _with(report, plan)
+        report = await self._with(report, plan)
+        if plan.choice.holes:  # the second look found more. The fence stays; the next run begins above it
+            return report
 
-        # 3. What the other history holds beyond this one, and the one commit.
+        # 3. Copy what the other history holds beyond this one, then commit once. While the fence is the
+        # newest root no sweep condemns anything, so the copies need not be announced.
         entries = await self._entries(plan, replace(fenced, incarnation=target))
         rebuilt = Rebuilt(
             writer=fence.writer,
@@ -166,33 +188,38 @@ class _Rebuild:
             entries=entries,
             source_epoch=await self._source_epoch(plan.choice.chosen, fenced, target),
         )
+        # The anchor comes before the commit: a stream that is live and has no anchor would be damage, while a
+        # rebuild that dies here is begun again anyway.
         anchor_restored = await restore_stream_anchor(self.offloader.store, self.stream, env=self.env)
         manifest = await log.commit(rebuilt, base=fenced, committer=fence.writer)
-        return replace(_with(report, plan), manifest=manifest, anchor_restored=anchor_restored)
+        return replace(report, manifest=manifest, anchor_restored=anchor_restored)
 
     async def _is_lost(self, log: RootLog, standing: Manifest) -> bool:
-        """Whether newer roots are lost, or some of what this one names.
+        """Return whether newer roots are lost, or a fragment or group that this root names.
 
-        A root that names what is gone may be an older one, which a sweep no longer kept anything for.
+        A root that names a missing object may be an older one: sweeps delete what only an old root names.
         """
-        if standing.state is not StreamState.LIVE:
+        if standing.state is not StreamState.LIVE:  # a tombstone names nothing, a fence is no history yet
             return False
         if self.survey.proves_lost_roots(log, standing):
             return True
         if await self._holds(standing):
             return False
-        await self.survey.look()  # what was committed since the first look is there by now
+        await self.survey.look()  # a fragment that was committed since the first look is no loss
         return not await self._holds(standing)
 
     async def _holds(self, manifest: Manifest) -> bool:
-        """Whether all that the manifest names was found sound, groups included."""
+        """Return whether every fragment and group that the manifest names was found sound."""
         named = await self._named(manifest, manifest.incarnation)
         names = {each.name for each in self.survey.found.values()}
         return named is not None and all((each.first_offset, each.attempt) in names for each in named)
 
     def _reach_behind(self, manifest: Manifest) -> int:
-        """The offset to which fragments of the manifest's incarnation continue it; its end if none does."""
-        ends: dict[int, int] = {}
+        """Return the offset up to which fragments of its incarnation continue the manifest.
+
+        That is the manifest's own end if none continues it.
+        """
+        ends: dict[int, int] = {}  # of rivals at one offset the longest counts: this is only an estimate
         for each in self.survey.found.values():
             if each.incarnation == manifest.incarnation:
                 first = each.entry.first_offset
@@ -205,24 +232,23 @@ class _Rebuild:
     def _target(
         self, standing: Manifest | None, asked: UUID | None, found: Sequence[FoundFragment], *, is_lost: bool
     ) -> UUID | None:
-        """The incarnation to bring back, or None if the operator must name it or nothing is lost."""
+        """Return the incarnation to bring back; None if the operator must name it, or if nothing is lost."""
         incarnations = {each.incarnation for each in found}
         if asked is not None and asked not in incarnations:
             known = ", ".join(sorted(map(str, incarnations))) or "none"
-            raise Misuse(
-                f"stream {self.stream!r} has no sound fragment of incarnation {asked}; found: {known}"
-            )
+            raise Misuse(f"stream {self.stream!r} has no sound fragment of history {asked}; found: {known}")
         if standing is not None and standing.state is StreamState.LIVE:
-            if asked not in (None, standing.incarnation):
+            if asked not in (None, standing.incarnation):  # `_plan` joins what the manifest names to it
                 return asked
+            # Fragments of another incarnation may be what was lost: then only the operator can choose.
             others = incarnations - {standing.incarnation}
             is_told = asked is not None and (
                 self._reach_behind(standing) > standing.next_offset
-                or old_life_in(self.survey.found.items(), standing) is not None  # to give that one up
+                or old_life_in(self.survey.found.items(), standing) is not None  # the operator gives it up
             )
             return standing.incarnation if is_told or (is_lost and (asked or not others)) else None
         if standing is not None and standing.state is StreamState.DELETED:
-            return asked
+            return asked  # nobody brings back a deleted stream by accident
         if not found:
             raise NotOffloaded(
                 f"stream {self.stream!r} has no fragment that is sound; nothing can be rebuilt"
@@ -230,7 +256,7 @@ class _Rebuild:
         return asked or (min(incarnations) if len(incarnations) == 1 else None)
 
     async def _without_target(self, report: RebuildReport, rows: Sequence[History]) -> RebuildReport:
-        """Nothing is rebuilt: restore the anchor if that is lost, and say what can be chosen."""
+        """Rebuild nothing. Restore the anchor if it is lost, and report the histories to choose from."""
         standing = report.standing
         if standing is not None and standing.state is StreamState.LIVE:
             lost = await restore_stream_anchor(
@@ -249,27 +275,29 @@ class _Rebuild:
         if (reach := self._reach_behind(standing)) > standing.next_offset:
             text += (
                 f". Fragments that it does not name continue it and reach to offset {reach}: a crash left "
-                "them, and the next sync sees to them. If a newer root was lost instead, and the source no "
-                f"longer has these offsets, take them in with --incarnation {standing.incarnation}"
+                "them, and the next sync commits or replaces them. If a newer root was lost instead, and the "
+                f"source no longer has these offsets, add them with --incarnation {standing.incarnation}"
             )
         raise Conflict(text)
 
     async def _plan(self, base: Manifest | None, target: UUID) -> _Plan:
-        """What to commit on `base`, which is the newest root before the fence, or the fence itself."""
+        """Return what to commit on `base`, which is the newest root before the fence, or the fence itself."""
         found = list(self.survey.found.values())
         if base is None or base.state is StreamState.DELETED or not base.fragments:
             return _Plan(choice=self._chosen(found, target))
         named = await self._named(base, target)
         if base.incarnation == target:
+            # The manifest was committed once: its own fragments win over any rival at these offsets.
             others = [each for each in found if each.incarnation != target]
             own = [each for each in found if each.incarnation == target]
             choice = self._chosen([*others, *continuing(own, base, named)], target)
             return _Plan(choice=self._with_edges(choice, base))
         assert named is not None
+        # What `base` names would be joined as if it were all of its history, and the rest would be given up.
         if self.survey.proves_lost_roots(self.offloader.log(self.stream), base):
             raise Conflict(
                 f"stream {self.stream!r}: newer roots than version {base.version} are lost as well. "
-                f"First rebuild incarnation {base.incarnation}"
+                f"First rebuild that history: --incarnation {base.incarnation}"
             )
         other = Side(manifest=base, entries=named)
         choice = self._chosen(found, target)
@@ -279,6 +307,7 @@ class _Rebuild:
             choice = replace(choice, holes=(), beyond=())  # the other history fills them
         if choice.holes:
             return _Plan(choice=choice)
+        # A reader checks a fragment's incarnation against its manifest: the kept ones are of `target`.
         kept = Side(
             manifest=replace(base, incarnation=target), entries=[each.entry for each in choice.chosen]
         )
@@ -286,7 +315,7 @@ class _Rebuild:
         return _Plan(choice=choice, other=other, before=before, behind=behind)
 
     def _with_edges(self, choice: RebuildChoice, base: Manifest) -> RebuildChoice:
-        """With holes where `base` begins earlier or ends later, unless the operator says where."""
+        """Add a hole at each edge where `base` reaches further, unless the operator moved that edge."""
         holes = list(choice.holes)
         first = choice.chosen[0].entry.first_offset
         last = max(each.entry.next_offset for each in (*choice.chosen, *choice.beyond))
@@ -297,7 +326,7 @@ class _Rebuild:
         return replace(choice, holes=holes)
 
     async def _named(self, base: Manifest, target: UUID) -> list[Entry] | None:
-        """The fragments that `base` names. Of the history that is rebuilt, None if its groups are damaged."""
+        """Return the fragments that `base` names; None if a group of the rebuilt history is damaged."""
         try:
             return await fragments_of(self.offloader, base)
         except Corrupt:
@@ -321,7 +350,7 @@ class _Rebuild:
         return choice
 
     async def _entries(self, plan: _Plan, fenced: Manifest) -> list[Entry]:
-        """The chosen fragments, between copies of what the other history holds beyond them."""
+        """Return the chosen fragments, between copies of what the other history holds beyond them."""
         entries = [each.entry for each in plan.choice.chosen]
         if plan.other is None:
             return entries
@@ -333,34 +362,47 @@ class _Rebuild:
             )
             return sorted([entry async for entry in uploads], key=lambda entry: entry.first_offset)
 
-        before = await copies(plan.before[::-1])  # each touches what is there: see `upkeep.rebuild.joining`
+        # The parts before the history are copied from its beginning backwards, those behind it forwards. So
+        # each copy touches existing data, and a rebuild that is killed leaves a longer history and no hole.
+        before = await copies(plan.before[::-1])
         return [*before, *entries, *await copies(plan.behind)]
 
     async def _source_epoch(self, chosen: Sequence[FoundFragment], fenced: Manifest, target: UUID) -> int:
-        """The highest leader epoch of the broker that the history mentions.
+        """Return the highest leader epoch of the broker that the history mentions.
 
-        Fragments record it. Of those that an older release wrote the last chunk tells: it was written by the
-        leader of that epoch.
+        Fragments record it, except those that an older release wrote. If none does, it is the leader epoch in
+        the header of the last chunk.
         """
         own = (each for each in self.survey.found.values() if each.incarnation == target)
-        recorded = max(each.source_epoch for each in own)
-        if recorded:
+        recorded, last = max(each.source_epoch for each in own), chosen[-1].entry
+        # No older release encrypted. So if an encrypted fragment records no epoch, its writer knew of none.
+        if recorded or last.encrypted:
             return recorded
-        return await last_leader_epoch(self.offloader, replace(fenced, incarnation=target), chosen[-1].entry)
+        return await last_leader_epoch(self.offloader, replace(fenced, incarnation=target), last)
 
+    async def _with(self, report: RebuildReport, plan: _Plan) -> RebuildReport:
+        lost = await self._lost_keys(plan.choice.chosen)
+        return replace(report, choice=plan.choice, before=plan.before, behind=plan.behind, lost_keys=lost)
 
-def _with(report: RebuildReport, plan: _Plan) -> RebuildReport:
-    return replace(report, choice=plan.choice, before=plan.before, behind=plan.behind)
+    async def _lost_keys(self, chosen: Sequence[FoundFragment]) -> dict[UUID, int]:
+        """Return each key of the stream that is lost, and how many of these fragments need it."""
+        needs = Counter((each.incarnation, each.stream_key) for each in chosen)
+        lost, store = dict[UUID, int](), self.offloader.store
+        for (life, uid), fragments in needs.items():
+            with suppress(UnsupportedFormat):  # a newer program rotated it, so it is there
+                if uid and await find_key_object(store, self.stream, life, uid, damage={}) is None:
+                    lost[uid] = fragments
+        return lost
 
 
 async def _newest(log: RootLog) -> Manifest | None:
-    """The newest root, or None if there is none. Raises `Conflict` if it is damaged."""
+    """Return the newest root, or None if there is none. Raises `Conflict` if it is damaged."""
     try:
         return await log.load_newest()
     except RootsLost:
         return None
-    except (Corrupt, UnsupportedFormat) as damage:
+    except Corrupt as damage:
         raise Conflict(
-            f"stream {log.stream!r}: its newest root is there, but is not sound ({damage}). If the data "
-            "is to be believed instead, move that object away and run again"
+            f"stream {log.stream!r}: its newest root is there, but is not sound ({damage}). To rebuild from "
+            "the data alone, move that object away and run again"
         ) from damage

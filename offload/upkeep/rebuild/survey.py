@@ -1,16 +1,16 @@
-"""Everything that is under a stream's prefix, as far as a rebuild needs it.
+"""A survey of everything under a stream's prefix, as far as a rebuild needs it.
 
-Of each fragment only the tail is read: what it says of itself. Of roots and groups only the names are read,
-of sightings all.
+It reads the tail of each fragment, the names of roots and groups, and whole sightings and key objects.
 
-Invariant: `number` is at least as high as every root number that any object mentions, so a root above it is
-the newest, and notes of an earlier sweep are void (`upkeep.sweep.notes`).
+Invariant: `number` is at least as high as every root number that any object mentions. So a root above it is
+the newest, and it makes the notes of earlier sweeps void (`upkeep.sweep.notes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from offload.commit.log import RootLog
@@ -22,8 +22,10 @@ from offload.formats.keys import StreamKeys
 from offload.formats.sighting import SIZE_BYTES_MAX, Sighting
 from offload.model.found import FoundFragment
 from offload.model.manifest import Manifest
+from offload.native.anchors import read_anchor
 from offload.native.fragment_check import load_own_tail
 from offload.native.fragment_writer import entry_of
+from offload.native.key_objects import decode_key_object
 from offload.native.lost_roots import loss_shown_by_base, loss_shown_by_group
 from offload.tasks import run_each
 
@@ -33,19 +35,22 @@ __all__ = ["OnTails", "Tail", "read_tails"]
 TAILS_AT_ONCE: Final = 16
 
 Tail = FoundFragment | Corrupt
-"""What a fragment says of itself, or why it cannot be believed."""
+"""A fragment as its tail describes it, or the damage of the tail."""
 
 OnTails = Callable[[int], None]
-"""Told that so many more were read."""
+"""Called with the number of tails that were read since the last call."""
 
 ReadTails = Callable[[ObjectStore, StreamKeys, Sequence[Listed], OnTails], Awaitable[Mapping[str, Tail]]]
-"""Reads the tails of all these fragments: by key what each says. `read_tails` is one."""
+"""Reads the tails of all these fragments, and returns them by key. `read_tails` is one."""
 
 
 async def read_tails(
     store: ObjectStore, keys: StreamKeys, rows: Sequence[Listed], tell: OnTails
 ) -> Mapping[str, Tail]:
-    """Read the tails of these fragments, some at once. Raises `Conflict` if one is deleted meanwhile."""
+    """Read the tails of these fragments, several at once.
+
+    Raises `Conflict` if one is deleted meanwhile, and `UnsupportedFormat` if a newer program wrote one.
+    """
     found: dict[str, Tail] = {}
 
     async def read(row: Listed) -> None:
@@ -57,16 +62,17 @@ async def read_tails(
 
 
 async def _tail(store: ObjectStore, keys: StreamKeys, row: Listed) -> Tail:
+    # `UnsupportedFormat` is raised: a fragment of a newer program is no damage, and a manifest without it
+    # would hide sound data.
     try:
         tail, raw = await load_own_tail(store, row.key, size_bytes=row.size_bytes)
     except NotFound as exc:
         raise _vanished(row.key) from exc
     except Corrupt as damage:
         return damage.within(row.key, stream=keys.stream)
-    except UnsupportedFormat as newer:
-        known = "one that this program knows"
-        return Corrupt("format version", row.key, expected=known, found=str(newer))
     trailer = tail.trailer
+    # The fence goes above every number that an object mentions. At the end of the range no commit could
+    # follow it, so a number that no writer reaches is damage.
     for what, number in (("epoch", trailer.epoch), ("base version", trailer.base_version)):
         if number >= NUMBER_MAX:
             return _impossible(what, row.key, number, keys)
@@ -76,12 +82,13 @@ async def _tail(store: ObjectStore, keys: StreamKeys, row: Listed) -> Tail:
         epoch=trailer.epoch,
         base_version=trailer.base_version,
         source_epoch=tail.source_epoch,
+        stream_key=tail.wrapped_key[0] if trailer.encrypted else None,
     )
 
 
 @dataclass(slots=True, kw_only=True)
 class Survey:
-    """See the head of this module."""
+    """The objects of one stream, as the looks so far have found them."""
 
     store: ObjectStore
     keys: StreamKeys
@@ -92,9 +99,9 @@ class Survey:
     roots: set[int] = field(default_factory=set)
     """The numbers of all roots that were seen."""
     number: int = 0
-    """The highest number of a root that any object mentions."""
+    """The highest root number that any object mentions."""
     newest_group: tuple[int, str] = (0, "")
-    """The highest number of a root that a group was made for, and the group's key."""
+    """The highest root number that a group was made for, and the key of that group."""
 
     @property
     def epoch(self) -> int:
@@ -102,9 +109,9 @@ class Survey:
         return max((each.epoch for each in self.found.values()), default=0)
 
     def proves_lost_roots(self, log: RootLog, newest: Manifest) -> bool:
-        """Whether some object proves a root of this incarnation that is newer than `newest`.
+        """Return whether an object proves that a root of this incarnation newer than `newest` existed.
 
-        A group's name does not say of which incarnation it is: any group counts.
+        A group's name does not mention its incarnation, so any group counts.
         """
         return loss_shown_by_group(log, self.newest_group[1], newest) is not None or any(
             loss_shown_by_base(log, key, each.base_version, newest) is not None
@@ -113,11 +120,13 @@ class Survey:
         )
 
     async def look(self) -> None:
-        """List all, and read what was not read before: objects do not change.
+        """List all objects, and read those that were not read before: objects do not change.
 
         Raises `Conflict` if a fragment that was found before is gone, and `Corrupt` if an object mentions a
         root number that no writer reaches.
         """
+        # Roots first, data last: a fragment is stored before the root that names it. So each root that is
+        # listed has its fragments in the listing below.
         async for listed in self.store.list(self.keys.roots):
             root = self.keys.parse_root(listed.key)
             if root is not None:
@@ -131,9 +140,12 @@ class Survey:
         async for listed in self.store.list(self.keys.sightings):
             if self.keys.parse_sighting(listed.key):
                 self._mentions(await self._version_of(listed), listed.key)
+        async for listed in self.store.list(self.keys.stream_keys):
+            if self.keys.parse_key_object(listed.key):
+                self._mentions(await self._base_of(listed.key), listed.key)
         rows = [row async for row in self.store.list(self.keys.data) if self.keys.parse_fragment(row.key)]
         gone = self.found.keys() - {row.key for row in rows}
-        if gone:
+        if gone:  # a sweep is alive, against the operator's word: what is chosen next may go as well
             raise _vanished(min(gone))
         fresh = [row for row in rows if row.key not in self.found and row.key not in self.damages]
         read = len(self.found) + len(self.damages)
@@ -143,18 +155,30 @@ class Survey:
             read += more
             self.progress(read, len(rows))
 
+        # Only new ones: a second look at millions of fragments reads those of the last minutes.
         tails = await self.read_tails(self.store, self.keys, fresh, tell)
         for row in fresh:
             self._keep(row.key, tails[row.key])
 
     async def _version_of(self, listed: Listed) -> int:
-        """The root number that a sighting mentions; 0 if it is damaged or gone: no sweep believes it."""
+        """Return the root number that a sighting mentions.
+
+        Returns 0 if the sighting is damaged or gone: no sweep would believe it.
+        """
         if listed.size_bytes > SIZE_BYTES_MAX:
             return 0
         try:
             raw = await self.store.get(listed.key)
             return Sighting.decode(raw, stream=self.keys.stream, where=listed.key).version
         except (NotFound, Corrupt):
+            return 0
+
+    async def _base_of(self, key: str) -> int:
+        """Return the root number that a key object mentions. Returns 0 if no sweep would believe it."""
+        try:
+            decode = partial(decode_key_object, keys=self.keys, where=key)
+            return (await read_anchor(self.store, key, decode)).base_version
+        except (NotFound, Corrupt, UnsupportedFormat):
             return 0
 
     def _keep(self, key: str, tail: Tail) -> None:

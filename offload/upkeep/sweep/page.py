@@ -1,7 +1,7 @@
-"""Judging a page of a stream's listing: steps 2 and 3 of the sweep, whose rules stand in `upkeep.sweep.tier`.
+"""The judgement of one page of a stream's listing: steps 2 and 3 of the sweep (`upkeep.sweep.tier`).
 
-Invariants: a page was listed before its root is loaded; a verdict that condemns stays true for ever; where
-a part of the tree cannot be read, there is no verdict at all.
+Invariants: a page is listed before its root is loaded; a verdict that condemns stays true for ever; if a part
+of the tree cannot be read, there is no verdict on any object of the page.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -18,20 +19,25 @@ import numpy.typing as npt
 
 from offload.commit.log import RootLog
 from offload.contracts.store import Listed
+from offload.errors import Corrupt, NotFound, UnsupportedFormat
 from offload.formats.keys import StreamKeys
-from offload.formats.sighting import ROOT_KIND, SIGHTING_ROW, SightingRows, as_bytes
-from offload.model.entry import GROUP_ROOT_VERSION, Entries, EntryKind
+from offload.formats.sighting import KEY_KIND, ROOT_KIND, SIGHTING_ROW, SightingRows, as_bytes
+from offload.model.entry import Entries, EntryKind
 from offload.model.manifest import Manifest, StreamState
 from offload.model.position import OFFSET_MAX
 from offload.model.tree import Tree
+from offload.native.anchors import read_anchor
+from offload.native.key_objects import decode_key_object
 from offload.upkeep.pages import ListedPage
 
 ROOTS_KEPT: Final = 16
+"""How many of the newest roots stay, for people and for loaders that are slow."""
+
 _U64_MAX: Final = 2**64 - 1
 
 
 class Why(StrEnum):
-    """Why an object stays, or why it goes, in plain words."""
+    """The reason why an object stays or is deleted, in plain words."""
 
     NAMED = "named"
     RUNNING = "its attempt runs"
@@ -42,6 +48,9 @@ class Why(StrEnum):
     YOUNG = "an upload that may be under way"
     REBUILDING = "the stream is being rebuilt"
     NO_ROOT = "no root says whether it is named"
+    KEY = "a key of the stream"
+    OWN_KEY = "its own master key still exists; `offload shred` destroys both"
+    NEWER_KEY = "written by a newer version of this program"
 
     DROPPED = "its attempt was dropped"
     REPLACED = "replaced by a copy"
@@ -50,6 +59,7 @@ class Why(StrEnum):
     LOST = "a commit that lost made it"
     SUPERSEDED = "superseded root"
     UNFINISHED = "an upload that nobody will finish"
+    ENDED_KEY = "a key of a deleted life of the stream"
 
 
 STAYS: Final = frozenset(
@@ -63,6 +73,9 @@ STAYS: Final = frozenset(
         Why.YOUNG,
         Why.REBUILDING,
         Why.NO_ROOT,
+        Why.KEY,
+        Why.OWN_KEY,
+        Why.NEWER_KEY,
     }
 )
 
@@ -71,7 +84,7 @@ _WHYS: Final = list(Why)
 
 
 class SweepVerdict(NamedTuple):
-    """What a page says of one of its objects. `name` is None for what cannot be condemned."""
+    """The verdict on one object of a page. `name` is None for an object that cannot be condemned."""
 
     listed: Listed
     why: Why
@@ -80,160 +93,233 @@ class SweepVerdict(NamedTuple):
 
 @dataclass(kw_only=True)
 class SweepPage:
-    """Steps 2 and 3 for one page of a stream's listing, to be called in this order."""
+    """Steps 2 and 3 for one page of a stream's listing. Call `load`, then `judge`."""
 
     log: RootLog
     listing: ListedPage
-    """Step 1: what is there."""
+    """The result of step 1."""
     roots_kept: int = ROOTS_KEPT
     strangers: list[str] = field(default_factory=list)
+    """Keys of this page that are not of this format."""
     root: Manifest | None = None
     verdicts: list[SweepVerdict] = field(default_factory=list)
+    key_bases: list[tuple[int, str]] = field(default_factory=list)
+    """The `base_version` of each sound key object of another life, with its key."""
     _unlisted: list[SightingRows] = field(default_factory=list)
 
     async def load(self) -> None:
-        """2. The newest root, which may have been committed since the listing, and never before it."""
+        """2. Load the newest root. It may have been committed after the listing."""
         self.root = await self.log.load_newest()
 
     async def judge(self) -> None:
-        """3. Say of each object why it stays or why it goes.
+        """3. Decide for each object why it stays or why it goes.
 
-        Raises `Corrupt`, `TryAgain` and the like where the tree cannot be read: then there is no verdict.
+        Raises `Corrupt`, `TryAgain` and the like if the tree cannot be read. Then there is no verdict.
         """
-        named: dict[int, list[tuple[Listed, bytes]]] = {kind: [] for kind in range(3)}
+        # Each kind apart: fragments and groups are compared with the tree in their own order.
+        named: dict[int, list[tuple[Listed, bytes]]] = {
+            kind: [] for kind in (EntryKind.FRAGMENT, EntryKind.GROUP, ROOT_KIND, KEY_KIND)
+        }
         verdicts, strangers = [], []
         for row in self.listing.rows:
             name = name_of(self.log.keys, row.key)
             if name is not None:
-                named[min(name[0], 1) if name[0] < ROOT_KIND else 2].append((row, name))
+                is_group = EntryKind.FRAGMENT < name[0] < ROOT_KIND
+                named[EntryKind.GROUP if is_group else name[0]].append((row, name))
             elif row.key == self.log.keys.anchor:
                 verdicts.append(SweepVerdict(row, Why.ANCHOR, None))
             elif self.log.keys.parse_sighting(row.key):
                 verdicts.append(SweepVerdict(row, Why.NOTE, None))
             else:
                 strangers.append(row.key)
+        # Without a root nothing was ever committed, and the first commit may be on its way. During a rebuild
+        # the fence still names what the old root named, and not yet what the rebuild will.
         if self.root is None or self.root.state is StreamState.REBUILDING:
             why = Why.NO_ROOT if self.root is None else Why.REBUILDING
             verdicts += [SweepVerdict(row, why, None) for rows in named.values() for row, _ in rows]
         else:
             tree = self.log.tree(self.root)
-            verdicts += await self._judge_fragments(tree, named[0])
-            verdicts += await _judge_groups(tree, named[1])
-            verdicts += [_judge_root(self.root, row, name, self.roots_kept) for row, name in named[2]]
+            verdicts += await self._judge_fragments(tree, named[EntryKind.FRAGMENT])
+            verdicts += await _judge_groups(tree, named[EntryKind.GROUP])
+            verdicts += [_judge_root(self.root, row, name, self.roots_kept) for row, name in named[ROOT_KIND]]
+            verdicts += await self._judge_keys(self.root, named[KEY_KIND])
+        # Set only here: a tree that could not be read leaves no verdict behind.
         self.verdicts, self.strangers = verdicts, strangers
 
     def unlisted(self) -> Iterator[str]:
-        """Fragments that the root names within the page and that were not listed: uploaded since, or gone."""
+        """Yield the fragments that the root names within the page and that were not listed.
+
+        Each was committed since the listing, or it is gone.
+        """
         for rows in self._unlisted:
             yield from (row_key(self.log.keys, row) for row in rows)
 
     async def _judge_fragments(
         self, tree: Tree, objects: Sequence[tuple[Listed, bytes]]
     ) -> Sequence[SweepVerdict]:
-        """Verdicts on fragments that come in order of their offsets, as listings have them."""
-        self._unlisted = []
+        """Return verdicts on fragments, which come in order of their offsets, as listings have them."""
+        self._unlisted = []  # a second judgement, by a newer root, begins again
         after, keys = self.listing.after, self.log.keys
-        if after > keys.data + ":":  # all fragments were on the pages before
+        # Otherwise each later page would walk the whole tree in vain.
+        if after > keys.data + ":":  # behind every digit: all fragments were on the pages before
             return []
         before, last = (
-            self.log.keys.parse_fragment(key) for key in (self.listing.after, self.listing.rows[-1].key)
+            self.log.keys.parse_data(key) for key in (self.listing.after, self.listing.rows[-1].key)
         )
+        # A last key that is no fragment's usually lies behind the data: walk to the end then.
         end = OFFSET_MAX if self.listing.is_last or last is None else last[0]
         root, rows = tree.manifest, rows_named([name for _, name in objects])
         starts, named = rows["first_offset"], np.zeros(len(rows), bool)
         replaced = np.zeros(len(rows), bool)
+        # A companion has the verdict of its fragment, which may be on another page, or gone.
+        fragments = rows.copy()
+        fragments["version"] = 0
+        listed = rows[rows["version"] == 0]
+        # From the offset of the key before the page: fragments of several attempts may begin at one offset.
         async with aclosing(tree.walk(before[0] if before else 0)) as runs:
             async for run in runs:
+                # Objects behind the page are not its concern: the next page is judged by a root of its own.
                 if run["first_offset"][0] > end:
                     break
-                _mark(named, rows, run)
+                _mark(named, fragments, run)
                 replaced |= _are_in_copies(starts, run)
-                absent = _absent_from(rows, run)
+                absent = _absent_from(listed, run)
+                # Several fragments may begin at one offset, and the page may end between them: only names
+                # that would lie within the page are missed here.
                 held = [self.listing.holds(row_key(self.log.keys, row)) for row in absent]
                 self._unlisted.append(absent[np.array(held, bool)])
-                if run["first_offset"][-1] >= end:
+                if run["first_offset"][-1] >= end:  # the next run may be a group to fetch, for nothing
                     break
-        attempts = {running.attempt.bytes for running in root.running}
+        attempts = {running.attempt.bytes for running in root.running}  # a name ends with its attempt
         verdicts = []
         for (row, name), is_named, start, is_in_copy in zip(
             objects, named.tolist(), starts.tolist(), replaced.tolist(), strict=True
         ):
             why = _why_fragment(root, is_named, start, name[-16:] in attempts)
+            # Replaced or dropped makes a difference for people only: neither attempt runs.
             verdicts.append(
                 SweepVerdict(row, Why.REPLACED if is_in_copy and why is Why.DROPPED else why, name)
             )
         return verdicts
 
+    async def _judge_keys(
+        self, root: Manifest, objects: Sequence[tuple[Listed, bytes]]
+    ) -> list[SweepVerdict]:
+        """Return verdicts on key objects. Those of the present life stay, and only the others are read."""
+        self.key_bases = []
+        return [SweepVerdict(row, await self._why_key(root, row.key), name) for row, name in objects]
+
+    async def _why_key(self, root: Manifest, key: str) -> Why:
+        # A key is made on a committed root of its life, and this root was loaded after the key was listed. So
+        # the life of this root is that of the key, or a later one. If roots were lost, `key_bases` shows it.
+        parsed = self.log.keys.parse_key_object(key)
+        if root.state is StreamState.LIVE and parsed is not None and parsed[0] == root.incarnation:
+            return Why.KEY
+        decode = partial(decode_key_object, keys=self.log.keys, where=key)
+        try:
+            found = await read_anchor(self.log.store, key, decode)
+        except (Corrupt, NotFound):  # its name says that its life ended, and its content tells nobody more
+            return Why.ENDED_KEY
+        except UnsupportedFormat:
+            return Why.NEWER_KEY
+        self.key_bases.append((found.base_version, key))
+        # Without the object, nobody would know the label of the master key that `offload shred` destroys.
+        return Why.OWN_KEY if found.own else Why.ENDED_KEY
+
 
 def name_of(keys: StreamKeys, key: str) -> bytes | None:
-    """A fragment's, group's or root's key as a row of a sighting; None for any other key."""
+    """Return the key of an object that can be condemned as a row of a sighting; None for any other key."""
     if (fragment := keys.parse_fragment(key)) is not None:
         first_offset, attempt = fragment
         return _packed(EntryKind.FRAGMENT, first_offset, 0, attempt.bytes)
+    if (companion := keys.parse_companion(key)) is not None:
+        first_offset, attempt, word = companion
+        return _packed(EntryKind.FRAGMENT, first_offset, _number_of(word), attempt.bytes)
     if (group := keys.parse_group(key)) is not None:
         first_offset, version, uid, kind = group
         return _packed(kind, first_offset, version, uid.bytes)
     if (root := keys.parse_root(key)) is not None:
         return _packed(ROOT_KIND, 0, root, bytes(16))
+    if (key_object := keys.parse_key_object(key)) is not None:
+        # Without its incarnation: no two lives have a key of the same UUID.
+        _, key_uid, generation = key_object
+        return _packed(KEY_KIND, int(key.endswith(".copy")), generation, key_uid.bytes)
     return None
 
 
 def row_key(keys: StreamKeys, row: np.void) -> str:
-    """The key that this row of a sighting stands for: undoes `name_of`."""
+    """Return the key that a row of a sighting stands for. Undoes `name_of`, except for key objects."""
     kind, first_offset, version = (int(row[name]) for name in ("kind", "first_offset", "version"))
     if kind == ROOT_KIND:
         return keys.root(version)
     uid = UUID(bytes=bytes(row["uid"]))
-    return keys.group(first_offset, version, uid, kind) if kind else keys.fragment(first_offset, uid)
+    if kind:
+        return keys.group(first_offset, version, uid, kind)
+    if version:
+        return keys.companion(first_offset, uid, version.to_bytes(8, "big").rstrip(b"\0").decode())
+    return keys.fragment(first_offset, uid)
+
+
+def _number_of(word: str) -> int:
+    """Return a companion's name as the number that stands for it in a sighting."""
+    return int.from_bytes(word.encode().ljust(8, b"\0"), "big")
 
 
 class Going(NamedTuple):
-    """What goes of a page, kept small until every page was judged: 50 bytes an object."""
+    """The objects of a page that are due, kept in 50 bytes each until every page was judged."""
 
     rows: SightingRows
     sizes: npt.NDArray[np.uint64]
     whys: npt.NDArray[np.uint8]
-    """By their place in `Why`."""
+    """The index of each reason in `Why`."""
+    key_objects: dict[bytes, str]
+    """The keys of key objects by their rows, which lack the incarnation. A stream has few of them."""
 
     @classmethod
     def of(cls, verdicts: Sequence[SweepVerdict]) -> Going:
-        """Keep these."""
+        """Return these verdicts in small form."""
         return cls(
             rows_named([verdict.name or b"" for verdict in verdicts]),
             np.array([verdict.listed.size_bytes for verdict in verdicts], np.uint64),
             np.array([_WHYS.index(verdict.why) for verdict in verdicts], np.uint8),
+            {
+                verdict.name: verdict.listed.key
+                for verdict in verdicts
+                if verdict.name is not None and verdict.name[0] == KEY_KIND
+            },
         )
 
     def verdicts(self, keys: StreamKeys) -> Iterator[SweepVerdict]:
-        """What was kept, without names."""
+        """Yield the verdicts again, without their names."""
         for row, size, why in zip(self.rows, self.sizes.tolist(), self.whys.tolist(), strict=True):
-            yield SweepVerdict(Listed(row_key(keys, row), size), _WHYS[why], None)
+            key = self.key_objects.get(row.tobytes()) or row_key(keys, row)
+            yield SweepVerdict(Listed(key, size), _WHYS[why], None)
 
 
 def _packed(kind: int, first_offset: int, version: int, uid: bytes) -> bytes | None:
-    if max(first_offset, version) > _U64_MAX:  # 20 digits can say more: then it is not ours
+    if max(first_offset, version) > _U64_MAX:  # 20 digits can exceed a u64: such a key is not ours
         return None
     return SIGHTING_ROW.struct.pack(kind, first_offset, version, uid)
 
 
 def rows_named(names: Sequence[bytes]) -> SightingRows:
-    """Names as one array."""
+    """Return names as one array."""
     return np.frombuffer(b"".join(names), SIGHTING_ROW.dtype)
 
 
 def _rows_of(entries: Entries) -> SightingRows:
-    """The names of what these entries of a manifest or a group name."""
+    """Return the names of the objects that these entries of a manifest or a group name."""
     rows = np.zeros(len(entries), SIGHTING_ROW.dtype)
     rows["kind"], rows["first_offset"] = entries["kind"], entries["first_offset"]
-    rows["version"] = np.where(entries["kind"] > 0, entries[GROUP_ROOT_VERSION], 0)
+    rows["version"] = entries["root_version"]
     rows["uid"] = entries["attempt"]
     return rows
 
 
 def _are_in_copies(starts: npt.NDArray[np.uint64], entries: Entries) -> npt.NDArray[np.bool_]:
-    """Which of these offsets are in a fragment that took the place of others."""
+    """Mark the offsets that lie within a fragment that replaced others."""
     row = np.searchsorted(entries["first_offset"], starts, side="right") - 1
-    one = entries[np.maximum(row, 0)]
+    one = entries[np.maximum(row, 0)]  # row -1 lies before all entries: `inside` excludes it
     inside = (row >= 0) & (starts < one["first_offset"] + one["records"])
     in_copies: npt.NDArray[np.bool_] = inside & (one["copied"] == 1)
     return in_copies
@@ -242,7 +328,7 @@ def _are_in_copies(starts: npt.NDArray[np.uint64], entries: Entries) -> npt.NDAr
 def _why_fragment(root: Manifest, is_named: bool, first_offset: int, runs: bool) -> Why:
     if is_named:
         return Why.NAMED
-    if runs:
+    if runs:  # its writer may append it at any moment
         return Why.RUNNING
     if root.state is StreamState.DELETED:
         return Why.DELETED
@@ -250,7 +336,7 @@ def _why_fragment(root: Manifest, is_named: bool, first_offset: int, runs: bool)
 
 
 async def _judge_groups(tree: Tree, objects: Sequence[tuple[Listed, bytes]]) -> list[SweepVerdict]:
-    """Verdicts on groups that come in order of their offsets."""
+    """Return verdicts on groups, which come in order of their offsets."""
     if not objects:
         return []
     root, rows = tree.manifest, rows_named([name for _, name in objects])
@@ -268,18 +354,20 @@ async def _judge_groups(tree: Tree, objects: Sequence[tuple[Listed, bytes]]) -> 
 def _why_group(root: Manifest, is_named: bool, first_offset: int, version: int) -> Why:
     if is_named:
         return Why.NAMED
-    if version > root.version:
+    if version > root.version:  # a writer stores its groups before the root that names them
         return Why.UNDECIDED
+    # From here on the version of the group is decided. No commit of that version follows, so no commit
+    # can name the group.
     if root.state is StreamState.DELETED:
         return Why.DELETED
     return Why.TRIMMED if first_offset < root.first_offset else Why.LOST
 
 
 async def _groups_in(tree: Tree, low: int, high: int) -> AsyncIterator[Entries]:
-    """The entries of all groups that begin in [low, high], level by level, each run in order of offsets.
+    """Yield the entries of all groups that begin in [low, high], level by level.
 
-    Those within a group that is trimmed in part are among them, wherever they lie: it names them as long as
-    it stands, and whoever checks it follows it.
+    Each run is in order of offsets. The groups within a group that is trimmed in part are included, on both
+    sides of the cut. The larger group names them as long as it exists, and a check of it follows every name.
     """
     levels = [tree.manifest.entries]
     while levels:
@@ -294,20 +382,20 @@ async def _groups_in(tree: Tree, low: int, high: int) -> AsyncIterator[Entries]:
 
 
 def _mark(named: npt.NDArray[np.bool_], rows: SightingRows, entries: Entries) -> None:
-    """Set `named` where a row is what one of the entries names. Both are in order of offsets."""
+    """Set `named` for each row that one of the entries names. Both are in order of offsets."""
     near = _near(rows, entries)
     named[near] |= np.isin(as_bytes(rows[near]), as_bytes(_rows_of(entries)))
 
 
 def _absent_from(rows: SightingRows, entries: Entries) -> SightingRows:
-    """What the entries name and no row is. Both are in order of offsets."""
+    """Return the names that the entries have and `rows` lack. Both are in order of offsets."""
     own = _rows_of(entries)
     absent: SightingRows = own[~np.isin(as_bytes(own), as_bytes(rows[_near(rows, entries)]))]
     return absent
 
 
 def _near(rows: SightingRows, entries: Entries) -> slice:
-    """The rows of the entries' offsets."""
+    """Return the rows that begin between the first and the last entry."""
     starts = rows["first_offset"]
     low = np.searchsorted(starts, entries["first_offset"][0], side="left")
     high = np.searchsorted(starts, entries["first_offset"][-1], side="right")
@@ -316,9 +404,9 @@ def _near(rows: SightingRows, entries: Entries) -> slice:
 
 def _judge_root(newest: Manifest, row: Listed, name: bytes, kept: int) -> SweepVerdict:
     version = SIGHTING_ROW.unpack(name)["version"]
-    if version >= newest.version:
+    if version >= newest.version:  # a root above the newest shows that roots were lost since the listing
         return SweepVerdict(row, Why.NAMED, name)
-    if newest.state is StreamState.DELETED:
+    if newest.state is StreamState.DELETED:  # only the tombstone stays: there is no history to look at
         return SweepVerdict(row, Why.DELETED, name)
     recent = version > newest.version - kept
     return SweepVerdict(row, Why.RECENT_ROOT if recent else Why.SUPERSEDED, name)

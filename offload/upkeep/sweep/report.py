@@ -1,4 +1,4 @@
-"""What a sweep found and did, for programs and for people."""
+"""The report of a sweep: counts, notes and errors, for programs and for people."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["SweepReport"]
 
 
 STRANGERS_MAX: Final = 1_000
-"""How many unknown objects a report names; the others it counts."""
+"""How many unknown objects a report names. Those beyond are only counted."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Objects and their bytes, by why they stay or go."""
+    """Counts of objects and of their bytes, by the reason why they stay or go."""
 
     objects: Counter[Why] = field(default_factory=Counter)
     bytes: Counter[Why] = field(default_factory=Counter)
@@ -29,7 +29,7 @@ class Tally:
         self.bytes[why] += size_bytes
 
     def as_json(self) -> dict[str, object]:
-        """By reason, in a fixed order."""
+        """Return the counts by reason, in a fixed order."""
         return {
             str(why): {"objects": self.objects[why], "bytes": self.bytes[why]}
             for why in Why
@@ -39,16 +39,16 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condemned:
-    """An object that goes, now or once the grace is over."""
+    """An object that is deleted now, or once the grace is over."""
 
     key: str
     size_bytes: int
     why: Why
     waits_seconds: float
-    """How long still; 0 where it goes now."""
+    """How long it stays still; 0 if it is deleted now."""
 
     def as_json(self) -> dict[str, object]:
-        """A row of a dry run."""
+        """Return a row of `offload sweep --dry-run --json`."""
         return {
             "object": self.key,
             "bytes": self.size_bytes,
@@ -59,25 +59,25 @@ class Condemned:
 
 @dataclass(slots=True, kw_only=True)
 class StreamSweep:
-    """What a sweep found and did in one stream."""
+    """The result of a sweep for one stream."""
 
     stream: str
     version: int | None = None
-    """Of the newest root; None where there is none."""
+    """The version of the newest root; None if there is no root."""
     state: str = "no root"
     listed: int = 0
     listed_bytes: int = 0
     stays: Tally = field(default_factory=Tally)
     waits: Tally = field(default_factory=Tally)
     deleted: Tally = field(default_factory=Tally)
-    """In a dry run: what would be."""
+    """In a dry run: the objects that would be deleted."""
     waits_seconds: float = 0.0
-    """How long the last of what waits does so still."""
+    """The longest time that any object of `waits` still waits."""
     notes: list[str] = field(default_factory=list)
     errors: list[OffloadError] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
-        """A row of `offload sweep --json`."""
+        """Return a row of `offload sweep --json`."""
         return {
             "stream": self.stream,
             "state": self.state,
@@ -94,24 +94,24 @@ class StreamSweep:
 
 @dataclass(slots=True, kw_only=True)
 class SweepReport:
-    """What a sweep found and did."""
+    """The result of a sweep."""
 
     grace_seconds: float
     dry_run: bool = False
     streams: list[StreamSweep] = field(default_factory=list)
     strangers: dict[str, str] = field(default_factory=dict)
-    """Keys that are not of this format, and what is to be said of them: the first `STRANGERS_MAX`."""
+    """The first `STRANGERS_MAX` keys that are not of this format, each with an explanation."""
     strangers_count: int = 0
     trials_deleted: int = 0
     """Objects of interrupted trials of the store. In a dry run: those that would be deleted."""
 
     @property
     def errors(self) -> list[OffloadError]:
-        """Of all streams. Nothing was deleted where one arose in finding out."""
+        """The errors of all streams. After an error before the deletes, nothing of its stream is deleted."""
         return [error for stream in self.streams for error in stream.errors]
 
     def as_json(self) -> dict[str, Any]:
-        """The document of `offload sweep --json`."""
+        """Return the document of `offload sweep --json`."""
         return {
             "dry_run": self.dry_run,
             "grace_seconds": self.grace_seconds,
@@ -122,7 +122,7 @@ class SweepReport:
         }
 
     def stranger(self, key: str, reason: str) -> None:
-        """An object that nothing here touches."""
+        """Count an object that is not of this format. A sweep never touches it."""
         self.strangers_count += 1
         if len(self.strangers) < STRANGERS_MAX:
             self.strangers[key] = reason

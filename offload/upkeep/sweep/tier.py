@@ -1,35 +1,43 @@
-"""Sweeping a tier: what no commit can ever name is deleted, once no reader can still be at it.
+"""Sweeping a tier: delete objects that no commit can ever name, once no reader can still be reading them.
 
-For each page of a stream's listing, and then for what all pages found (docs/commit-protocol.md, step 8):
+Steps 1 to 4 run for each page of a stream's listing. Step 5 runs once, after the last page
+(docs/commit-protocol.md, step 8):
 
-    1. list     what is there: nothing that appears later is touched
-    2. load     the newest root, confirmed to be the newest after it was read
-    3. judge    condemned is what that root does not name, groups followed, and
+    1. list     the page. An object that appears later is not touched
+    2. load     the newest root, and confirm after reading it that it still is the newest
+    3. judge    an object is condemned if that root does not name it, not even through groups, and it is
                     a fragment    whose attempt does not run
                     a group       made for a root version that is decided: at most the newest
-                    a root        below the newest, the last `ROOTS_KEPT` excepted
-    4. prove    of what was seen condemned for the whole grace: no fragment of it, and no group of the page,
-                was made on a root above the newest, or in another life that is no earlier one. Else roots
-                are lost: stop, delete nothing. Nor where a fragment that the root names is not there
-    5. delete   all of it, once every page was judged; note the rest
+                    a root        below the newest, except the last `ROOTS_KEPT`
+                    a key object  of a life that has ended, without a master key of its own
+    4. prove    roots are lost if a group of the page, a key object of another life, or a fragment that was
+                condemned for the whole grace, was made on a root above the newest; or if such a fragment is
+                from another life of the stream, and not from an earlier one. A fragment that the root names
+                and that is gone counts too. In each of these cases the sweep stops and deletes nothing of the
+                stream
+    5. delete   every object that was condemned for the whole grace; write a note of the others
 
-A verdict of 3 stays true for ever: an attempt that does not run never runs again, a decided version is
-never committed again, numbers never fall. So a sweep may stall anywhere, be killed, run beside others and
-beside writers. The grace is for readers alone: one may hold a root that still names the object.
+A verdict of step 3 stays true for ever: an attempt that does not run never runs again, a decided version is
+never committed again, version numbers never fall, and only a rebuild, which runs beside no sweep, brings back
+a life that ended. So a sweep may stall anywhere, may be killed, and may run beside other sweeps and writers.
+The grace protects readers only: a reader may hold a root that still names the object.
 
     stopped             left behind                        cured by
     before 5            nothing new                        -
-    between deletes     some of what goes                  the next sweep, which judges anew
-    before the note     what was seen, forgotten           the next sweep: the grace begins again
+    between deletes     some of the condemned objects      the next sweep, which judges them again
+    before the note     no record of what was seen         the next sweep: the grace begins again
     a put lands late    an object that is condemned        the next sweep: sweeps must recur
 
-Invariants: nothing is deleted that the newest root names at that moment or later; nor the newest root, a
-tombstone included, nor an anchor, nor what is not recognised. Where the stream is being rebuilt, or a part of
-the tree cannot be read, nothing of the page is condemned: a failure to read is never taken for absence. Where
-roots are lost, or a listing breaks off, nothing of the stream is deleted, on whichever page that is found.
-Memory is bounded by a page, the groups of `GroupCache`, and 50 bytes for each object that waits or goes.
+Invariants:
 
-Rejected: "not named and old enough", the root read before the listing, a grace counted from the age of the
+- Nothing is deleted that the newest root names at that moment or later. The newest root, a tombstone, an
+  anchor and an unrecognised object are never deleted.
+- If the stream is being rebuilt, or a part of the tree cannot be read, nothing of the page is condemned: a
+  failure to read is never taken for absence.
+- If roots are lost, or a listing breaks off, nothing of the stream is deleted, whichever page shows it.
+- Memory is bounded by one page, the groups of `GroupCache`, and 50 bytes for each condemned object.
+
+Rejected: "not named and old enough"; reading the root before the listing; a grace counted from the age of the
 object (counterexamples in docs/commit-protocol.md); removing a prefix; deleting what a trim just dropped.
 """
 
@@ -53,23 +61,25 @@ __all__ = ["Sweeper", "sweep"]
 
 
 GRACE_SECONDS: Final = 3600.0
-"""Twice as long as a reader goes on with a root that it loaded (docs/commit-protocol.md, step 8)."""
+"""The default time for readers of older roots. A reader that is slower continues on the newest root."""
 
 UPLOADS_SECONDS: Final = 7 * 86_400.0
-"""How old an unfinished upload must be to be aborted. Its attempt does not run, so this is for people."""
+"""The age at which an unfinished upload is aborted. Its attempt does not run: the delay is for people."""
 
 PAGE_KEYS_MAX: Final = 20_000
+"""Objects on one page. Each page costs one load of the newest root, so a larger page means fewer requests."""
 
 
 def no_listener(_: object) -> None:
-    """Hears nothing."""
+    """Ignore the report."""
 
 
 class Sweeper:
-    """Sweeps one tier again and again, for a process that lives longer than the grace.
+    """A sweeper that sweeps one tier again and again, for a process that lives longer than the grace.
 
-    What it saw it keeps in memory, by its own monotonic clock, so it writes nothing to the tier. It deletes
-    at the first `sweep` that is a grace or more later. One that was made anew begins anew.
+    It remembers condemned objects in memory, by its own monotonic clock, and writes nothing to the tier. It
+    deletes an object at the first `sweep` that is at least one grace after the sweep that first saw it. A new
+    `Sweeper` remembers nothing: every grace begins again.
     """
 
     def __init__(
@@ -88,6 +98,7 @@ class Sweeper:
         self._page_keys_max = page_keys_max
         self._roots_kept = roots_kept
         self._uploads_seconds = uploads_seconds
+        # A group never changes, so one that an earlier sweep read serves all later ones.
         self._groups = GroupCache()
         self._notes: SweepNotes = InMemory(self._env)
 
@@ -99,7 +110,7 @@ class Sweeper:
         progress: OnProgress = no_listener,
         tell: OnCondemned = no_listener,
     ) -> SweepReport:
-        """Sweep all streams, or one. As the function `sweep`, but for where it keeps what it saw."""
+        """Sweep all streams, or one. Differs from the function `sweep` only in where the notes are kept."""
         run = SweepRun(
             store=await _store_of(self._tier),
             env=self._env,
@@ -131,21 +142,22 @@ async def sweep(
 ) -> SweepReport:
     """Sweep a tier once, or one stream of it, for a program that ends before the grace does.
 
-    What it saw it notes in the tier, and what an earlier run saw at least `grace_seconds` ago it deletes,
-    where it is condemned still. With a grace of 0 it deletes at once: the caller asserts that nobody reads.
-    Unfinished uploads older than `uploads_seconds` are aborted, where the store can list them.
-    Of the roots, the newest `roots_kept` stay for people to look at; of a deleted stream, its tombstone.
-    `progress` is told after every page and every delete; `tell` of each condemned object.
+    The run writes a note of the condemned objects into the tier. It deletes the objects that an earlier run
+    noted at least `grace_seconds` ago and that are still condemned. With a grace of 0 it deletes at once: the
+    caller asserts that nobody reads. It aborts unfinished uploads older than `uploads_seconds`, if the store
+    can list them. The newest `roots_kept` roots stay for people to look at; a deleted stream keeps its
+    tombstone. `progress` is called after every page and every delete, `tell` for each condemned object.
 
-    Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader that
-    keeps no objects, `Denied` where the store's listings may be late: an older root condemns what a newer one
-    names. What goes wrong in a stream is in the report; `StoreDenied` also ends the sweep.
+    Raises `NotOffloaded` if the place is no tier or has no such stream, `Misuse` for an offloader that keeps
+    no objects, and `Denied` if the store's listings may be late: an older root would condemn what a newer one
+    names. Errors of one stream are in the report; `StoreDenied` also ends the sweep.
     """
     env, store = env or Env(), await _store_of(tier)
     run = SweepRun(
         store=store,
         env=env,
         notes=InTier(store, env, grace_seconds),
+        # All pages of the run share the groups, so no page reads a group again that is still cached.
         groups=GroupCache(),
         page_keys_max=page_keys_max,
         roots_kept=roots_kept,
@@ -159,11 +171,15 @@ async def sweep(
 
 
 async def _store_of(tier: LedgerOffloader | ObjectStore) -> ObjectStore:
-    """The store with the tier's own names, whatever its anchor says about where objects are."""
+    """Return the store with the tier's own names, wherever its anchor places the objects."""
     objects = ObjectStoreOffloader(tier) if isinstance(tier, ObjectStore) else native(tier, to="sweep")
+    # The tier is opened first: its anchor decides in which store the objects are.
     await objects.open()
+    # A late listing would show root 5 after root 6 was committed. An object that only root 6 names would
+    # look condemned, and no later check would notice.
     if not objects.store.capabilities.strong_listing:
         raise Denied(
-            f"{tier.url} cannot be swept: its listings may miss the newest root, and what that names would go"
+            f"{tier.url} cannot be swept: its listings may miss the newest root, so the sweep could delete "
+            "objects that are in use"
         )
     return objects.store

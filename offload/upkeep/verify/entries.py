@@ -1,15 +1,15 @@
-"""Verifying a tier by its contract alone: each fragment through a handle on it, held against its entry.
+"""Verifying a tier by its contract alone: open each fragment, and compare it with its entry.
 
-For tiers that keep no objects of our layout. Only its own backend can judge what such a tier keeps beside the
-fragments that it names.
+For tiers that keep no objects of our layout. Such a tier may keep other data beside its named fragments; only
+its own backend can judge that.
 
-    level       what is looked at
-    manifest    entries cover the stream and make its totals; each fragment opens, its table fits its entry
-    checksum    the same: a handle tells no stored checksum, so each fragment counts as not compared
-    bytes       and every chunk is read, and its own checksum holds
+    level       checks
+    manifest    entries cover the stream and add up to its totals; each fragment opens and fits its entry
+    checksum    the same: a handle has no stored checksum, so each fragment counts as not compared
+    bytes       also reads every chunk, and checks the chunk's own checksum
 
-Invariants: nothing is changed; a fragment is damage only if the newest view names it; memory is one table and
-one window.
+Invariants: nothing is changed; a missing fragment is damage only if the newest view names it; memory holds
+one table and one window.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from offload.contracts.ledger import ReadHandle
 from offload.env import Env
 from offload.errors import Absent, Corrupt, Misuse, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.formats.chunk import check_chunks
-from offload.model.chunk_table import ChunkTable, ChunkType, windows_of
+from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry, entries_of_rows
 from offload.store.rate import Rate
 from offload.streams.reader import StreamReader
@@ -33,7 +33,7 @@ VERIFY_WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
 
 
 class EntryVerifier:
-    """One verify. It grows `report`, whose `level` says how closely to look."""
+    """One run of a verify. It adds to `report`, whose `level` says which checks to make."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class EntryVerifier:
         self._after = ""
 
     async def run(self, stream: str | None, after: str) -> None:
-        """Verify all streams, or one. `after` is the name of a fragment, as a report has it."""
+        """Verify all streams, or one. `after` is the name of a fragment, as in a report."""
         self._after = after
         streams = await self._catalogue.streams() if stream is None else [stream]
         for name in streams:
@@ -82,7 +82,7 @@ class EntryVerifier:
             _check(view.where, "next offset", committed.next_offset, reached)
             _check(view.where, "total of fragments", committed.fragments, fragments)
             _check(view.where, "total of messages", committed.messages, messages)
-        except (Corrupt, UnsupportedFormat) as error:  # of what says which fragments there are
+        except (Corrupt, UnsupportedFormat) as error:  # of the tree: the rest of the stream cannot be listed
             report.damages.append(_as_damage(error, view.where, committed.stream))
 
     async def _fragment(self, view: StreamView, entry: Entry, name: str) -> None:
@@ -108,7 +108,7 @@ class EntryVerifier:
         check_table(table, entry, where=handle.where)
         if self._report.level is not VerifyLevel.BYTES:
             return
-        for rows in windows_of(table, size_bytes=VERIFY_WINDOW_SIZE_BYTES):
+        for rows in handle.windows(table, size_bytes=VERIFY_WINDOW_SIZE_BYTES):
             size_bytes = int(rows["size_bytes"].sum())
             await self._rate.take(size_bytes)
             self._report.bytes += size_bytes
@@ -117,7 +117,10 @@ class EntryVerifier:
             check_chunks(data, rows, window_position=position, where=handle.where)
 
     async def _is_damage(self, view: StreamView, absent: Absent) -> bool:
-        """Whether the newest view names it still. A stream that was deleted meanwhile has no damage."""
+        """Return whether the newest view still names the missing fragment.
+
+        A stream that was deleted meanwhile has no damage.
+        """
         try:
             reader = StreamReader(self._catalogue, view.committed, emit=lambda event: None)
             await reader.newer_view(view, absent)
@@ -129,7 +132,7 @@ class EntryVerifier:
 
 
 def check_table(table: ChunkTable, entry: Entry, *, where: str) -> None:
-    """Raise `Corrupt` unless the chunks of a fragment are those that its entry counts."""
+    """Raise `Corrupt` unless the chunks of a fragment match the numbers in its entry."""
     offsets, records = table["offset"], table["records"]
     _check(where, "number of chunks", "1 or more", "1 or more" if len(table) else 0)
     begins = [*offsets.tolist(), entry.next_offset]

@@ -1,7 +1,7 @@
-"""What a manifest names within one page of a listing.
+"""The objects that a manifest names within one page of a listing.
 
-Listing and manifest are in the same order: that of keys is that of offsets.
-So of a stream of any length a page, the groups of its offsets, and those above them are all that is held.
+Listing and manifest are in the same order, because the order of keys is that of offsets. So for a stream of
+any length, memory holds one page, the groups of its offsets, and the groups above those.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ _DIGITS: Final = 20
 
 @dataclass(slots=True, kw_only=True)
 class NamedHere:
-    """What a manifest names within a page and leads to something live."""
+    """The objects that a manifest names within a page, and that lead to live data."""
 
     fragments: dict[str, Entry] = field(default_factory=dict)
     groups: dict[str, Entries] = field(default_factory=dict)
-    """By their keys, the one row that names each."""
+    """By key, the one row that names each group."""
 
     unknown: list[tuple[int, int]] = field(default_factory=list)
-    """The offsets that damaged groups are about: of an object there, nobody can say whether it is named."""
+    """The offsets of damaged groups. Nobody can say whether an object there is named."""
 
     def hides(self, offset: int) -> bool:
-        """Whether a damaged group may have named a fragment that begins here."""
+        """Return whether a damaged group may have named a fragment that begins at this offset."""
         return any(first <= offset < following for first, following in self.unknown)
 
 
 async def named_in(page: ListedPage, manifest: Manifest, load: LoadGroup) -> NamedHere:
-    """Look the page's keys up in the manifest's tree. A damaged group names nothing here, and is no error."""
+    """Look up the page's keys in the manifest's tree.
+
+    A damaged group names nothing here, and raises nothing: it is reported when its own key is judged.
+    """
     named = NamedHere()
 
     async def load_or_skip(base: CommittedStream, one: Entries) -> Entries:
@@ -79,7 +82,7 @@ async def _add_groups(
     entries: Entries,
     load: LoadGroup,
 ) -> None:
-    """Groups have the offsets of what is below them, so those of other offsets are not descended into."""
+    """Add the groups of the page. A group covers the offsets below it, so others are not descended into."""
     groups = StreamKeys(manifest.stream).groups
     start = max(_offset_in(page.after, groups, otherwise=0), manifest.first_offset)
     end = OFFSET_MAX if page.is_last else _offset_in(page.rows[-1].key, groups, otherwise=OFFSET_MAX)
@@ -96,7 +99,7 @@ async def _add_groups(
 
 
 def _offset_in(key: str, prefix: str, *, otherwise: int) -> int:
-    """The offset that a key begins with behind `prefix`."""
+    """Return the offset with which a key begins behind `prefix`; `otherwise` if it has none."""
     digits = key[len(prefix) :][:_DIGITS]
     if not key.startswith(prefix) or len(digits) < _DIGITS or not (digits.isascii() and digits.isdigit()):
         return otherwise

@@ -1,83 +1,91 @@
-"""What a verify says: how closely it looked, up to where, and what it found."""
+"""The report of a verify: its level, the last object judged, and the findings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 from uuid import UUID
 
 from offload.errors import Corrupt
 
 __all__ = ["VerifyLevel", "VerifyReport"]
 
+T = TypeVar("T")
+
 
 class VerifyLevel(Enum):
-    """How closely to look. Each finds what those before it find."""
+    """The depth of a verify. Each level finds everything that the levels before it find."""
 
     MANIFEST = "manifest"
-    """Every fragment and group that is named is there with its size. No fragment is read."""
+    """Check that every named fragment and group is there, with the right size. Read no fragment."""
 
     CHECKSUM = "checksum"
-    """And the store keeps of each fragment the checksum that the manifest states, where it keeps any."""
+    """Also compare each fragment's checksum in the manifest with the one that the store keeps, if any."""
 
     BYTES = "bytes"
-    """Every object is read whole."""
+    """Read every object whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreferenced:
-    """An object that no manifest names, and why it is there."""
+    """An object that no manifest names, and the reason why it is there."""
 
     key: str
     attempt: UUID | None
     reason: str
 
     def as_json(self) -> dict[str, object]:
-        """A row of the report."""
+        """Return a row of the report."""
         attempt = None if self.attempt is None else str(self.attempt)
         return {"object": self.key, "attempt": attempt, "reason": self.reason}
 
 
 @dataclass(slots=True, kw_only=True)
 class VerifyReport:
-    """What was looked at and what was found, in order of keys. It grows while a verify runs."""
+    """The objects judged and the findings, in order of keys. It grows while a verify runs."""
 
     level: VerifyLevel = VerifyLevel.BYTES
     streams: int = 0
     objects: int = 0
-    """How many were held against anything."""
+    """Number of objects that were checked against anything."""
     bytes: int = 0
-    """How many were read."""
+    """Number of bytes that were read."""
     not_compared: int = 0
-    """Fragments of which a checksum was asked for, and the store keeps none."""
+    """Fragments for which a stored checksum was wanted, and the store keeps none."""
+    not_opened: int = 0
+    """Encrypted fragments of which only the stored bytes were checked, because there is no key service."""
     damages: list[Corrupt] = field(default_factory=list)
     unreferenced: list[Unreferenced] = field(default_factory=list)
     judged_to: str | None = None
-    """The key up to which everything was judged, itself included. The tier's anchor comes before all."""
+    """The key up to which everything was judged, inclusive. The tier's anchor is judged before all keys."""
     stream: str | None = None
     """The stream of that object, if it is known."""
     offsets: range = range(0)
-    """What is committed of that stream, if that is known."""
+    """The committed offsets of that stream, if they are known."""
     reached: int = 0
-    """How far into these offsets the fragments were judged."""
+    """The offset up to which the fragments were judged."""
 
     def add(self, more: VerifyReport) -> None:
-        """Add what was found behind all that this report is about."""
+        """Add the findings of the next objects."""
         self.streams += more.streams
         self.objects += more.objects
         self.bytes += more.bytes
         self.not_compared += more.not_compared
+        self.not_opened += more.not_opened
         self.damages += more.damages
         self.unreferenced += more.unreferenced
 
     def as_json(self) -> dict[str, object]:
-        """The document of `offload verify --json`."""
+        """Return the document of `offload verify --json`."""
         return {
             "level": self.level.value,
             "streams": self.streams,
             "objects": self.objects,
             "bytes": self.bytes,
             "not_compared": self.not_compared,
+            "not_opened": self.not_opened,
             "judged_to": self.judged_to,
             "damages": [damage_as_json(damage) for damage in self.damages],
             "unreferenced": [row.as_json() for row in self.unreferenced],
@@ -85,7 +93,7 @@ class VerifyReport:
 
 
 def damage_as_json(damage: Corrupt) -> dict[str, object]:
-    """A row of the report's damages."""
+    """Return a row of the report's damages."""
     return {
         "stream": damage.stream,
         "object": damage.where,
@@ -94,3 +102,18 @@ def damage_as_json(damage: Corrupt) -> dict[str, object]:
         "expected": str(damage.expected),
         "found": str(damage.found),
     }
+
+
+def counting(report: VerifyReport, decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """Wrap `decode` so that it counts the one object of `report`. Of repeated replies the last one counts."""
+
+    def counted(raw: bytes) -> T:
+        report.objects, report.bytes = 1, len(raw)
+        return decode(raw)
+
+    return counted
+
+
+def explain(report: VerifyReport, key: str, *, reason: str, attempt: UUID | None = None) -> None:
+    """Report an object that no manifest names, and the reason why it is there."""
+    report.unreferenced.append(Unreferenced(key=key, attempt=attempt, reason=reason))

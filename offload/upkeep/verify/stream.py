@@ -1,4 +1,4 @@
-"""Judging the objects of one stream, as `upkeep.verify.tier` asks for them in order of keys."""
+"""The judgement of one stream's objects, for `upkeep.verify.tier`, in order of keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 from uuid import UUID
 
 from offload.commit.groups import fetch_group
@@ -19,12 +19,13 @@ from offload.errors import (
     NotOffloaded,
     TryAgain,
 )
+from offload.formats.fragment import FragmentTail
 from offload.formats.group import Group
 from offload.formats.keys import TIER_PREFIX, StreamKeys
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream, Manifest, StreamState
-from offload.model.tree import LoadGroup
-from offload.native.fragment_check import check_fragment
+from offload.model.tree import EntryTree, LoadGroup
+from offload.native.fragment_check import CheckedFragment, check_fragment
 from offload.native.fragment_reader import check_entry
 from offload.native.lost_roots import (
     Trailers,
@@ -36,18 +37,17 @@ from offload.native.lost_roots import (
 from offload.store.checked import checked
 from offload.upkeep.pages import ListedPage
 from offload.upkeep.verify.groups import ReadGroups
+from offload.upkeep.verify.keys import KeyJudge, ReadKeys
 from offload.upkeep.verify.page import NamedHere, named_in
-from offload.upkeep.verify.report import Unreferenced, VerifyLevel, VerifyReport
-
-T = TypeVar("T")
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport, counting, explain
 
 Judge = Callable[[VerifyReport], Awaitable[None]]
-"""Judges one object, and says in its report what there is to say."""
+"""Judges one object, and adds the findings to a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamJudge:
-    """Judges objects of one stream's page by the root that was the newest after the page was listed."""
+    """Judges the objects of one page by the root that was the newest after the page was listed."""
 
     store: ObjectStore
     log: RootLog
@@ -57,6 +57,7 @@ class StreamJudge:
     named: NamedHere
     groups: ReadGroups
     reload: Callable[[], Awaitable[Manifest | None]]
+    read_keys: ReadKeys
 
     async def judge(self, key: str, listed: Listed | None, report: VerifyReport) -> None:
         """Judge one object that is listed or named, or both."""
@@ -70,15 +71,22 @@ class StreamJudge:
             await self._root(key, version, report)
         elif (fragment := self.keys.parse_fragment(key)) is not None:
             await self._unnamed(listed, *fragment, report)
+        elif (companion := self.keys.parse_companion(key)) is not None:
+            await self._companion(key, *companion, report)
         elif (parsed := self.keys.parse_group(key)) is not None:
             await self._unnamed_group(key, first_offset=parsed[0], version=parsed[1], report=report)
+        elif self.keys.parse_key_object(key) is not None:
+            judge = KeyJudge(
+                store=self.store, log=self.log, newest=self.newest, reload=self.reload, read=self.read_keys
+            )
+            await judge.judge(key, report, level=self.level)
         elif self.keys.parse_sighting(key) is not None:
             explain(report, key, reason="a sweep's note of what it found; a later sweep uses and removes it")
         else:
             await explain_strange(key, report)
 
     async def _root(self, key: str, version: int, report: VerifyReport) -> None:
-        """Below the level of bytes, a root that was superseded is not read: nothing rests on it."""
+        """Read a root whole. Below the level `bytes` a superseded root is skipped: no reader needs it."""
         if self.level is not VerifyLevel.BYTES and self.newest is not None and version < self.newest.version:
             return
         decode = partial(decode_named_root, stream=self.keys.stream, version=version, where=key)
@@ -86,7 +94,7 @@ class StreamJudge:
             await checked(self.store, key, counting(report, decode))
 
     async def _group(self, key: str, listed: Listed | None, entry: Entries, report: VerifyReport) -> None:
-        """What is not listed was committed since, or is gone though it was read: it is asked for now."""
+        """Judge a named group. If it was not listed, it was committed since, or is gone: fetch it now."""
         assert self.newest is not None
         groups = self.groups if listed is not None else ReadGroups(store=self.store)
         try:
@@ -101,7 +109,7 @@ class StreamJudge:
 
     async def _named(self, key: str, listed: Listed | None, entry: Entry, report: VerifyReport) -> None:
         try:
-            # What was committed since the listing is named and not listed.
+            # A fragment that was committed since the listing is named and not listed.
             await self._check_named((listed or await self._list_now(key)).size_bytes, key, entry, report)
         except NotFound:
             if await self._is_still_named(key):
@@ -131,14 +139,31 @@ class StreamJudge:
     async def _check_bytes(self, size_bytes: int, key: str, entry: Entry, report: VerifyReport) -> None:
         assert self.newest is not None
         try:
-            checked = await check_fragment(self.store, key, size_bytes=size_bytes)
+            checked = await self._read_whole(key, size_bytes)
         except Corrupt:
             _count(report, size_bytes)
             raise
         _count(report, size_bytes)
         if checked.checksum != entry.checksum:
             raise Corrupt("object checksum", key, expected=entry.checksum, found=checked.checksum)
+        report.not_opened += bool(checked.tail.trailer.encrypted and self.read_keys.ring is None)
         check_entry(checked.tail.trailer, self.newest, entry, where=key)
+
+    async def _read_whole(self, key: str, size_bytes: int) -> CheckedFragment:
+        """Read a fragment whole, and check its chunks too if its key opens.
+
+        Raises `Corrupt` if its key is lost and a manifest names the fragment.
+        """
+
+        async def opens(tail: FragmentTail) -> bool:
+            opened = await self.read_keys.opens(tail, where=key)
+            # The root is loaded after the loss: the stream may have been deleted and swept meanwhile.
+            if isinstance(opened, Corrupt) and await self._is_still_named(key):
+                raise opened
+            return opened is True
+
+        ring = self.read_keys.ring
+        return await check_fragment(self.store, key, size_bytes=size_bytes, ring=ring, opens=opens)
 
     async def _unnamed(self, listed: Listed, first_offset: int, attempt: UUID, report: VerifyReport) -> None:
         reason = _reason(attempt, self.newest)
@@ -151,18 +176,32 @@ class StreamJudge:
         for _, trailer in trailers:
             loss = loss_shown_by_base(self.log, listed.key, trailer.base_version, self.newest)
             if loss is None:
-                with suppress(Corrupt, TryAgain):  # of the first fragment named, which is judged in its turn
+                # Such an error is of the first named fragment, which is judged in its own turn.
+                with suppress(Corrupt, TryAgain):
                     loss = await loss_shown_by_old_life(self.log, trailers, self.newest)
             if loss is not None:
-                report.unreferenced.clear()  # a lost root may have named it
+                report.unreferenced.clear()  # a lost root may have named it: it is not called unreferenced
                 raise loss
 
+    async def _companion(
+        self, key: str, first_offset: int, attempt: UUID, name: str, report: VerifyReport
+    ) -> None:
+        """Say whose companion it is. This program knows no kind of companions, so it reads none."""
+        reason = f"a companion ({name}) of a fragment that no manifest names; a sweep deletes it with that"
+        if self.newest is None or self.named.hides(first_offset):
+            reason = f"a companion ({name}) of a fragment; whether that is named is not known"
+        else:
+            tree = EntryTree(self.newest, self.groups.load)
+            if await tree.names(first_offset, attempt):
+                reason = f"a companion ({name}) of a fragment, made by a program that knows such companions"
+        explain(report, key, attempt=attempt, reason=reason)
+
     async def _trailers(self, listed: Listed, report: VerifyReport) -> Trailers:
-        """What the fragment says of itself; nothing if it cannot be read."""
+        """Return the trailer of the fragment; an empty list if there is none to read."""
         if self.level is not VerifyLevel.BYTES:
             return await trailers_of(self.log, [listed], at_once=1)
         try:
-            checked = await check_fragment(self.store, listed.key, size_bytes=listed.size_bytes)
+            checked = await self._read_whole(listed.key, listed.size_bytes)
         except NotFound:  # swept since it was listed
             return []
         _count(report, listed.size_bytes)
@@ -188,13 +227,16 @@ class StreamJudge:
         if self.named.hides(first_offset):
             return "the group that would say whether it is named is damaged"
         if version > self.newest.version:
-            return "a commit is under way, or the next one supersedes what a crash left"
+            return "a commit is under way, or a crash left it; the next commit settles that"
         if first_offset < self.newest.first_offset:
-            return "what it names was trimmed, or a commit that lost made it; nothing is read by it any more"
-        return "a commit that lost, or one that was superseded, made it; nothing will ever name it"
+            return "its fragments were trimmed, or a commit that lost made it; no reader needs it any more"
+        return "a commit that lost, or one that was superseded, made it; no manifest will ever name it"
 
     async def _is_still_named(self, key: str) -> bool:
-        """Asked of what is gone: by a root that was read after it was missed."""
+        """Return whether the newest root names an object that is gone.
+
+        The root is loaded after the object was missed: a trim and a sweep may have come in between.
+        """
         try:
             newest = await self.reload()
         except NotOffloaded:
@@ -216,34 +258,19 @@ def _count(report: VerifyReport, size_bytes: int) -> None:
     report.bytes += size_bytes
 
 
-def counting(report: VerifyReport, decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """`decode`, which then also counts the one object of `report`: of two replies, the last one."""
-
-    def counted(raw: bytes) -> T:
-        report.objects, report.bytes = 1, len(raw)
-        return decode(raw)
-
-    return counted
-
-
 async def explain_strange(key: str, report: VerifyReport) -> None:
     """Report an object that is not of this format."""
-    reason = "not an object of this format; nothing here will ever touch it"
+    reason = "not an object of this format; no command touches it"
     if key.startswith(TIER_PREFIX):
-        reason = "left by a trial of the store that was interrupted; nothing reads it, and it may go"
+        reason = "left by an interrupted trial of the store; nothing reads it, and a sweep removes it"
     explain(report, key, reason=reason)
-
-
-def explain(report: VerifyReport, key: str, *, reason: str, attempt: UUID | None = None) -> None:
-    """Report an object that no manifest names, and why it is there."""
-    report.unreferenced.append(Unreferenced(key=key, attempt=attempt, reason=reason))
 
 
 def _reason(attempt: UUID, newest: Manifest | None) -> str:
     if newest is None:
         return "no sound root says whether it is named"
     if newest.state is StreamState.DELETED:
-        return "the stream was deleted; nothing will ever name it again"
+        return "the stream was deleted; no manifest will ever name it again"
     if newest.runs(attempt):
-        return "its attempt runs: an upload is under way, or the next sync adopts or drops what a crash left"
-    return "its attempt was dropped or superseded and can never be committed"
+        return "its attempt runs: an upload is under way, or a crash left it and the next sync decides on it"
+    return "trimmed, replaced by a copy, or of an upload that was given up; a sweep deletes it"

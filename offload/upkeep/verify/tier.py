@@ -1,14 +1,18 @@
-"""Verifying a tier: its objects against checksums, against their keys, and against the manifest.
+"""Verifying a tier: compare its objects with their checksums, their keys and the manifest.
 
-Objects are judged in order of their keys, page by page: a page is listed first and judged afterwards by the
-newest root, as in the sweep. So a verify that runs beside a sync neither calls a fresh upload damage nor
-misses what was committed meanwhile; and one that was interrupted goes on behind the last key it judged.
+Objects are judged in order of their keys, page by page. As in the sweep, a page is listed first, and then
+judged by the newest root. So a verify that runs beside a sync neither reports a fresh upload as damage nor
+misses a commit; and an interrupted verify resumes behind the last key that it judged.
 
-Invariants: nothing is changed; what a manifest names is looked for, at every level; an object that nobody
-names is explained, not blamed, unless it proves that newer roots existed. At the level of bytes every object
-is read whole, with superseded roots, and fragments and groups that no root names; below it, of fragments the
-trailers of those that no root names, and of groups those that are named.
-Memory is what `upkeep.verify.page` and `upkeep.verify.groups` say, a few windows, and the report.
+Invariants:
+
+- Nothing is changed.
+- At every level, each object that a manifest names is looked for.
+- An object that no root names is explained and is no damage, unless it proves that newer roots existed.
+- At the level `bytes`, every object is read whole, including superseded roots and unreferenced fragments and
+  groups. Below it, only the trailers of unreferenced fragments and the named groups are read.
+- Memory is bounded by what `upkeep.verify.page` and `upkeep.verify.groups` hold, a few windows, and the
+  report.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from offload.formats.anchor import TierAnchor
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape, is_of_a_stream
 from offload.model.manifest import Manifest
 from offload.native.anchors import read_anchor
+from offload.native.key_ring import KeyRing
 from offload.native.own import native_or_none
 from offload.native.stream_names import stream_under
 from offload.store.limit import LimitedStore
@@ -46,9 +51,10 @@ from offload.tasks import in_order
 from offload.upkeep.pages import ListedPage, pages
 from offload.upkeep.verify.entries import EntryVerifier
 from offload.upkeep.verify.groups import ReadGroups
+from offload.upkeep.verify.keys import ReadKeys
 from offload.upkeep.verify.page import PAGE_ROWS, NamedHere, named_in
-from offload.upkeep.verify.report import VerifyLevel, VerifyReport
-from offload.upkeep.verify.stream import Judge, StreamJudge, counting, explain, explain_strange
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport, counting, explain
+from offload.upkeep.verify.stream import Judge, StreamJudge, explain_strange
 
 __all__ = ["verify"]
 
@@ -68,15 +74,16 @@ async def verify(
     report: VerifyReport | None = None,
     progress: Callable[[VerifyReport], None] = lambda report: None,
 ) -> VerifyReport:
-    """Check a tier, or one stream of it, from behind the key `after`. `progress` is told after every object.
+    """Check a tier, or one stream of it, from behind the key `after`. Calls `progress` after every object.
 
-    `bytes_per_second_max` bounds what is read, on average. Whoever gives an empty `report` has it also where
-    an error or a cancellation ends this: it then says up to where everything was judged.
-    A tier that keeps no objects of our layout is verified by its contract (`verify.entries`). Raises
-    `NotOffloaded` if the place is no tier or has no such stream, and `Misuse` for an `after` outside the
-    stream; damage is reported, not raised.
+    `bytes_per_second_max` limits how much is read, on average. A caller may pass an empty `report`. If an
+    error or a cancellation ends the verify, that report says up to which object everything was judged. A tier
+    that keeps no objects of our layout is verified by its contract (`verify.entries`).
+
+    Damage is reported, not raised. Raises `NotOffloaded` if the place is no tier or has no such stream, and
+    `Misuse` for an `after` outside the stream. With `encrypted_only`, levels below `bytes` raise `Misuse`.
     """
-    env, report = env or Env(), VerifyReport() if report is None else report
+    env, report, ring = env or Env(), VerifyReport() if report is None else report, None
     report.level = level
     if isinstance(tier, Catalogue):
         objects = native_or_none(tier)
@@ -86,31 +93,36 @@ async def verify(
             )
             await entries.run(stream, after)
             return report
-        tier = objects.data
-        with suppress(Corrupt, NotOffloaded, UnsupportedFormat):  # which are found again, and reported
+        tier, ring = objects.data, objects.ring
+        if ring is not None and ring.encrypted_only and level is not VerifyLevel.BYTES:
+            raise Misuse(f"level {level.value} reads no fragment, and finds no plain one: use level bytes")
+        with suppress(Corrupt, NotOffloaded, UnsupportedFormat):  # the verify finds and reports them again
             await objects.open()
             tier = objects.store
     store: ObjectStore = tier
     if bytes_per_second_max is not None:
         limits = RequestLimits(down_bytes_per_second_max=bytes_per_second_max, deadline_seconds=None)
         store = LimitedStore(store, limits, clock=env.monotonic, sleep=env.sleep)
-    verifier = _Verifier(store=store, env=env, report=report, progress=progress, page_rows_max=page_rows_max)
+    verifier = _Verifier(
+        store=store, env=env, report=report, progress=progress, page_rows_max=page_rows_max, ring=ring
+    )
     await verifier.run(stream, after)
     return report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What stands under one first part of keys: a stream, or strangers."""
+    """The objects under one first part of keys: those of a stream, or strangers."""
 
     part: str
     stream: str | None
-    """None: nobody knows whose objects these are."""
+    """The stream's name; None if nothing says to which stream the objects belong."""
 
     groups: ReadGroups
+    keys: ReadKeys
 
     anchor: VerifyReport | None = None
-    """What is to be said of the stream's anchor, in its turn."""
+    """The findings on the stream's anchor. They are reported when its key comes."""
 
     @property
     def anchor_key(self) -> str:
@@ -119,17 +131,17 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Object:
-    """An object and how to judge it. What is raised is its damage."""
+    """An object, and the function that judges it. An error that the function raises is its damage."""
 
     key: str
     stream: str | None
     judge: Judge
     offsets: range = range(0)
-    """What is committed of the stream, if that is known."""
+    """The committed offsets of the stream, if they are known."""
 
     @property
     def reached(self) -> int:
-        """The first of these offsets that this object, or one behind it, may hold. Data comes first."""
+        """The first of these offsets that this object, or a later one, may hold. Data keys come first."""
         if self.stream is None:
             return 0
         fragment = StreamKeys(self.stream).parse_fragment(self.key)
@@ -143,6 +155,7 @@ class _Verifier:
     report: VerifyReport
     progress: Callable[[VerifyReport], None]
     page_rows_max: int
+    ring: KeyRing | None
 
     async def run(self, stream: str | None, after: str) -> None:
         prefix = "" if stream is None else escape(stream) + "/"
@@ -167,7 +180,7 @@ class _Verifier:
         return report
 
     async def _check_tier_anchor(self, stream: str | None, *, is_first: bool) -> None:
-        """It is needed first, so it is judged first, and not reported again by a run that was resumed."""
+        """Judge the tier's anchor. It is needed first; a resumed run does not report it again."""
         found = await self._judged(_Object(key=TIER_ANCHOR, stream=None, judge=self._judge_tier_anchor))
         if is_first:
             self.report.add(found)
@@ -183,7 +196,9 @@ class _Verifier:
                     f"{self.store.url} is no tier: it has no {TIER_ANCHOR}; "
                     f"`{rebuild_command(self.store.url)}` restores one that was lost"
                 ) from exc
-            if await self._has_a_tier_anchor():  # this run cannot know on which store the roots are
+            # A sync made the tier meanwhile. This run opened the place without its anchor, so it does not
+            # know on which store the roots are, and would call them lost.
+            if await self._has_a_tier_anchor():
                 raise NotOffloaded(
                     f"{self.store.url} became a tier while it was verified: run again"
                 ) from exc
@@ -203,7 +218,7 @@ class _Verifier:
         return False
 
     async def _objects(self, prefix: str, after: str, stream: str | None) -> AsyncGenerator[_Object, None]:
-        """All that is listed or named, in order of keys, each with its judge."""
+        """Yield every object that is listed or named, in order of keys, each with its judge."""
         here = self._part("", None)
         rows = self.store.list(prefix, after=after)
         async with aclosing(pages(rows, after=after, rows_max=self.page_rows_max)) as listing:
@@ -226,7 +241,7 @@ class _Verifier:
             raise NotOffloaded(f"{self.store.url} has no stream {stream!r}; `offload ls` shows which it has")
 
     async def _open(self, part: str) -> _Part:
-        """Find out whose objects these are. Without a sound anchor the name is taken from elsewhere."""
+        """Find out to which stream the objects belong. Without a sound anchor, other objects name it."""
         if not part:
             return self._part(part, None)
         found = VerifyReport()
@@ -240,10 +255,11 @@ class _Verifier:
     def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _Part:
         if anchor is not None:
             anchor.streams = int(stream is not None)
-        return _Part(part=part, stream=stream, groups=ReadGroups(store=self.store), anchor=anchor)
+        groups, keys = ReadGroups(store=self.store), ReadKeys(store=self.store, ring=self.ring)
+        return _Part(part=part, stream=stream, groups=groups, keys=keys, anchor=anchor)
 
     async def _newest(self, stream: str) -> Manifest | None:
-        """The newest root, or None if it is damaged: it is among the objects, and reported as one of them."""
+        """Return the newest root; None if it is damaged. Its damage is reported in the turn of its key."""
         try:
             newest = await RootLog(store=self.store, stream=stream, env=self.env).load_newest()
         except RootsLost:
@@ -255,7 +271,7 @@ class _Verifier:
         return newest
 
     async def _judges(self, page: ListedPage, here: _Part, stream: str) -> tuple[dict[str, Judge], range]:
-        """How to judge what is listed in a page of a stream, and what is named there; and its offsets."""
+        """Return a judge for each object that is listed or named in a page, and the stream's offsets."""
         keys, newest, lost = StreamKeys(stream), None, dict[str, Judge]()
         try:
             newest = await self._newest(stream)
@@ -278,6 +294,7 @@ class _Verifier:
             named=named,
             groups=here.groups,
             reload=partial(self._newest, stream),
+            read_keys=here.keys,
         )
         listed = {row.key: row for row in page.rows}
         judges: dict[str, Judge] = {
@@ -289,12 +306,12 @@ class _Verifier:
 
 
 async def _raise(error: Corrupt, _: VerifyReport) -> None:
-    """Report in an object's turn what was found before."""
+    """Raise an error that was found before, in the turn of its object."""
     raise error
 
 
 async def _repeat(found: VerifyReport, report: VerifyReport) -> None:
-    """Say in an object's turn what was found of it before."""
+    """Add findings that were made before, in the turn of their object."""
     report.add(found)
 
 

@@ -1,8 +1,7 @@
-"""What a broker has sealed, onto a tier, each ledger by a task of Spark's; then one commit.
+"""The back-fill: Spark's tasks copy the sealed ledgers of a broker to a tier, with one commit per stream.
 
-How, and what a kill leaves, stands in `offload.upkeep.copy.transfer`. The origin is a source, which the
-tasks open by its URL.
-Invariant: the newest ledger stays with the broker: it may still grow.
+`offload.upkeep.copy.transfer` has the steps, and says what a killed run leaves. The origin is a source, which
+the tasks open by its URL. Invariant: the newest ledger is not copied, because it may still grow.
 """
 
 from __future__ import annotations
@@ -18,11 +17,13 @@ from offload.blocking import Blocking
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.source import Snapshot, SourceStream
 from offload.errors import NotOffloaded
+from offload.model.compression import Compression
 from offload.model.manifest import Manifest
 from offload.opening import open_source
 from offload.upkeep.copy.transfer import Fetch, Origin, Reach, TransferPart, abort
 from offload_spark.jobs.transfer import SparkTransfer
 from offload_spark.jobs.transfer_tasks import Ends
+from offload_spark.opening import TierAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,17 +31,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backfilled:
-    """What a run did for one stream."""
+    """The result of a run for one stream."""
 
     stream: str
     ledgers: int
-    """Uploaded by this run."""
+    """The number of ledgers that this run uploaded."""
 
     taken_over: int
-    """Fragments that an earlier run had uploaded."""
+    """The number of fragments that an earlier run had uploaded."""
 
     next_offset: int
-    """Where the tier's stream ends now."""
+    """The end of the tier's stream now."""
 
 
 def backfill(
@@ -50,22 +51,32 @@ def backfill(
     *,
     streams: Sequence[str] = (),
     storage_options: Mapping[str, Any] | None = None,
+    compression: Compression | None = None,
+    keys: str = "",
+    encrypt: str = "",
     progress: Callable[[Backfilled], None] = lambda done: None,
 ) -> list[Backfilled]:
-    """Bring the sealed ledgers of a source onto the tier, stream after stream: all, or those that are named.
+    """Copy the sealed ledgers of a source to the tier, stream after stream: of all, or of the named streams.
 
-    A stream that the tier does not have is begun. `progress` is told after each stream. Raises `Conflict`
-    where another appended first: run again. `Diverged`, where source and tier tell different histories, and
-    what a task raises, such as `Corrupt` at damage in the source, wrapped by Spark: nothing is named then.
-    Needs a session that is no Connect session.
+    Begins a stream that the tier does not have. `compression` is that of the new fragments. None means the
+    tier's default. `keys` and `encrypt` are those of a `TierAddress`. Calls `progress` after each stream.
+    Raises `Conflict` if another writer appended first (run it again), `Diverged` if the histories of source
+    and tier differ, and the error of a task, such as `Corrupt` for damage in the source, wrapped by Spark. In
+    all these cases nothing of the stream is committed. Needs a classic session, not a Connect session.
     """
-    options = dict(storage_options or {})
+    target = TierAddress(
+        url=url,
+        storage_options=dict(storage_options or {}),
+        keys=keys,
+        encrypt=encrypt,
+        compression=compression,
+    )
     done = []
-    with Blocking(url, storage_options=options) as tier:
+    with target.opened() as tier:
         found = tier.run(open_source(source).streams())
         for stream in [each for each in found if not streams or each.name in streams]:
             origin = SealedOrigin(url=source, source=stream)
-            ends = Ends(reach=origin.reach, url=url, options=options)
+            ends = Ends(reach=origin.reach, target=target)
             transfer, uploaded = SparkTransfer(spark=spark, tier=tier, origin=origin, ends=ends).run()
             taken_over = [] if transfer is None else transfer.taken_over
             done.append(
@@ -81,43 +92,43 @@ def backfill(
 
 
 def abandon(source: str, url: str, stream: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Give up what a run of `backfill` left that did not end: the sweep takes it. Repeatable."""
+    """Discard what an unfinished run of `backfill` left. The sweep deletes its objects. Repeatable."""
     with Blocking(url, storage_options=dict(storage_options or {})) as tier:
         tier.run(abort(tier.offloader, stream, partial(identity, source)))
 
 
 def identity(source: str, manifest: Manifest) -> UUID:
-    """The job of a source and a stream's incarnation: the same in every run."""
+    """Return the job's id for a source and a stream's incarnation. It is the same in every run."""
     return uuid5(NAMESPACE_URL, f"{source}#{manifest.stream}#{manifest.incarnation}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedOrigin(Origin):
-    """A stream of a source, but for its newest ledger."""
+    """A stream of a source without its newest ledger."""
 
     url: str
     source: SourceStream
 
     @property
     def stream(self) -> str:
-        """See `Origin.stream`."""
+        """The name of the stream (`Origin.stream`)."""
         return self.source.name
 
     @property
     def reach(self) -> Reach:
-        """See `Origin.reach`."""
+        """The way by which tasks open the source (`Origin.reach`)."""
         return SourceReach(url=self.url, stream=self.stream)
 
     async def snapshot(self, committed: Manifest | None) -> Snapshot:
-        """See `Origin.snapshot`."""
+        """Return a snapshot of the source's stream (`Origin.snapshot`)."""
         return await self.source.snapshot()
 
     def ledgers(self, snapshot: Snapshot) -> Sequence[ReadHandle]:
-        """See `Origin.ledgers`."""
+        """Return all ledgers but the newest one, which the broker still writes (`Origin.ledgers`)."""
         return snapshot.ledgers[:-1]
 
     def identity(self, manifest: Manifest) -> UUID:
-        """See `Origin.identity`."""
+        """Return the job's id (`Origin.identity`)."""
         return identity(self.url, manifest)
 
 
@@ -130,7 +141,7 @@ class SourceReach(Reach):
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Fetch, None]:
-        """See `Reach.opened`."""
+        """Open a snapshot of the stream in a task (`Reach.opened`)."""
         stream = await open_source(self.url).stream(self.stream)
         async with await stream.snapshot() as snapshot:
 
@@ -139,7 +150,7 @@ class SourceReach(Reach):
                     if ledger.ledger_id == part.ledger_id:
                         return ledger
                 raise NotOffloaded(
-                    f"{self.url}: stream {self.stream!r} has no ledger {part.ledger_id} any more"
+                    f"{self.url}: stream {self.stream!r} no longer has ledger {part.ledger_id}"
                 )
 
             yield fetch

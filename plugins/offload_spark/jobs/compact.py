@@ -1,8 +1,7 @@
-"""Compaction by Spark's tasks: the steps are those of `offload.upkeep.compact.stream`; each task copies one
-run.
+"""Compaction by Spark's tasks, with the steps of `offload.upkeep.compact.stream`. Each task copies one run.
 
-What a kill leaves, and how it is cured, stands there. A task that is tried again announces an attempt of its
-own, since the first try may still be under way.
+That module says what a killed run leaves, and what cures it. A task that is tried again announces an attempt
+of its own, because the first try may still be running.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 from offload.blocking import Blocking
 from offload.errors import NotOffloaded
 from offload.model.attempt import Receipt
+from offload.model.compression import Compression
 from offload.native.offloader import TierOptions
-from offload.opening import open_tier
 from offload.upkeep.compact.stream import AnnouncedRun, Compacted, Compaction, begin_job, copied
+from offload_spark.opening import TierAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RUNS_PER_SLOT: Final = 4
-"""How many runs a wave has for each of Spark's slots: enough that none waits for the slowest for long."""
+"""The runs of a wave for each of Spark's slots: enough that no slot waits long for the slowest run."""
 
 
 def compact(
@@ -33,20 +33,31 @@ def compact(
     storage_options: Mapping[str, Any] | None = None,
     fragment_size_bytes: int = TierOptions().fragment_size_bytes,
     fragments_min: int = 2,
+    compression: Compression | None = None,
+    keys: str = "",
+    encrypt: str = "",
     progress: Callable[[Compacted], None] = lambda compacted: None,
 ) -> list[Compacted]:
-    """Put fragments of up to this size in the place of small ones: of all streams, or of those named.
+    """Merge small fragments into fragments of up to this size: of all streams, or of the named ones.
 
-    Runs of fewer than `fragments_min` fragments stay. Readers and writers go on meanwhile, and notice
-    nothing. `progress` is told after each wave of tasks. Raises `NotOffloaded` where the place is no tier or
-    lacks a stream that is named, and what a task raises, such as `Corrupt` at damage, wrapped by Spark: what
-    is in stays in then. Needs a session that is no Connect session.
+    Runs of fewer than `fragments_min` fragments stay. `compression` is that of the merged fragments. None
+    means the tier's default. `keys` and `encrypt` are those of a `TierAddress`. Readers and writers continue
+    undisturbed. Calls `progress` after each wave of tasks. Raises `NotOffloaded` if the place is no tier or
+    lacks a named stream, and the error of a task, such as `Corrupt` for damage, wrapped by Spark. What was
+    replaced before stays replaced. Needs a classic session, not a Connect session.
     """
-    options = dict(storage_options or {})
+    address = TierAddress(
+        url=url,
+        storage_options=dict(storage_options or {}),
+        keys=keys,
+        encrypt=encrypt,
+        compression=compression,
+        fragment_size_bytes=fragment_size_bytes,
+    )
     done = []
-    with _opened(url, options, fragment_size_bytes) as tier:
+    with address.opened() as tier:
         slots = spark.sparkContext.defaultParallelism
-        work = partial(_copied_by_task, url, options, fragment_size_bytes)
+        work = partial(_copied_by_task, address)
         for stream in [*dict.fromkeys(streams)] or tier.streams():
             try:
                 compaction = tier.run(
@@ -60,7 +71,7 @@ def compact(
             except NotOffloaded:
                 if streams:
                     raise
-                continue  # of all streams, some are deleted
+                continue  # the stream was deleted after the streams were listed
             try:
                 while wave := tier.run(compaction.wave(slots * RUNS_PER_SLOT)):
                     receipts = spark.sparkContext.parallelize(wave, len(wave)).map(work).collect()
@@ -74,23 +85,16 @@ def compact(
 
 
 def give_up(url: str, stream: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Give up what a run of `compact` left that did not end: the sweep takes it. Repeatable."""
+    """Discard what an unfinished run of `compact` left. The sweep deletes its objects. Repeatable."""
     with Blocking(url, storage_options=dict(storage_options or {})) as tier:
         tier.run(tier.run(begin_job(tier.offloader, stream)).abort())
 
 
-def _opened(url: str, options: Mapping[str, Any], size_bytes: int) -> Blocking:
-    how = TierOptions(fragment_size_bytes=size_bytes)
-    return Blocking.around(lambda: open_tier(url, storage_options=options, options=how))
-
-
-def _copied_by_task(
-    url: str, options: Mapping[str, Any], size_bytes: int, announced: AnnouncedRun
-) -> Receipt | None:
-    """What a task does: one run. None where it changed meanwhile."""
+def _copied_by_task(address: TierAddress, announced: AnnouncedRun) -> Receipt | None:
+    """Copy one run in a task. Return None if its fragments changed meanwhile."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     tries = context.attemptNumber() if context is not None else 0
-    with _opened(url, options, size_bytes) as tier:
+    with address.opened() as tier:
         return tier.run(copied(tier.offloader, announced, is_first=not tries))

@@ -1,7 +1,7 @@
-"""What one tier has committed, onto another, uploaded by Spark's tasks; one commit for each stream.
+"""The copy of one tier to another by Spark's tasks, with one commit for each stream.
 
-The steps, and what a kill leaves, stand in `offload.upkeep.copy.transfer` and `offload.upkeep.copy.tier`. A
-task is given what it reads: a part of a ledger, and a manifest that names the fragments of it.
+`offload.upkeep.copy.transfer` and `offload.upkeep.copy.tier` have the steps, and say what a killed run
+leaves. A task gets a part of a ledger, and a manifest that names the fragments of this part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from offload.blocking import Blocking
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded, OffloadError, StoreDenied
-from offload.opening import open_tier
+from offload.model.compression import Compression
+from offload.session import Session
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES
 from offload.upkeep.copy.tier import Committed, Copied, run_of
 from offload.upkeep.copy.tier import give_up as give_up_copy
@@ -23,6 +24,7 @@ from offload.upkeep.copy.transfer import Fetch, Reach
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.jobs.transfer import SparkTransfer, TransferProgress
 from offload_spark.jobs.transfer_tasks import Ends
+from offload_spark.opening import TierAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,28 +39,47 @@ def copy(
     source_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
     read_back: bool = False,
+    compression: Compression | None = None,
+    keys: str = "",
+    source_keys: str = "",
+    encrypt: str = "",
+    decrypt: bool = False,
     piece_size_bytes: int = RUN_SIZE_BYTES,
     progress: Callable[[TransferProgress], None] = lambda progress: None,
     done: Callable[[Copied], None] = lambda copied: None,
 ) -> list[Copied]:
-    """Bring what the tier `source` has committed onto the tier `target`: all streams, or those named.
+    """Copy the committed data of the tier `source` to the tier `target`: all streams, or the named ones.
 
-    Of each stream, what was committed when its turn came. The target's stream is begun where the source's
-    begins now, or continued, if both tell the same history. With `read_back`, tasks read what they uploaded
-    once more, whole, before it is named. `progress` is told after each wave of tasks, `done` after each
-    stream.
+    Each stream is copied as it is when its turn comes. The target's stream begins at the present beginning of
+    the source's, or is continued if both have the same history. `compression` is that of the new fragments.
+    None means the default of the target. `keys` and `encrypt` are those of a `TierAddress`, and `source_keys`
+    is the source's key service, if it is another one. With `decrypt`, an encrypted stream may be stored in
+    the clear. With `read_back`, tasks read their uploads back whole before the commit. Calls `progress` after
+    each wave of tasks, and `done` after each stream.
 
-    What stops one stream is reported, and the next one goes on: `Diverged` where the histories differ, also
-    where the source is trimmed beyond the target's end; `Conflict` where another appended to the target
-    first: run again; an `OffloadError` with the words of what a task raised, such as damage in the source.
-    After `StoreDenied` no other stream is tried: each would fail in the same way.
-    Raises `NotOffloaded` where the source is no tier, or lacks a stream that is named. Needs a session that
-    is no Connect session.
+    An error that stops one stream is in its `Copied`, and the next stream follows:
+
+    - `Diverged`: the histories differ, or the source is trimmed beyond the target's end.
+    - `Conflict`: another writer appended to the target first. Run it again.
+    - `OffloadError`: the text of a task's error, such as damage in the source.
+    - `StoreDenied`: no other stream is tried, because each would fail in the same way.
+
+    Raises `NotOffloaded` if the source is no tier, or lacks a named stream. Needs a classic session, not a
+    Connect session.
     """
     found = []
-    reach = TierReach(url=source, options=dict(source_options or {}))
-    ends = Ends(reach=reach, url=target, options=dict(target_options or {}), read_back=read_back)
-    with Blocking(target, storage_options=ends.options) as tier, _beside(tier, reach) as opened:
+    reach = TierReach(
+        tier=TierAddress(url=source, storage_options=dict(source_options or {}), keys=source_keys or keys)
+    )
+    address = TierAddress(
+        url=target,
+        storage_options=dict(target_options or {}),
+        keys=keys,
+        encrypt=encrypt,
+        compression=compression,
+    )
+    ends = Ends(reach=reach, target=address, read_back=read_back)
+    with address.opened() as tier, _beside(tier, reach.tier, keys=source_keys) as opened:
         for stream in [*dict.fromkeys(streams)] or tier.run(opened.streams()):
             try:
                 manifest = tier.run(opened.load_manifest(stream))
@@ -68,12 +89,16 @@ def copy(
                 found.append(Copied(stream=stream, note=str(gone)))
             else:
                 origin = Committed(
-                    offloader=opened, manifest=manifest, source=reach, part_size_bytes=piece_size_bytes
+                    offloader=opened,
+                    manifest=manifest,
+                    source=reach,
+                    part_size_bytes=piece_size_bytes,
+                    decrypt=decrypt,
                 )
                 transfer = SparkTransfer(spark=spark, tier=tier, origin=origin, ends=ends, progress=progress)
                 found.append(_copied(transfer, origin))
             done(found[-1])
-            if isinstance(found[-1].error, StoreDenied):  # as every other stream would be
+            if isinstance(found[-1].error, StoreDenied):  # every other stream would fail in the same way
                 break
     return found
 
@@ -101,18 +126,19 @@ def give_up(
     source_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Give up what a run of `copy` left that did not end: the target's sweep takes it. Repeatable."""
-    reach, options = TierReach(url=source, options=dict(source_options or {})), dict(target_options or {})
-    with Blocking(target, storage_options=options) as tier, _beside(tier, reach) as opened:
+    """Discard what an unfinished run of `copy` left. The target's sweep deletes its objects. Repeatable."""
+    origin = TierAddress(url=source, storage_options=dict(source_options or {}))
+    address = TierAddress(url=target, storage_options=dict(target_options or {}))
+    with address.opened() as tier, _beside(tier, origin) as opened:
         tier.run(give_up_copy(opened, tier.offloader, stream))
 
 
 @contextmanager
-def _beside(tier: Blocking, reach: TierReach) -> Iterator[LedgerOffloader]:
-    """Another tier, opened in the session of this one."""
+def _beside(tier: Blocking, other: TierAddress, *, keys: str = "") -> Iterator[LedgerOffloader]:
+    """Yield another tier, opened in the session of this one. `keys` is its key service, if it is another."""
 
     async def opened() -> LedgerOffloader:
-        return tier.session.tier(reach.url, storage_options=reach.options)
+        return tier.session.tier(other.url, storage_options=other.storage_options, keys=keys or None)
 
     offloader = tier.run(opened())
     try:
@@ -123,13 +149,16 @@ def _beside(tier: Blocking, reach: TierReach) -> Iterator[LedgerOffloader]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierReach(Reach):
-    """A tier, by URL and options. What is read there, each part says itself."""
+    """A tier, by its address. Each part names the data to read in it."""
 
-    url: str
-    options: Mapping[str, Any]
+    tier: TierAddress
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Fetch, None]:
-        """See `Reach.opened`."""
-        async with open_tier(self.url, storage_options=self.options) as offloader:
+        """Open the tier in a task (`Reach.opened`)."""
+        url, options = self.tier.url, self.tier.storage_options
+        async with (
+            Session(keys=self.tier.service) as session,
+            session.tier(url, storage_options=options) as offloader,
+        ):
             yield partial(run_of, offloader)

@@ -1,12 +1,11 @@
-"""Streams as Parquet, in folders by stream and date, with offsets as they are.
+"""The export of streams as Parquet, in folders by stream and date, with unchanged offsets.
 
-An export is a streaming query that reads what is there and ends. Spark's checkpoint says how far it came: so
-one that is killed goes on, one that is run again adds what is new, and its file sink takes a repeated batch
-once.
+An export is a streaming query that reads the data of now and ends. Spark's checkpoint has its position. So a
+killed export continues, a repeated one adds new records, and the file sink takes a repeated batch once.
 
-Invariant: each record of the streams is in the export exactly once, for whoever reads the folder with Spark,
-which goes by the sink's own list of files (`_spark_metadata`). Other readers may also see files of a batch
-that was interrupted.
+Invariant: in the export, each record of the streams is present exactly once for readers that use Spark, which
+reads the sink's own list of files (`_spark_metadata`). Other readers may also see files of an interrupted
+batch.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CHECKPOINT = "_checkpoint"
-"""The folder within the export; its name hides it from readers of Parquet."""
+"""The folder of the checkpoint in the export. Its name hides it from readers of Parquet."""
 
 POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What a run has added."""
+    """The rows and batches that a run added."""
 
     rows: int
     batches: int
@@ -41,10 +40,10 @@ def export(
     compression: str = "zstd",
     progress: Callable[[Exported], None] = lambda exported: None,
 ) -> Exported:
-    """Write the streams of the tier at `url` into `target`, and return what this run has added.
+    """Write the streams of the tier at `url` into `target`. Return the rows and batches that this run added.
 
-    `options` are those of the source: streams, `decode`, storage options, limits of a batch. `progress` is
-    told about once a second. Raises what the query raises; run again, it goes on.
+    `options` are those of the source: streams, `decode`, storage options, limits of a batch. Calls `progress`
+    about once a second. Raises the errors of the query. A repeated run continues.
     """
     from pyspark.sql.functions import to_date
 

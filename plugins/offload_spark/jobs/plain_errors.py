@@ -1,4 +1,4 @@
-"""What a task raised, as an error of the framework's: one sentence, and no trace of Spark's."""
+"""The error of a task as an error of the framework: one sentence, without Spark's traces."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from offload.errors import OffloadError, StoreDenied
 
 MODULE: Final = "offload.errors."
-"""What stands before the name of an error's class in the trace of a worker."""
+"""The text before the name of an error's class in a worker's trace."""
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Unwrap an error that a worker raised: the last line of its trace has its class and its text.
+    """Unwrap an error of a worker: the last line of its trace has its class and its text.
 
-    It becomes an `OffloadError`, or `StoreDenied` if it was that: then other streams need not be tried.
+    Raises an `OffloadError`, or `StoreDenied` if it was one: then other streams need not be tried.
     """
     from pyspark.errors import PySparkException
 

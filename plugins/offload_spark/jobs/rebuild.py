@@ -1,9 +1,9 @@
-"""A stream's manifest from its data, the tails of the fragments read by Spark's tasks.
+"""The rebuild of a stream's manifest from its data. Spark's tasks read the tails of the fragments.
 
-All that decides is `offload.upkeep.rebuild.stream`'s: the driver lists, fences, chooses and commits; tasks
-read slices of what is listed and send back what each tail says.
+`offload.upkeep.rebuild.stream` makes all decisions: the driver lists, fences, chooses and commits. Tasks read
+slices of the listing, and return the content of each tail.
 
-Invariant: the report and the manifest are those of a rebuild without Spark.
+Invariant: report and manifest are the same as those of a rebuild without Spark.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
-from offload.blocking import Blocking
 from offload.contracts.store import Listed, ObjectStore
 from offload.formats.keys import StreamKeys
 from offload.native.own import native
 from offload.upkeep.rebuild.report import RebuildReport
 from offload.upkeep.rebuild.stream import rebuild as rebuild_stream
 from offload.upkeep.rebuild.survey import OnTails, Tail, read_tails
+from offload_spark.opening import TierAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLICE_ROWS: Final = 1000
-"""How many tails a task reads at most: 16 at once, in some seconds."""
+"""The most tails of one task. It reads 16 at a time, in a few seconds."""
 
 TASKS_PER_SLOT: Final = 4
-"""How many tasks a wave has for each of Spark's slots: after each wave it can be seen how far it came."""
+"""The tasks of a wave for each of Spark's slots. Progress is reported after each wave."""
 
 
 def rebuild(
@@ -45,19 +45,20 @@ def rebuild(
     end: int | None = None,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    keys: str = "",
     slice_rows: int = SLICE_ROWS,
     progress: Callable[[int, int], None] = lambda read, listed: None,
 ) -> RebuildReport:
-    """Make a stream's manifest anew, as `offload.upkeep.rebuild.stream.rebuild` does, which see.
+    """Rebuild a stream's manifest as `offload.upkeep.rebuild.stream.rebuild` does.
 
-    Whoever calls it asserts that no writer and no sweep of the stream is alive. What a task raises, such as
-    `Conflict` where a fragment is deleted meanwhile, comes wrapped by Spark. Raises `Misuse` for an offloader
-    that keeps no objects. Needs a session that is no Connect session.
+    The caller asserts that no writer and no sweep of the stream is alive. Spark wraps the error of a task,
+    such as `Conflict` if a fragment is deleted meanwhile. `keys` is that of a `TierAddress`. Raises `Misuse`
+    for an offloader that stores no objects. Needs a classic session, not a Connect session.
     """
-    options = dict(storage_options or {})
-    with Blocking(url, storage_options=options) as tier:
+    address = TierAddress(url=url, storage_options=dict(storage_options or {}), keys=keys)
+    with address.opened() as tier:
         objects = native(tier.offloader, to="rebuild")
-        by_spark = _BySpark(spark=spark, url=url, options=options, slice_rows=slice_rows)
+        by_spark = _BySpark(spark=spark, tier=address, slice_rows=slice_rows)
         return tier.run(
             rebuild_stream(
                 objects,
@@ -74,21 +75,20 @@ def rebuild(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BySpark:
-    """Reads tails by tasks."""
+    """A reader of tails by Spark's tasks."""
 
     spark: SparkSession
-    url: str
-    options: Mapping[str, Any]
+    tier: TierAddress
     slice_rows: int
 
     async def read_tails(
         self, store: ObjectStore, keys: StreamKeys, rows: Sequence[Listed], tell: OnTails
     ) -> Mapping[str, Tail]:
-        """See `ReadTails`. Spark is waited for in a thread, for it blocks."""
+        """Read the tails as `ReadTails` says. Wait for Spark in a thread, because it blocks."""
         context = self.spark.sparkContext
         slots = context.defaultParallelism
         size = min(max(len(rows) // slots, 1), self.slice_rows)
-        work = partial(_tails, self.url, self.options, keys.stream)
+        work = partial(_tails, self.tier, keys.stream)
         found: dict[str, Tail] = {}
         for wave in _parts(_parts(rows, size), slots * TASKS_PER_SLOT):
             tasks = context.parallelize(wave, len(wave)).map(work)
@@ -102,13 +102,13 @@ def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[first : first + size] for first in range(0, len(items), size)]
 
 
-def _tails(url: str, options: Mapping[str, Any], stream: str, rows: Sequence[Listed]) -> Mapping[str, Tail]:
-    """What a task does: read the tails of these fragments."""
+def _tails(address: TierAddress, stream: str, rows: Sequence[Listed]) -> Mapping[str, Tail]:
+    """Read the tails of these fragments in a task."""
 
     async def read() -> Mapping[str, Tail]:
         objects = native(tier.offloader, to="rebuild")
         await objects.open()
         return await read_tails(objects.store, StreamKeys(stream), rows, lambda more: None)
 
-    with Blocking(url, storage_options=options) as tier:
+    with address.opened() as tier:
         return tier.run(read())

@@ -1,7 +1,7 @@
-"""From an origin onto a stream of a tier: Spark's tasks upload, one commit names all. What such jobs share.
+"""The transfer from an origin to a stream of a tier: Spark's tasks upload, and one commit appends all.
 
-The steps are those of `offload.upkeep.copy.transfer`, which says what a kill leaves. The tasks reach the
-origin by what they are given, which every executor must be able to.
+Back-fill and copy share it. The steps are those of `offload.upkeep.copy.transfer`, which says what a killed
+run leaves. Every executor must be able to reach the origin.
 
 Invariant: no record passes through the driver.
 """
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 TASKS_PER_SLOT: Final = 4
-"""How many tasks a wave has for each of Spark's slots: enough that none waits for the slowest for long."""
+"""The tasks of a wave for each of Spark's slots: enough that no slot waits long for the slowest task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferProgress:
-    """How far a stream has come in this run."""
+    """The progress of a stream in this run."""
 
     stream: str
     taken_over: int
-    """Fragments of an earlier run that were found complete."""
+    """The number of complete fragments of an earlier run."""
 
     pieces: int = 0
-    """How many there are to upload; 0 until that is known."""
+    """The number of pieces to upload; 0 until it is known."""
 
     pieces_done: int = 0
     bytes: int = 0
-    """Chunk bytes that were uploaded."""
+    """The chunk bytes that were uploaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkTransfer:
-    """One stream's, its uploads spread over tasks."""
+    """The transfer of one stream, with its uploads spread over tasks."""
 
     spark: SparkSession
     tier: Blocking
@@ -54,11 +54,11 @@ class SparkTransfer:
     progress: Callable[[TransferProgress], None] = lambda progress: None
 
     def run(self) -> tuple[Transfer | None, list[Receipt]]:
-        """Bring what the origin has onto the tier. Return the transfer, and what this run uploaded.
+        """Copy the data of the origin to the tier. Return the transfer, and this run's uploads.
 
-        No transfer is returned where the stream was not begun, since there is nothing for it. Raises
-        `Conflict` where another appended first, `Diverged` where the two tell different histories, and what a
-        task raises, wrapped by Spark: nothing is named then.
+        Returns no transfer if there is nothing to copy and the stream was not begun. Raises `Conflict` if
+        another writer appended first, `Diverged` if the two histories differ, and the error of a task,
+        wrapped by Spark. In these cases nothing is committed.
         """
         tier = self.tier
         transfer = tier.run(Transfer.begin(tier.offloader, self.origin))
@@ -73,7 +73,7 @@ class SparkTransfer:
         return transfer, uploaded
 
     def _checked(self, transfer: Transfer) -> list[Leftover]:
-        """Of what an earlier run left, what holds and is what the origin has."""
+        """Return the uploads of an earlier run that are sound, and equal to the origin's data."""
         found: list[Leftover] = []
         for some in self._in_waves(self.tier.run(transfer.left()), self.ends.check):
             found += some
@@ -94,7 +94,7 @@ class SparkTransfer:
     def _in_waves(
         self, items: Sequence[Sized], work: Callable[[Sequence[Sized]], list[R]]
     ) -> Iterator[list[R]]:
-        """By tasks, so many at a time that it can be seen how far it came."""
+        """Yield the results of `work` on the items, wave by wave, so that progress can be reported."""
         context = self.spark.sparkContext
         slots: int = context.defaultParallelism
         tasks: Iterator[list[Sized]] = tasks_of(items, slots)

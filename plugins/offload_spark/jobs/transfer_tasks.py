@@ -1,35 +1,34 @@
-"""What the tasks of a transfer do, and what they are given: nothing that is open, and little that is large.
+"""The tasks of a transfer. They get only small plain values, and open tiers and sources themselves.
 
 Invariant: a task that is tried again uploads under attempts of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from offload.blocking import Blocking
 from offload.model.attempt import Leftover, Receipt
 from offload.upkeep.copy.transfer import AnnouncedPart, Reach, UncheckedPart, agreed, read_back, upload
+from offload_spark.opening import TierAddress
 
 TASK_SIZE_BYTES_MIN: Final = 4 * 1024 * 1024
 TASK_SIZE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""What is small shares a task up to this, or up to as little as keeps every slot of Spark's busy."""
+"""The bounds of a task's size. Small items share a task up to the size at which every slot is busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Where tasks read and write."""
+    """The two ends of a transfer: the origin that tasks read, and the tier that they write."""
 
     reach: Reach
-    url: str
-    options: Mapping[str, Any]
+    target: TierAddress
     read_back: bool = False
-    """Whether tasks read what they uploaded once more before it is named."""
+    """True: tasks read their uploads back before the commit."""
 
     def upload(self, parts: Sequence[AnnouncedPart]) -> list[Receipt]:
-        """A task: its parts, each under the attempt that was announced for it."""
+        """Upload a task's parts, each under the attempt that was announced for it."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -41,33 +40,33 @@ class Ends:
                 await read_back(tier.offloader, receipts)
             return receipts
 
-        with Blocking(self.url, storage_options=dict(self.options)) as tier:
+        with self.target.opened() as tier:
             return tier.run(work())
 
     def check(self, left: Sequence[UncheckedPart]) -> list[Leftover]:
-        """A task: what holds of what an earlier run uploaded."""
+        """Return the sound ones of these uploads of an earlier run. Runs in a task."""
 
         async def work() -> list[Leftover]:
             async with self.reach.opened() as fetch:
                 return [each for one in left for each in await agreed(tier.offloader, fetch, one)]
 
-        with Blocking(self.url, storage_options=dict(self.options)) as tier:
+        with self.target.opened() as tier:
             return tier.run(work())
 
 
 class HasSize(Protocol):
-    """What costs a task something."""
+    """An item with a size, which is its cost for a task."""
 
     @property
     def size_bytes(self) -> int:
-        """About how many; 0 where nobody knows."""
+        """The approximate size; 0 if it is unknown."""
 
 
 Sized = TypeVar("Sized", bound=HasSize)
 
 
 def tasks_of(items: Sequence[Sized], slots: int) -> Iterator[list[Sized]]:
-    """Items in their order, small ones together. One whose size nobody knows is a task of its own."""
+    """Yield tasks of items in order, small ones together. An item of unknown size is a task of its own."""
     share = sum(item.size_bytes for item in items) // slots
     size_bytes = min(max(share, TASK_SIZE_BYTES_MIN), TASK_SIZE_BYTES_MAX)
     task: list[Sized] = []

@@ -1,11 +1,11 @@
-"""The scrub of a tier, its fragments read whole by Spark's tasks.
+"""The scrub of a tier: Spark's tasks read its fragments whole.
 
-The driver looks at what is small: anchors, roots and groups, and whether all that is named is there with its
-size (`offload.verify` at the level of the manifest). Then fragments go out in waves, in the order of their
-keys, so that a job that is interrupted goes on behind the last wave.
+The driver checks the small objects: anchors, roots and groups, and that every named object exists with its
+size (`offload verify` at the level of the manifest). Then tasks check the fragments in waves, in the order of
+their keys. So an interrupted job continues behind the last wave.
 
-Invariants: nothing is changed. A fragment is damage only if the newest manifest still names it. What a task
-sends back is a report: damages, and numbers.
+Invariants: nothing is changed; a fragment counts as damaged only if the newest manifest still names it; a
+task returns a report of damages and numbers, and no data.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from offload.model.manifest import Manifest
 from offload.native.own import native
 from offload.upkeep.copy.named_check import is_checked
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+from offload_spark.opening import TierAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TASK_SIZE_BYTES: Final = 256 * 1024 * 1024
 TASKS_PER_SLOT: Final = 4
-"""How many tasks a wave has for each of Spark's slots: enough that none waits for the slowest for long."""
+"""The tasks of a wave for each of Spark's slots: enough that no slot waits long for the slowest task."""
 
 
 def verify(
@@ -40,27 +41,29 @@ def verify(
     *,
     stream: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    keys: str = "",
     after: str = "",
     task_size_bytes: int = TASK_SIZE_BYTES,
     report: VerifyReport | None = None,
     progress: Callable[[VerifyReport], None] = lambda report: None,
 ) -> VerifyReport:
-    """Check a tier, or one stream of it, from behind the fragment `after`.
+    """Check a tier, or one of its streams, beginning behind the fragment `after`.
 
-    `progress` is told after each wave. Not read: fragments that no manifest names. Damage is reported, not
-    raised. Raises `NotOffloaded` where the place is no tier or has no such stream, `Misuse` for an offloader
-    that keeps no objects. Needs a session that is no Connect session.
+    `keys` is that of a `TierAddress`. Without a key service, only the stored bytes of encrypted fragments are
+    checked. Calls `progress` after each wave. Does not read fragments that no manifest names. Reports damage,
+    and does not raise it. Raises `NotOffloaded` if the place is no tier or lacks the stream, and `Misuse` for
+    an offloader that stores no objects. Needs a classic session, not a Connect session.
     """
     report = VerifyReport() if report is None else report
-    options = dict(storage_options or {})
-    with Blocking(url, storage_options=options) as tier:
+    address = TierAddress(url=url, storage_options=dict(storage_options or {}), keys=keys)
+    with address.opened() as tier:
         report.add(tier.verify(stream, level=VerifyLevel.MANIFEST))
         streams = tier.streams() if stream is None else [stream]
         tasks = _tasks(tier, sorted(streams, key=escape), after, task_size_bytes)
         context = spark.sparkContext
         wave_size = context.defaultParallelism * TASKS_PER_SLOT
         while wave := [*islice(tasks, wave_size)]:
-            found = context.parallelize(wave, len(wave)).map(partial(_checked, url, options)).collect()
+            found = context.parallelize(wave, len(wave)).map(partial(_checked, address)).collect()
             for one in found:
                 report.add(one)
                 report.judged_to = one.judged_to
@@ -70,14 +73,14 @@ def verify(
 
 
 def _tasks(tier: Blocking, streams: Sequence[str], after: str, size_bytes: int) -> Iterator[Manifest]:
-    """Manifests of a few fragments each, in the order of keys."""
+    """Yield manifests of a few fragments each, in the order of keys."""
     for stream in streams:
         if after and StreamKeys(stream).prefix < after.partition("/")[0] + "/":
             continue
         try:
             manifest = tier.load_manifest(stream)
         except (Corrupt, NotOffloaded):
-            continue  # the look at the manifests has said what there is to say
+            continue  # the check of the manifests has reported it
         found = _of_stream(tier, manifest, after, size_bytes)
         try:
             while (task := tier.run(_next(found))) is not None:
@@ -89,7 +92,7 @@ def _tasks(tier: Blocking, streams: Sequence[str], after: str, size_bytes: int) 
 async def _of_stream(
     tier: Blocking, manifest: Manifest, after: str, size_bytes: int
 ) -> AsyncGenerator[Manifest, None]:
-    """Runs of fragments behind the key `after`, each about so many bytes."""
+    """Yield runs of fragments behind the key `after`, each of about `size_bytes`."""
     keys = StreamKeys(manifest.stream)
     async with aclosing(tier.offloader.tree(manifest).walk()) as runs:
         async for run in runs:
@@ -108,9 +111,9 @@ async def _next(found: AsyncGenerator[Manifest, None]) -> Manifest | None:
     return await anext(found, None)
 
 
-def _checked(url: str, options: Mapping[str, Any], manifest: Manifest) -> VerifyReport:
-    """What a task does: read each of these fragments whole."""
-    with Blocking(url, storage_options=options) as tier:
+def _checked(address: TierAddress, manifest: Manifest) -> VerifyReport:
+    """Read each of these fragments whole, in a task."""
+    with address.opened() as tier:
         return tier.run(_check_all(tier, manifest))
 
 

@@ -1,0 +1,219 @@
+"""`offload run`: keep the streams of a source on a tier."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from offload.cli.kit.arguments import Compress, Encrypt, Keys, Options
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.log_lines import log_event, log_events
+from offload.cli.kit.output import print_note
+from offload.cli.kit.state import CommandContext, run_async
+from offload.errors import Misuse, OffloadError
+from offload.extras import missing_text
+from offload.urls import scheme_of
+
+if TYPE_CHECKING:
+    from offload.service.config import RunConfig
+
+
+OF_THE_PROCESS: Final = {"listen"}
+"""The options that say nothing about streams."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class LogFormat(StrEnum):
+    """How the lines of the log are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """The levels of the log."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+ConfigOrSource = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG|SOURCE",
+        help="A configuration in TOML; or, before TIER, the broker's data: rabbitmq:///var/lib/…/stream",
+    ),
+]
+OnTier = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TIER", help="A folder, or a URL of a backend: s3://bucket/prefix. Not with CONFIG."
+    ),
+]
+MaxLag = Annotated[
+    str | None,
+    typer.Option(
+        "--max-lag",
+        metavar="DURATION",
+        help="The time after which new data is readable on the tier. At least 1s. Default: 30s.",
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Answer on this address with /metrics, /livez, /readyz and /status. A port alone is open to "
+        "this machine only.",
+    ),
+]
+LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="How lines of the log are written.")]
+LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="The least level that is logged.")]
+CheckOnly = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Open everything, say what would be done and what a month of it costs, and end."
+    ),
+]
+CheckJson = Annotated[bool, typer.Option("--json", help="With --check: one JSON object.")]
+SourceOptionPairs = Annotated[
+    list[str] | None,
+    typer.Option("--source-option", metavar="NAME=VALUE", help="An option of the source. May be repeated."),
+]
+
+
+def run(
+    context: typer.Context,
+    source: ConfigOrSource,
+    tier: OnTier = None,
+    max_lag: MaxLag = None,
+    compress: Compress = None,
+    encrypt: Encrypt = None,
+    keys: Keys = None,
+    listen: Listen = None,
+    option: Options = None,
+    source_option: SourceOptionPairs = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_level: LogLevelOption = LogLevel.INFO,
+    check: CheckOnly = False,
+    json: CheckJson = False,
+) -> int:
+    """Keep the streams of SOURCE on TIER until the process is stopped."""
+    values = {"max_lag": max_lag, "compress": compress, "encrypt": encrypt, "listen": listen}
+    pairs = {"options": option, "source_options": source_option}
+    state: CommandContext = context.obj
+    config = configuration_of(source, tier, keys, values, pairs)
+    state.with_keys(config.keys)
+    if check:
+        from offload.cli.run_check import check_run
+
+        return check_run(state, config, json=json)
+    if json:
+        raise Usage("--json belongs to --check; for a log in JSON use --log-format json")
+    begin_log = partial(
+        log_events, "debug" if state.debug else log_level, is_json=log_format is LogFormat.JSON
+    )
+    return _kept(state, config, begin_log)
+
+
+def _kept(state: CommandContext, config: RunConfig, begin_log: Callable[[], None]) -> int:
+    from offload.service.assembly import open_service, start_notes
+    from offload.service.process import serve
+    from offload.service.seeing import Seeing, listener_of
+
+    listener = listener_of(config.address)
+    seeing = Seeing(listeners=[log_event, lambda event: state.session.emit(event)])
+
+    async def main() -> None:
+        try:
+            opened = open_service(state.session, config, seeing.emit)
+        except Misuse as error:
+            raise Usage(str(error)) from error
+        state.is_quiet = True  # the log has the notes of waiting
+        begin_log()
+        _log.info("follow %s on %s", opened.source.url, config.tier)
+        for note in await start_notes(opened):
+            _log.warning("%s", note)
+        dispatcher = opened.dispatcher(seeing.emit)
+        upkeep = opened.upkeep(dispatcher, seeing.emit)
+        routes = seeing.companions([dispatcher], upkeep, state.session, listener)
+        await serve(dispatcher, upkeep.run, *routes)
+
+    try:
+        run_async(main)
+    except TimeoutError as error:
+        stopped = f"stopped after {config.stop_seconds:g} s, before the uploads in flight were committed"
+        raise OffloadError(f"{stopped}; what is committed is safe, and the next start continues") from error
+    except asyncio.CancelledError as error:
+        raise OffloadError(
+            "stopped at once; what is committed is safe, and the next start continues"
+        ) from error
+    return 0
+
+
+def configuration_of(
+    source: str,
+    tier: str | None,
+    keys: str | None,
+    values: dict[str, str | None],
+    pairs: dict[str, list[str] | None],
+) -> RunConfig:
+    """Return the configuration of a file, or that of the arguments. Raises `Usage` if it is wrong."""
+    try:
+        from offload.service.config_file import config_of_values, load_config
+    except ModuleNotFoundError as error:
+        raise Misuse(missing_text("offload run", str(error.name), "ledger-offload[run]")) from error
+    given = {name: value for name, value in (values | pairs).items() if value}
+    try:
+        if tier is not None:
+            return config_of_values(*_document(source, tier, keys, given))
+        if given:
+            raise Usage(f"{_option(next(iter(given)))} belongs in the configuration, or TIER is missing")
+        if scheme_of(source) is not None:
+            raise Usage(f"TIER is missing: offload run {source} TIER")
+        config, warnings = load_config(Path(source), os.environ)
+    except Misuse as error:
+        raise Usage(str(error)) from error
+    for warning in warnings:
+        print_note(warning)
+    return config if config.keys or not keys else config.model_copy(update={"keys": keys})
+
+
+def _document(
+    source: str, tier: str, keys: str | None, given: dict[str, Any]
+) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
+    """Return the document of the arguments, and the option that each of its values comes from."""
+    document: dict[str, Any] = {"source": source, "tier": tier, "keys": keys, "streams": {"*": {}}}
+    names: dict[tuple[str, ...], str] = {}
+    for name, value in given.items():
+        if isinstance(value, list):
+            document[name] = dict(_pair(each, _option(name)) for each in value)
+        elif name in OF_THE_PROCESS:
+            document[name] = value
+            names[name,] = _option(name)
+        else:
+            document["streams"]["*"][name] = value
+            names["streams", "*", name] = _option(name)
+    return document, names
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise Usage(f"{option} takes NAME=VALUE, not {name!r}")
+    return name, value
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("options", "option").replace("_", "-")

@@ -1,0 +1,205 @@
+"""`offload run --check`: what a configuration would do, whether it can, and what a month of it costs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from offload.cli.check import check_stores, stores_as_json, summary_of
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_json, print_table, size_text
+from offload.cli.kit.state import CommandContext, run_async
+from offload.contracts.source import SourceStream
+from offload.errors import Misuse, OffloadError
+from offload.service.assembly import OpenedService, open_service, unmatched
+from offload.service.config import RunConfig, StreamConfig
+from offload.service.preview import (
+    MonthlyCost,
+    StreamPreview,
+    as_json,
+    cost_of,
+    preview_stream,
+    try_keys,
+)
+from offload.session import GivenOptions
+from offload.upkeep.check import CheckReport
+
+SNAPSHOTS_AT_ONCE = 8
+PREVIEW_HEADS = (
+    "stream", "source end", "tier end", "lag records", "lag size", "lag seconds", "growth per day",
+)  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class _Findings:
+    stores: list[CheckReport] = field(default_factory=list)
+    streams: list[StreamPreview] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def check_run(state: CommandContext, config: RunConfig, *, json: bool) -> int:
+    """Check a configuration, print what was found, and return the exit code."""
+    found = run_async(lambda: _found(state, config, json=json))
+    can = summary_of(found.stores)
+    found.problems += [f"the store cannot {what}" for what, works in can.items() if not works]
+    found.problems += [f"stream {each.stream!r}: {each.error}" for each in found.streams if each.error]
+    cost = cost_of(config, found.streams)
+    if json:
+        print_json(_document(config, found, cost), indent=2)
+    else:
+        _show(config, found, cost)
+    return 1 if found.problems else 0
+
+
+async def _found(state: CommandContext, config: RunConfig, *, json: bool) -> _Findings:
+    found = _Findings()
+    try:
+        opened = open_service(state.session, config, state.session.emit)
+        given = GivenOptions.of(config.options, state.session.limits)
+    except Misuse as error:
+        raise Usage(str(error)) from error
+    found.stores = await check_stores(state, config.tier, given, read_only=False, json=json)
+    try:
+        found.keys = await try_keys(state.session, config)
+    except OffloadError as error:
+        found.problems.append(f"the key service: {error}")
+    try:
+        streams = await opened.source.streams()
+    except OffloadError as error:
+        found.problems.append(f"the source: {error}")
+        return found
+    names = [stream.name for stream in streams]
+    found.notes = [*unmatched(config, names), *opened.source.notes]
+    found.left_out = [name for name in names if not config.of(name).follow]
+    if not summary_of(found.stores)["read"]:
+        return found  # each stream would wait for the store
+    found.streams = await previews_of(opened, [each for each in streams if config.of(each.name).follow])
+    return found
+
+
+async def previews_of(opened: OpenedService, streams: list[SourceStream]) -> list[StreamPreview]:
+    """Return the previews of streams that are followed, several at once."""
+    turns = asyncio.Semaphore(SNAPSHOTS_AT_ONCE)
+
+    async def preview(stream: SourceStream) -> StreamPreview:
+        async with turns:
+            return await preview_stream(opened, stream)
+
+    return await asyncio.gather(*map(preview, streams))
+
+
+def _show(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> None:
+    if config.keys is not None:
+        tried = ", ".join(found.keys) or "no master key was tried"
+        print(f"keys: {one_line(config.keys)}: {tried}")
+    for glob, rules in config.streams.items():
+        matching = [each for each in found.streams if each.glob == glob]
+        number = len(matching) if rules.follow else sum(config.glob_of(n) == glob for n in found.left_out)
+        print(one_line(f'"{glob}": {counted(number, "stream")}, {_rules_text(rules)}'))
+    rows = [[*preview_row(each), f'"{each.glob}"'] for each in found.streams]
+    print_table([*PREVIEW_HEADS, "rules"], rows)
+    print(_upkeep_text(config))
+    print(cost_text(cost))
+    for note in found.notes:
+        print(f"note: {one_line(note)}")
+    for problem in found.problems:
+        print(f"PROBLEM: {one_line(problem)}")
+    print(f"ready: {'NO' if found.problems else 'yes'}")
+
+
+def preview_row(seen: StreamPreview) -> tuple[object, ...]:
+    """Return the cells below `PREVIEW_HEADS`."""
+    tier_end = "-" if seen.committed_offset is None else seen.committed_offset
+    return (
+        seen.stream,
+        seen.source_next_offset,
+        tier_end,
+        seen.lag_records,
+        size_text(seen.lag_size_bytes),
+        f"{seen.lag_seconds:.0f}",
+        size_text(round(86_400 * seen.growth_bytes_per_second)),
+    )
+
+
+def _rules_text(rules: StreamConfig) -> str:
+    if not rules.follow:
+        return "left out"
+    kept = [
+        "" if rules.age_seconds_max is None else _duration_text(rules.age_seconds_max),
+        "" if rules.size_bytes_max is None else size_text(rules.size_bytes_max),
+    ]
+    return ", ".join(
+        (
+            f"lag at most {_duration_text(rules.max_lag_seconds)}",
+            f"kept for at most {' and '.join(filter(None, kept))}" if any(kept) else "kept for ever",
+            "compressed as the tier's default"
+            if rules.compress is None
+            else f"compressed as {rules.compress}",
+            "not encrypted unless it has a key" if rules.encrypt is None else f"encrypted by {rules.encrypt}",
+        )
+    )
+
+
+def _upkeep_text(config: RunConfig) -> str:
+    jobs = {
+        name.removesuffix("_seconds"): value for name, value in config.upkeep if name.endswith("_seconds")
+    }
+    return "upkeep: " + ", ".join(
+        f"{name} off" if seconds is None else f"{name} every {_duration_text(seconds)}"
+        for name, seconds in jobs.items()
+    )
+
+
+def _duration_text(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:g}s"
+
+
+def cost_text(cost: MonthlyCost | None) -> str:
+    """Return a line on what a month costs."""
+    if cost is None:
+        return "cost: not known for this store; [prices] of the configuration sets prices"
+    price = cost.price
+    where = f"{price.provider}, {price.region}" if price.region else price.provider
+    return (
+        f"cost of a month: {cost.requests + cost.storage:,.2f} at the prices of {where}\n"
+        f"  requests {cost.requests:,.2f}: {cost.commits:,.0f} commits of 1 put, 1 create and 1 listing\n"
+        f"  storage {cost.storage:,.2f}: {cost.stored_gib:,.2f} GiB, as stored a month from now\n"
+        f"  prices: {one_line(price.source)}; {one_line(price.known)}\n"
+        "  without readers, upkeep, and processes that stand by; if the streams grow as in the last hour"
+    )
+
+
+def _document(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> dict[str, Any]:
+    return {
+        "ready": not found.problems,
+        "problems": found.problems,
+        "notes": found.notes,
+        "source": config.source,
+        "tier": config.tier,
+        "stores": stores_as_json(found.stores),
+        "can": summary_of(found.stores),
+        "keys": found.keys,
+        "globs": {glob: each.model_dump(mode="json", by_alias=True) for glob, each in config.streams.items()},
+        "streams": [as_json(each, config.of(each.stream)) for each in found.streams],
+        "left_out": found.left_out,
+        "upkeep": config.upkeep.model_dump(mode="json", by_alias=True),
+        "cost_per_month": None if cost is None else cost_as_json(cost),
+    }
+
+
+def cost_as_json(cost: MonthlyCost) -> dict[str, Any]:
+    """Return the cost for programs."""
+    return {
+        "requests": round(cost.requests, 4),
+        "storage": round(cost.storage, 4),
+        "commits": round(cost.commits),
+        "stored_gib": round(cost.stored_gib, 4),
+        "price": asdict(cost.price),
+    }

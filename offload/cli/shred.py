@@ -1,0 +1,146 @@
+"""`offload shred`: delete a stream, and destroy its keys."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from offload.cli.delete import held_by
+from offload.cli.kit.arguments import Keys, Options, Stream, Tier
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_error, print_json
+from offload.cli.kit.state import CommandContext, run_async
+from offload.cli.sweep import duration_text
+from offload.errors import OffloadError
+from offload.model.totals import totals
+from offload.native.key_ring import KEPT_SECONDS
+from offload.upkeep.shred import KeyFate, ShreddedKey, ShredPlan, plan_shred, planned
+from offload.upkeep.shred import shred as shred_stream
+
+ShredYes = Annotated[
+    bool, typer.Option("--yes", help="Skip the confirmation prompt. Required when there is no terminal.")
+]
+ShredDryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be deleted and destroyed. Change nothing.")
+]
+
+
+def shred(
+    context: typer.Context,
+    tier: Tier,
+    stream: Stream,
+    keys: Keys = None,
+    yes: ShredYes = False,
+    dry_run: ShredDryRun = False,
+    option: Options = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> int:
+    """Delete STREAM, and destroy its keys, so that nobody can read what is left of its data.
+
+    This cannot be undone. The output says who can still read: a master key that other streams share is not
+    destroyed. A master key of its own is, and needs --keys. If it is killed, run the same command again.
+    `offload sweep` frees the space.
+    """
+    state: CommandContext = context.obj
+    if not (yes or dry_run or sys.stdin.isatty()):
+        raise Usage("shred asks for the stream's name, and there is no terminal to ask on: add --yes")
+
+    async def main() -> tuple[ShredPlan, list[ShreddedKey]]:
+        async with (
+            nullcontext() if keys is None else state.key_service(keys) as service,
+            state.tier(tier, option) as offloader,
+        ):
+            plan = await plan_shred(offloader, stream, service=service)
+            if dry_run:
+                return plan, planned(plan)
+            if not yes:
+                _ask(plan)
+            return plan, await shred_stream(offloader, plan, service=service)
+
+    return _tell(*run_async(main), dry_run=dry_run, json=json)
+
+
+def _tell(plan: ShredPlan, rows: list[ShreddedKey], *, dry_run: bool, json: bool) -> int:
+    """Report the result, and return the exit code."""
+    if json:
+        print_json(_as_json(plan, rows, dry_run=dry_run))
+    else:
+        _show(plan, rows, dry_run=dry_run)
+    errors = [row.error for row in rows if row.error is not None]
+    for error in errors:
+        print_error(error)
+    return 1 if errors else 0
+
+
+def _ask(plan: ShredPlan) -> None:
+    """Ask a person to type the stream's name. Raises if they type something else."""
+    held = one_line(plan.stream) if plan.manifest is None else held_by(plan.manifest)
+    sys.stderr.write(
+        f"{held} will be deleted, and {counted(len(plan.keys), 'key')} destroyed. Nobody can undo this. "
+        "Type the stream's name to shred it: "
+    )
+    sys.stderr.flush()
+    if sys.stdin.readline().rstrip("\n") != plan.stream:
+        raise OffloadError(f"that is not the name of stream {plan.stream!r}; nothing was deleted")
+
+
+def _as_json(plan: ShredPlan, rows: list[ShreddedKey], *, dry_run: bool) -> dict[str, object]:
+    return {
+        **totals(plan.stream, plan.manifest),
+        "dry_run": dry_run,
+        "deleted": plan.manifest is not None and not dry_run,
+        "keys": [row.as_json() for row in rows],
+        "plain_fragments": plan.plain_fragments,
+        "readers_seconds": KEPT_SECONDS,
+    }
+
+
+def _show(plan: ShredPlan, rows: list[ShreddedKey], *, dry_run: bool) -> None:
+    name = one_line(plan.stream)
+    if plan.manifest is None:
+        print(f"{name}: already deleted{'' if rows else ', and it has no key here; nothing to do'}")
+    else:
+        print(f"{held_by(plan.manifest)} {'would be deleted' if dry_run else 'deleted'}")
+    for row in rows:
+        print(f"{name}: {_sentence(row, dry_run=dry_run)}")
+    if plan.plain_fragments is None:
+        print(f"{name}: its manifest is damaged: whoever has an older copy of the bucket may read some of it")
+    elif plan.plain_fragments:
+        what = counted(plan.plain_fragments, "fragment is", "fragments are")
+        print(f"{name}: {what} not encrypted; whoever has an older copy of the bucket can read such data")
+    if rows and not dry_run:
+        print(
+            f"{name}: a process that has the key in memory can read for up to {KEPT_SECONDS:.0f} s more; "
+            "`offload sweep` frees the space"
+        )
+
+
+OLDER_COPY = "whoever has an older copy of the bucket (backups, object versions)"
+
+
+def _sentence(row: ShreddedKey, *, dry_run: bool) -> str:
+    """Say what became of a key, and who can still read what it has encrypted."""
+    is_done = "would be" if dry_run else "is"
+    if row.fate is KeyFate.DELETED:
+        rest = f"{OLDER_COPY} and the master key that it names (now {row.label!r}) can still read"
+        return f"key {row.uid} {is_done} deleted; {rest}"
+    if row.fate is KeyFate.DESTROYED:
+        if row.seconds:
+            when = f"in {duration_text(row.seconds)}, until which it can be restored"
+            rest = f": its data is gone for everybody {when}"
+        else:  # files, for example, may have been copied
+            rest = ": nobody can read its data now without a backup of that master key"
+        return f"its own master key {row.label!r} {is_done} destroyed{'' if dry_run else rest}"
+    if row.fate is KeyFate.MISSING:
+        rest = "an earlier run has destroyed it. Make sure that no other key service has it"
+        return f"its own master key {row.label!r} is gone or about to be destroyed: {rest}"
+    if row.fate is KeyFate.DAMAGED:
+        rest = f"if the key service has a master key that ends in -{row.uid}, destroy that there"
+        return f"key {row.uid} was damaged, and {is_done} deleted; {rest}"
+    if row.fate is KeyFate.LOST:
+        rest = f"if the key service has a master key that ends in -{row.uid}, destroy that there. Otherwise"
+        return f"key {row.uid} was lost before; {rest} {OLDER_COPY} and its master key can still read"
+    return f"its own master key {row.label!r} was not destroyed, and key {row.uid} is kept; run again"

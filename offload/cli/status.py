@@ -1,0 +1,109 @@
+"""`offload status`: how far a tier is behind a source, without a running process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from offload.cli.kit.arguments import Keys, Options
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_error, print_json, print_table, size_text
+from offload.cli.kit.state import CommandContext, run_async
+from offload.cli.run import ConfigOrSource, OnTier, SourceOptionPairs, configuration_of
+from offload.errors import Misuse, NotOffloaded, OffloadError
+
+if TYPE_CHECKING:
+    from offload.service.config import RunConfig
+    from offload.service.preview import StreamPreview
+
+WithUnused = Annotated[
+    bool,
+    typer.Option(
+        "--unused", help="Also list all objects of TIER, and add up the size of those that a sweep deletes."
+    ),
+]
+Unused: TypeAlias = "dict[str, int] | None"
+"""The bytes of unused objects by stream. None if nobody asked."""
+
+
+def status(
+    context: typer.Context,
+    source: ConfigOrSource,
+    tier: OnTier = None,
+    unused: WithUnused = False,
+    keys: Keys = None,
+    option: Options = None,
+    source_option: SourceOptionPairs = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> int:
+    """Show how far TIER is behind SOURCE, what it stores, and what a month of it costs. Changes nothing."""
+    state: CommandContext = context.obj
+    pairs = {"options": option, "source_options": source_option}
+    config = configuration_of(source, tier, keys, {}, pairs)
+    state.with_keys(config.keys).is_quiet = json
+    seen, waste = run_async(lambda: _seen(state, config, with_unused=unused))
+    (_print_json if json else _show)(config, seen, waste)
+    for each in seen:
+        if each.error is not None:
+            print_error(OffloadError(f"stream {each.stream!r}: {each.error}"))
+    return 1 if any(each.error for each in seen) else 0
+
+
+async def _seen(
+    state: CommandContext, config: RunConfig, *, with_unused: bool
+) -> tuple[list[StreamPreview], Unused]:
+    from offload.cli.run_check import previews_of  # needs the extra `run`, which `configuration_of` asks for
+    from offload.service.assembly import open_service
+    from offload.upkeep.sweep.tier import sweep
+
+    try:
+        opened = open_service(state.session, config, state.session.emit)
+    except Misuse as error:
+        raise Usage(str(error)) from error
+    streams = [each for each in await opened.source.streams() if config.of(each.name).follow]
+    seen = await previews_of(opened, streams)
+    if not with_unused:
+        return seen, None
+    try:
+        report = await sweep(opened.tier, dry_run=True, env=state.session.env)
+    except NotOffloaded:  # nothing was ever copied
+        return seen, {}
+    return seen, {row.stream: row.waits.bytes.total() + row.deleted.bytes.total() for row in report.streams}
+
+
+def _show(config: RunConfig, seen: list[StreamPreview], waste: Unused) -> None:
+    from offload.cli.run_check import PREVIEW_HEADS, cost_text, preview_row
+    from offload.service.preview import cost_of
+
+    rows = [[*preview_row(each), size_text(each.stored_size_bytes)] for each in seen]
+    heads = [*PREVIEW_HEADS, "stored"]
+    if waste is not None:
+        heads.append("unused")
+        for row, each in zip(rows, seen, strict=True):
+            row.append(size_text(waste.get(each.stream, 0)))
+    print_table(heads, rows)
+    behind = sum(each.lag_records > 0 for each in seen)
+    print(one_line(f"{counted(len(seen), 'stream')}, {behind} behind {config.source}"))
+    print(cost_text(cost_of(config, seen)))
+
+
+def _print_json(config: RunConfig, seen: list[StreamPreview], waste: Unused) -> None:
+    from offload.cli.run_check import cost_as_json
+    from offload.service.preview import as_json, cost_of
+
+    cost = cost_of(config, seen)
+    unused = waste or {}
+    print_json(
+        {
+            "source": config.source,
+            "tier": config.tier,
+            "streams": [
+                as_json(each, config.of(each.stream))
+                | ({} if waste is None else {"unused_bytes": unused.get(each.stream, 0)})
+                for each in seen
+            ],
+            "cost_per_month": None if cost is None else cost_as_json(cost),
+        },
+        indent=2,
+    )

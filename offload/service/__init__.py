@@ -1,0 +1,1 @@
+"""A process that keeps the streams of a source on a tier: `offload run`."""

@@ -1,0 +1,147 @@
+"""Opening what a configuration names: the source, and the tier, once for each way of storing.
+
+Streams that are compressed or encrypted in different ways need different offloaders. They share the store's
+client, because one session opens them all.
+
+Memory. `memory` is shared out like this:
+
+    uploads = (memory - 128 MiB) / 96 MiB     fragments in memory at once: 64 MiB, and 32 MiB to read and code
+    turns   = min(4, uploads)                 streams that are copied at once
+    each offloader uploads up to uploads / min(turns, number of offloaders) fragments at once
+
+The 128 MiB are the program itself, and what it keeps of each stream. Very large chunks come on top.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from offload.contracts.events import Event
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.source import Source
+from offload.errors import OffloadError
+from offload.model.compression import Compression
+from offload.native.offloader import TierOptions
+from offload.native.place import TierPlan
+from offload.service.config import (
+    BASE_SIZE_BYTES,
+    DEFAULT_GLOB,
+    UPLOAD_SIZE_BYTES,
+    RunConfig,
+    StreamConfig,
+)
+from offload.service.upkeep import Upkeep
+from offload.session import Session
+from offload.streams.dispatcher import Dispatcher
+from offload.streams.follower import FollowRules, FollowState
+
+__all__ = ["OpenedService", "open_service", "start_notes"]
+
+
+TURNS_MAX: Final = 4
+
+Storing: TypeAlias = tuple[str | None, str | None]
+"""How new fragments are stored: `compress` and `encrypt` of a configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedService:
+    """The source, the tiers and the rules of a configuration, opened. The session closes them."""
+
+    config: RunConfig
+    session: Session
+    source: Source
+    tiers: Mapping[Storing, LedgerOffloader]
+    turns_max: int
+
+    @property
+    def tier(self) -> LedgerOffloader:
+        """The tier, for work that stores no fragments."""
+        return next(iter(self.tiers.values()))
+
+    def tier_for(self, stream: str) -> LedgerOffloader:
+        """Return the tier as the fragments of this stream are to be stored."""
+        return self.tiers[_storing(self.config.of(stream))]
+
+    def plan_of(self, stream: str) -> tuple[LedgerOffloader, FollowRules] | None:
+        """Return the offloader and the rules for a stream, or None if it is left out."""
+        found = self.config.of(stream)
+        return (self.tiers[_storing(found)], found.rules) if found.follow else None
+
+    def dispatcher(self, emit: Callable[[Event], None]) -> Dispatcher:
+        """Return the dispatcher of the source's streams."""
+        return Dispatcher(
+            source=self.source,
+            plan_of=self.plan_of,
+            env=self.session.env,
+            emit=emit,
+            turns_max=self.turns_max,
+            discover_seconds=self.config.discover_seconds,
+            stop_seconds=self.config.stop_seconds,
+        )
+
+    def upkeep(self, dispatcher: Dispatcher, emit: Callable[[Event], None]) -> Upkeep:
+        """Return the jobs that keep the tier in order, for the streams that the dispatcher leads."""
+        return Upkeep(
+            config=self.config,
+            tier=self.tier,
+            tier_for=self.tier_for,
+            led=lambda: [each.stream for each in dispatcher.statuses if each.state is FollowState.LEADING],
+            env=self.session.env,
+            emit=emit,
+        )
+
+
+def open_service(session: Session, config: RunConfig, emit: Callable[[Event], None]) -> OpenedService:
+    """Open the source and the tier. Sends no request. Raises `Misuse` as the session does."""
+    ways = list(dict.fromkeys(_storing(each) for each in config.streams.values()))
+    turns, uploads = shares(config.memory_size_bytes, len(ways))
+    default = config.streams[DEFAULT_GLOB]
+    plan = TierPlan(compression=_compression(default.compress))
+    tiers = {}
+    for compress, encrypt in ways:
+        how = TierOptions(uploads_max=uploads, compression=_compression(compress), encrypt=encrypt)
+        tiers[compress, encrypt] = session.tier(
+            config.tier, storage_options=config.options, options=how, plan=plan, emit=emit
+        )
+    source = session.source(config.source, source_options=config.source_options)
+    return OpenedService(config=config, session=session, source=source, tiers=tiers, turns_max=turns)
+
+
+async def start_notes(opened: OpenedService) -> list[str]:
+    """Return what an operator should know at the start: globs without streams, and what the source skips."""
+    try:
+        names = [stream.name for stream in await opened.source.streams()]
+    except OffloadError as error:
+        return [f"no streams yet: {error}"]
+    return [*unmatched(opened.config, names), *opened.source.notes]
+
+
+def unmatched(config: RunConfig, streams: Sequence[str]) -> list[str]:
+    """Return a note for each glob that counts for no stream of the source."""
+    counts = {config.glob_of(stream) for stream in streams}
+    return [
+        f"[streams.{json.dumps(glob)}] counts for no stream of the source"
+        + (": an earlier glob matches them all" if fnmatch.filter(streams, glob) else "")
+        for glob in config.streams
+        if glob not in counts | {DEFAULT_GLOB}
+    ]
+
+
+def shares(memory_size_bytes: int, offloaders: int) -> tuple[int, int]:
+    """Return the turns of a process, and the uploads of each offloader."""
+    uploads = (memory_size_bytes - BASE_SIZE_BYTES) // UPLOAD_SIZE_BYTES
+    turns = min(TURNS_MAX, uploads)
+    return turns, uploads // min(turns, offloaders)
+
+
+def _storing(config: StreamConfig) -> Storing:
+    return config.compress, config.encrypt
+
+
+def _compression(compress: str | None) -> Compression | None:
+    return None if compress is None else Compression.parse(compress)

@@ -1,0 +1,88 @@
+"""The health of a process that follows streams: what its routes and its operators want to know.
+
+Everything here is read from memory. No request is sent to a store or a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from offload.service.upkeep import Upkeep
+from offload.streams.dispatcher import Dispatcher
+from offload.streams.follower import FollowState, FollowStatus
+
+__all__ = ["Health"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The health of a process, from its own memory."""
+
+    dispatchers: list[Dispatcher]
+    upkeep: Upkeep | None = None
+
+    def statuses(self) -> list[FollowStatus]:
+        """Return the statuses of all streams, in order of names."""
+        found = (status for each in self.dispatchers for status in each.statuses)
+        return sorted(found, key=lambda status: status.stream)
+
+    def problems(self) -> list[str]:
+        """Return a line for each reason to call the process not ready. Names cannot break a line."""
+        found = [*self._of_sources(), *(line for status in self.statuses() for line in _problem(status))]
+        return [_printable(line) for line in found]
+
+    def summary(self) -> str:
+        """Return a sentence on what this process leads. A standby says that it stands by."""
+        states = [status.state for status in self.statuses()]
+        if not states:
+            return "no stream to follow yet"
+        leads = states.count(FollowState.LEADING)
+        stands_by = states.count(FollowState.STANDBY)
+        return f"leads {leads} of {len(states)} streams, stands by for {stands_by}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything for `/status`."""
+        problems = self.problems()
+        return {
+            "ready": not problems,
+            "summary": self.summary(),
+            "problems": problems,
+            "streams": [status_as_json(status) for status in self.statuses()],
+            "upkeep": [] if self.upkeep is None else self.upkeep.as_json(),
+        }
+
+    def _of_sources(self) -> Iterator[str]:
+        for each in self.dispatchers:
+            if each.error is not None:
+                yield f"source {each.source.url}: {each.error}"
+
+
+def status_as_json(status: FollowStatus) -> dict[str, Any]:
+    """Return what is known of one stream, for programs."""
+    return {
+        "stream": status.stream,
+        "state": status.state.value,
+        "late": status.is_late,
+        "lag_records": status.lag_records,
+        "lag_seconds": round(status.lag_seconds, 3),
+        "alarm_seconds": status.alarm_seconds,
+        "source_next_offset": status.source_next_offset,
+        "dispatched_offset": status.dispatched_offset,
+        "committed_offset": status.committed_offset,
+        "error": None if status.error is None else str(status.error),
+    }
+
+
+def _problem(status: FollowStatus) -> Iterator[str]:
+    if status.state is FollowState.PAUSED:
+        yield f"stream {status.stream!r} is paused: {status.error}"
+    if status.is_late:
+        waited = f"its oldest record has waited {status.lag_seconds:.0f} s"
+        yield f"stream {status.stream!r} is late: {waited}, and the alarm is at {status.alarm_seconds:.0f} s"
+
+
+def _printable(text: str) -> str:
+    """Escape what a terminal would obey, and characters that have no bytes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

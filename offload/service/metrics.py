@@ -1,0 +1,161 @@
+"""Metrics of a process that follows streams, for Prometheus. docs/monitor.md says what each one means.
+
+Values come in two ways. Those of streams are read from the followers when somebody asks. Counters are fed by
+events and by the stores' requests.
+
+Invariants:
+
+- The registry is this process's own. Two services in one Python process do not mix.
+- The number of series has a bound: the streams beyond `streams_max` are one row, named `OTHERS`.
+- A scrape sends no request to a store or a source.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from offload.contracts.events import CommitFailed, Event, FragmentUploaded, ManifestCommitted, UpkeepFinished
+from offload.store.metrics import outcome_of
+from offload.streams.follower import FollowState, FollowStatus
+
+__all__ = ["ServiceMetrics"]
+
+
+STREAMS_MAX: Final = 1000
+OTHERS: Final = "_others_"
+"""The label of the streams beyond the bound, and of a stream that has this very name."""
+
+REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""The upper ends of the histogram's buckets, from a local disk to a large put on a slow line."""
+
+
+class ServiceMetrics:
+    """The registry of one process. `statuses` returns the statuses of its followers."""
+
+    def __init__(
+        self, statuses: Callable[[], Sequence[FollowStatus]], *, streams_max: int = STREAMS_MAX
+    ) -> None:
+        self.registry: Final = CollectorRegistry()
+        self._uploaded = Counter(
+            "offload_uploaded_bytes",
+            "Size of the fragments that were uploaded whole, as stored.",
+            registry=self.registry,
+        )
+        self._commits = Counter(
+            "offload_commits", "Commits to streams, by outcome.", ["outcome"], registry=self.registry
+        )
+        self._requests = Counter(
+            "offload_store_requests",
+            "Requests to stores that have ended, repeats included.",
+            ["operation", "outcome"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "offload_store_request_seconds",
+            "Time of a request to a store.",
+            ["operation", "outcome"],
+            buckets=REQUEST_SECONDS,
+            registry=self.registry,
+        )
+        self._jobs = Counter(
+            "offload_upkeep_runs",
+            "Runs of jobs that keep the tier in order.",
+            ["job", "outcome"],
+            registry=self.registry,
+        )
+        self._succeeded = Gauge(
+            "offload_upkeep_last_success_timestamp_seconds",
+            "When the job last ended without an error.",
+            ["job"],
+            registry=self.registry,
+        )
+        ProcessCollector(registry=self.registry)
+        self.registry.register(_Streams(statuses, streams_max))
+
+    def emit(self, event: Event) -> None:
+        """Count an event."""
+        match event:
+            case FragmentUploaded():
+                self._uploaded.inc(event.entry.stored_size_bytes)
+            case ManifestCommitted():
+                self._commits.labels("accepted").inc()
+            case CommitFailed():
+                self._commits.labels(outcome_of(type(event.error))).inc()
+
+            case UpkeepFinished():
+                kind = None if event.error is None else type(event.error)
+                self._jobs.labels(event.job, outcome_of(kind)).inc()
+                if kind is None:
+                    self._succeeded.labels(event.job).set_to_current_time()
+
+    def observe(self, operation: str, outcome: str, seconds: float) -> None:
+        """Count a request that has ended. For `StoreMetrics.observe`."""
+        self._requests.labels(operation, outcome).inc()
+        self._seconds.labels(operation, outcome).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _Streams(Collector):
+    """The gauges of streams, computed when they are asked for."""
+
+    def __init__(self, statuses: Callable[[], Sequence[FollowStatus]], streams_max: int) -> None:
+        self._statuses, self._streams_max = statuses, streams_max
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no names, so that registering asks no follower."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges of this moment."""
+        rows = _rows(self._statuses(), self._streams_max)
+        lag = GaugeMetricFamily(
+            "offload_lag_seconds",
+            "How long the oldest record that is in the source and not on the tier has been waiting.",
+            labels=["stream"],
+        )
+        records = GaugeMetricFamily(
+            "offload_lag_records", "Records that are in the source and not on the tier.", labels=["stream"]
+        )
+        state = GaugeMetricFamily(
+            "offload_stream_state", "Number of streams in this state.", labels=["stream", "state"]
+        )
+        paused = late = 0
+        for name, statuses in rows.items():
+            lag.add_metric([name], max(each.lag_seconds for each in statuses))
+            if known := [each.lag_records for each in statuses if each.lag_records is not None]:
+                records.add_metric([name], sum(known))
+            states = Tally(each.state for each in statuses)
+            for each in FollowState:
+                state.add_metric([name, each.value], states[each])
+            paused += states[FollowState.PAUSED]
+            late += sum(each.is_late for each in statuses)
+        yield from (lag, records, state)
+        yield GaugeMetricFamily("offload_paused_streams", "Streams that wait for a person.", value=paused)
+        yield GaugeMetricFamily(
+            "offload_late_streams",
+            "Streams that this process leads, and that lag beyond the alarm.",
+            value=late,
+        )
+
+
+def _rows(statuses: Sequence[FollowStatus], streams_max: int) -> dict[str, list[FollowStatus]]:
+    """Return the statuses by label: one for each stream, and the rest together."""
+    rows: dict[str, list[FollowStatus]] = {}
+    for status in statuses:
+        name = _label(status.stream)
+        rows.setdefault(name if len(rows) < streams_max else OTHERS, []).append(status)
+    return rows
+
+
+def _label(stream: str) -> str:
+    """Escape what has no bytes in UTF-8: one such name would fail every scrape. The library does the rest."""
+    return stream.encode("utf-8", "backslashreplace").decode()

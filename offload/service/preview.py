@@ -1,0 +1,214 @@
+"""A preview of `offload run`: the rules and the lag of each stream, and the costs of a month.
+
+Nothing is copied and nothing is claimed. Of each stream, the newest manifest is loaded, the last chunk is
+compared with the source, and the source's chunk tables are read.
+
+The cost is that of one leading process, by this formula:
+
+    growth     bytes and chunks of the last hour, by the timestamps of chunks; of less, if the source has less
+    commits    for each `max_lag` / 2 in which a chunk came, or for each 64 MiB, whichever is more
+    requests   for each commit 1 put, 1 create and 1 listing
+    storage    what is stored a month from now: what there is, what is missing, and a month of growth, in the
+               ratio of what is stored now, and at most what retention leaves
+
+Readers, upkeep, processes that stand by and bytes that leave the provider are not included.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from offload.contracts.source import Snapshot, SourceStream
+from offload.errors import Corrupt, NotOffloaded, OffloadError, StreamDeleted
+from offload.model.labels import MasterKey
+from offload.model.manifest import Manifest
+from offload.model.prices import GIB, Price, price_of
+from offload.service.assembly import OpenedService
+from offload.service.config import RunConfig, StreamConfig
+from offload.session import Session
+from offload.streams.follower import FollowRules
+from offload.streams.history import check_same_history
+from offload.urls import scheme_of
+
+__all__ = ["MonthlyCost", "StreamPreview", "cost_of", "preview_stream", "try_keys"]
+
+
+MONTH_SECONDS: Final = 30 * 86_400
+GROWTH_SECONDS: Final = 3600
+OWN_PRICES: Final = Price(
+    schemes=(), provider="your own prices", region="", write_per_1000=0, list_per_1000=0, read_per_1000=0,
+    storage_per_gib_month=0, list_keys_max=1000, known="", source="[prices] of the configuration",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPreview:
+    """A stream of the source, and the tier's copy of it."""
+
+    stream: str
+    glob: str
+    error: OffloadError | None = None
+    """Why the stream would not be copied now. Then the numbers are 0 as far as they are not known."""
+
+    source_next_offset: int = 0
+    committed_offset: int | None = None
+    """The end of the stream on the tier. None if it is not there yet."""
+
+    lag_records: int = 0
+    """The records of the source that the tier lacks."""
+
+    lag_size_bytes: int = 0
+    lag_seconds: float = 0.0
+    """The age of the oldest record that the tier lacks, by the timestamp of its chunk."""
+
+    stored_size_bytes: int = 0
+    data_size_bytes: int = 0
+    growth_bytes_per_second: float = 0.0
+    chunks_per_second: float = 0.0
+
+    def commits_per_month(self, rules: FollowRules) -> float:
+        """Return how often the stream is committed in a month, if it grows as it did."""
+        by_age = min(self.chunks_per_second, 2 / rules.max_lag_seconds)
+        return MONTH_SECONDS * max(by_age, self.growth_bytes_per_second / rules.fragment_size_bytes)
+
+    def stored_bytes_in_a_month(self, config: StreamConfig) -> float:
+        """Return the bytes on the store a month from now, if the stream grows as it did."""
+        ratio = self.stored_size_bytes / self.data_size_bytes if self.data_size_bytes else 1.0
+        data = self.data_size_bytes + self.lag_size_bytes + MONTH_SECONDS * self.growth_bytes_per_second
+        if config.age_seconds_max is not None and config.age_seconds_max < MONTH_SECONDS:
+            data = min(data, config.age_seconds_max * self.growth_bytes_per_second)
+        if config.size_bytes_max is not None:
+            data = min(data, config.size_bytes_max)
+        return ratio * data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthlyCost:
+    """The cost of a month, and its parts."""
+
+    price: Price
+    commits: float
+    stored_gib: float
+
+    @property
+    def requests(self) -> float:
+        """The cost of the requests."""
+        return self.price.of(writes=2 * self.commits, lists=self.commits, reads=0)
+
+    @property
+    def storage(self) -> float:
+        """The cost of a month of what is stored a month from now."""
+        return self.price.of(writes=0, lists=0, reads=0, gib_months=self.stored_gib)
+
+
+async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamPreview:
+    """Return what is known of a stream that is followed. Raises nothing of the framework."""
+    seen = StreamPreview(stream=stream.name, glob=opened.config.glob_of(stream.name))
+    try:
+        manifest = await _newest(opened, stream.name)
+        if manifest is not None:
+            seen = replace(
+                seen,
+                committed_offset=manifest.next_offset,
+                stored_size_bytes=manifest.stored_size_bytes,
+                data_size_bytes=manifest.data_size_bytes,
+            )
+        async with await stream.snapshot(manifest) as snapshot:
+            seen = await _measured(seen, snapshot, manifest, opened.session.env.now_ms())
+            if manifest is not None:
+                await check_same_history(opened.tier_for(stream.name), manifest, snapshot)
+            return replace(seen, error=snapshot.damage)
+    except OffloadError as error:
+        return replace(seen, error=error)
+
+
+async def _newest(opened: OpenedService, stream: str) -> Manifest | None:
+    try:
+        return await opened.tier_for(stream).load_manifest(stream)
+    except StreamDeleted as error:
+        # A follower does not undo a deletion, so the stream would pause.
+        raise StreamDeleted(f"{error}, and `offload run` does not", epoch=error.epoch) from error
+    except NotOffloaded:
+        return None
+
+
+async def _measured(
+    seen: StreamPreview, snapshot: Snapshot, manifest: Manifest | None, now_ms: int
+) -> StreamPreview:
+    """Return the preview with what the tier lacks, and the growth of the source."""
+    start = snapshot.first_offset if manifest is None else manifest.next_offset
+    lag_size_bytes = size_bytes = chunks = 0
+    oldest_ms, first_ms, since_ms = now_ms, now_ms, now_ms - 1000 * GROWTH_SECONDS
+    for number, ledger in enumerate(snapshot.ledgers):
+        table = await ledger.table()
+        lacking = table[table["offset"] >= start]
+        lag_size_bytes += int(lacking["size_bytes"].sum())
+        recent = table[table["timestamp_ms"] >= since_ms]
+        size_bytes, chunks = size_bytes + int(recent["size_bytes"].sum()), chunks + len(recent)
+        if len(lacking):
+            oldest_ms = min(oldest_ms, int(lacking["timestamp_ms"].min()))
+        if number == 0 and len(table):
+            first_ms = min(now_ms, int(table["timestamp_ms"][0]))
+    # Of a source that is younger than the window, the growth is that of its life.
+    seconds = min(GROWTH_SECONDS, max(1.0, (now_ms - first_ms) / 1000))
+    return replace(
+        seen,
+        source_next_offset=snapshot.next_offset,
+        lag_records=max(0, snapshot.next_offset - max(start, snapshot.first_offset)),
+        lag_size_bytes=lag_size_bytes,
+        lag_seconds=(now_ms - oldest_ms) / 1000,
+        growth_bytes_per_second=size_bytes / seconds,
+        chunks_per_second=chunks / seconds,
+    )
+
+
+def cost_of(config: RunConfig, streams: Sequence[StreamPreview]) -> MonthlyCost | None:
+    """Return the cost of a month. None if nothing has a price: a folder, or a server of one's own."""
+    scheme = scheme_of(config.tier)
+    own = {name: value for name, value in config.prices.model_dump().items() if value is not None}
+    listed = price_of(scheme)
+    if listed is None and not own:
+        return None
+    return MonthlyCost(
+        price=replace(listed or OWN_PRICES, **own),
+        commits=sum(each.commits_per_month(config.of(each.stream).rules) for each in streams),
+        stored_gib=sum(each.stored_bytes_in_a_month(config.of(each.stream)) for each in streams) / GIB,
+    )
+
+
+async def try_keys(session: Session, config: RunConfig) -> list[str]:
+    """Wrap and unwrap a key by each master key that the configuration names. Return what was tried.
+
+    A master key of the form `own:LABEL` is made for each stream, so there is none to try. Raises as the key
+    service does.
+    """
+    if config.keys is None:
+        return []
+    labels = {MasterKey.parse(each.encrypt) for each in config.streams.values() if each.encrypt}
+    service, tried = session.key_service(config.keys), []
+    for label in sorted(key.label for key in labels if not key.is_own):
+        key, context = os.urandom(32), {"purpose": "check"}
+        if await service.unwrap(label, await service.wrap(label, key, context), context) != key:
+            raise Corrupt("wrapped key", config.keys, expected="the same key", found="another one")
+        tried.append(label)
+    return tried
+
+
+def as_json(seen: StreamPreview, config: StreamConfig) -> dict[str, Any]:
+    """Return the document of a stream for `offload run --check --json`."""
+    return {
+        "stream": seen.stream,
+        "glob": seen.glob,
+        "source_next_offset": seen.source_next_offset,
+        "committed_offset": seen.committed_offset,
+        "lag_records": seen.lag_records,
+        "lag_bytes": seen.lag_size_bytes,
+        "lag_seconds": round(seen.lag_seconds, 3),
+        "stored_bytes": seen.stored_size_bytes,
+        "growth_bytes_per_second": round(seen.growth_bytes_per_second, 3),
+        "commits_per_month": round(seen.commits_per_month(config.rules)),
+        "error": None if seen.error is None else str(seen.error),
+    }

@@ -1,0 +1,76 @@
+"""The process of `offload run`: a source is followed until a signal stops the process.
+
+    SIGTERM, SIGINT    cut nothing new, commit what is in flight within `stop_seconds`, and end
+    a second one       end at once; the next process continues as after a crash
+    SIGHUP             nothing but a line in the log
+
+Invariants:
+
+- Whatever ends the process, what is committed is safe, and the next start continues behind it.
+- Companions (the routes, the upkeep) run beside the followers and end with them. A companion that fails is
+  a line in the log, and stops no follower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from offload.streams.dispatcher import Dispatcher
+
+__all__ = ["serve"]
+
+
+_log: Final = logging.getLogger(__name__)
+
+
+Companion = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+"""Something that runs beside the followers. It gets the event that is set when the process is to stop."""
+
+
+async def serve(dispatcher: Dispatcher, *companions: Companion) -> None:
+    """Follow the source until a signal ends the process. Raises `TimeoutError` if ending takes too long."""
+    stopping = asyncio.Event()
+    with _signals(stopping):
+        beside = [asyncio.create_task(_beside(each(stopping))) for each in companions]
+        try:
+            await dispatcher.run(stopping)
+        finally:
+            for each in beside:
+                each.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+
+
+async def _beside(companion: Coroutine[Any, Any, None]) -> None:
+    try:
+        await companion
+    except Exception:  # noqa: BLE001 - whatever it is, it must not stop the followers
+        _log.exception("a part of the process failed, and the streams are still followed")
+
+
+@contextmanager
+def _signals(stopping: asyncio.Event) -> Iterator[None]:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def stop(name: str) -> None:
+        if stopping.is_set():
+            _log.warning("%s again: stop at once", name)
+            task.cancel()
+            return
+        _log.warning("%s: finish what is in flight, and stop", name)
+        stopping.set()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop, each.name)
+    ignored = "SIGHUP is ignored: restart to change the configuration"
+    loop.add_signal_handler(signal.SIGHUP, _log.warning, ignored)
+    try:
+        yield
+    finally:
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(each)

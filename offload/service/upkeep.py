@@ -1,0 +1,215 @@
+"""Keeping a tier in order beside the followers: retention, compaction, the sweep and a verify.
+
+Each job has an interval. The first run comes at a random moment of the first interval, and each later one
+after 0.9 to 1.1 of it, so that many processes do not begin together. A job whose interval is None never runs.
+
+    retention    trims the streams that this process leads, by the limits of their globs
+    compact      merges the small fragments of the streams that this process leads
+    sweep        deletes unused objects of the tier
+    verify       compares the listing of the tier with its manifests, at a bounded rate
+
+Invariants:
+
+- One job runs at a time, so no two sweeps of this process are at work together.
+- A process that leads no stream does nothing: of several processes, those that stand by cost nothing here.
+- An error ends its run, and an event reports it. It stops neither the followers nor a later run.
+- A job that is cancelled leaves nothing that the next run does not cure: each is safe to kill.
+
+A trim and a compaction commit as guests, beside the kept writer of a stream. Its next commit finds the newer
+root and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from offload.contracts.events import DamageFound, Event, UpkeepFinished
+from offload.contracts.offloader import LedgerOffloader
+from offload.env import Env
+from offload.errors import OffloadError, StoreDenied
+from offload.native.offloader import TierOptions
+from offload.service.config import RunConfig
+from offload.upkeep.compact.stream import compact
+from offload.upkeep.retention import trim
+from offload.upkeep.sweep.tier import sweep
+from offload.upkeep.verify.report import VerifyLevel
+from offload.upkeep.verify.tier import verify
+
+__all__ = ["Upkeep"]
+
+
+JITTER: Final = 0.1
+FRAGMENTS_MIN: Final = 8
+"""The fewest fragments that are merged into one: a merge copies all their bytes, so it has to be worth it."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class JobTally:
+    """The counts of a run so far."""
+
+    streams: int = 0
+    objects: int = 0
+    size_bytes: int = 0
+    error: OffloadError | None = None
+    """The first error of any stream."""
+
+    def add(self, objects: int, size_bytes: int, error: OffloadError | None = None) -> None:
+        """Count one stream."""
+        self.streams += 1
+        self.objects += objects
+        self.size_bytes += size_bytes
+        self.error = self.error or error
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    name: str
+    interval_seconds: float
+    run: Callable[[JobTally], Awaitable[None]]
+    due_seconds: float
+    last: UpkeepFinished | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Upkeep:
+    """The jobs of one process. `led` returns the streams that it leads at this moment."""
+
+    config: RunConfig
+    tier_for: Callable[[str], LedgerOffloader]
+    tier: LedgerOffloader
+    led: Callable[[], list[str]]
+    env: Env = field(default_factory=Env)
+    emit: Callable[[Event], None] = lambda event: None
+    running: str | None = None
+    """The name of the job that runs now."""
+    _jobs: list[_Job] = field(init=False)
+
+    def __post_init__(self) -> None:
+        every = self.config.upkeep
+        jobs = {
+            "retention": (every.retention_seconds, self._retain),
+            "compact": (every.compact_seconds, self._compact),
+            "sweep": (every.sweep_seconds, self._sweep),
+            "verify": (every.verify_seconds, self._verify),
+        }
+        now = self.env.monotonic()
+        self._jobs = [
+            _Job(name=name, interval_seconds=seconds, run=run, due_seconds=now + seconds * self.env.random())
+            for name, (seconds, run) in jobs.items()
+            if seconds is not None
+        ]
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Run each job when it is due, until `stopping` is set. A job that runs then is cancelled."""
+        if not self._jobs:
+            return
+        waits = [asyncio.ensure_future(self._work()), asyncio.ensure_future(stopping.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the jobs with their next due times and last results, for `/status`."""
+        now = self.env.monotonic()
+        return [
+            {
+                "job": job.name,
+                "running": job.name == self.running,
+                "interval_seconds": job.interval_seconds,
+                "due_in_seconds": round(max(job.due_seconds - now, 0.0), 1),
+                "last": None if job.last is None else _as_json(job.last),
+            }
+            for job in self._jobs
+        ]
+
+    async def _work(self) -> None:
+        while True:
+            job = min(self._jobs, key=lambda job: job.due_seconds)
+            await self.env.sleep(max(job.due_seconds - self.env.monotonic(), 0.0))
+            try:
+                if self.led():
+                    await self._run(job)
+            finally:
+                self.running = None
+                share = 1 - JITTER + 2 * JITTER * self.env.random()
+                job.due_seconds = self.env.monotonic() + job.interval_seconds * share
+
+    async def _run(self, job: _Job) -> None:
+        self.running, began, tally = job.name, self.env.monotonic(), JobTally()
+        try:
+            await job.run(tally)
+        except OffloadError as error:
+            tally.error = error
+        except Exception as error:  # noqa: BLE001 - see below
+            # A mistake of ours must not end the upkeep of a process that runs for years.
+            _log.exception("job %s failed", job.name)
+            tally.error = OffloadError(f"{type(error).__name__}: {error}")
+        job.last = UpkeepFinished(
+            job=job.name,
+            streams=tally.streams,
+            objects=tally.objects,
+            size_bytes=tally.size_bytes,
+            seconds=self.env.monotonic() - began,
+            error=tally.error,
+        )
+        self.emit(job.last)
+
+    async def _retain(self, tally: JobTally) -> None:
+        for stream in self.led():
+            retention = self.config.of(stream).retention
+            if retention is None:
+                continue
+            try:
+                report = await trim(self.tier_for(stream), stream, retention, env=self.env)
+            except StoreDenied:  # every other stream would be denied too
+                raise
+            except OffloadError as error:
+                tally.add(0, 0, error)
+            else:
+                tally.add(report.dropped.fragments, report.dropped.stored_size_bytes)
+
+    async def _compact(self, tally: JobTally) -> None:
+        for stream in self.led():
+            done = compact(
+                self.tier_for(stream),
+                streams=[stream],
+                fragment_size_bytes=TierOptions().fragment_size_bytes,
+                fragments_min=FRAGMENTS_MIN,
+            )
+            async for one in done:
+                tally.add(one.fragments, one.stored_bytes, one.error)
+            if isinstance(tally.error, StoreDenied):
+                return
+
+    async def _sweep(self, tally: JobTally) -> None:
+        report = await sweep(self.tier, env=self.env)
+        for row in report.streams:
+            error = row.errors[0] if row.errors else None
+            tally.add(row.deleted.objects.total(), row.deleted.bytes.total(), error)
+
+    async def _verify(self, tally: JobTally) -> None:
+        rate = self.config.upkeep.verify_bytes_per_second_max
+        report = await verify(self.tier, level=VerifyLevel.MANIFEST, bytes_per_second_max=rate, env=self.env)
+        tally.streams, tally.objects, tally.size_bytes = report.streams, report.objects, report.bytes
+        for damage in report.damages:
+            self.emit(DamageFound(damage=damage))
+        tally.error = report.damages[0] if report.damages else None
+
+
+def _as_json(done: UpkeepFinished) -> dict[str, Any]:
+    return {
+        "streams": done.streams,
+        "objects": done.objects,
+        "bytes": done.size_bytes,
+        "seconds": round(done.seconds, 3),
+        "error": None if done.error is None else str(done.error),
+    }

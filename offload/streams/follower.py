@@ -1,0 +1,403 @@
+"""Following one stream of a source: what is new is copied by one kept writer, until somebody else takes over.
+
+A follower looks at the source again and again. If the source's mark has not changed, a look sends no request.
+New data waits until it is worth a fragment, until its ledger ends, or until it would be late: a record shall
+be readable on the tier `max_lag_seconds` after it came into the source.
+
+Of several processes that follow replicas of one stream, one leads and the others stand by. A process takes
+over only if its source holds records that it would have committed by now, and nobody has committed anything
+for `takeover_seconds` of its own monotonic clock. The writer of a tier that works always has an attempt that
+runs. A stream without one has no writer, and is taken at once.
+
+Invariants:
+
+- Nothing is copied that the broker does not vouch for: up to `Snapshot.committed_offset`, or, if the source
+  knows none, what has been in the source for `hold_back_seconds`.
+- Who leads decides about cost, and never about safety: the tier's fence keeps two writers apart.
+- An error that only a person can mend pauses this stream alone. One event reports it, and the follower tries
+  again slowly.
+
+docs/adr/0024-followers.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+from offload.contracts.events import Event, StreamPaused, StreamResumed, TookOver
+from offload.contracts.offloader import LedgerOffloader
+from offload.contracts.source import Snapshot, SourceStream
+from offload.env import Env
+from offload.errors import (
+    Conflict,
+    Fenced,
+    Misuse,
+    NotOffloaded,
+    OffloadError,
+    OutcomeUnknown,
+    StreamDeleted,
+    TryAgain,
+)
+from offload.formats.fragment_trailer import CHUNKS_MAX
+from offload.model.chunk_table import cut, rows_from
+from offload.model.manifest import AttemptKind, Manifest
+from offload.streams.copier import StreamCopier
+from offload.tracing import span
+
+__all__ = ["FollowRules", "FollowState", "FollowStatus", "Follower"]
+
+
+LOOKS_PER_LAG: Final = 5
+CUT_SHARE: Final = 0.6
+"""The share of the lag after which waiting data is cut. The rest is for a look, the upload and the commit."""
+
+TURN_SIZE_BYTES: Final = 256 * 2**20
+"""The most plain bytes of one turn. Then other streams have theirs."""
+
+PAUSE_SECONDS: Final = 300.0
+"""The time between two tries of a paused stream."""
+
+BACKOFF_SECONDS_MAX: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowRules:
+    """When a follower copies what. Raises `Misuse` if the values contradict each other."""
+
+    max_lag_seconds: float = 30.0
+    """The time after which a record of the source is readable on the tier, if the store answers."""
+
+    hold_back_seconds: float = 0.5
+    """How long data has to be in the source before it is copied, if the broker vouches for nothing."""
+
+    takeover_seconds: float = 60.0
+    """How long nothing was committed before a process that stands by takes over. At least twice the lag."""
+
+    alarm_lag_seconds: float | None = None
+    """The lag at which a stream counts as late. None: three times `max_lag_seconds`."""
+
+    fragment_size_bytes: int = 64 * 2**20
+
+    def __post_init__(self) -> None:
+        if not self.max_lag_seconds >= 1.0:
+            raise Misuse(f"max_lag is at least 1 s, not {self.max_lag_seconds:g} s")
+        if not 0.0 <= self.hold_back_seconds <= self.max_lag_seconds / 2:
+            raise Misuse(
+                f"hold_back is at most half of max_lag ({self.max_lag_seconds:g} s), not "
+                f"{self.hold_back_seconds:g} s"
+            )
+
+    @property
+    def look_seconds(self) -> float:
+        """The time between two looks at the source."""
+        return self.max_lag_seconds / LOOKS_PER_LAG
+
+    @property
+    def alarm_seconds(self) -> float:
+        """The lag at which a stream counts as late."""
+        return 3 * self.max_lag_seconds if self.alarm_lag_seconds is None else self.alarm_lag_seconds
+
+    @property
+    def quiet_seconds(self) -> float:
+        """The time without a commit after which another process takes over."""
+        return max(self.takeover_seconds, 2 * self.max_lag_seconds)
+
+
+class FollowState(StrEnum):
+    """The state of a follower."""
+
+    STANDBY = "standby"
+    """Somebody else leads, or nobody yet."""
+    LEADING = "leading"
+    PAUSED = "paused"
+    """An error waits for a person."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowStatus:
+    """The status of a stream, from the last look. No request was sent for it."""
+
+    stream: str
+    state: FollowState
+    error: OffloadError | None
+    """The error that paused the stream, or that the follower backs off from."""
+    source_next_offset: int | None
+    """The end of the source. None before the first look."""
+    committed_offset: int | None
+    """The end of what is committed, as far as known."""
+    dispatched_offset: int | None
+    """The end of what is committed or on its way to the store."""
+    lag_records: int | None
+    """The number of records that are in the source and not committed. None before the first look."""
+    lag_seconds: float
+    """The time for which the oldest of these records has been waiting. 0 if there is none.
+
+    Records that are there at the first look have been waiting since then.
+    """
+    alarm_seconds: float
+
+    @property
+    def is_late(self) -> bool:
+        """True if this process leads the stream, and its lag is beyond the alarm."""
+        return self.state is FollowState.LEADING and self.lag_seconds > self.alarm_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """Data that two looks found between them."""
+
+    since_seconds: float
+    """The earliest moment at which it can have come: that of the look before."""
+    seen_seconds: float
+    next_offset: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Follower:
+    """Follows one stream of a source. `step` is one look. Used by one task."""
+
+    source: SourceStream
+    offloader: LedgerOffloader
+    rules: FollowRules = field(default_factory=FollowRules)
+    stream: str = ""
+    """The stream's name on the tier: that of the source, unless another is given."""
+    env: Env = field(default_factory=Env)
+    emit: Callable[[Event], None] = lambda event: None
+    state: FollowState = FollowState.STANDBY
+
+    _copier: StreamCopier = field(init=False)
+    _mark: Hashable | None = None
+    _looked_seconds: float | None = None
+    _arrivals: deque[_Arrival] = field(default_factory=deque)
+    _source_first_offset: int | None = None
+    _source_next_offset: int | None = None
+    _dispatched_offset: int | None = None
+    """The end of the copy that is under way. None if there is none."""
+    _watched: tuple[int, float] | None = None
+    """The newest version that a process that stands by has seen, and when it saw it first."""
+    _watch_again_seconds: float = 0.0
+    _own_writer: UUID | None = None
+    _error: OffloadError | None = None
+    _failures: int = 0
+    _paused_by: type[OffloadError] | None = None
+
+    def __post_init__(self) -> None:
+        self.stream = self.stream or self.source.name
+        self._copier = self._fresh_copier()
+
+    @property
+    def status(self) -> FollowStatus:
+        """The status that the last look has shown."""
+        now, manifest = self.env.monotonic(), self._copier.manifest
+        committed = None if manifest is None else manifest.next_offset
+        start, end = self._source_first_offset if committed is None else committed, self._source_next_offset
+        return FollowStatus(
+            stream=self.stream,
+            state=self.state,
+            error=self._error,
+            source_next_offset=end,
+            committed_offset=committed,
+            dispatched_offset=committed if self._dispatched_offset is None else self._dispatched_offset,
+            lag_records=None if end is None or start is None else max(end - start, 0),
+            alarm_seconds=self.rules.alarm_seconds,
+            lag_seconds=now - self._arrivals[0].since_seconds if self._arrivals else 0.0,
+        )
+
+    async def step(self, turn: AbstractAsyncContextManager[object] | None = None) -> float:
+        """Look at the source once, copy what is due, and return the seconds until the next look.
+
+        A copy waits for its `turn`. Raises no error of the framework: the stream pauses, stands by or backs
+        off, as the error's class says.
+        """
+        try:
+            has_more = await self._look(turn or nullcontext())
+        except StreamDeleted as error:
+            return self._pause(error)
+        except (Fenced, Conflict):
+            # Another process leads now. Our data may be its data: nothing is dropped or deleted. A stream
+            # that is rebuilt refuses every claim, so the next one is not at once.
+            self._stand_by()
+            self._watch_again_seconds = self.env.monotonic() + self._watch_seconds()
+            return self.rules.look_seconds
+        except (TryAgain, OutcomeUnknown) as error:
+            self._error, self._failures = error, self._failures + 1
+            return self.env.backoff_seconds(self._failures, base_seconds=1.0, max_seconds=BACKOFF_SECONDS_MAX)
+        except OffloadError as error:
+            return self._pause(error)
+        self._resume()
+        return 0.0 if has_more else self.rules.look_seconds
+
+    async def release(self) -> None:
+        """Stop leading: drop what is announced ahead, so that another process may take over at once.
+
+        Raises as a commit does. Then another process waits for `takeover_seconds`.
+        """
+        if self._copier.writer is not None:
+            await self._copier.writer.release()
+        self._stand_by()
+        self._own_writer = None
+
+    async def _look(self, turn: AbstractAsyncContextManager[object]) -> bool:
+        """Return True if something is left to copy at once."""
+        now = self.env.monotonic()
+        before, self._looked_seconds = self._looked_seconds, now
+        mark = await self.source.mark()
+        if mark is not None and mark == self._mark and not self._arrivals:
+            return False
+        async with await self.source.snapshot(self._copier.manifest) as snapshot:
+            self._notice(snapshot, now if before is None else before, now)
+            # Only now: if the snapshot failed, the next look must not believe that nothing is new.
+            self._mark = mark
+            has_more = await self._copy(snapshot, turn) if self._arrivals else False
+            if snapshot.damage is not None and not has_more:
+                raise snapshot.damage
+            return has_more
+
+    def _notice(self, snapshot: Snapshot, since_seconds: float, seen_seconds: float) -> None:
+        known = snapshot.first_offset if self._source_next_offset is None else self._source_next_offset
+        if self._source_next_offset is None or snapshot.next_offset > known:
+            self._arrivals.append(_Arrival(since_seconds, seen_seconds, snapshot.next_offset))
+        self._source_first_offset, self._source_next_offset = snapshot.first_offset, snapshot.next_offset
+        self._forget_copied(snapshot)
+
+    def _forget_copied(self, snapshot: Snapshot) -> None:
+        done = self._copier.start(snapshot)
+        while self._arrivals and self._arrivals[0].next_offset <= done:
+            self._arrivals.popleft()
+
+    async def _copy(self, snapshot: Snapshot, turn: AbstractAsyncContextManager[object]) -> bool:
+        """Copy what is due. Return True if more of it is left than fits into one turn."""
+        if self._copier.writer is None and not await self._may_lead(snapshot):
+            return False
+        until, is_all = await self._due(snapshot)
+        if until <= self._copier.start(snapshot):
+            return False
+        try:
+            async with turn:
+                await self._copier.compare(snapshot, known_to_be_new=self._copier.manifest is None)
+                self._dispatched_offset = until
+                with span("follow", stream=self.stream, until=until):
+                    await self._copier.copy(snapshot, until, ahead=True)
+        except (TryAgain, OutcomeUnknown):
+            # What the root says now is unknown, and attempts of ours may run. The next claim settles both.
+            self._copier = self._fresh_copier()
+            raise
+        finally:
+            self._dispatched_offset = None
+        writer = self._copier.writer
+        if writer is not None and writer.writer != self._own_writer:
+            self._own_writer = writer.writer
+            self.emit(TookOver(stream=self.stream, epoch=writer.manifest.epoch))
+        self._forget_copied(snapshot)
+        return not is_all
+
+    async def _may_lead(self, snapshot: Snapshot) -> bool:
+        """Return True if this process shall claim the stream, now that its source has something new."""
+        now = self.env.monotonic()
+        if now < self._watch_again_seconds:
+            return False
+        manifest = self._copier.manifest = await self._newest()
+        version = self._copier.expected_version = 0 if manifest is None else manifest.version
+        self._forget_copied(snapshot)
+        # The broker may have deposed the leader that this source is of. Then every claim is refused.
+        is_deposed = manifest is not None and 0 < snapshot.epoch < manifest.source_epoch
+        is_free = manifest is None or manifest.writer == self._own_writer or not _is_at_work(manifest)
+        if is_free and not is_deposed:
+            return bool(self._arrivals)
+        if self._watched is None or self._watched[0] != version:
+            self._watched = version, now
+        # The jitter keeps processes apart that began to watch at the same moment.
+        is_quiet = now - self._watched[1] >= self.rules.quiet_seconds
+        if is_quiet and not is_deposed and self._is_late(now):
+            return True
+        self._watch_again_seconds = now + self._watch_seconds()
+        return False
+
+    def _watch_seconds(self) -> float:
+        """Return the time until this process looks at the root again."""
+        return self.rules.quiet_seconds * (0.4 + 0.2 * self.env.random())
+
+    async def _newest(self) -> Manifest | None:
+        try:
+            return await self.offloader.load_manifest(self.stream)
+        except StreamDeleted as error:
+            # Somebody deleted it on purpose. A process that runs for years must not undo that by itself.
+            raise StreamDeleted(f"{error}, and this process does not", epoch=error.epoch) from error
+        except NotOffloaded:
+            return None
+
+    def _is_late(self, now: float) -> bool:
+        """Return True if something waits that a leader with these rules would have committed by now."""
+        late = now - self.rules.max_lag_seconds - self.rules.hold_back_seconds
+        return bool(self._arrivals) and self._arrivals[0].seen_seconds <= late
+
+    async def _due(self, snapshot: Snapshot) -> tuple[int, bool]:
+        """Return the offset up to which to copy now, and whether that is all that is due.
+
+        The offset is that of a chunk, or the end of the snapshot.
+        """
+        limit, now = self._limit(snapshot), self.env.monotonic()
+        until, size_bytes = self._copier.start(snapshot), 0
+        oldest = self._arrivals[0].since_seconds if self._arrivals else now
+        is_late = oldest + CUT_SHARE * self.rules.max_lag_seconds <= now + self.rules.look_seconds
+        for ledger in snapshot.ledgers:
+            if ledger.next_offset <= until:
+                continue
+            rows = rows_from(await ledger.table(), max(until, ledger.first_offset))
+            rows = rows[: int((rows["offset"] + rows["records"] <= limit).sum())]
+            runs = list(cut(rows, size_bytes=self.rules.fragment_size_bytes, count_max=CHUNKS_MAX))
+            has_ended = ledger is not snapshot.ledgers[-1] and ledger.next_offset <= limit
+            # Of a ledger that still grows, only whole fragments are worth it. The rest waits for more.
+            for run in runs if is_late or has_ended else runs[:-1]:
+                if size_bytes >= TURN_SIZE_BYTES:
+                    return until, False
+                until = int(run[-1]["offset"]) + int(run[-1]["records"])
+                size_bytes += int(run["size_bytes"].sum())
+            if until < ledger.next_offset:
+                break
+        return until, True
+
+    def _limit(self, snapshot: Snapshot) -> int:
+        """Return the offset up to which the broker vouches for the data."""
+        if snapshot.committed_offset is not None:
+            return min(snapshot.committed_offset, snapshot.next_offset)
+        old = self.env.monotonic() - self.rules.hold_back_seconds
+        ends = [arrival.next_offset for arrival in self._arrivals if arrival.seen_seconds <= old]
+        return min(max(ends, default=0), snapshot.next_offset)
+
+    def _stand_by(self) -> None:
+        if self.state is FollowState.LEADING:
+            self.state = FollowState.STANDBY
+        self._copier = self._fresh_copier()
+        self._watched, self._watch_again_seconds = None, 0.0
+
+    def _pause(self, error: OffloadError) -> float:
+        self._stand_by()
+        # Said once for each kind of error: a paused stream is tried again and again, and the offsets in the
+        # text change.
+        if type(error) is not self._paused_by:
+            self.emit(StreamPaused(stream=self.stream, error=error))
+        self.state, self._error, self._paused_by = FollowState.PAUSED, error, type(error)
+        self._mark = None
+        return PAUSE_SECONDS
+
+    def _resume(self) -> None:
+        if self._paused_by is not None:
+            self.emit(StreamResumed(stream=self.stream))
+        self._error, self._paused_by, self._failures = None, None, 0
+        self.state = FollowState.STANDBY if self._copier.writer is None else FollowState.LEADING
+
+    def _fresh_copier(self) -> StreamCopier:
+        return StreamCopier(stream=self.stream, offloader=self.offloader, env=self.env, emit=self.emit)
+
+
+def _is_at_work(manifest: Manifest) -> bool:
+    """Return True if the writer of this root has an attempt that runs: it works, or it crashed."""
+    kind = AttemptKind.STREAM
+    return any(each.writer == manifest.writer and each.kind is kind for each in manifest.running)

@@ -1,0 +1,253 @@
+"""Rotation: the keys of streams are wrapped by another master key. Keys and data stay the same.
+
+For each key of the life that a stream has now:
+
+    1. read     the newest generation, and unwrap it. If nothing is to be done, stop here
+    2. store    the next generation, wrapped again: a second copy, then the object
+    3. read     both copies back
+    4. ask      the newest root. If the stream no longer has this life, delete what step 2 stored: somebody
+                may have shredded the stream, and have listed its keys before step 2
+    5. list     the generations. If there is a newer one, another rotation was faster, and this one ends
+    6. delete   the older generations
+
+    stopped              left behind                      cured by
+    during step 2        one copy, or none                the next rotation makes the generation after it
+    before step 6        two generations of one key       the same
+    during step 6        a part of an older generation    the same
+
+Rotations exclude each other: only one can create the second copy of a generation. If one stalls before that,
+and wakes when its generation was made and deleted by others, it finds a newer one in step 5.
+
+Invariants:
+
+- A generation is deleted only while a newer one has both copies. So a key always has a whole generation.
+- A service has unwrapped each generation before it was stored.
+- A rotation never changes whether a stream has a master key of its own. Copies of the bucket still hold the
+  older generations, and what `shred` says of them must stay true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from uuid import UUID
+
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.keys import KeyService, check_label
+from offload.env import Env
+from offload.errors import (
+    AlreadyExists,
+    Conflict,
+    Denied,
+    NotOffloaded,
+    OffloadError,
+    StoreDenied,
+    StreamDeleted,
+)
+from offload.formats.anchor import KeyObject
+from offload.formats.keys import StreamKeys
+from offload.model.manifest import StreamState
+from offload.native.fragment_reader import load_tail
+from offload.native.key_objects import (
+    listed_keys,
+    read_both_copies,
+    read_key_object,
+    store_key,
+    unwrap_key,
+)
+from offload.native.offloader import ObjectStoreOffloader
+from offload.native.own import native
+
+__all__ = ["Rotated", "rotate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotated:
+    """The result of a rotation for one stream. Each key of the stream is counted once."""
+
+    stream: str
+    rotated: int = 0
+    """The number of keys that were wrapped again. In a dry run, of those that would be."""
+
+    unchanged: int = 0
+    """Keys that the master key had wrapped before."""
+
+    own: int = 0
+    """Keys with a master key of their own, which stay as they are."""
+
+    error: OffloadError | None = None
+    """The first error; None if there was none. Each other key of the stream was tried nevertheless."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return a line of `offload rotate --json`."""
+        plain = {name: value for name, value in asdict(self).items() if name != "error"}
+        return plain if self.error is None else {**plain, "error": str(self.error)}
+
+
+async def rotate(
+    tier: Catalogue,
+    label: str,
+    *,
+    service: KeyService,
+    old_service: KeyService | None = None,
+    streams: Sequence[str] = (),
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    env: Env | None = None,
+) -> AsyncIterator[Rotated]:
+    """Wrap the keys of all streams, or of those named, by the master key `label` of `service`.
+
+    `old_service` unwraps keys that `service` does not have; None if they are all in `service`. If a copy of a
+    key was lost, it has both afterwards. Keys with a master key of their own are skipped unless a copy was
+    lost. Keys of deleted streams stay as they are. `progress` is called with the number of streams that are
+    done, and of all.
+
+    A stream that fails is reported with its error, and the next stream follows. After `StoreDenied` no stream
+    follows. After a crash, call it again. Raises `Misuse` for a label that no master key can have, and
+    `NotOffloaded` if the place is no tier.
+    """
+    offloader = native(tier, to="rotate the keys of")
+    await offloader.open()
+    rotation = _Rotation(
+        tier=offloader,
+        label=check_label(label),
+        new=service,
+        old=old_service,
+        dry_run=dry_run,
+        env=env or Env(),
+    )
+    names = [*dict.fromkeys(streams)] or await offloader.streams()
+    for number, stream in enumerate(names):
+        progress(number, len(names))
+        found = await rotation.of_stream(stream)
+        if streams or not isinstance(found.error, NotOffloaded):  # of all streams, some are deleted
+            yield found
+        if isinstance(found.error, StoreDenied):  # every other stream would be denied too
+            return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rotation:
+    tier: ObjectStoreOffloader
+    label: str
+    new: KeyService
+    old: KeyService | None
+    dry_run: bool
+    env: Env
+
+    async def of_stream(self, stream: str) -> Rotated:
+        done = Rotated(stream=stream)
+        try:
+            life = await self._life_of(stream)
+            listed = await listed_keys(self.tier.store, stream, life)
+            if not listed:
+                await self._refuse_lost(stream)
+        except OffloadError as error:
+            return replace(done, error=error)
+        for uid, counts in sorted(listed.items()):
+            try:
+                kind = await self._of_key(stream, life, uid, counts)
+                done = replace(done, **{kind: getattr(done, kind) + 1})
+            except OffloadError as error:
+                done = replace(done, error=done.error or error)
+        return done
+
+    async def _life_of(self, stream: str) -> UUID:
+        """Return the life of the newest root. Raises unless it is live."""
+        newest = await self.tier.log(stream).load_newest()
+        if newest is None:
+            raise NotOffloaded(f"{self.tier.url} has no stream {stream!r}; `offload ls` shows which it has")
+        if newest.state is StreamState.DELETED:
+            raise StreamDeleted(f"stream {stream!r} of {self.tier.url} was deleted", epoch=newest.epoch)
+        # Not `NotOffloaded`: whoever rotates all streams must hear of one whose keys were left alone.
+        if newest.state is StreamState.REBUILDING:
+            raise Conflict(
+                f"stream {stream!r} is being rebuilt; wait until the rebuild is done, and run again"
+            )
+        return newest.incarnation
+
+    async def _refuse_lost(self, stream: str) -> None:
+        """Raise `Denied` if a fragment needs a key, although no key was listed."""
+        newest = await self.tier.log(stream).load_newest()
+        last = None if newest is None else await self.tier.tree(newest).last()
+        if newest is None or last is None or not last.encrypted:
+            return
+        uid, _ = (await load_tail(self.tier.store, newest, last)).wrapped_key
+        # It looks again: a sync may have made the stream's first key since.
+        await read_key_object(self.tier.store, stream, newest.incarnation, uid)
+
+    async def _of_key(self, stream: str, life: UUID, uid: UUID, counts: dict[int, int]) -> str:
+        """Do all steps for a key. Return the field of `Rotated` that counts it."""
+        store, newest = self.tier.store, max(counts)
+        # 1.
+        found = whole = await read_both_copies(store, stream, life, uid, newest)
+        found = found or await read_key_object(store, stream, life, uid)
+        is_alone = whole is not None and len(counts) == 1
+        if found.own and is_alone:
+            return "own"
+        raw, service = await self._unwrapped(found)
+        if found.label == self.label and service is self.new and is_alone:
+            return "unchanged"
+        if not self.dry_run:
+            # An own master key that lost a copy is wrapped again where it is.
+            to, label = (service, found.label) if found.own else (self.new, self.label)
+            draft = replace(found, generation=newest + 1, label=label, wrapped="")
+            await self._replace(draft, raw, to)
+        return "rotated"
+
+    async def _unwrapped(self, found: KeyObject) -> tuple[bytes, KeyService]:
+        """Return the key, and the service that unwrapped it."""
+        if self.old is None:
+            return await unwrap_key(self.new, found), self.new
+        # The new service first: an earlier run may have been interrupted, and both may know the same label.
+        try:
+            return await unwrap_key(self.new, found), self.new
+        except Denied:
+            return await unwrap_key(self.old, found), self.old
+
+    async def _replace(self, draft: KeyObject, raw: bytes, service: KeyService) -> None:
+        store, stream, mine = self.tier.store, draft.stream, draft.generation
+        life, uid = UUID(draft.incarnation), UUID(draft.uid)
+        rival = Conflict(f"stream {stream!r}: another rotation of its key {uid} is under way; run again")
+        # 2.
+        try:
+            await store_key(store, service, draft, raw, self.env)
+        except AlreadyExists as exc:
+            raise rival from exc
+        # 3.
+        made = await read_both_copies(store, stream, life, uid, mine)
+        # 4.
+        await self._undo_if_ended(draft)
+        # 5.
+        names = await self._generations(stream, life, uid)
+        newer = [generation for generation in names.values() if generation > mine]
+        if newer:
+            # Ours is wrapped by a master key that may have been given up since.
+            if newer.count(max(newer)) == 2:
+                await store.delete([name for name, generation in names.items() if generation == mine])
+            raise rival
+        if made is None:
+            raise Denied(f"stream {stream!r}: its rotated key cannot be read back; the older one was kept")
+        # 6.
+        if older := [name for name, generation in names.items() if generation < mine]:
+            await store.delete(older)
+
+    async def _undo_if_ended(self, made: KeyObject) -> None:
+        """Delete what was made, and raise, if the stream was deleted or begun again."""
+        life, ended = UUID(made.incarnation), f"stream {made.stream!r} was deleted while its key was rotated"
+        try:
+            if await self._life_of(made.stream) == life:
+                return
+            error: OffloadError = Conflict(f"{ended}, and begun again; run again")
+        except StreamDeleted as exc:
+            error = StreamDeleted(ended, epoch=exc.epoch)
+        names = StreamKeys(made.stream).key_objects(life, UUID(made.uid), made.generation)
+        await self.tier.store.delete(names)
+        raise error
+
+    async def _generations(self, stream: str, life: UUID, uid: UUID) -> dict[str, int]:
+        """Return the generation of each object of a key."""
+        keys = StreamKeys(stream)
+        listed = self.tier.store.list(f"{keys.keys_of_life(life)}{uid}.")
+        parsed = {each.key: keys.parse_key_object(each.key) async for each in listed}
+        return {name: each[2] for name, each in parsed.items() if each is not None}

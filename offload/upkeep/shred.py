@@ -1,0 +1,315 @@
+"""Shredding: a stream is deleted, and its keys are destroyed, so that copies of its data cannot be read.
+
+    1. delete    commit a tombstone, as `delete_stream` does. From now on no writer goes on, and none begins
+                 a new key for a life that has ended
+    2. list      the key objects of all lives
+    3. load      the newest root. If the stream was begun again, the keys of its new life stay
+    4. destroy   each master key that was made for a key alone, in the key service. The service unwraps the
+                 key first, which it does only for the stream that the key is of. Otherwise whoever can write
+                 to the bucket could make us destroy another stream's master key, by a forged key object
+    5. delete    all generations and copies of the key
+
+    stopped           left behind                        cured by
+    before step 1     nothing                            nothing to cure
+    after step 1      keys                               the next shred
+    after step 4      a key whose master key is gone     the next shred: the service has no such key
+
+A key that fails keeps all of its objects, because only they name its master key. The other keys go.
+
+Invariants:
+
+- Nothing is destroyed before the tombstone is committed, and never a key of the life that the stream has.
+- A master key that streams share is never destroyed.
+- No live stream is deleted if the key service lacks its own master key: that is another key service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from uuid import UUID
+
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.keys import KeyService
+from offload.env import Env
+from offload.errors import (
+    Absent,
+    Conflict,
+    Corrupt,
+    Denied,
+    Misuse,
+    NoSuchKey,
+    NotFound,
+    NotOffloaded,
+    OffloadError,
+)
+from offload.formats.anchor import KeyObject
+from offload.formats.keys import StreamKeys
+from offload.model.manifest import Manifest, StreamState
+from offload.native.anchors import read_anchor
+from offload.native.fragment_reader import load_tail
+from offload.native.key_objects import asking, decode_key_object, unwrap_key
+from offload.native.lost_roots import loss_shown_by_base
+from offload.native.offloader import ObjectStoreOffloader
+from offload.native.own import native
+from offload.upkeep.retention import delete_stream, load_unless_deleted
+
+__all__ = ["KeyFate", "ShredPlan", "ShreddedKey", "StoredKey", "plan_shred", "planned", "shred"]
+
+
+class KeyFate(StrEnum):
+    """The fate of a key of a stream that is shredded. In a dry run, the fate that its objects would have."""
+
+    DELETED = "deleted"
+    """Its objects were deleted. The master key is shared, and stays."""
+    DESTROYED = "destroyed"
+    """Its own master key was destroyed, and then its objects were deleted."""
+    MISSING = "missing"
+    """The service has no such master key, so an earlier run has destroyed it. Its objects were deleted."""
+    DAMAGED = "damaged"
+    """Its objects were deleted. None was sound, so nobody knows if it had a master key of its own."""
+    LOST = "lost"
+    """A fragment needs it, and none of its objects is left. It may have a master key of its own."""
+    KEPT = "kept"
+    """An error kept it, with all of its objects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShreddedKey:
+    """A key of a stream, and one master key that wraps it. A rotation that broke off leaves two."""
+
+    uid: UUID
+    label: str
+    """Empty if the key is damaged or lost."""
+
+    own: bool
+    fate: KeyFate
+    seconds: float = 0.0
+    """How long somebody can still restore the master key that was destroyed."""
+
+    error: OffloadError | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """Return the row of `offload shred --json`."""
+        row: dict[str, object] = {
+            "key": str(self.uid),
+            "label": self.label or None,
+            "own": self.own,
+            "fate": str(self.fate),
+        }
+        if self.fate is KeyFate.DESTROYED:
+            row["restorable_seconds"] = self.seconds
+        return row if self.error is None else {**row, "error": str(self.error)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShredPlan:
+    """The plan of a shred, from the state of one moment."""
+
+    stream: str
+    manifest: Manifest | None
+    """The manifest that would be deleted. None if the stream is deleted already."""
+
+    keys: list[StoredKey]
+    plain_fragments: int | None
+    """Fragments that are not encrypted, so that no key protects copies of them. None if it is not known."""
+
+    lost: UUID | None = None
+    """The key of the newest fragment, if none of its objects is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredKey:
+    """All objects of a key of a stream."""
+
+    incarnation: UUID
+    uid: UUID
+    names: list[str]
+    found: list[KeyObject] = field(repr=False)
+    """Those that are sound, each once."""
+
+    def labels(self) -> list[tuple[str, bool]]:
+        """Return each label of a master key, and whether that was made for this key alone."""
+        return sorted({(each.label, each.own) for each in self.found})
+
+
+async def plan_shred(tier: Catalogue, stream: str, *, service: KeyService | None = None) -> ShredPlan:
+    """Return what a shred of this stream would do. Changes nothing.
+
+    Raises `Misuse` if the stream is not encrypted, or if it needs a key service and there is none;
+    `NoSuchKey` if the service lacks a master key of the live stream; and `NotOffloaded` as `load_manifest`.
+    """
+    offloader = native(tier, to="shred a stream of")
+    manifest = await load_unless_deleted(offloader, stream)
+    keys = await _stored(offloader, stream)
+    plain: int | None = 0
+    lost: UUID | None = None
+    if manifest is not None:
+        mine = [key for key in keys if key.incarnation == manifest.incarnation]
+        plain = await _plain_fragments(offloader, manifest)
+        if not mine and plain == manifest.fragments:
+            raise Misuse(f"stream {stream!r} is not encrypted, so it has no key; use `offload delete` for it")
+        await _check_service(mine, service)
+        lost = await _lost_key(offloader, manifest, {key.uid for key in mine})
+    if service is None and any(own for key in keys for _, own in key.labels()):
+        raise _no_service(stream)
+    return ShredPlan(stream=stream, manifest=manifest, keys=keys, plain_fragments=plain, lost=lost)
+
+
+async def shred(
+    tier: Catalogue, plan: ShredPlan, *, service: KeyService | None = None, env: Env | None = None
+) -> list[ShreddedKey]:
+    """Delete the stream, and destroy the keys of all its ended lives. Return what became of each key.
+
+    A stream that was begun again since `plan` stays. After a crash, and for keys that an error kept, plan and
+    call it again.
+    """
+    offloader, stream = native(tier, to="shred a stream of"), plan.stream
+    await offloader.open()
+    # 1.
+    if plan.manifest is not None:
+        await delete_stream(offloader, stream, seen=plan.manifest, env=env)
+    # 2.
+    keys = await _stored(offloader, stream)
+    # 3.
+    newest = await offloader.log(stream).load_newest()
+    if newest is None:
+        raise NotOffloaded(f"{tier.url} has no stream {stream!r}; `offload ls` shows which it has")
+    if newest.state is StreamState.REBUILDING:  # it may bring any of its lives back
+        raise Conflict(f"stream {stream!r} is being rebuilt; wait until the rebuild is done, and run again")
+    bases = [(each.base_version, key.names[0]) for key in keys for each in key.found]
+    version, name = max(bases, default=(0, ""))
+    if (loss := loss_shown_by_base(offloader.log(stream), name, version, newest)) is not None:
+        raise loss  # a key of a life that only lost roots knew looks like a key of an ended life
+    living = newest.incarnation if newest.state is StreamState.LIVE else None
+    done: list[ShreddedKey] = []
+    for key in keys:
+        if key.incarnation == living:
+            continue
+        # 4.
+        rows = [await _ended(key, label, service, own=own) for label, own in key.labels()]
+        rows = rows or [ShreddedKey(uid=key.uid, label="", own=False, fate=KeyFate.DAMAGED)]
+        done += rows
+        # 5.
+        if all(row.error is None for row in rows):
+            await offloader.store.delete(key.names)
+    return done + _lost(plan)
+
+
+def planned(plan: ShredPlan) -> list[ShreddedKey]:
+    """Return what a shred would do with each key, if the service agrees."""
+    rows = []
+    for key in plan.keys:
+        for label, own in key.labels() or [("", False)]:
+            fate = KeyFate.DAMAGED if not label else KeyFate.DESTROYED if own else KeyFate.DELETED
+            rows.append(ShreddedKey(uid=key.uid, label=label, own=own, fate=fate))
+    return rows + _lost(plan)
+
+
+def _lost(plan: ShredPlan) -> list[ShreddedKey]:
+    """Return the row of the key that is lost. Nobody can know if its master key is shared."""
+    if plan.lost is None:
+        return []
+    return [ShreddedKey(uid=plan.lost, label="", own=False, fate=KeyFate.LOST)]
+
+
+async def _ended(key: StoredKey, label: str, service: KeyService | None, *, own: bool) -> ShreddedKey:
+    """Destroy a master key of its own. Leave a shared one."""
+    row = partial(ShreddedKey, uid=key.uid, label=label, own=own)
+    if not own:
+        return row(fate=KeyFate.DELETED)
+    try:
+        if service is None:  # a writer made the key after the plan
+            raise _no_service(key.found[0].stream)
+        await _unwrap_any(service, [each for each in key.found if each.own and each.label == label])
+        with asking(key.found[0].stream):
+            return row(fate=KeyFate.DESTROYED, seconds=await service.destroy(label))
+    except NoSuchKey:
+        return row(fate=KeyFate.MISSING)
+    except OffloadError as error:
+        return row(fate=KeyFate.KEPT, error=error)
+
+
+async def _unwrap_any(service: KeyService, objects: Sequence[KeyObject]) -> None:
+    """Raise unless the service unwraps one of these: only then the master key is that of this stream."""
+    *others, last = objects
+    for each in others:
+        try:
+            await unwrap_key(service, each)
+        except NoSuchKey:
+            raise
+        except Denied:
+            continue
+        return
+    await unwrap_key(service, last)
+
+
+async def _check_service(keys: Sequence[StoredKey], service: KeyService | None) -> None:
+    """Raise `NoSuchKey` if the service lacks a master key of a live stream, and `TryAgain` if it is down.
+
+    No earlier run has destroyed it, because that would have deleted the stream first. Any other `Denied` may
+    be of a forged object, which must not keep anybody from shredding the rest.
+    """
+    for each in (each for key in keys for each in key.found if each.own):
+        if service is None:
+            raise _no_service(each.stream)
+        try:
+            await unwrap_key(service, each)
+        except NoSuchKey as exc:
+            raise NoSuchKey(
+                f"{exc}. Nothing was deleted: use the --keys of the stream's writers. If that master key was "
+                "destroyed before, run `offload delete`, and then this again"
+            ) from exc
+        except Denied:
+            continue
+
+
+def _no_service(stream: str) -> Misuse:
+    return Misuse(f"stream {stream!r} has a master key of its own; to destroy that, add --keys")
+
+
+async def _plain_fragments(offloader: ObjectStoreOffloader, manifest: Manifest) -> int | None:
+    """Return how many fragments are not encrypted. None if a group is damaged. Loads all groups."""
+    plain = manifest.fragments
+    try:
+        async with aclosing(offloader.tree(manifest).walk()) as runs:
+            async for run in runs:
+                plain -= int(run["encrypted"].sum())
+    except Corrupt:  # a damaged stream can be shredded nevertheless
+        return None
+    return plain
+
+
+async def _lost_key(offloader: ObjectStoreOffloader, manifest: Manifest, stored: set[UUID]) -> UUID | None:
+    """Return the key of the newest fragment, if no object of it is stored. One request, or a few."""
+    try:
+        last = await offloader.tree(manifest).last()
+        if last is None or not last.encrypted:
+            return None
+        uid, _ = (await load_tail(offloader.store, manifest, last)).wrapped_key
+    except (Corrupt, Absent):  # a damaged stream can be shredded nevertheless
+        return None
+    return None if uid in stored else uid
+
+
+async def _stored(offloader: ObjectStoreOffloader, stream: str) -> list[StoredKey]:
+    """Return the keys of all lives of a stream, with every object that is sound."""
+    keys, store = StreamKeys(stream), offloader.store
+    found: dict[tuple[UUID, UUID], StoredKey] = {}
+    names = [listed.key async for listed in store.list(keys.stream_keys)]
+    for name in names:
+        if (parsed := keys.parse_key_object(name)) is None:
+            continue
+        life, uid, _ = parsed
+        key = found.setdefault((life, uid), StoredKey(incarnation=life, uid=uid, names=[], found=[]))
+        key.names.append(name)
+        try:
+            one = await read_anchor(store, name, partial(decode_key_object, keys=keys, where=name))
+        except (Corrupt, NotFound):
+            continue  # a second copy may be sound; what is gone, another shred or a rotation has deleted
+        if one not in key.found:
+            key.found.append(one)
+    return [*found.values()]

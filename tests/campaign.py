@@ -1,0 +1,116 @@
+"""Leave slow tests to the campaign, draw CI's share of them, and count what a run leaves out.
+
+A test marked `campaign("reason")` runs under `make campaign`. `make share` runs one of `SHARES` parts of
+these tests. The day chooses the part, so all of them run in `SHARES` days. Every other run leaves these tests
+out and says how many, by reason. The name of a test alone decides to which share it belongs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
+from functools import wraps
+from hashlib import sha256
+from typing import Any, Final, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+CAMPAIGN: Final = bool(os.environ.get("OFFLOAD_CAMPAIGN"))
+"""True under `make campaign`: every test runs, and walks go on for longer."""
+
+SHARE: Final = os.environ.get("OFFLOAD_SHARE")
+"""Set by `make share`: the number of the share that runs, alone. Number `SHARES` is share 0 again."""
+
+SHARES: Final = 20
+
+
+def campaign(reason: str) -> pytest.MarkDecorator:
+    """Return the mark of a test that runs only in the campaign and in CI's share.
+
+    `reason` says what `make test` keeps of the claim, or why it keeps nothing.
+    """
+    return pytest.mark.campaign(reason)
+
+
+def keeping(
+    kept: Container[T], values: Iterable[T], reason: str, *, id_: Callable[[T], str] = str
+) -> list[Any]:
+    """Return `values` for `pytest.mark.parametrize`: all that are not in `kept` are left to the campaign."""
+    left = campaign(reason)
+    return [pytest.param(each, id=id_(each), marks=() if each in kept else left) for each in values]
+
+
+def leaving(reason: str, *names: str) -> Callable[[type[T]], type[T]]:
+    """Return a decorator of a test class that leaves these inherited tests to the campaign."""
+
+    def left(inherited: Callable[..., None]) -> Callable[..., None]:
+        @campaign(reason)
+        @wraps(inherited)  # pytest reads the fixtures of the original
+        def test(*arguments: Any, **fixtures: Any) -> None:
+            inherited(*arguments, **fixtures)
+
+        return test
+
+    def decorate(cls: type[T]) -> type[T]:
+        for name in names:
+            setattr(cls, name, left(getattr(cls, name)))
+        return cls
+
+    return decorate
+
+
+def is_drawn(nodeid: str, share: int) -> bool:
+    """Return whether the test belongs to this share."""
+    return int(sha256(nodeid.encode()).hexdigest(), 16) % SHARES == share % SHARES
+
+
+class LeftOut:
+    """A plugin of pytest: deselects tests that are left to the campaign and reports all that did not run.
+
+    The processes of pytest-xdist select for themselves; each sends its counts to the one that reports.
+    """
+
+    def __init__(self) -> None:
+        self._left: Counter[str] = Counter()
+        self._skipped: Counter[str] = Counter()
+
+    @pytest.hookimpl(trylast=True)  # `-k` and `-m` select first: the counts are of the rest
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Keep the tests that this run is for."""
+        if CAMPAIGN:
+            return
+        kept, left = [], []
+        for item in items:
+            mark = item.get_closest_marker("campaign")
+            wanted = mark is None if SHARE is None else mark is not None and is_drawn(item.nodeid, int(SHARE))
+            (kept if wanted else left).append(item)
+            if mark is not None and not wanted:
+                self._left[mark.args[0]] += 1
+        items[:] = kept
+        config.hook.pytest_deselected(items=left)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a skipped test by its reason."""
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self._skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send the counts from a process of pytest-xdist."""
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["left"] = dict(self._left)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take the counts of a process: all collect the same tests, so the last one's are everyone's."""
+        self._left = Counter(getattr(node, "workeroutput", {}).get("left", self._left))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print one line for each reason, the most frequent first."""
+        for title, counts in (("left to the campaign", self._left), ("skipped", self._skipped)):
+            if counts:
+                terminalreporter.section(f"{title}: {counts.total()} tests")
+                for reason, count in counts.most_common():
+                    terminalreporter.write_line(f"{count:6}  {reason}")

@@ -1,0 +1,26 @@
+"""The GCS client on a server of a test, and a minimal imitation of GCS."""
+
+from __future__ import annotations
+
+from cloud.calls import DIGITS, Client, part_of
+from offload_gcs import GcsOptions, GcsStore
+from wire import Answer, Heard
+
+TOKEN = "ya29.HUSH"
+KMS_KEY = "projects/p/locations/eu/keyRings/r/cryptoKeys/k"
+
+
+def answers(heard: Heard) -> Answer:
+    """Answer every call of the port with success, as GCS does."""
+    if heard.method == "GET" and "alt" in heard.query:
+        return part_of(DIGITS, heard, {}, beyond=Answer(416))
+    return Answer(body=b"{}", headers={"Content-Type": "application/json"})
+
+
+GCS = Client(
+    open=lambda options: GcsStore(bucket="bucket", options=GcsOptions.of(options)),
+    login={"token": TOKEN},
+    anonymous={"token": None, "anonymous": True},
+    answers=answers,
+)
+of_store, error_of = GCS.of_store, GCS.error_of

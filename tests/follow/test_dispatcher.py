@@ -1,0 +1,231 @@
+"""Tests of dispatchers: all streams advance, new ones are found, and a stop loses nothing.
+
+The clock is that of the event loop, and runs a hundred times as fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from growing_source import GrowingSource, GrowingStream
+
+from offload import ObjectStoreOffloader
+from offload.contracts.store import Body
+from offload.env import Env
+from offload.errors import Denied
+from offload.store.memory import MemoryStore
+from offload.streams.dispatcher import Dispatcher
+from offload.streams.follower import FollowRules
+
+SPEED = 100.0
+RULES = FollowRules(max_lag_seconds=5.0, hold_back_seconds=0.0)
+
+
+def fast() -> Env:
+    """Return a clock that runs faster than the test."""
+    return Env(
+        monotonic=lambda: asyncio.get_running_loop().time() * SPEED,
+        sleep=lambda seconds: asyncio.sleep(seconds / SPEED),
+    )
+
+
+def dispatcher(source: GrowingSource, store: MemoryStore, **changes: Any) -> Dispatcher:
+    plan = ObjectStoreOffloader(store), RULES
+    options: dict[str, Any] = {"plan_of": lambda stream: plan, "env": fast(), "discover_seconds": 5.0}
+    return Dispatcher(source=source, **(options | changes))
+
+
+async def until(met: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+    """Wait until a condition is met."""
+    async with asyncio.timeout(seconds):
+        while not await met():  # noqa: ASYNC110 - the store has no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def ends(store: MemoryStore) -> dict[str, int]:
+    """Return the next offset of each stream of the tier."""
+    tier = ObjectStoreOffloader(store)
+    try:
+        return {name: (await tier.load_manifest(name)).next_offset for name in await tier.streams()}
+    except LookupError:
+        return {}
+
+
+def test_all_streams_advance_and_a_clean_stop_leaves_no_attempt_running() -> None:
+    async def scenario() -> None:
+        source, store, stopping = GrowingSource(), MemoryStore(), asyncio.Event()
+        source.held = [GrowingStream(name=f"s{number}") for number in range(10)]
+        running = asyncio.create_task(dispatcher(source, store).run(stopping))
+        for round_number in range(1, 4):
+            for stream in source.held:
+                stream.append()
+            wanted = {stream.name: 10 * round_number for stream in source.held}
+
+            async def met(wanted: dict[str, int] = wanted) -> bool:
+                return await ends(store) == wanted
+
+            await until(met)
+        stopping.set()
+        await running
+
+        tier = ObjectStoreOffloader(store)
+        assert {name: (await tier.load_manifest(name)).running for name in await tier.streams()} == {
+            stream.name: () for stream in source.held
+        }
+
+    asyncio.run(scenario())
+
+
+def test_streams_are_found_and_forgotten_while_it_runs() -> None:
+    async def scenario() -> None:
+        source, store, stopping = GrowingSource(), MemoryStore(), asyncio.Event()
+        following = dispatcher(source, store)
+        running = asyncio.create_task(following.run(stopping))
+        await asyncio.sleep(0.1)
+        source.held = [GrowingStream(name="late")]
+        source.held[0].append()
+
+        async def copied() -> bool:
+            return await ends(store) == {"late": 10}
+
+        await until(copied)
+        source.held = []
+
+        async def forgotten() -> bool:
+            return not following.statuses
+
+        await until(forgotten)
+        stopping.set()
+        await running
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_fails_stops_no_other() -> None:
+    async def scenario() -> None:
+        source, store, stopping = GrowingSource(), MemoryStore(), asyncio.Event()
+        source.held = [GrowingStream(name="bad", error=Denied("no right")), GrowingStream(name="good")]
+        source.held[1].append()
+        following = dispatcher(source, store)
+        running = asyncio.create_task(following.run(stopping))
+
+        async def copied() -> bool:
+            return await ends(store) == {"good": 10}
+
+        await until(copied)
+        assert [status.state for status in following.statuses] == ["paused", "leading"]
+        stopping.set()
+        await running
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_without_a_plan_is_left_out() -> None:
+    async def scenario() -> None:
+        source, store, stopping = GrowingSource(), MemoryStore(), asyncio.Event()
+        source.held = [GrowingStream(name="in"), GrowingStream(name="out")]
+        for stream in source.held:
+            stream.append()
+        plan_of = {"in": (ObjectStoreOffloader(store), RULES)}.get
+        running = asyncio.create_task(dispatcher(source, store, plan_of=plan_of).run(stopping))
+
+        async def copied() -> bool:
+            return await ends(store) == {"in": 10}
+
+        await until(copied)
+        await asyncio.sleep(0.2)
+        stopping.set()
+        await running
+        assert await ends(store) == {"in": 10}
+
+    asyncio.run(scenario())
+
+
+class SlowStore(MemoryStore):
+    """A store whose uploads wait for `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.at_once = self.at_once_max = 0
+
+    async def put(self, key: str, data: bytes | Body) -> None:
+        """Put an object once the test says so."""
+        self.at_once += 1
+        self.at_once_max = max(self.at_once_max, self.at_once)
+        try:
+            await self.go.wait()
+            await super().put(key, data)
+        finally:
+            self.at_once -= 1
+
+
+def test_a_stop_commits_what_is_in_flight() -> None:
+    async def scenario() -> None:
+        source, stopping = GrowingSource(held=[GrowingStream()]), asyncio.Event()
+        source.held[0].append()
+        store = SlowStore()
+        running = asyncio.create_task(dispatcher(source, store).run(stopping))
+
+        async def uploading() -> bool:
+            return store.at_once == 1
+
+        await until(uploading)
+        stopping.set()
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        store.go.set()
+        await running
+
+        assert await ends(store) == {"orders": 10}
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_that_takes_too_long_is_cut_short() -> None:
+    async def scenario() -> None:
+        source, stopping = GrowingSource(held=[GrowingStream()]), asyncio.Event()
+        source.held[0].append()
+        store = SlowStore()
+        running = asyncio.create_task(dispatcher(source, store, stop_seconds=0.05).run(stopping))
+
+        async def uploading() -> bool:
+            return store.at_once == 1
+
+        await until(uploading)
+        stopping.set()
+
+        with pytest.raises(TimeoutError):
+            await running
+
+    asyncio.run(scenario())
+
+
+def test_no_more_streams_are_copied_at_once_than_there_are_turns() -> None:
+    async def scenario() -> None:
+        source, stopping = GrowingSource(), asyncio.Event()
+        source.held = [GrowingStream(name=f"s{number}") for number in range(12)]
+        for stream in source.held:
+            stream.append()
+        store = SlowStore()
+        running = asyncio.create_task(dispatcher(source, store, turns_max=3).run(stopping))
+
+        async def uploading() -> bool:
+            return store.at_once == 3
+
+        await until(uploading)
+        await asyncio.sleep(0.2)
+        assert store.at_once_max == 3
+        store.go.set()
+
+        async def copied() -> bool:
+            return len(await ends(store)) == 12
+
+        await until(copied)
+        stopping.set()
+        await running
+
+    asyncio.run(scenario())

@@ -1,0 +1,532 @@
+"""Tests of followers: what they copy and when, what it costs, and how they hand over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import pytest
+from growing_source import BODY_SIZE_BYTES, Clock, GrowingStream
+
+from offload import ObjectStoreOffloader, StreamReader, delete_stream
+from offload.contracts.events import Event, StreamPaused, StreamResumed, TookOver
+from offload.errors import Denied, Diverged, Misuse, NoSpace, OutcomeUnknown, TryAgain
+from offload.native.offloader import TierOptions
+from offload.store.faults import Fault, FaultyStore, Rule
+from offload.store.memory import MemoryStore
+from offload.streams.follower import PAUSE_SECONDS, Follower, FollowRules, FollowState, FollowStatus
+
+LAG: Final = 10.0
+FRAGMENT_SIZE_BYTES: Final = 50 * BODY_SIZE_BYTES
+RULES: Final = FollowRules(
+    max_lag_seconds=LAG, hold_back_seconds=1.0, fragment_size_bytes=FRAGMENT_SIZE_BYTES
+)
+AT_ONCE: Final = replace(RULES, hold_back_seconds=0.0)
+
+
+@dataclass
+class World:
+    """A source that grows, a tier in memory, and followers of the same stream."""
+
+    clock: Clock = field(default_factory=Clock)
+    source: GrowingStream = field(default_factory=GrowingStream)
+    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
+    events: list[Event] = field(default_factory=list)
+
+    def tier(self) -> ObjectStoreOffloader:
+        """Return the tier, as another process opens it."""
+        options = TierOptions(fragment_size_bytes=FRAGMENT_SIZE_BYTES)
+        return ObjectStoreOffloader(self.store, options=options, env=self.clock.env())
+
+    def follower(self, rules: FollowRules = RULES, source: GrowingStream | None = None) -> Follower:
+        """Return a follower in a process of its own."""
+        return Follower(
+            source=source or self.source,
+            offloader=self.tier(),
+            rules=rules,
+            env=self.clock.env(),
+            emit=self.events.append,
+        )
+
+    async def run(self, *followers: Follower, seconds: float) -> None:
+        """Let the followers look in turn until so much time has passed."""
+        end = self.clock.now + seconds
+        due = [(self.clock.now, number) for number in range(len(followers))]
+        while True:
+            now, number = min(due)
+            if now > end:
+                break
+            self.clock.now = max(self.clock.now, now)
+            pause = await followers[number].step()
+            due[number] = self.clock.now + pause, number
+        self.clock.now = end
+
+    async def committed(self) -> int:
+        """Return the next offset of the tier."""
+        return (await self.tier().load_manifest("orders")).next_offset
+
+    async def assert_whole(self) -> None:
+        """Assert that the tier has every record of the source, once and in order."""
+        reader = await StreamReader.open(self.tier(), "orders")
+        offsets = [
+            offset
+            async for batch in reader.messages(0)
+            for offset in range(batch.offset, batch.offset + len(batch.bodies))
+        ]
+        assert offsets == list(range(self.source.next_offset))
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        """Return the events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def requests(self) -> Counter[str]:
+        """Return the requests since the last call."""
+        found = Counter(call.operation for call in self.store.calls)
+        self.store.calls.clear()
+        return found
+
+
+def run(scenario: Callable[[World], Awaitable[None]]) -> None:
+    world = World()
+    asyncio.run(scenario(world))  # type: ignore[arg-type]  # a coroutine function
+
+
+class TestWhenItCopies:
+    """A record is on the tier in time, and not in needlessly small fragments."""
+
+    def test_a_record_is_readable_within_the_lag(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            await world.run(follower, seconds=5)
+            for _ in range(20):
+                world.source.append()
+                end = world.source.next_offset
+                await world.run(follower, seconds=LAG)
+                assert await world.committed() >= end
+            await world.assert_whole()
+
+        run(scenario)
+
+    def test_nothing_is_copied_before_it_has_to_be(self) -> None:
+        """More may come, and one large fragment costs less than two small ones."""
+
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            manifest = await world.tier().load_manifest("orders")
+            for _ in range(10):
+                world.source.append()
+                await world.run(follower, seconds=1)
+            after = await world.tier().load_manifest("orders")
+
+            assert after.fragments - manifest.fragments <= 2
+
+        run(scenario)
+
+    def test_whole_fragments_are_copied_at_the_next_look(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower(AT_ONCE)
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            world.source.append(12)  # two fragments of five chunks, and two more
+            await world.run(follower, seconds=RULES.look_seconds)
+
+            assert await world.committed() == 110
+            await world.run(follower, seconds=LAG)
+            assert await world.committed() == 130
+
+        run(scenario)
+
+    def test_a_ledger_that_ended_is_copied_at_the_next_look(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower(AT_ONCE)
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            world.source.append()
+            world.source.roll()
+            world.source.append()
+            await world.run(follower, seconds=RULES.look_seconds)
+
+            assert await world.committed() == 20
+
+        run(scenario)
+
+    def test_what_came_just_now_is_held_back(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower(FollowRules(max_lag_seconds=LAG, hold_back_seconds=5.0))
+            world.source.append()
+            await world.run(follower, seconds=5)
+            world.source.append()
+            world.source.roll()
+            world.source.append()
+            await world.run(follower, seconds=4.9)
+
+            assert await world.committed() == 10
+
+        run(scenario)
+
+    def test_nothing_is_copied_beyond_what_the_broker_vouches_for(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append(10)
+            world.source.committed_offset = 35
+            await world.run(follower, seconds=10 * LAG)
+            assert await world.committed() == 30
+
+            world.source.committed_offset = 100
+            await world.run(follower, seconds=LAG)
+            assert await world.committed() == 100
+
+        run(scenario)
+
+    def test_a_backlog_is_copied_in_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("offload.streams.follower.TURN_SIZE_BYTES", 100 * BODY_SIZE_BYTES)
+
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            for _ in range(20):
+                world.source.append(10)
+                world.source.roll()
+            world.source.append()
+            await follower.step()
+            world.clock.now += RULES.look_seconds
+            ends = []
+            while await follower.step() == 0.0:
+                ends.append(await world.committed())
+
+            assert ends == list(range(100, 2000, 100)) or len(ends) >= 9
+            await world.run(follower, seconds=LAG)
+            await world.assert_whole()
+
+        run(scenario)
+
+
+class TestItsStatus:
+    def test_what_is_dispatched_and_what_is_committed_are_apart_during_a_copy(self) -> None:
+        """Before the first commit the lag is everything in the source. `alarm_lag` says when it is late."""
+
+        async def scenario(world: World) -> None:
+            seen: list[FollowStatus] = []
+            follower = Follower(
+                source=world.source,
+                offloader=world.tier(),
+                rules=replace(RULES, alarm_lag_seconds=7.0),
+                env=world.clock.env(),
+                emit=lambda event: seen.append(follower.status),
+            )
+            world.source.append(3)
+            await world.run(follower, seconds=RULES.max_lag_seconds)
+
+            first = seen[0]
+            assert (first.dispatched_offset, first.committed_offset, first.lag_records) == (30, None, 30)
+            after = follower.status
+            assert (after.dispatched_offset, after.committed_offset, after.lag_records) == (30, 30, 0)
+            assert (after.alarm_seconds, RULES.alarm_seconds) == (7.0, 3 * RULES.max_lag_seconds)
+
+        run(scenario)
+
+
+class TestWhatItCosts:
+    """Requests to the store."""
+
+    def test_an_idle_stream_costs_no_request(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            world.requests()
+            snapshots = world.source.snapshots
+
+            await world.run(follower, seconds=1000 * LAG)
+
+            assert world.requests() == {}
+            assert world.source.snapshots == snapshots
+
+        run(scenario)
+
+    def test_a_fragment_costs_a_put_a_create_and_a_list(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            for _ in range(3):
+                world.requests()
+                world.source.append()
+                await world.run(follower, seconds=LAG)
+                assert world.requests() == {"put": 1, "create": 1, "list": 1}
+
+        run(scenario)
+
+    def test_an_attempt_announced_in_vain_is_dropped_when_the_next_ledger_is_copied(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            for _ in range(5):
+                world.source.append()
+                world.source.roll()
+                world.source.append()
+                await world.run(follower, seconds=LAG)
+
+            assert len((await world.tier().load_manifest("orders")).running) == 1
+            await world.assert_whole()
+
+        run(scenario)
+
+
+class TestErrors:
+    """What stops a stream, and what it does then."""
+
+    @pytest.mark.parametrize("error", [Denied("no right to read"), NoSpace("the bucket is full")])
+    def test_an_error_for_a_person_pauses_the_stream_and_is_told_once(self, error: Any) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            world.source.error = error
+            await world.run(follower, seconds=5 * PAUSE_SECONDS)
+
+            assert follower.state is FollowState.PAUSED
+            assert [event.error for event in world.of(StreamPaused)] == [error]
+            world.source.error = None
+            world.source.append()
+            await world.run(follower, seconds=PAUSE_SECONDS + LAG)
+            assert len(world.of(StreamResumed)) == 1
+            assert follower.state is FollowState.LEADING
+            await world.assert_whole()
+
+        run(scenario)
+
+    def test_a_gap_pauses_the_stream_and_changes_nothing(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            world.source.append()
+            world.source.roll()
+            world.source.append()
+            world.source.drop_first_ledger()
+            await world.run(follower, seconds=LAG)
+
+            assert isinstance(follower.status.error, Diverged)
+            assert await world.committed() == 10
+
+        run(scenario)
+
+    def test_a_source_that_cut_its_log_pauses_the_stream(self) -> None:
+        """A new leader of the broker has other chunks at these offsets."""
+
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append(2)
+            await world.run(follower, seconds=LAG)
+            world.source.ledgers, world.source.next_offset, world.source.epoch = [[]], 0, 2
+            world.source.append(4)
+            await world.run(follower, seconds=LAG)
+
+            assert isinstance(follower.status.error, Diverged)
+            assert await world.committed() == 20
+
+        run(scenario)
+
+    def test_a_stream_that_was_deleted_on_the_tier_is_not_begun_again(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            await delete_stream(world.tier(), "orders")
+            world.source.append()
+            await world.run(follower, seconds=3 * PAUSE_SECONDS)
+
+            assert follower.state is FollowState.PAUSED
+            assert "was deleted" in str(follower.status.error)
+
+        run(scenario)
+
+    def test_a_store_that_is_down_loses_nothing_and_is_tried_again(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+            world.store.rules = [Rule(Fault.FAIL_BEFORE, "put"), Rule(Fault.FAIL_BEFORE, "create")]
+            world.source.append()
+            await world.run(follower, seconds=3600)
+            assert isinstance(follower.status.error, (TryAgain, OutcomeUnknown))
+            assert follower.status.lag_seconds > 3600 - LAG
+            world.store.rules = []
+
+            await world.run(follower, seconds=2 * 60)
+            await world.assert_whole()
+            assert follower.status.error is None
+            assert len((await world.tier().load_manifest("orders")).running) == 1
+
+        run(scenario)
+
+    @pytest.mark.parametrize("operation", ["create", "put"])
+    def test_a_lost_reply_neither_loses_nor_doubles_a_record(self, operation: str) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            for nth in range(1, 8):
+                world.store.rules = [Rule(Fault.LOSE_REPLY, operation, nth=nth)]
+                world.source.append()
+                await world.run(follower, seconds=3 * LAG)
+            world.store.rules = []
+            await world.run(follower, seconds=120)
+            await world.assert_whole()
+
+        run(scenario)
+
+
+class TestLeading:
+    """Several processes on replicas of one stream."""
+
+    def test_one_of_three_leads_and_the_others_claim_nothing(self) -> None:
+        async def scenario(world: World) -> None:
+            followers = [world.follower() for _ in range(3)]
+            for _ in range(50):
+                world.source.append()
+                await world.run(*followers, seconds=LAG)
+
+            assert len(world.of(TookOver)) == 1
+            assert sorted(each.state for each in followers) == ["leading", "standby", "standby"]
+            await world.assert_whole()
+
+        run(scenario)
+
+    def test_another_takes_over_if_the_leader_is_gone(self) -> None:
+        async def scenario(world: World) -> None:
+            dead, heir = world.follower(), world.follower()
+            world.source.append()
+            await world.run(dead, heir, seconds=LAG)
+            assert dead.state is FollowState.LEADING
+            world.source.append()
+            await world.run(heir, seconds=RULES.quiet_seconds - LAG)
+            assert await world.committed() == 10
+
+            await world.run(heir, seconds=RULES.quiet_seconds + LAG)
+
+            assert heir.state is FollowState.LEADING
+            assert len(world.of(TookOver)) == 2
+            await world.assert_whole()
+
+        run(scenario)
+
+    def test_of_several_that_want_to_take_over_at_once_one_claims(self) -> None:
+        async def scenario(world: World) -> None:
+            followers = [world.follower() for _ in range(5)]
+            world.source.append()
+            for _ in range(3):
+                await asyncio.gather(*(each.step() for each in followers))
+                world.clock.now += RULES.look_seconds
+
+            assert len(world.of(TookOver)) == 1
+            assert (await world.tier().load_manifest("orders")).epoch == 1
+            await world.run(*followers, seconds=LAG)
+            await world.assert_whole()
+
+        run(scenario)
+
+    def test_a_claim_whose_reply_is_lost_is_known_to_be_ours(self) -> None:
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            world.store.rules = [Rule(Fault.LOSE_REPLY, "create", "*/root.*1.manifest", nth=1)]
+            world.source.append()
+            await world.run(follower, seconds=LAG)
+
+            assert (await world.tier().load_manifest("orders")).epoch == 1
+            await world.assert_whole()
+
+        run(scenario)
+
+    def test_the_leader_that_wakes_up_stands_by_and_commits_nothing(self) -> None:
+        async def scenario(world: World) -> None:
+            sleeper, heir = world.follower(), world.follower()
+            world.source.append()
+            await world.run(sleeper, heir, seconds=LAG)
+            world.source.append()
+            await world.run(heir, seconds=3 * RULES.quiet_seconds)
+            version = (await world.tier().load_manifest("orders")).version
+            world.source.append()
+
+            await world.run(sleeper, seconds=LAG)
+
+            assert sleeper.state is FollowState.STANDBY
+            assert (await world.tier().load_manifest("orders")).version == version
+            await world.run(sleeper, heir, seconds=2 * LAG)
+            assert len(world.of(TookOver)) == 2
+            await world.assert_whole()
+
+        run(scenario)
+
+    def test_an_idle_stream_never_changes_hands(self) -> None:
+        async def scenario(world: World) -> None:
+            leader, other = world.follower(), world.follower()
+            world.source.append()
+            await world.run(leader, other, seconds=LAG)
+
+            await world.run(other, seconds=100 * RULES.quiet_seconds)
+
+            assert len(world.of(TookOver)) == 1
+
+        run(scenario)
+
+    def test_a_process_that_ends_cleanly_is_replaced_at_once(self) -> None:
+        async def scenario(world: World) -> None:
+            first, heir = world.follower(), world.follower()
+            world.source.append()
+            await world.run(first, seconds=LAG)
+            await first.release()
+            assert (await world.tier().load_manifest("orders")).running == ()
+            world.source.append()
+
+            await world.run(heir, seconds=LAG)
+
+            await world.assert_whole()
+
+        run(scenario)
+
+    def test_a_replica_with_an_old_leader_epoch_asks_seldom_and_claims_nothing(self) -> None:
+        """The broker has deposed its leader, which does not know it yet."""
+
+        async def scenario(world: World) -> None:
+            leader, deposed = world.follower(), GrowingStream(epoch=1)
+            world.source.epoch = 2
+            world.source.append()
+            await world.run(leader, seconds=LAG)
+            await leader.release()
+            deposed.ledgers, deposed.next_offset = [list(world.source.ledgers[0])], 10
+            deposed.append()
+            follower = world.follower(source=deposed)
+            world.requests()
+
+            await world.run(follower, seconds=10 * RULES.quiet_seconds)
+
+            assert await world.committed() == 10
+            assert len(world.of(TookOver)) == 1
+            assert world.requests()["list"] <= 50  # two for each load of the root
+
+        run(scenario)
+
+    def test_a_standby_asks_seldom(self) -> None:
+        """It loads the root only while its source has something that the root does not name."""
+
+        async def scenario(world: World) -> None:
+            leader, other = world.follower(), world.follower()
+            world.source.append()
+            await world.run(leader, other, seconds=LAG)
+            world.source.append()
+            world.requests()
+
+            await world.run(other, seconds=RULES.quiet_seconds / 2)
+
+            assert world.requests() <= Counter(list=2, get=4)  # two loads of the root
+
+        run(scenario)
+
+
+def test_rules_that_contradict_each_other_are_refused() -> None:
+    for wrong in ({"max_lag_seconds": 0.5}, {"max_lag_seconds": 2.0, "hold_back_seconds": 1.5}):
+        with pytest.raises(Misuse):
+            FollowRules(**wrong)

@@ -1,0 +1,152 @@
+"""A tier in memory with a key service in memory, for tests of the keys of streams.
+
+`Service` is a fake: it wraps with AES-GCM, so a test that asks with another context or label is refused as by
+a real one. `World` is a store that can fail, the service, and a clock that a test sets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from offload_conformance.ledgers import ledger_of
+
+from offload import ObjectStoreOffloader, StreamReader, StreamWriter
+from offload.contracts.keys import KeyService
+from offload.env import Env
+from offload.errors import Denied, NoSuchKey, TryAgain
+from offload.formats.keys import StreamKeys
+from offload.formats.root import encode_root
+from offload.model.labels import MasterKey
+from offload.model.manifest import StreamState
+from offload.native.key_ring import KeyRing
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+
+LABEL: Final = "tier-2026"
+
+Objects = dict[str, bytes]
+
+
+class Service(KeyService):
+    """A key service in memory: labels and master keys. `calls` are its calls in order."""
+
+    def __init__(self, *labels: str) -> None:
+        self.masters = {label: AESGCM(AESGCM.generate_key(256)) for label in labels or (LABEL,)}
+        self.calls: list[str] = []
+        self.is_down = False
+        self.waits_seconds = 0.0
+        self.unwraps_to: Callable[[bytes], bytes] = lambda key: key
+
+    async def wrap(self, label: str, key: bytes, context: Mapping[str, str]) -> bytes:
+        """Return the key encrypted, with the label and the context as associated data."""
+        return self._master("wrap", label).encrypt(bytes(12), key, _bound(label, context))
+
+    async def unwrap(self, label: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
+        """Undo `wrap`."""
+        master = self._master("unwrap", label)
+        try:
+            return self.unwraps_to(master.decrypt(bytes(12), wrapped, _bound(label, context)))
+        except InvalidTag as exc:
+            raise Denied(f"master key {label!r} did not wrap this key") from exc
+
+    async def create(self, label: str) -> None:
+        """Make a master key."""
+        self.calls.append("create")
+        self.masters.setdefault(label, AESGCM(AESGCM.generate_key(256)))
+
+    async def destroy(self, label: str) -> float:
+        """Destroy a master key."""
+        self.calls.append("destroy")
+        if self.is_down:
+            raise TryAgain("the key service is down")
+        return self.waits_seconds if self.masters.pop(label, None) else 0.0
+
+    def _master(self, call: str, label: str) -> AESGCM:
+        self.calls.append(call)
+        if self.is_down:
+            raise TryAgain("the key service is down")
+        if label not in self.masters:
+            raise NoSuchKey(f"the key service has no key {label!r}")
+        return self.masters[label]
+
+
+def _bound(label: str, context: Mapping[str, str]) -> bytes:
+    return json.dumps([label, dict(context)], sort_keys=True).encode()
+
+
+@dataclass
+class World:
+    """A store in memory, a key service, and a clock that a test sets."""
+
+    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
+    service: Service = field(default_factory=Service)
+    now: float = 0.0
+
+    def ring(self, label: str | None = LABEL, **changes: Any) -> KeyRing:
+        """Return the ring of another process."""
+        env = Env(monotonic=lambda: self.now, sleep=lambda seconds: asyncio.sleep(0))
+        new = None if label is None else MasterKey.parse(label)
+        return KeyRing(service=self.service, new=new, env=env, **changes)
+
+    def tier(self, ring: KeyRing | None = None) -> ObjectStoreOffloader:
+        return ObjectStoreOffloader(self.store, ring=ring)
+
+    @property
+    def objects(self) -> Objects:
+        assert isinstance(self.store.inner, MemoryStore)
+        return self.store.inner.objects
+
+    @property
+    def data(self) -> list[str]:
+        return [key for key in self.objects if "/data/" in key]
+
+    def key_objects(self, suffix: str = "") -> list[str]:
+        return sorted(key for key in self.objects if "/keys/" in key and key.endswith(suffix))
+
+    def lose(self, suffix: str = "") -> None:
+        for key in self.key_objects(suffix):
+            del self.objects[key]
+
+    def damage(self, suffix: str = "") -> None:
+        for key in self.key_objects(suffix):
+            self.objects[key] = self.objects[key][:-20] + b"x" * 20
+
+
+def run(scenario: Callable[[World], Awaitable[None]], **changes: Any) -> World:
+    world = World(**changes)
+    asyncio.run(scenario(world))  # type: ignore[arg-type]  # a coroutine function
+    return world
+
+
+async def append(tier: ObjectStoreOffloader, records: int = 10, *, stream: str = "orders") -> None:
+    writer = await StreamWriter.claim(tier, stream)
+    await writer.offload([ledger_of(records, first_offset=writer.manifest.next_offset)])
+
+
+async def read(tier: ObjectStoreOffloader, stream: str = "orders") -> int:
+    """Read the stream, and return the number of its messages."""
+    reader = await StreamReader.open(tier, stream)
+    return sum([len(batch.bodies) async for batch in reader.messages(0)])
+
+
+async def is_encrypted(world: World, stream: str = "orders") -> list[bool]:
+    """Return, for each fragment, if it is encrypted."""
+    tier = world.tier()
+    tree = tier.tree(await tier.load_manifest(stream))
+    return [bool(flag) async for run in tree.walk() for flag in run["encrypted"]]
+
+
+async def fence(world: World, stream: str = "orders") -> None:
+    """Leave the stream as a rebuild that is under way does."""
+    tier = world.tier()
+    await tier.open()
+    newest = await tier.log(stream).load_newest()
+    assert newest is not None
+    rebuilding = replace(newest, version=newest.version + 1, state=StreamState.REBUILDING)
+    world.objects[StreamKeys(stream).root(rebuilding.version)] = encode_root(rebuilding)

@@ -1,0 +1,108 @@
+"""A RabbitMQ of one node with the stream plugin, a real broker that runs from unpacked Debian packages.
+
+Streams live in `mnesia/tier@localhost/stream` of the scratch folder, one folder each. The Erlang machine gets
+one scheduler and does not spin, so that a sidecar on two cores has one of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from servers.processes import NotReady, end_of, free_port, process
+from servers.recipes import DebianPackages
+
+NODE: Final = "tier@localhost"
+READY_SECONDS: Final = 120.0
+
+RECIPE: Final = DebianPackages("rabbitmq", ("rabbitmq-server", "erlang-base"))
+
+CONFIGURATION: Final = """\
+listeners.tcp.default = 127.0.0.1:{amqp_port}
+stream.listeners.tcp.1 = 127.0.0.1:{stream_port}
+stream.advertised_host = 127.0.0.1
+log.console = true
+log.file = false
+"""
+
+ERL: Final = """\
+#!/bin/sh
+export ROOTDIR={erlang} BINDIR={erts}/bin EMU=beam PROGNAME=erl
+exec {erts}/bin/erlexec "$@"
+"""
+"""The packaged `erl` looks for its machine below /usr."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broker:
+    """A running broker. The user and the password are `guest`."""
+
+    stream_port: int
+    streams: Path
+    """The folder with a folder for each stream: a source is `rabbitmq://` and this path."""
+    version: str
+
+
+@contextmanager
+def rabbitmq(scratch: Path) -> Iterator[Broker]:
+    """Yield a broker whose files are in `scratch`, an existing folder. On exit it has ended.
+
+    Raises `NotReady` if it does not start. The packages must be installed (`RECIPE.install()`).
+    """
+    program = RECIPE.folder
+    erlang = program / "usr/lib/erlang"
+    erts = next(erlang.glob("erts-*"))
+    home = next(program.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*"))
+    amqp_port, stream_port, epmd_port = free_port(), free_port(), free_port()
+    wrapper = scratch / "bin" / "erl"
+    wrapper.parent.mkdir()
+    wrapper.write_text(ERL.format(erlang=erlang, erts=erts))
+    wrapper.chmod(0o755)
+    (scratch / "enabled_plugins").write_text("[rabbitmq_stream].\n")
+    settings = CONFIGURATION.format(amqp_port=amqp_port, stream_port=stream_port)
+    (scratch / "rabbitmq.conf").write_text(settings)
+    env = {
+        "PATH": f"{wrapper.parent}:{erts / 'bin'}:/usr/bin:/bin",
+        "HOME": str(scratch),
+        "ERL_EPMD_PORT": str(epmd_port),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_HOME": str(home),
+        "RABBITMQ_NODENAME": NODE,
+        "RABBITMQ_MNESIA_BASE": str(scratch / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(scratch / "log"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(scratch / "enabled_plugins"),
+        "RABBITMQ_CONFIG_FILE": str(scratch / "rabbitmq.conf"),
+        "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+        "RABBITMQ_PID_FILE": str(scratch / "pid"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
+    }
+    log = scratch / "rabbitmq.out"
+    with ExitStack() as processes:
+        processes.enter_context(
+            process(erts / "bin/epmd", "-port", str(epmd_port), log=scratch / "epmd.out", env=env)
+        )
+        broker = processes.enter_context(
+            process(home / "sbin/rabbitmq-server", log=log, env=env, cwd=scratch)
+        )
+        deadline = time.monotonic() + READY_SECONDS
+        while not _listens(stream_port):
+            if broker.poll() is not None or time.monotonic() > deadline:
+                raise NotReady(f"RabbitMQ did not start: {end_of(log)}")
+            time.sleep(0.2)
+        yield Broker(
+            stream_port=stream_port, streams=scratch / "mnesia" / NODE / "stream", version=RECIPE.version
+        )
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,278 @@
+"""Tests of what a process shows: its routes by a real server, and its metrics by Prometheus' own parser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from growing_source import GrowingSource, GrowingStream
+from prometheus_client.parser import text_string_to_metric_families
+
+from offload import ObjectStoreOffloader
+from offload.contracts.events import CommitFailed, CommitInDoubt, Event
+from offload.errors import Denied, Fenced, Misuse, OutcomeUnknown, TryAgain
+from offload.service.health import Health
+from offload.service.http import routes, serve_http
+from offload.service.listening import address_from, listen
+from offload.service.metrics import OTHERS, ServiceMetrics
+from offload.service.process import serve
+from offload.store.memory import MemoryStore
+from offload.streams.dispatcher import Dispatcher
+from offload.streams.follower import FollowRules, FollowState, FollowStatus
+from offload.streams.writer import StreamWriter
+
+LEADING = FollowStatus(
+    stream="orders",
+    state=FollowState.LEADING,
+    error=None,
+    source_next_offset=10,
+    committed_offset=4,
+    dispatched_offset=8,
+    lag_records=6,
+    lag_seconds=2.5,
+    alarm_seconds=15.0,
+)
+
+
+class Fixed:
+    """Stands in for a dispatcher with these statuses."""
+
+    error: Denied | None = None
+    source: GrowingSource
+
+    def __init__(self, *statuses: FollowStatus) -> None:
+        self.statuses = list(statuses)
+
+
+def health(*statuses: FollowStatus) -> Health:
+    return Health(dispatchers=[Fixed(*statuses)])  # type: ignore[list-item]
+
+
+def samples(metrics: ServiceMetrics) -> dict[tuple[str, ...], float]:
+    """Return the values by name and values of labels, in order of the labels' names."""
+    return {
+        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+    }
+
+
+async def asked(port: int, path: str) -> tuple[int, str]:
+    """Return the status and the body of a reply."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return int(head.split()[1]), body
+
+
+def answers(seen: Health, *paths: str) -> list[tuple[int, str]]:
+    """Return the replies of a real server."""
+
+    async def scenario() -> list[tuple[int, str]]:
+        listener = listen("127.0.0.1", 0)
+        metrics = ServiceMetrics(seen.statuses)
+        serving = asyncio.create_task(serve_http(routes(seen, metrics.text), listener))
+        try:
+            return [await asked(listener.getsockname()[1], path) for path in paths]
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    return asyncio.run(scenario())
+
+
+class TestRoutes:
+    def test_every_route_answers(self) -> None:
+        live, ready, status, metrics, absent = answers(
+            health(LEADING), "/livez", "/readyz", "/status", "/metrics", "/else"
+        )
+
+        assert live == (200, "ok\n")
+        assert ready == (200, "ready\nleads 1 of 1 streams, stands by for 0\n")
+        assert json.loads(status[1])["streams"][0] == {
+            "stream": "orders",
+            "state": "leading",
+            "late": False,
+            "lag_records": 6,
+            "lag_seconds": 2.5,
+            "alarm_seconds": 15.0,
+            "source_next_offset": 10,
+            "dispatched_offset": 8,
+            "committed_offset": 4,
+            "error": None,
+        }
+        assert 'offload_lag_records{stream="orders"} 6.0' in metrics[1]
+        assert absent[0] == 404
+
+    @pytest.mark.parametrize(
+        ("changes", "code", "line"),
+        [
+            ({}, 200, "leads 1 of 1 streams"),
+            ({"lag_seconds": 15.5}, 503, "stream 'orders' is late: its oldest record has waited 16 s"),
+            ({"state": FollowState.PAUSED, "error": Denied("no right")}, 503, "is paused: no right"),
+            ({"state": FollowState.STANDBY, "lag_seconds": 1e6}, 200, "stands by for 1"),
+        ],
+        ids=["leading", "late", "paused", "standby"],
+    )
+    def test_a_process_is_ready_unless_a_stream_is_late_or_paused(
+        self, changes: dict[str, Any], code: int, line: str
+    ) -> None:
+        """A standby is ready however much it lacks: the leader's lag is not its own."""
+        ((found, body),) = answers(health(replace(LEADING, **changes)), "/readyz")
+
+        assert (found, line in body) == (code, True), body
+
+    def test_a_process_is_not_ready_if_its_source_cannot_be_listed(self) -> None:
+        lost = Fixed()
+        lost.error, lost.source = Denied("no right"), GrowingSource()
+
+        ((code, body),) = answers(Health(dispatchers=[lost]), "/readyz")  # type: ignore[list-item]
+
+        assert (code, body.splitlines()[2]) == (503, "source memory://source: no right")
+
+    def test_a_name_that_is_not_utf_8_breaks_no_route(self) -> None:
+        """Nor do control characters break a line."""
+        paused = replace(
+            LEADING, stream="\udcff", state=FollowState.PAUSED, error=Denied("a\nb\x1b[31m\udcff")
+        )
+
+        (_, ready), (_, status), (code, metrics) = answers(health(paused), "/readyz", "/status", "/metrics")
+
+        assert ready.splitlines()[2] == r"stream '\udcff' is paused: a\nb\x1b[31m\udcff"
+        assert json.loads(status)["streams"][0]["stream"] == "\udcff"
+        assert (code, r'offload_lag_records{stream="\\udcff"} 6.0' in metrics) == (200, True)
+
+
+class TestMetrics:
+    def test_each_stream_has_its_lag_and_its_state(self) -> None:
+        found = samples(ServiceMetrics(lambda: [LEADING, replace(LEADING, stream="b", lag_seconds=99.0)]))
+
+        assert found["offload_lag_seconds", "orders"] == 2.5
+        assert found["offload_lag_records", "orders"] == 6
+        assert found["offload_stream_state", "leading", "orders"] == 1
+        assert found["offload_stream_state", "paused", "orders"] == 0
+        assert found["offload_paused_streams",] == 0
+        assert found["offload_late_streams",] == 1
+
+    def test_a_name_that_is_hostile_to_labels_is_escaped(self) -> None:
+        names = ['a"} 1\nfake 2', "back\\slash", "{}", "\x1b[31m", "ä", OTHERS]
+
+        found = samples(ServiceMetrics(lambda: [replace(LEADING, stream=name) for name in names]))
+
+        assert {labels[0] for name, *labels in found if name == "offload_lag_records"} == set(names)
+        assert not any(name == "fake" for name, *_ in found)
+
+    def test_streams_beyond_the_bound_are_one_row(self) -> None:
+        states = [FollowState.LEADING, FollowState.PAUSED, FollowState.LEADING]
+        rows = [
+            replace(LEADING, stream=f"s{n}", lag_seconds=n, state=state) for n, state in enumerate(states)
+        ]
+
+        found = samples(ServiceMetrics(lambda: [*rows, replace(LEADING, stream=OTHERS)], streams_max=1))
+
+        assert found["offload_lag_records", "s0"] == 6
+        assert found["offload_lag_records", OTHERS] == 18
+        assert found["offload_lag_seconds", OTHERS] == 2.5
+        assert found["offload_stream_state", "leading", OTHERS] == 2
+        assert found["offload_paused_streams",] == 1
+        assert len([name for name, *_ in found if name == "offload_lag_records"]) == 2
+
+    def test_a_stream_that_nobody_has_looked_at_has_no_lag_in_records(self) -> None:
+        found = samples(ServiceMetrics(lambda: [replace(LEADING, lag_records=None)]))
+
+        assert ("offload_lag_records", "orders") not in found
+
+    def test_requests_and_commits_are_counted_by_outcome(self) -> None:
+        metrics = ServiceMetrics(list)
+        metrics.observe("put", "ok", 0.2)
+        metrics.observe("put", "throttled", 7.0)
+        failed = CommitInDoubt(stream="s", change="append", error=OutcomeUnknown("lost"), seconds=1.0)
+        metrics.emit(failed)
+
+        found = samples(metrics)
+
+        assert found["offload_store_requests_total", "put", "ok"] == 1
+        assert found["offload_store_request_seconds_sum", "put", "throttled"] == 7.0
+        assert found["offload_commits_total", "outcome_unknown"] == 1
+
+
+def test_a_commit_that_is_not_accepted_is_told_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        events: list[Event] = []
+        tier = ObjectStoreOffloader(MemoryStore(), emit=events.append)
+        deposed = await StreamWriter.claim(tier, "orders", is_new=True)
+        writer = await StreamWriter.claim(tier, "orders")
+        with pytest.raises(Fenced):
+            await deposed.prepare([1])
+        monkeypatch.setattr(type(tier), "_base_for", lost)
+        with pytest.raises(OutcomeUnknown):
+            await writer.prepare([1])
+
+        fenced, in_doubt = [event for event in events if isinstance(event, CommitFailed)]
+        assert (fenced.stream, fenced.change, type(fenced.error)) == ("orders", "prepare", Fenced)
+        assert (type(fenced), type(in_doubt)) == (CommitFailed, CommitInDoubt)
+
+    async def lost(*args: object) -> None:
+        raise TryAgain("no answer")
+
+    asyncio.run(scenario())
+
+
+class TestListening:
+    def test_a_port_that_is_taken_is_refused_before_anything_starts(self) -> None:
+        with listen("127.0.0.1", 0) as taken:
+            port = taken.getsockname()[1]
+
+            with pytest.raises(Misuse, match=rf"cannot listen on 127.0.0.1:{port}: .* choose another"):
+                listen("127.0.0.1", port)
+
+    @pytest.mark.parametrize(
+        ("text", "address"),
+        [
+            ("9464", ("127.0.0.1", 9464)),
+            ("0.0.0.0:80", ("0.0.0.0", 80)),
+            ("[::1]:80", ("::1", 80)),
+            ("off", None),
+        ],
+    )
+    def test_a_port_alone_is_open_to_this_machine_only(
+        self, text: str, address: tuple[str, int] | None
+    ) -> None:
+        assert address_from(text) == address
+
+    @pytest.mark.parametrize("text", ["", "host", ":80", "host:", "1.1.1.1:65536", "a:-1", "a:٣"])
+    def test_an_address_that_is_none_is_refused(self, text: str) -> None:
+        with pytest.raises(Misuse):
+            address_from(text)
+
+
+def test_the_process_goes_on_if_a_companion_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """And a companion that would run for ever ends with the process."""
+
+    async def scenario() -> None:
+        source, store = GrowingSource(held=[GrowingStream()]), MemoryStore()
+        source.held[0].append()
+        rules = FollowRules(max_lag_seconds=1.0, hold_back_seconds=0.0)
+        tier = ObjectStoreOffloader(store)
+        dispatcher = Dispatcher(source=source, plan_of=lambda stream: (tier, rules))
+
+        async def fails(stopping: asyncio.Event) -> None:
+            raise RuntimeError("a mistake of ours")
+
+        async def stops_it(stopping: asyncio.Event) -> None:
+            while not [each for each in dispatcher.statuses if each.committed_offset == 10]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            stopping.set()
+            await asyncio.Event().wait()
+
+        async with asyncio.timeout(20):
+            await serve(dispatcher, fails, stops_it)
+
+    asyncio.run(scenario())
+
+    assert "a mistake of ours" in caplog.text

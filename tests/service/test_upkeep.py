@@ -1,0 +1,203 @@
+"""Tests of upkeep: jobs beside a kept writer, one at a time, and never in the way of the followers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from growing_source import GrowingStream
+
+from offload import ObjectStoreOffloader
+from offload.contracts.events import Event, UpkeepFinished
+from offload.env import Env
+from offload.errors import Denied
+from offload.service.config import RunConfig
+from offload.service.upkeep import Upkeep
+from offload.store.memory import MemoryStore
+from offload.streams.follower import Follower, FollowRules, FollowState
+
+OFF = dict.fromkeys(("retention", "compact", "sweep", "verify"), "off")
+
+
+class World:
+    """A tier in memory, one follower, and upkeep. The clock moves only if a test moves it."""
+
+    def __init__(self, **upkeep: str) -> None:
+        self.now, self.events = 0.0, list[Event]()
+        self.stream, self.store = GrowingStream(), MemoryStore()
+        self.env = Env(monotonic=lambda: self.now, now_ms=lambda: 10**12, random=lambda: 0.0)
+        self.tier = ObjectStoreOffloader(self.store, env=self.env)
+        rules = FollowRules(max_lag_seconds=1.0, hold_back_seconds=0.0)
+        self.follower = Follower(source=self.stream, offloader=self.tier, rules=rules, env=self.env)
+        document = {"source": "memory:", "tier": "memory:", "upkeep": OFF | upkeep}
+        self.config = RunConfig.model_validate(document | {"streams": {"*": {"max_age": "1d"}}})
+        self.upkeep = self.with_led(["orders"])
+
+    def beside(self, other: World) -> Upkeep:
+        """Return this world's upkeep for the tier of the other."""
+        self.tier, self.events = other.tier, other.events
+        return self.with_led(["orders"])
+
+    def with_led(self, led: list[str]) -> Upkeep:
+        return Upkeep(
+            config=self.config,
+            tier=self.tier,
+            tier_for=lambda stream: self.tier,
+            led=lambda: led,
+            env=self.env,
+            emit=self.events.append,
+        )
+
+    async def grow(self, fragments: int) -> None:
+        """Copy so many fragments, each by its own commit of the kept writer."""
+        for _ in range(fragments):
+            self.stream.append()
+            for _ in range(4):
+                self.now += 0.5
+                await self.follower.step()
+        assert (self.follower.state, self.follower.status.lag_records) == (FollowState.LEADING, 0)
+
+    async def run_once(self, upkeep: Upkeep | None = None) -> UpkeepFinished:
+        """Run the upkeep until its first job has ended."""
+        stopping = asyncio.Event()
+        running = asyncio.create_task((upkeep or self.upkeep).run(stopping))
+        async with asyncio.timeout(20):
+            while not (done := [each for each in self.events if isinstance(each, UpkeepFinished)]):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            stopping.set()
+            await running
+        self.events.clear()
+        return done[0]
+
+
+@pytest.mark.parametrize("job", ["retention", "compact"])
+def test_a_kept_writer_goes_on_after_a_job_has_changed_its_stream(job: str) -> None:
+    """The base of its next commit is old then. It stays in its epoch, and nothing is lost or doubled."""
+
+    async def scenario() -> None:
+        world = World(**{job: "1h"})
+        await world.grow(9)
+        before = await world.tier.load_manifest("orders")
+
+        done = await world.run_once()
+        changed = await world.tier.load_manifest("orders")
+        await world.grow(2)
+
+        after = await world.tier.load_manifest("orders")
+        assert (done.job, done.error) == (job, None)
+        assert changed.version > before.version
+        assert changed.fragments < before.fragments
+        assert (after.epoch, after.writer) == (before.epoch, before.writer)
+        assert after.next_offset == before.next_offset + 20
+        assert after.first_offset == (80 if job == "retention" else 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_verify_reports_damage_and_a_sweep_finds_nothing_to_delete() -> None:
+    async def scenario() -> None:
+        world = World(verify="2h")
+        await world.grow(1)
+        assert (await world.run_once(World(sweep="1h").beside(world))).error is None
+        key = next(key for key in world.store.objects if "/data/" in key)
+        del world.store.objects[key]
+
+        done = await world.run_once()
+
+        assert (done.job, done.streams, key in str(done.error)) == ("verify", 1, True)
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_leads_nothing_sends_no_request() -> None:
+    async def scenario() -> None:
+        world = World(retention="1h", compact="1h", sweep="1h", verify="1h")
+        await world.grow(1)
+        requests = world.tier.metrics.requests.total()
+        stopping = asyncio.Event()
+        running = asyncio.create_task(world.with_led([]).run(stopping))
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+        stopping.set()
+        await running
+
+        assert (world.tier.metrics.requests.total(), world.events) == (requests, [])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [Denied("no right"), RuntimeError("a mistake of ours")], ids=repr)
+def test_an_error_ends_a_run_and_not_the_upkeep(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        world = World(compact="1h")
+        await world.grow(9)
+
+        def fails(*args: Any, **options: Any) -> Any:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr("offload.service.upkeep.compact", fails)
+            failed = await world.run_once()
+        last = world.upkeep.as_json()[0]
+        world.now += 3600
+
+        done = await world.run_once()
+
+        assert str(error) in str(failed.error)
+        assert str(error) in last["last"]["error"]
+        assert (done.error, done.objects) == (None, 8)
+
+    asyncio.run(scenario())
+
+
+def test_jobs_run_one_after_another_and_say_when_they_are_due() -> None:
+    """Each comes again after its interval, less a tenth, by the random number of this world."""
+
+    async def scenario() -> None:
+        world = World(retention="1h", sweep="1d")
+        at_once: list[int] = []
+        stopping = asyncio.Event()
+
+        def job(name: str) -> Callable[[object], Any]:
+            async def run(tally: object) -> None:
+                at_once.append(sum(row["running"] for row in world.upkeep.as_json()))
+                await asyncio.sleep(0)
+                if name == "sweep":
+                    stopping.set()
+
+            return run
+
+        for each in world.upkeep._jobs:
+            each.run = job(each.name)
+        await asyncio.wait_for(world.upkeep.run(stopping), 20)
+
+        rows = {row["job"]: row for row in world.upkeep.as_json()}
+        assert at_once == [1, 1]
+        assert set(rows) == {"retention", "sweep"}
+        assert rows["retention"]["due_in_seconds"] == 3240
+        assert rows["retention"]["last"]["error"] is None
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_runs_is_cancelled_when_the_process_stops() -> None:
+    async def scenario() -> None:
+        world, stopping, began = World(sweep="1h"), asyncio.Event(), asyncio.Event()
+
+        async def endless(tally: object) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        world.upkeep._jobs[0].run = endless
+        running = asyncio.create_task(world.upkeep.run(stopping))
+        await asyncio.wait_for(began.wait(), 20)
+        stopping.set()
+
+        await asyncio.wait_for(running, 20)
+
+        assert world.upkeep.as_json()[0]["running"] is False
+
+    asyncio.run(scenario())
