@@ -4,8 +4,8 @@ This module joins the others, and limits the number of uploads at once: `formats
 the protocol, `native.place` the choice of stores, `native.fragment_reader` and `native.fragment_writer` the
 data path, `native.adoption` the search for uploads that a crash left.
 
-Invariant: the stores hold all state of the tier. An instance keeps its anchor, immutable groups, and the
-streams that had no key when they were claimed.
+Invariant: the stores hold all state of the tier. An instance keeps its anchor, immutable groups, and in
+`native.stream_key` the streams that had no key when they were claimed.
 """
 
 from __future__ import annotations
@@ -57,23 +57,22 @@ from offload.errors import (
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.fragment_trailer import CHUNKS_MAX
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, looks_escaped
-from offload.formats.sealing import DataKey
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import cut
 from offload.model.compression import Compression, check_compression
-from offload.model.entry import Entries, Entry, EntryKind
+from offload.model.entry import Entries, Entry
 from offload.model.manifest import AttemptKind, CommittedStream, Manifest, StreamState
 from offload.model.tree import EntryTree
 from offload.native.adoption import find_leftovers
 from offload.native.anchors import create_anchor, read_anchor
 from offload.native.fragment_reader import FragmentHandle, load_tail, open_attempt
 from offload.native.fragment_writer import FragmentWriter, covering_table
-from offload.native.key_objects import listed_keys
-from offload.native.key_ring import NO_SERVICE, KeyRing, StreamKey
+from offload.native.key_ring import KeyRing
 from offload.native.lost_anchors import restore_tier_anchor
 from offload.native.lost_roots import loss_shown_by_base, newest_base, refuse_to_overtake
 from offload.native.place import TierPlace, TierPlan, no_other_store
 from offload.native.spool import spooled
+from offload.native.stream_key import StreamEncryption
 from offload.native.stream_names import check_stream_anchor, stream_under
 from offload.native.view import ObjectView
 from offload.store.metrics import MeteredStore
@@ -159,9 +158,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         self._found: tuple[TierAnchor, ObjectStore] | None = None
         self._was_absent = False
         self._opening = asyncio.Lock()
-        self._without_key: dict[str, tuple[UUID, int]] = {}
-        """The life and epoch in which a stream had no key."""
-        self._asking = asyncio.Lock()
+        self._encryption = StreamEncryption(self, ring)
 
     @property
     def url(self) -> str:
@@ -288,10 +285,10 @@ class ObjectStoreOffloader(LedgerOffloader):
         copied_epoch = await self._epoch_to_copy(handle, manifest) if kind is AttemptKind.COPY else None
         table = await covering_table(handle)
         compression = self._options.compression or self.default_compression
-        stream_key = await self._stream_key(manifest)
+        stream_key = await self._encryption.key_for_writing(manifest)
         writers = []
         for rows in cut(table, size_bytes=self._options.fragment_size_bytes, count_max=CHUNKS_MAX):
-            key, key_section = self._data_key(stream_key, attempt, int(rows["offset"][0]))
+            key, key_section = self._encryption.data_key(stream_key, attempt, int(rows["offset"][0]))
             writer = FragmentWriter(
                 handle=handle,
                 rows=rows,
@@ -437,7 +434,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         try:
             return await FragmentHandle.open(self.store, committed, entry, emit=self._emit, ring=self.ring)
         except Denied as refused:
-            await self._refuse_if_over(committed, refused)
+            await self._encryption.refuse_if_over(committed, refused)
             raise
 
     async def _epoch_to_copy(self, handle: ReadHandle, manifest: Manifest) -> int:
@@ -448,91 +445,7 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def encrypts(self, manifest: Manifest) -> bool:
         """Return True if new fragments of this stream are encrypted. Raises as `offload` does. For tools."""
         await self.open()
-        return await self._stream_key(manifest) is not None
-
-    async def _stream_key(self, manifest: Manifest) -> StreamKey | None:
-        """Return the key of this life of the stream. None if it is not encrypted.
-
-        Raises `Denied` if the stream is encrypted and no keys were given: data that is to be secret must not
-        be stored in the clear because an option was forgotten.
-        """
-        if self.ring is not None:
-            try:
-                found = await self.ring.for_writing(
-                    self.store, manifest.stream, manifest.incarnation, base_version=manifest.version
-                )
-            except Denied as refused:
-                await self._refuse_if_over(manifest, refused)
-                raise
-            if found is not None:
-                return found
-        if await self._is_encrypted(manifest):
-            missing = (
-                NO_SERVICE
-                if self.ring is None
-                else "its key objects are lost; restore them from a backup, or name a master key for new data"
-            )
-            denied = Denied(f"stream {manifest.stream!r} is encrypted, and {missing}")
-            if self.ring is not None:
-                await self._refuse_if_over(manifest, denied)
-            raise denied
-        return None
-
-    async def _refuse_if_over(self, committed: CommittedStream, refused: Denied | None) -> None:
-        """Raise `StreamDeleted` if the stream was deleted, or begun again: perhaps a shred took its key."""
-        newest = await self.log(committed.stream).load_newest()
-        if newest is None or newest.state is StreamState.DELETED:
-            gone = f"stream {committed.stream!r} of {self.url} was deleted; a sync begins it again"
-            raise StreamDeleted(gone, epoch=None if newest is None else newest.epoch) from refused
-        if newest.incarnation != committed.incarnation:
-            gone = f"stream {committed.stream!r} of {self.url} was deleted, and begun again since"
-            raise StreamDeleted(gone, epoch=newest.epoch) from refused
-
-    async def _is_encrypted(self, manifest: Manifest) -> bool:
-        # During a rebuild the root still names the fragments of the history that is replaced.
-        newest, is_rebuilding = manifest.entries[-1:], manifest.state is StreamState.REBUILDING
-        if not is_rebuilding and len(newest):
-            is_group = newest["kind"][0] != EntryKind.FRAGMENT
-            if await self._is_newest_encrypted(manifest) if is_group else newest["encrypted"][0]:
-                return True
-        if self.ring is not None:
-            # No key was listed a moment ago. A shred may have deleted it, and it deletes the stream first.
-            if not is_rebuilding and not len(newest):
-                await self._refuse_if_over(manifest, None)
-            return False
-        # The newest fragment may be plain although the stream has a key: a run that was to encrypt what
-        # follows may have ended before its first commit.
-        # Several ledgers of a stream are offloaded at once, and one of them asks. Whoever makes a key later
-        # claims the stream first, under another epoch.
-        claimed = manifest.incarnation, manifest.epoch
-        async with self._asking:
-            if self._without_key.get(manifest.stream) != claimed:
-                if await listed_keys(self.store, manifest.stream, manifest.incarnation):
-                    return True
-                self._without_key[manifest.stream] = claimed
-        return False
-
-    async def _is_newest_encrypted(self, manifest: Manifest) -> bool:
-        # The entry of a group says nothing of encryption, and key objects may be lost. So the group is read.
-        try:
-            newest = await self.tree(manifest).last()
-        except Absent:  # damage, unless the manifest is an older one
-            await self._refuse_if_over(manifest, None)
-            now = await self.log(manifest.stream).load_newest()
-            if now is None or now.version == manifest.version:
-                raise
-            raise Conflict(
-                f"stream {manifest.stream!r} has a newer root, and a group of this one is gone"
-            ) from None
-        return newest is not None and bool(newest.encrypted)
-
-    def _data_key(
-        self, stream_key: StreamKey | None, attempt: Attempt, first_offset: int
-    ) -> tuple[DataKey | None, bytes]:
-        """Return a new key for a fragment, and the key wrapped. None if the stream is not encrypted."""
-        if self.ring is None or stream_key is None:
-            return None, b""
-        return self.ring.data_key(stream_key, attempt=attempt.uid, first_offset=first_offset)
+        return await self._encryption.key_for_writing(manifest) is not None
 
     async def _upload_all(self, writers: list[FragmentWriter], keys: StreamKeys) -> None:
         """Upload every fragment. The first error cancels the others, waits for them, and is raised alone."""

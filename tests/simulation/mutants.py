@@ -37,6 +37,7 @@ from offload.native import adoption, key_ring
 from offload.native.key_objects import decode_key_object
 from offload.native.key_ring import KeyRing
 from offload.native.offloader import ObjectStoreOffloader
+from offload.native.stream_key import StreamEncryption
 from offload.streams.job import Job
 from offload.streams.reader import StreamWindows
 from offload.streams.writer import StreamWriter, always
@@ -55,7 +56,8 @@ _LOAD_GROUP, _GO_ON = GroupCache.load, StreamWindows._go_on
 _COMMIT = ObjectStoreOffloader.commit_manifest
 _EDITED, _JOB_REPLACE = commit.edited, Job.replace
 _RESOLVE_STREAM = StreamWriter._resolve
-_STREAM_KEY, _COMPLETE, _DATA_KEY = ObjectStoreOffloader._stream_key, adoption.complete, KeyRing.data_key
+_KEY_FOR_WRITING = StreamEncryption.key_for_writing
+_COMPLETE, _DATA_KEY = adoption.complete, KeyRing.data_key
 _ROTATE_KEY, _ENDED = rotate_run._Rotation._replace, shred_run._ended
 
 
@@ -259,9 +261,9 @@ def _born_of_the_claim_alone(self: Claim, base: Manifest | None) -> Manifest:
     return replace(changed, incarnation=uuid5(self.writer, "incarnation")) if is_birth else changed
 
 
-async def _clear_if_the_service_fails(self: ObjectStoreOffloader, manifest: Manifest) -> Any:
+async def _clear_if_the_service_fails(self: StreamEncryption, manifest: Manifest) -> Any:
     try:
-        return await _STREAM_KEY(self, manifest)
+        return await _KEY_FOR_WRITING(self, manifest)
     except OffloadError:
         return None
 
@@ -452,7 +454,7 @@ BUGS: Final[dict[str, Mutant]] = {
     "keys: in the clear if the service fails": Mutant(
         "-",
         "an encrypted stream is never continued in the clear",
-        set_to((ObjectStoreOffloader, "_stream_key", _clear_if_the_service_fails)),
+        set_to((StreamEncryption, "key_for_writing", _clear_if_the_service_fails)),
     ),
     "keys: one data key for an attempt": Mutant(
         "-",

@@ -12,11 +12,12 @@ from uuid import UUID
 import pytest
 from key_world import LABEL, Service, World, append, run
 
-from offload import ObjectStoreOffloader, Retention, delete_stream, trim, verify
+from offload import Retention, delete_stream, trim, verify
 from offload.errors import Corrupt, RootsLost, TryAgain
 from offload.formats.anchor import KeyObject
 from offload.formats.keys import StreamKeys
 from offload.native.key_ring import KEPT_SECONDS
+from offload.native.stream_key import StreamEncryption
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.upkeep.rotate import rotate
 from offload.upkeep.sweep.tier import sweep
@@ -394,7 +395,7 @@ class TestKeyServices:
             await append(world.tier(world.ring()))
             [key] = decoded(world, ".key")
             world.lose(".key")
-            with patch.object(ObjectStoreOffloader, "_is_encrypted", return_value=False):
+            with patch.object(StreamEncryption, "_is_encrypted", return_value=False):
                 await append(world.tier())
             store_key(world, key, ".copy", label="other")
 
