@@ -22,6 +22,7 @@ from offload.formats.fragment_trailer import CHUNKS_MAX, TRAILER
 from offload.formats.keys import TIER_ANCHOR, StreamKeys, escape
 from offload.formats.sealing import TAG_SIZE_BYTES
 from offload.model.entry import EntryKind
+from offload.model.part import StreamPart
 
 HERE: Final = Path(__file__).parent
 PAGE: Final = HERE / "format.md"
@@ -95,6 +96,7 @@ EXAMPLES: Final = {
     "compressed_tier_anchor": TierAnchor(compression="zstd:3").encode().decode().rstrip("\n"),
     "key_object": _key_object(),
     "stream_anchor": StreamAnchor(stream="orders").encode().decode().rstrip("\n"),
+    "part_anchor": StreamAnchor.of(StreamPart("orders", 2)).encode().decode().rstrip("\n"),
 }
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from offload.model.compression import Compression
     from offload.model.entry import Entry
     from offload.model.manifest import CommittedStream, Manifest
+    from offload.model.part import StreamPart
     from offload.model.position import AtEdge, AtOffset, AtTime, Position, parse_position
     from offload.native.offloader import ObjectStoreOffloader, TierOptions
     from offload.native.place import TierPlan
@@ -141,6 +142,7 @@ __all__ = [
     "StoreDenied",
     "StoreMetrics",
     "StreamDeleted",
+    "StreamPart",
     "StreamReader",
     "StreamReport",
     "StreamView",
@@ -232,6 +234,7 @@ _HOMES = {
     "StoreDenied": "offload.errors",
     "StoreMetrics": "offload.contracts.opening",
     "StreamDeleted": "offload.errors",
+    "StreamPart": "offload.model.part",
     "StreamReader": "offload.streams.reader",
     "StreamReport": "offload.streams.sync",
     "FollowStatus": "offload.streams.follower",

@@ -25,6 +25,7 @@ from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.chunk_table import ChunkTable
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream, Manifest
+from offload.model.part import StreamPart
 from offload.model.tree import Tree
 from offload.store.retry import RetryingStore, RetryPolicy
 from offload.store.wrap import UploadDecorator
@@ -116,6 +117,14 @@ class PatientOffloader(LedgerOffloader):
     async def streams(self) -> list[str]:
         """List the streams. Repeat the call if it is refused."""
         return await retried(self._inner.streams, self._count)
+
+    async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
+        """List the parts. Repeat the call if it is refused."""
+        return await retried(lambda: self._inner.parts(stream, after=after), self._count)
+
+    async def begin_part(self, part: StreamPart, *, before: Manifest) -> None:
+        """Begin a part. Repeat the call if it is refused."""
+        await retried(lambda: self._inner.begin_part(part, before=before), self._count)
 
     async def load_manifest(self, stream: str) -> Manifest:
         """Load, again if refused."""

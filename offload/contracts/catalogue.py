@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import CommittedStream
+from offload.model.part import StreamPart
 from offload.model.tree import EntryTree
 
 if TYPE_CHECKING:
@@ -125,6 +126,15 @@ class Catalogue(ABC):
         Raises `NotOffloaded` if nothing was ever committed, or the stream is being rebuilt; `StreamDeleted`
         if it was deleted.
         """
+
+    async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
+        """Return the parts of a stream behind part `after`, in order. Part 1, the stream itself, is left out.
+
+        Only parts whose record names `stream` count, not every stream whose name looks like that of a part.
+        Numbers may be left out. A part may have no data yet, or be deleted: `view` raises then as for any
+        stream. The default is for a catalogue whose streams have no parts.
+        """
+        return []
 
     @abstractmethod
     def view_of(self, committed: CommittedStream) -> StreamView:

@@ -24,6 +24,7 @@ from offload.errors import Misuse
 from offload.model.attempt import Attempt, Leftover, Receipt
 from offload.model.entry import Entries, Entry, entries_of_rows
 from offload.model.manifest import CommittedStream, Manifest
+from offload.model.part import StreamPart
 from offload.model.tree import Tree
 
 __all__ = ["Committer", "LedgerOffloader"]
@@ -81,6 +82,15 @@ class Committer(ABC):
           contains the change, because the change's data was trimmed or compacted. Load the manifest, then
           decide.
         """
+
+    async def begin_part(self, part: StreamPart, *, before: Manifest) -> None:
+        """Record that the stream named `part.name` is this part of `part.first`. Its first claim follows.
+
+        From then on `Catalogue.parts` returns the part. `before` is the newest manifest of the part before.
+        The call may be repeated. Raises `Conflict` if another stream has the name, `Denied` if the stream is
+        encrypted and the part would not be, and `Misuse` if the tier has no parts, as the default does.
+        """
+        raise Misuse(f"stream {part.first!r} cannot have parts here: the tier does not record them")
 
 
 class LedgerOffloader(Catalogue, Committer):

@@ -13,8 +13,9 @@ Invariant: an anchor has only one spelling. Bytes that decode must encode to the
 change unnoticed. Every later version keeps the first and the last line, so that damage to the version is not
 taken for a newer version.
 
-The anchor of a tier with `compression` has version 2, and every other anchor has version 1, with the same
-bytes as ever. A program that does not know the field refuses version 2, and asks for an upgrade.
+The anchor of a tier with `compression` has version 2, and so has the anchor of a part of another stream.
+Every other anchor has version 1, with the same bytes as ever. A program that does not know the fields refuses
+version 2, and asks for an upgrade: it would show a part as a stream of its own.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ from offload.formats.checksums import check_version, crc32c
 from offload.formats.keys import escape
 from offload.model.compression import BlockCodec, Compression
 from offload.model.labels import check_label
+from offload.model.part import PART_MAX, StreamPart
 
 ANCHOR_FORMAT_VERSION: Final = 1
 COMPRESSION_FORMAT_VERSION: Final = 2
 """The version of an anchor with `compression`."""
+PART_FORMAT_VERSION: Final = 2
+"""The version of the anchor of a part."""
 
 ANCHOR_SIZE_BYTES_MAX: Final = 64 * 1024
 """The most bytes that are read. A longer anchor does not decode."""
@@ -64,7 +68,12 @@ TIER_FIELDS: Final = (
     ("compression", "str", "default for new fragments: `lz4`, or `zstd:1` to `zstd:19`. Version 2 only"),
 )
 """The fields of a tier's anchor. A field that is false or empty is not written."""
-STREAM_FIELDS: Final = (("stream", "str", "the stream's full name, not escaped"),)
+STREAM_FIELDS: Final = (
+    ("continues", "str", "the full name of the first part. Version 2 only"),
+    ("part", "int", f"with `continues`: number of this part, 2 to {PART_MAX:,}"),
+    ("stream", "str", "the stream's full name, not escaped. That of a part is `<continues>-part-<part>`"),
+)
+"""The fields of a stream's anchor. One that is empty or 0 is not written."""
 KEY_FIELDS: Final = (
     ("base_version", "int", "version of the newest root that the maker of the key knew, below 2^63"),
     ("generation", "int", "1, and one more after each rotation, as in the object's name"),
@@ -188,12 +197,38 @@ class StreamAnchor(_Anchor):
     """The anchor of a stream. It has the stream's full name, because an escaped name may have been cut."""
 
     kind: ClassVar[str] = "stream"
+    known_version: ClassVar[int] = PART_FORMAT_VERSION
     stream: str
+    continues: str = ""
+    """The name of the first part, if the stream is a part of another."""
+    part: int = 0
+
+    @classmethod
+    def of(cls, part: StreamPart) -> StreamAnchor:
+        """Return the anchor of this part. That of the first part is the same as if it had no others."""
+        if part.number == 1:
+            return cls(stream=part.name)
+        return cls(stream=part.name, continues=part.first, part=part.number)
+
+    @property
+    def format_version(self) -> int:
+        """Version 2 for a part of another stream, and 1 for every other stream."""
+        return PART_FORMAT_VERSION if self.part else ANCHOR_FORMAT_VERSION
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name == "stream" or value}
 
     def _check(self) -> None:
-        if not isinstance(self.stream, str):
-            raise Misuse(f"the name of a stream is a text, not {self.stream!r}")
+        if not isinstance(self.stream, str) or not isinstance(self.continues, str):
+            raise Misuse(f"the name of a stream is a text, not {self.stream!r} or {self.continues!r}")
         escape(self.stream)  # raises for a name that no key can hold
+        if type(self.part) is not int or not (self.part == 0 or 2 <= self.part <= PART_MAX):
+            raise Misuse(f"the number of a part is 2 to {PART_MAX:,}, not {self.part!r}")
+        if bool(self.continues) != bool(self.part):
+            raise Misuse("an anchor has both `continues` and `part`, or none of them")
+        # Parts are looked up by their names. So a part of another name would be found by nobody.
+        if self.part and self.stream != StreamPart(self.continues, self.part).name:
+            raise Misuse(f"{self.stream!r} is not the name of part {self.part} of {self.continues!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,15 @@ def escape(stream: str) -> str:
     return f"{text[:134]}%s{hashlib.sha256(raw).hexdigest()}"
 
 
+def is_name(stream: str) -> bool:
+    """Return whether a stream can have this name."""
+    try:
+        escape(stream)
+    except Misuse:
+        return False
+    return True
+
+
 def unescape(part: str) -> str | None:
     """Return the stream with this escaped name. None if it is not an escaped name, or one that was cut."""
     try:

@@ -62,9 +62,10 @@ from offload.model.chunk_table import cut
 from offload.model.compression import Compression, check_compression
 from offload.model.entry import Entries, Entry
 from offload.model.manifest import AttemptKind, CommittedStream, Manifest, StreamState
+from offload.model.part import StreamPart
 from offload.model.tree import EntryTree
 from offload.native.adoption import find_leftovers
-from offload.native.anchors import create_anchor, read_anchor
+from offload.native.anchors import create_anchor
 from offload.native.fragment_reader import FragmentHandle, load_tail, open_attempt
 from offload.native.fragment_writer import FragmentWriter, covering_table
 from offload.native.key_ring import KeyRing
@@ -73,7 +74,12 @@ from offload.native.lost_roots import loss_shown_by_base, newest_base, refuse_to
 from offload.native.place import TierPlace, TierPlan, no_other_store
 from offload.native.spool import spooled
 from offload.native.stream_key import StreamEncryption
-from offload.native.stream_names import check_stream_anchor, stream_under
+from offload.native.stream_names import (
+    find_stream_anchor,
+    list_parts,
+    read_stream_anchor,
+    stream_under,
+)
 from offload.native.view import ObjectView
 from offload.store.metrics import MeteredStore
 from offload.store.probe import make_sure_of_create
@@ -221,6 +227,29 @@ class ObjectStoreOffloader(LedgerOffloader):
         names = [await self._name_of(part) for part in folders if looks_escaped(part)]
         return sorted(name for name in names if name is not None)
 
+    async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
+        """See `Catalogue.parts`. One listing, and two requests for each part."""
+        await self.open()
+        return await list_parts(self.store, StreamPart(stream, after))
+
+    async def begin_part(self, part: StreamPart, *, before: Manifest) -> None:
+        """See `Committer.begin_part`."""
+        await self.open()
+        await self._make_sure_of_create()
+        # Before the part has a root: its first fragment must not be plain if the part before is encrypted.
+        if (self.ring is None or self.ring.new is None) and await self.encrypts(before):
+            raise Denied(
+                f"stream {before.stream!r} is encrypted, and its next part has a key of its own: "
+                "name its master key with --encrypt"
+            )
+        # A root without an anchor has lost it: whose stream it is, nobody knows.
+        await find_stream_anchor(self.store, StreamKeys(part.name))
+        anchor = StreamAnchor.of(part)
+        if await self._create_stream_anchor(anchor) != anchor:
+            raise Conflict(
+                f"stream {part.name!r} is not part {part.number} of {part.first!r}: it was there before"
+            )
+
     async def load_manifest(self, stream: str) -> Manifest:
         """See `Committer.load_manifest`."""
         await self.open()
@@ -236,7 +265,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         # A stream's anchor is created before its first root. So it is read after the root: the other way
         # round, a stream that is born in between would seem to have lost its anchor.
         try:
-            await self._read_stream_anchor(keys)
+            await read_stream_anchor(self.store, keys)
         except NotFound as exc:
             raise AnchorLost(keys.anchor, tier=self.url, stream=stream) from exc
         return manifest
@@ -413,7 +442,7 @@ class ObjectStoreOffloader(LedgerOffloader):
             # comes before the first root, so that a stream with a root and without an anchor has lost it. A
             # crash in between leaves an anchor alone, and the next claim continues from there.
             base = await log.load_newest()
-            await self._create_stream_anchor(StreamKeys(stream))
+            await self._create_stream_anchor(StreamAnchor(stream=stream))
         if base is not None and isinstance(change, FIRST_CHANGES):
             await refuse_to_overtake(log, base)
         return base
@@ -474,22 +503,14 @@ class ObjectStoreOffloader(LedgerOffloader):
             await make_sure_of_create(self.store, self._env)
             self._place.is_probed = True
 
-    async def _create_stream_anchor(self, keys: StreamKeys) -> None:
+    async def _create_stream_anchor(self, anchor: StreamAnchor) -> StreamAnchor:
+        """Create a stream's anchor if it is absent. Return the one that is there."""
         # An anchor that exists is read, because it may be damaged or name another stream. No root may be
         # created under it then.
-        anchor = StreamAnchor(stream=keys.stream)
-        if not await create_anchor(self.store, keys.anchor, anchor.encode(), self._env):
-            await self._read_stream_anchor(keys)
-
-    async def _read_stream_anchor(self, keys: StreamKeys) -> None:
-        """Raise `AnchorLost` for a damaged anchor, and `Corrupt` for a sound one of another stream."""
-        try:
-            found = await read_anchor(
-                self.store, keys.anchor, partial(StreamAnchor.decode, where=keys.anchor)
-            )
-        except Corrupt as damage:
-            raise AnchorLost(keys.anchor, tier=self.url, stream=keys.stream, damage=damage) from damage
-        check_stream_anchor(found, keys)
+        keys = StreamKeys(anchor.stream)
+        if await create_anchor(self.store, keys.anchor, anchor.encode(), self._env):
+            return anchor
+        return await read_stream_anchor(self.store, keys)
 
     async def _name_of(self, part: str) -> str | None:
         """Return the true name of the stream under this part, or None if no stream was begun there."""

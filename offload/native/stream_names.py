@@ -18,8 +18,9 @@ from offload.commit.log import first_object
 from offload.contracts.store import Listed, ObjectStore
 from offload.errors import AnchorLost, Corrupt, NotFound, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor
-from offload.formats.keys import StreamKeys, looks_escaped, unescape
+from offload.formats.keys import StreamKeys, is_name, looks_escaped, unescape
 from offload.formats.root import decode_root
+from offload.model.part import StreamPart
 from offload.native.anchors import read_anchor
 from offload.native.fragment_check import load_own_tail
 
@@ -68,10 +69,49 @@ async def stream_under(
     return StreamUnder(stream=keys.stream)
 
 
-def check_stream_anchor(anchor: StreamAnchor, keys: StreamKeys) -> None:
-    """Raise `Corrupt` unless this anchor names the stream under whose prefix it is."""
+async def read_stream_anchor(store: ObjectStore, keys: StreamKeys) -> StreamAnchor:
+    """Read the anchor of a stream. Raises `NotFound` if there is none.
+
+    Raises `AnchorLost` for a damaged anchor, and `Corrupt` for a sound one of another stream.
+    """
+    try:
+        anchor = await read_anchor(store, keys.anchor, partial(StreamAnchor.decode, where=keys.anchor))
+    except Corrupt as damage:
+        raise AnchorLost(keys.anchor, tier=store.url, stream=keys.stream, damage=damage) from damage
     if anchor.stream != keys.stream:
         raise Corrupt("anchor", keys.anchor, stream=keys.stream, expected=keys.stream, found=anchor.stream)
+    return anchor
+
+
+async def find_stream_anchor(store: ObjectStore, keys: StreamKeys) -> StreamAnchor | None:
+    """Return the anchor of a stream, or None if no stream of this name was ever begun: one listing then.
+
+    Raises `AnchorLost` if the anchor is lost and the stream is there, or if the anchor is damaged.
+    """
+    # The listing comes first. Without it, a part whose anchor is lost would hide itself and all later parts.
+    async with aclosing(cast("AsyncGenerator[Listed, None]", store.list(keys.prefix))) as rows:
+        if await anext(rows, None) is None:
+            return None
+    try:
+        return await read_stream_anchor(store, keys)
+    except NotFound as exc:
+        if not await _has_stream(store, keys.prefix[:-1]):
+            return None
+        raise AnchorLost(keys.anchor, tier=store.url, stream=keys.stream) from exc
+
+
+async def list_parts(store: ObjectStore, after: StreamPart) -> list[StreamPart]:
+    """Return the parts of a stream behind this one, in order. See `Catalogue.parts`.
+
+    The search ends at the first name that no stream has. A name that a stream has is never free again. So
+    every part is found, also behind a name that a stream of its own has.
+    """
+    found, part = list[StreamPart](), after.following
+    while is_name(part.name) and (anchor := await find_stream_anchor(store, StreamKeys(part.name))):
+        if anchor == StreamAnchor.of(part):
+            found.append(part)
+        part = part.following
+    return found
 
 
 def _keys_in_anchor(raw: bytes, *, where: str) -> StreamKeys:

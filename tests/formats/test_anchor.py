@@ -16,12 +16,14 @@ from offload.formats.anchor import BRANCHING_FACTOR_MAX, StreamAnchor, TierAncho
 from offload.formats.checksums import crc32c
 from offload.formats.root import ENTRY
 from offload.model.compression import Compression
+from offload.model.part import PART_MAX, StreamPart
 from offload.store.memory import MemoryStore
 
 TIER = b'ledger-offload tier 1\n{"branching_factor":1024}\ncrc32c 308fcbce\n'
 COMPRESSED = b'ledger-offload tier 2\n{"branching_factor":1024,"compression":"zstd:3"}\ncrc32c 0dad04a8\n'
 STREAM = b'ledger-offload stream 1\n{"stream":"a/b \\"\\u00fc\\""}\ncrc32c 43bf0c21\n'
-PINNED = [(TierAnchor, TIER), (TierAnchor, COMPRESSED), (StreamAnchor, STREAM)]
+PART = b'ledger-offload stream 2\n{"continues":"a/b","part":2,"stream":"a/b-part-2"}\ncrc32c dd550c51\n'
+PINNED = [(TierAnchor, TIER), (TierAnchor, COMPRESSED), (StreamAnchor, STREAM), (StreamAnchor, PART)]
 
 
 def sealed(lines: bytes) -> bytes:
@@ -35,6 +37,7 @@ def test_the_bytes_of_version_1_do_not_drift() -> None:
 
 def test_the_bytes_of_version_2_do_not_drift() -> None:
     assert TierAnchor(compression="zstd:3").encode() == COMPRESSED
+    assert StreamAnchor.of(StreamPart("a/b", 2)).encode() == PART
 
 
 @given(st.text(min_size=1, max_size=1000))
@@ -43,6 +46,38 @@ def test_decoding_undoes_encoding_of_a_stream(name: str) -> None:
     anchor = StreamAnchor(stream=name)
 
     assert StreamAnchor.decode(anchor.encode(), where="here") == anchor
+
+
+@given(st.text(min_size=1, max_size=1000), st.integers(2, PART_MAX))
+@settings(max_examples=30)
+def test_decoding_undoes_encoding_of_a_part(name: str, number: int) -> None:
+    anchor = StreamAnchor.of(StreamPart(name, number))
+
+    assert StreamAnchor.decode(anchor.encode(), where="here") == anchor
+
+
+def test_the_first_part_has_the_anchor_of_a_stream_without_parts() -> None:
+    assert StreamAnchor.of(StreamPart('a/b "ü"')).encode() == STREAM
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"continues":"a","part":1,"stream":"a"}',
+        '{"continues":"a","part":2,"stream":"b-part-2"}',
+        '{"continues":"a","part":2,"stream":"a-part-3"}',
+        '{"continues":"a","part":1000000000,"stream":"a-part-1000000000"}',
+        '{"continues":"a","part":2.0,"stream":"a-part-2"}',
+        '{"continues":"a","stream":"a-part-2"}',
+        '{"part":2,"stream":"a-part-2"}',
+        '{"continues":"","part":0,"stream":"a-part-2"}',
+        '{"stream":"a-part-2"}',
+    ],
+)
+def test_an_anchor_of_version_2_names_the_part_that_its_name_says(text: str) -> None:
+    """A part is looked up by its name. One of another name would be found by nobody."""
+    with pytest.raises(Corrupt):
+        StreamAnchor.decode(sealed(f"ledger-offload stream 2\n{text}\n".encode()), where="here")
 
 
 @given(st.integers(2, BRANCHING_FACTOR_MAX))
@@ -123,7 +158,7 @@ def test_another_spelling_of_a_compression_is_not_written(text: str) -> None:
         TierAnchor(compression=text).encode()
 
 
-@pytest.mark.parametrize(("kind", "known"), [("tier", 2), ("stream", 1)])
+@pytest.mark.parametrize(("kind", "known"), [("tier", 2), ("stream", 2)])
 def test_the_version_behind_the_newest_asks_for_an_upgrade(kind: str, known: int) -> None:
     anchor = {"tier": TierAnchor, "stream": StreamAnchor}[kind]
     raw = sealed(f'ledger-offload {kind} {known + 1}\n{{"from the":"future"}}\n'.encode())

@@ -1,0 +1,36 @@
+"""The parts of a stream: a part continues a stream whose data its source could not continue.
+
+A part is a stream of its own. Its name is derived from the name of the first part, so that it can be found
+without a list of parts. The first part is the stream itself, and has number 1.
+
+Invariant: a part's number is never used again, and only the newest part of a stream takes new data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["StreamPart"]
+
+PART_MAX: Final = 999_999_999
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StreamPart:
+    """One part of the stream `first`."""
+
+    first: str
+    """The name of the first part, which is the name of the whole stream."""
+
+    number: int = 1
+
+    @property
+    def name(self) -> str:
+        """The part's own name, for example `orders-part-2`."""
+        return self.first if self.number == 1 else f"{self.first}-part-{self.number}"
+
+    @property
+    def following(self) -> StreamPart:
+        """The part of the next number."""
+        return StreamPart(self.first, self.number + 1)
