@@ -24,7 +24,8 @@ _LEVELS: Final = {BlockCodec.NONE: range(1), BlockCodec.ZSTD: range(1, 20), Bloc
 """The levels of each codec. `ZSTD` ends before the levels that need far more memory to decompress."""
 
 _FORM: Final = re.compile(r"(none|zstd|lz4)(?::([0-9]{1,2}))?")
-ZSTD_LEVEL: Final = 3
+ZSTD_LEVEL: Final = 1
+"""The level of `zstd` alone. Level 3 stored no less of broker messages (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True, slots=True)

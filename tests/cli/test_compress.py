@@ -46,7 +46,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("text", "recorded", "codec", "ratio_least"),
-    [("zstd", "zstd:3", "zstd", 5), ("zstd:9", "zstd:9", "zstd", 5), ("lz4", "lz4", "lz4", 3)],
+    [("zstd", "zstd:1", "zstd", 5), ("zstd:9", "zstd:9", "zstd", 5), ("lz4", "lz4", "lz4", 3)],
 )
 def test_a_sync_that_makes_a_tier_compresses_and_records_the_default(
     tmp_path: Path, plain: Path, text: str, recorded: str, codec: str, ratio_least: float
@@ -87,7 +87,7 @@ def test_later_syncs_use_the_default_and_one_may_name_another_codec(tmp_path: Pa
 
     assert codecs(tier, "orders") == ["zstd", "zstd", "lz4", "none", "zstd"]
     assert shown(tier, "orders")["codecs"] == ["none", "zstd", "lz4"]
-    assert default_of(tier) == "zstd:3"
+    assert default_of(tier) == "zstd:1"
 
 
 def test_a_sync_does_not_change_the_default_of_an_existing_tier(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_copy_compresses_and_makes_its_target_with_the_default(tmp_path: Path,
 
     [copied] = offload("copy", plain, tmp_path / "other", "--compress", "lz4", "--json").objects
     assert table.code == 0
-    assert default_of(target) == "zstd:3"
+    assert default_of(target) == "zstd:1"
     assert {*codecs(target)} == {"zstd"}
     assert copied["bytes"] == shown(plain)["bytes"] > 3 * copied["stored_bytes"]
     assert copied["stored_bytes"] == shown(tmp_path / "other")["stored_bytes"]
@@ -265,4 +265,4 @@ def test_a_rebuild_of_the_anchor_asks_for_the_default_that_objects_do_not_show(t
     assert "if the tier had another default, remove tier.anchor, and run this again" in ran.text
     (tier / "tier.anchor").unlink()
     assert offload("rebuild", tier, "--compress", "zstd").code == 0
-    assert default_of(tier) == "zstd:3"
+    assert default_of(tier) == "zstd:1"

@@ -138,7 +138,7 @@ class TestInspect:
         assert document["root"]["state"] == "live"
         assert document["root"]["object"] in keys(tier)
 
-    @pytest.mark.parametrize(("options", "default"), [((), "none"), (("--compress", "zstd"), "zstd:3")])
+    @pytest.mark.parametrize(("options", "default"), [((), "none"), (("--compress", "zstd"), "zstd:1")])
     def test_inspect_shows_the_default_compression_of_the_tier(
         self, tmp_path: Path, options: tuple[str, ...], default: str
     ) -> None:

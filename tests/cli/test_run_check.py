@@ -36,7 +36,7 @@ def test_a_check_says_what_would_be_done_and_changes_nothing(config: Path, tmp_p
 
     assert ran.code == 0
     assert files_below(tmp_path) == before
-    assert '"o*": 1 stream, lag at most 30s, kept for at most 7d, compressed as zstd:3' in ran.text
+    assert '"o*": 1 stream, lag at most 30s, kept for at most 7d, compressed as zstd:1' in ran.text
     assert 'one\t10\t10\t0\t0 B\t0\t0 B\t"o*"' in ran.text
     assert "two\t10\t-\t10\t3.2 KiB\t" in ran.text
     assert 'note: [streams."absent"] counts for no stream of the source' in ran.text

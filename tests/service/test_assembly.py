@@ -29,7 +29,7 @@ def test_streams_that_are_stored_alike_share_an_offloader(tmp_path: Path) -> Non
     streams = {
         "a": {"max_lag": "5s"},
         "b": {"compress": "zstd"},
-        "c": {"compress": "zstd:3"},
+        "c": {"compress": "zstd:1"},
         "d": {"follow": False},
     }
     document = {"source": f"rabbitmq://{DATA}/tiny", "tier": str(tmp_path / "tier"), "streams": streams}

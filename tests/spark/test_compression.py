@@ -22,7 +22,7 @@ def codecs(url: str | Path, stream: str = "orders") -> set[str]:
 
 
 def default_of(url: Path) -> bool:
-    return b'"compression":"zstd:3"' in (url / "tier.anchor").read_bytes()
+    return b'"compression":"zstd:1"' in (url / "tier.anchor").read_bytes()
 
 
 def frame(spark: SparkSession, first: int, stop: int) -> DataFrame:

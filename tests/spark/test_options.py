@@ -95,7 +95,7 @@ def test_a_stream_that_is_named_need_not_exist() -> None:
     assert StreamChoice(names=("gone",)).of(["a"]) == ["gone"]
 
 
-@pytest.mark.parametrize(("text", "named"), [("", None), ("zstd", "zstd:3"), ("none", "none")])
+@pytest.mark.parametrize(("text", "named"), [("", None), ("zstd", "zstd:1"), ("none", "none")])
 def test_a_write_names_its_compression_as_the_commands_do(text: str, named: str | None) -> None:
     found = WriteOptions.of({"path": "here", "stream": "orders", "compression": text}).tier.compression
 
