@@ -23,6 +23,7 @@ from typing import Any, Final, NoReturn, Protocol, Self, cast
 from urllib.parse import urlsplit
 
 from offload.commit.groups import GroupCache
+from offload.contracts.broker import BrokerView
 from offload.contracts.catalogue import Catalogue
 from offload.contracts.events import Event
 from offload.contracts.keys import KeyService
@@ -211,6 +212,22 @@ class Session:
         """Open the key service of a URL. Raises `Misuse` if no plugin serves it, or if the plugin refuses."""
         self._refuse_if_over()
         opened = _key_service(url, self.plugins)
+        self._opened.append(opened)
+        return opened
+
+    def broker(self, url: str, *, user: str | None = None, password: str | None = None) -> BrokerView:
+        """Open a view of the broker at a URL, which sends nothing yet. Raises `Misuse` as `source` does.
+
+        The URL has no login, because URLs are shown.
+        """
+        self._refuse_if_over()
+        refuse_login(url, of="a broker", where="as broker_user and broker_password_file")
+        scheme = scheme_of(url)
+        declared = self.plugins.by_scheme("broker", scheme or url)
+        opened = declared.load()(with_lower_scheme(url), user=user, password=password, env=self.env)
+        if not isinstance(opened, BrokerView):
+            kind = type(opened).__name__
+            raise Misuse(f"the plugin of {scheme}:// returned a {kind}, which is no view of a broker")
         self._opened.append(opened)
         return opened
 

@@ -52,11 +52,10 @@ def with_lower_scheme(url: str) -> str:
     return url if scheme is None else scheme + url[len(scheme) :]
 
 
-def refuse_login(url: str) -> None:
-    """Raise `Misuse` if the URL of a key service has a user or a password: URLs are shown and logged."""
+def refuse_login(url: str, *, of: str = "a key service", where: str = "by environment") -> None:
+    """Raise `Misuse` if this URL of something has a user or a password: URLs are shown and logged."""
     if _LOGIN.search(url):
-        shown = _without_login(url)
-        raise Misuse(f"{shown}: the URL of a key service has no login; give credentials by environment")
+        raise Misuse(f"{_without_login(url)}: the URL of {of} has no login; give credentials {where}")
 
 
 def names_secret(option: str) -> bool:

@@ -11,7 +11,7 @@ from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, one_line, print_json, print_table, size_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.source import SourceStream
-from offload.errors import Misuse, OffloadError
+from offload.errors import Misuse, NotOffloaded, OffloadError
 from offload.service.assembly import OpenedService, open_service, unmatched
 from offload.service.config import RunConfig, StreamConfig
 from offload.service.preview import (
@@ -23,6 +23,7 @@ from offload.service.preview import (
     try_keys,
 )
 from offload.session import GivenOptions
+from offload.streams.vouched import VouchedSource
 from offload.upkeep.check import CheckReport
 
 SNAPSHOTS_AT_ONCE = 8
@@ -37,6 +38,9 @@ class _Findings:
     streams: list[StreamPreview] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    leaders: dict[str, str | OffloadError] = field(default_factory=dict)
+    """The node that leads each stream, or the reason why the broker does not say it."""
+
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -74,6 +78,8 @@ async def _found(state: CommandContext, config: RunConfig, *, json: bool) -> _Fi
         return found
     names = [stream.name for stream in streams]
     found.notes = [*unmatched(config, names), *opened.source.notes]
+    if opened.asked is not None:
+        await _ask_broker(found, opened.asked, [name for name in names if config.of(name).follow])
     found.left_out = [name for name in names if not config.of(name).follow]
     if not summary_of(found.stores)["read"]:
         return found  # each stream would wait for the store
@@ -92,6 +98,23 @@ async def previews_of(opened: OpenedService, streams: list[SourceStream]) -> lis
     return await asyncio.gather(*map(preview, streams))
 
 
+async def _ask_broker(found: _Findings, asked: VouchedSource, streams: list[str]) -> None:
+    """Ask for the leader of each stream, until the broker itself fails."""
+    for stream in streams:
+        try:
+            node = await asked.broker.leader(stream)
+        except NotOffloaded as error:
+            found.notes.append(f"stream {stream!r}: hold_back applies: {error}")
+            found.leaders[stream] = error
+        except OffloadError as error:
+            found.leaders[stream] = error
+            if asked.broker.error is not None:
+                found.problems.append(f"the broker: {error}")
+                return
+        else:
+            found.leaders[stream] = f"{node.address} (this node)" if node.is_asked else node.address
+
+
 def _show(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> None:
     if config.keys is not None:
         tried = ", ".join(found.keys) or "no master key was tried"
@@ -101,7 +124,12 @@ def _show(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> None
         number = len(matching) if rules.follow else sum(config.glob_of(n) == glob for n in found.left_out)
         print(one_line(f'"{glob}": {counted(number, "stream")}, {_rules_text(rules)}'))
     rows = [[*preview_row(each), f'"{each.glob}"'] for each in found.streams]
-    print_table([*PREVIEW_HEADS, "rules"], rows)
+    heads = [*PREVIEW_HEADS, "rules"]
+    if config.broker is not None:
+        heads.append("leader")
+        for row, each in zip(rows, found.streams, strict=True):
+            row.append(_leader_text(found.leaders.get(each.stream)))
+    print_table(heads, rows)
     print(_upkeep_text(config))
     print(cost_text(cost))
     for note in found.notes:
@@ -123,6 +151,10 @@ def preview_row(seen: StreamPreview) -> tuple[object, ...]:
         f"{seen.lag_seconds:.0f}",
         size_text(round(86_400 * seen.growth_bytes_per_second)),
     )
+
+
+def _leader_text(leader: str | OffloadError | None) -> str:
+    return leader if isinstance(leader, str) else "not known"
 
 
 def _rules_text(rules: StreamConfig) -> str:
@@ -187,6 +219,10 @@ def _document(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> 
         "can": summary_of(found.stores),
         "keys": found.keys,
         "globs": {glob: each.model_dump(mode="json", by_alias=True) for glob, each in config.streams.items()},
+        "broker": config.broker,
+        "leaders": {
+            stream: leader if isinstance(leader, str) else None for stream, leader in found.leaders.items()
+        },
         "streams": [as_json(each, config.of(each.stream)) for each in found.streams],
         "left_out": found.left_out,
         "upkeep": config.upkeep.model_dump(mode="json", by_alias=True),

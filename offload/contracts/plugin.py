@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # discovery imports this module, and that must be fast
 __all__ = [
     "CONTRACT",
     "Backend",
+    "BrokerType",
     "Command",
     "DecoderType",
     "HookSpecs",
@@ -192,6 +193,14 @@ class KeyServiceType(Declaration):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerType(Declaration):
+    """A broker that can be asked about its streams. The target is called with the URL, and by keyword.
+
+    The keywords are `user` and `password`, each a text or None, and `env`. It returns a `BrokerView`.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command(Declaration):
     """A subcommand of `offload`. The target is a Typer application or a plain function."""
 
@@ -225,6 +234,10 @@ class HookSpecs:
         """Declare key services."""
 
     @_hookspec
+    def offload_brokers(self) -> Sequence[BrokerType]:  # type: ignore[empty-body]  # never called
+        """Declare brokers that can be asked."""
+
+    @_hookspec
     def offload_commands(self) -> Sequence[Command]:  # type: ignore[empty-body]  # never called
         """Declare subcommands."""
 
@@ -239,6 +252,7 @@ KINDS: Final = {
     "layout": "offload_layouts",
     "decoder": "offload_decoders",
     "key service": "offload_keys",
+    "broker": "offload_brokers",
     "command": "offload_commands",
 }
 """The kinds of declarations, and the hook that returns each."""

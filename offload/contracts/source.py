@@ -143,6 +143,21 @@ class SourceStream(ABC):
         """
         return None
 
+    async def vouched(self, snapshot: Snapshot) -> int | None:
+        """Return the offset up to which the broker vouches for a snapshot. None if nobody knows.
+
+        It is asked only if something of the snapshot is to be copied. By default it is what the snapshot
+        itself says. `streams.vouched` asks the broker.
+        """
+        return snapshot.committed_offset
+
+    async def leads(self) -> bool | None:
+        """Return whether the broker beside this source leads the stream. None, the default, if nobody knows.
+
+        It decides about cost only: which of several processes claims the stream first.
+        """
+        return None
+
 
 class Source(ABC):
     """A broker's local data, opened by URL."""

@@ -38,6 +38,7 @@ from offload.service.upkeep import Upkeep
 from offload.session import Session
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follower import FollowRules, FollowState
+from offload.streams.vouched import VouchedSource
 
 __all__ = ["OpenedService", "open_service", "start_notes"]
 
@@ -62,6 +63,11 @@ class OpenedService:
     def tier(self) -> LedgerOffloader:
         """The tier, for work that stores no fragments."""
         return next(iter(self.tiers.values()))
+
+    @property
+    def asked(self) -> VouchedSource | None:
+        """The source, if its broker is asked."""
+        return self.source if isinstance(self.source, VouchedSource) else None
 
     def tier_for(self, stream: str) -> LedgerOffloader:
         """Return the tier as the fragments of this stream are to be stored."""
@@ -109,6 +115,9 @@ def open_service(session: Session, config: RunConfig, emit: Callable[[Event], No
             config.tier, storage_options=config.options, options=how, plan=plan, emit=emit
         )
     source = session.source(config.source, source_options=config.source_options)
+    if config.broker is not None:
+        broker = session.broker(config.broker, user=config.broker_user, password=config.broker_password)
+        source = VouchedSource(source, broker, env=session.env)
     return OpenedService(config=config, session=session, source=source, tiers=tiers, turns_max=turns)
 
 

@@ -1,6 +1,8 @@
 """The configuration of `offload run`: a TOML file, or the arguments of the command.
 
     source, tier, keys    the URLs of the broker's data, of the tier, and of the key service
+    broker                the URL of the broker itself, which is asked what is committed and which node leads
+    broker_user, broker_password
     [source_options]      options of the source
     [options]             options of the tier's backend, and limits, as `--option`
     [streams."GLOB"]      what is done with the streams whose names match
@@ -13,7 +15,7 @@ table `"*"` is the default: it comes last, wherever it is in the file. Without i
 apply to the streams that no glob matches.
 
 Invariants: an unknown key or a wrong value is an error with its file and line, never ignored. No error and
-no `repr` has the value of an option of the store or source: it may be a secret.
+no `repr` has the value of an option of the store or source, or the broker's password: it may be a secret.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 
 from offload.errors import Misuse
 from offload.model.compression import Compression
@@ -90,6 +100,12 @@ def _encrypt(value: str) -> str:
 def _on_gap(value: object) -> object:
     if value == "new-part":
         raise ValueError('"new-part" does not exist yet: use "pause"')
+    return value
+
+
+def _of_broker(value: str | None, info: ValidationInfo) -> str | None:
+    if value is not None and info.data.get("broker") is None:
+        raise ValueError("is for the broker, and `broker` is missing")
     return value
 
 
@@ -187,6 +203,11 @@ class RunConfig(_Section):
     source: str
     tier: str
     keys: str | None = None
+    broker: str | None = None
+    """The URL of the broker. None: nobody is asked, and `hold_back` decides."""
+
+    broker_user: Annotated[str | None, AfterValidator(_of_broker)] = None
+    broker_password: Annotated[str | None, AfterValidator(_of_broker)] = Field(default=None, repr=False)
     source_options: dict[str, str | int | float | bool] = Field(default_factory=dict, repr=False)
     options: dict[str, str | int | float | bool] = Field(default_factory=dict, repr=False)
     streams: dict[str, StreamConfig] = Field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Reading the configuration of `offload run` from a TOML file, with errors that name the line.
 
-A value of `[options]` or `[source_options]` may be somewhere else, so that the file holds no secret:
+A value of `[options]` or `[source_options]`, or of a key that begins with `broker`, may be somewhere else, so
+that the file holds no secret:
 
     NAME_file = "/run/secrets/x"    the content of this file, without the last line break
     NAME_env = "VARIABLE"           the value of a variable of the environment
@@ -29,6 +30,12 @@ __all__ = ["config_of_values", "load_config"]
 
 HIDDEN: Final = ("options", "source_options")
 """The tables whose values may be secret, and are never shown."""
+
+HIDDEN_NAMES: Final = ("broker_password",)
+"""The keys outside of these tables of which this is true, too."""
+
+OF_BROKER: Final = "broker"
+"""The first word of the keys outside of these tables that may have their values elsewhere."""
 
 _KeyPath: TypeAlias = tuple[str, ...]
 _Place: TypeAlias = Callable[[_KeyPath], tuple[int, str]]
@@ -59,7 +66,9 @@ def load_config(path: Path, environ: Mapping[str, str]) -> tuple[RunConfig, list
     warnings = _exposed(path, document)
     for table in HIDDEN:
         if isinstance(document.get(table), dict):
-            document[table] = _resolved(table, document[table], path.parent, environ, place)
+            document[table] = _resolved((table,), document[table], path.parent, environ, place)
+    of_broker = {name: document.pop(name) for name in [*document] if name.split("_")[0] == OF_BROKER}
+    document |= _resolved((), of_broker, path.parent, environ, place)
     return _checked(document, place), warnings
 
 
@@ -84,6 +93,8 @@ def _mistakes(error: ValidationError, place: _Place) -> Iterator[tuple[int, str]
         keys = tuple(map(str, each["loc"]))
         if keys[0] in HIDDEN:
             keys, each["type"] = keys[:2], "hidden"
+        elif keys[0] in HIDDEN_NAMES:
+            each["input"] = "a value that is not shown"
         if keys in told:
             continue  # a value of several types: each of them is an error of its own
         told.add(keys)
@@ -155,7 +166,7 @@ def _paths(parsed: Mapping[str, Any], above: _KeyPath = ()) -> Iterator[_KeyPath
 
 
 def _resolved(
-    table: str,
+    table: _KeyPath,
     options: Mapping[str, Any],
     folder: Path,
     environ: Mapping[str, str],
@@ -165,7 +176,7 @@ def _resolved(
     found: dict[str, Any] = {}
     for given, value in options.items():
         name, _, how = given.rpartition("_")
-        _, where = place((table, given))
+        _, where = place((*table, given))
         if how not in ("file", "env") or not name:
             name, text = given, value
         elif not isinstance(value, str):
@@ -194,11 +205,12 @@ def _exposed(path: Path, document: Mapping[str, Any]) -> list[str]:
     """Return a warning if everybody on this machine can read a secret in the file."""
     if not path.stat().st_mode & stat.S_IROTH:
         return []
-    names = [(table, name) for table in HIDDEN for name in _keys(document.get(table))]
+    names = [(f"{table}.{name}", name) for table in HIDDEN for name in _keys(document.get(table))]
+    names += [(name, name) for name in document if name in HIDDEN_NAMES]
     return [
-        f"{path} is readable by all, and {table}.{name} may be a secret: "
+        f"{path} is readable by all, and {shown} may be a secret: "
         f"chmod o-r {path}, or put the value into a file and name it by {name}_file"
-        for table, name in names
+        for shown, name in names
         if names_secret(name) and not name.endswith(("_file", "_env"))
     ]
 

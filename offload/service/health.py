@@ -12,6 +12,7 @@ from typing import Any
 from offload.service.upkeep import Upkeep
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follower import FollowState, FollowStatus
+from offload.streams.vouched import VouchedSource
 
 __all__ = ["Health"]
 
@@ -22,6 +23,11 @@ class Health:
 
     dispatchers: list[Dispatcher]
     upkeep: Upkeep | None = None
+
+    @property
+    def asked(self) -> list[VouchedSource]:
+        """The sources whose broker is asked."""
+        return [each.source for each in self.dispatchers if isinstance(each.source, VouchedSource)]
 
     def statuses(self) -> list[FollowStatus]:
         """Return the statuses of all streams, in order of names."""
@@ -50,6 +56,7 @@ class Health:
             "summary": self.summary(),
             "problems": problems,
             "streams": [status_as_json(status) for status in self.statuses()],
+            "brokers": [broker_as_json(each) for each in self.asked],
             "upkeep": [] if self.upkeep is None else self.upkeep.as_json(),
         }
 
@@ -72,6 +79,17 @@ def status_as_json(status: FollowStatus) -> dict[str, Any]:
         "dispatched_offset": status.dispatched_offset,
         "committed_offset": status.committed_offset,
         "error": None if status.error is None else str(status.error),
+    }
+
+
+def broker_as_json(source: VouchedSource) -> dict[str, Any]:
+    """Return what is known of a broker, for programs."""
+    error = source.broker.error
+    return {
+        "url": source.broker.url,
+        "answers": error is None,
+        "error": None if error is None else str(error),
+        "held_back": source.held_back,
     }
 
 

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from offload.contracts.events import CommitFailed, Event, FragmentUploaded, ManifestCommitted, UpkeepFinished
 from offload.store.metrics import outcome_of
 from offload.streams.follower import FollowState, FollowStatus
+from offload.streams.vouched import VouchedSource
 
 __all__ = ["ServiceMetrics"]
 
@@ -39,7 +40,11 @@ class ServiceMetrics:
     """The registry of one process. `statuses` returns the statuses of its followers."""
 
     def __init__(
-        self, statuses: Callable[[], Sequence[FollowStatus]], *, streams_max: int = STREAMS_MAX
+        self,
+        statuses: Callable[[], Sequence[FollowStatus]],
+        *,
+        asked: Sequence[VouchedSource] = (),
+        streams_max: int = STREAMS_MAX,
     ) -> None:
         self.registry: Final = CollectorRegistry()
         self._uploaded = Counter(
@@ -77,6 +82,8 @@ class ServiceMetrics:
         )
         ProcessCollector(registry=self.registry)
         self.registry.register(_Streams(statuses, streams_max))
+        if asked:
+            self.registry.register(_Brokers(asked))
 
     def emit(self, event: Event) -> None:
         """Count an event."""
@@ -144,6 +151,30 @@ class _Streams(Collector):
             "offload_late_streams",
             "Streams that this process leads, and that lag beyond the alarm.",
             value=late,
+        )
+
+
+class _Brokers(Collector):
+    """The gauges of brokers that are asked, computed when they are asked for."""
+
+    def __init__(self, asked: Sequence[VouchedSource]) -> None:
+        self._asked = asked
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no names, as above."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges of this moment."""
+        yield GaugeMetricFamily(
+            "offload_broker_up",
+            "1 if the broker answered last, and 0 if not.",
+            value=all(each.broker.error is None for each in self._asked),
+        )
+        yield GaugeMetricFamily(
+            "offload_held_back_streams",
+            "Streams that the broker did not vouch for when it was asked last.",
+            value=sum(len(each.held_back) for each in self._asked),
         )
 
 

@@ -68,7 +68,7 @@ class Seeing:
         from offload.service.metrics import ServiceMetrics
 
         health = Health(dispatchers=dispatchers, upkeep=upkeep)
-        metrics = ServiceMetrics(health.statuses)
+        metrics = ServiceMetrics(health.statuses, asked=health.asked)
         self.listeners.append(metrics.emit)
         session.metrics.observe = metrics.observe
         _log.info("answering on %s", address_of(listener))

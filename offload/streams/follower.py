@@ -7,12 +7,13 @@ be readable on the tier `max_lag_seconds` after it came into the source.
 Of several processes that follow replicas of one stream, one leads and the others stand by. A process takes
 over only if its source holds records that it would have committed by now, and nobody has committed anything
 for `takeover_seconds` of its own monotonic clock. The writer of a tier that works always has an attempt that
-runs. A stream without one has no writer, and is taken at once.
+runs. A stream without one has no writer, and is taken at once, unless the broker says that another node
+leads the stream: then the process beside that node has `REPLICA_PATIENCE` times as long to take it.
 
 Invariants:
 
-- Nothing is copied that the broker does not vouch for: up to `Snapshot.committed_offset`, or, if the source
-  knows none, what has been in the source for `hold_back_seconds`.
+- Nothing is copied that the broker does not vouch for: up to `SourceStream.vouched`, or, if that is not
+  known, what has been in the source for `hold_back_seconds`.
 - Who leads decides about cost, and never about safety: the tier's fence keeps two writers apart.
 - An error that only a person can mend pauses this stream alone. One event reports it, and the follower tries
   again slowly.
@@ -59,6 +60,12 @@ CUT_SHARE: Final = 0.6
 
 TURN_SIZE_BYTES: Final = 256 * 2**20
 """The most plain bytes of one turn. Then other streams have theirs."""
+
+REPLICA_PATIENCE: Final = 2
+"""How many times as long a process waits before it takes over, if another node of the broker leads.
+
+The leader's process looks at least every 0.6 of that time, so it claims first if it works.
+"""
 
 PAUSE_SECONDS: Final = 300.0
 """The time between two tries of a paused stream."""
@@ -275,7 +282,10 @@ class Follower:
         """Copy what is due. Return True if more of it is left than fits into one turn."""
         if self._copier.writer is None and not await self._may_lead(snapshot):
             return False
-        until, is_all = await self._due(snapshot)
+        until, is_all = await self._due(snapshot, snapshot.next_offset)
+        if until > self._copier.start(snapshot):
+            # A broker is asked only about what would be copied now.
+            until, is_all = await self._due(snapshot, await self._limit(snapshot))
         if until <= self._copier.start(snapshot):
             return False
         try:
@@ -307,13 +317,17 @@ class Follower:
         self._forget_copied(snapshot)
         # The broker may have deposed the leader that this source is of. Then every claim is refused.
         is_deposed = manifest is not None and 0 < snapshot.epoch < manifest.source_epoch
-        is_free = manifest is None or manifest.writer == self._own_writer or not _is_at_work(manifest)
-        if is_free and not is_deposed:
+        is_ours = manifest is not None and manifest.writer == self._own_writer
+        is_free = manifest is None or not _is_at_work(manifest)
+        # A process beside a replica leaves the stream to the one beside the leader, unless it works already.
+        is_beside = not is_ours and await self.source.leads() is False
+        if not is_deposed and (is_ours or (is_free and not is_beside)):
             return bool(self._arrivals)
         if self._watched is None or self._watched[0] != version:
             self._watched = version, now
         # The jitter keeps processes apart that began to watch at the same moment.
-        is_quiet = now - self._watched[1] >= self.rules.quiet_seconds
+        patience = self.rules.quiet_seconds * (REPLICA_PATIENCE if is_beside else 1)
+        is_quiet = now - self._watched[1] >= patience
         if is_quiet and not is_deposed and self._is_late(now):
             return True
         self._watch_again_seconds = now + self._watch_seconds()
@@ -337,12 +351,12 @@ class Follower:
         late = now - self.rules.max_lag_seconds - self.rules.hold_back_seconds
         return bool(self._arrivals) and self._arrivals[0].seen_seconds <= late
 
-    async def _due(self, snapshot: Snapshot) -> tuple[int, bool]:
+    async def _due(self, snapshot: Snapshot, limit: int) -> tuple[int, bool]:
         """Return the offset up to which to copy now, and whether that is all that is due.
 
-        The offset is that of a chunk, or the end of the snapshot.
+        The offset is that of a chunk, or the end of the snapshot, and at most `limit`.
         """
-        limit, now = self._limit(snapshot), self.env.monotonic()
+        now = self.env.monotonic()
         until, size_bytes = self._copier.start(snapshot), 0
         oldest = self._arrivals[0].since_seconds if self._arrivals else now
         is_late = oldest + CUT_SHARE * self.rules.max_lag_seconds <= now + self.rules.look_seconds
@@ -363,10 +377,11 @@ class Follower:
                 break
         return until, True
 
-    def _limit(self, snapshot: Snapshot) -> int:
+    async def _limit(self, snapshot: Snapshot) -> int:
         """Return the offset up to which the broker vouches for the data."""
-        if snapshot.committed_offset is not None:
-            return min(snapshot.committed_offset, snapshot.next_offset)
+        vouched = await self.source.vouched(snapshot)
+        if vouched is not None:
+            return min(vouched, snapshot.next_offset)
         old = self.env.monotonic() - self.rules.hold_back_seconds
         ends = [arrival.next_offset for arrival in self._arrivals if arrival.seen_seconds <= old]
         return min(max(ends, default=0), snapshot.next_offset)
