@@ -13,6 +13,7 @@ from offload.service.config import RunConfig, UpkeepConfig
 from offload.service.config_file import load_config
 
 ROOT = Path(__file__).parents[2]
+OF_BROKER = {"broker", "broker_user", "broker_password"}
 HEAD = 'source = "rabbitmq:///data"\ntier = "s3://bucket/tier"\n'
 
 
@@ -54,6 +55,10 @@ def loaded(tmp_path: Path, text: str, **environ: str) -> RunConfig:
         ('[options]\nsecret_env = "HUSH"', 4, "the environment has no variable 'HUSH'"),
         ('[options]\nsecret_file = "absent"', 4, "No such file or directory"),
         ('[options]\nsecret_file = "run.toml"\nsecret = "x"', 5, "options.secret: 'secret' is given twice"),
+        ('broker_password = "hush"', 3, "broker_password: is for the broker, and `broker` is missing"),
+        ('broker = "b"\nbroker_password = 17', 4, "expected a string; found 'a value that is not shown'"),
+        ('broker = "b"\nbroker_password_env = "HUSH"', 4, "the environment has no variable 'HUSH'"),
+        ('broker = "b"\nbroker_pasword = "x"', 4, "is no key here; did you mean 'broker_password'?"),
         ('listen = "host:99999"', 3, 'listen: expected "HOST:PORT"'),
     ],
 )
@@ -64,6 +69,7 @@ def test_a_mistake_is_an_error_with_its_line(tmp_path: Path, text: str, line: in
         load_config(path, {})
 
     assert said in str(caught.value)
+    assert "hush" not in str(caught.value)
     assert str(caught.value).startswith(f"{path}:{line}: ") or f"(at line {line}," in str(caught.value)
 
 
@@ -118,6 +124,10 @@ def test_a_secret_in_a_file_that_all_can_read_is_a_warning_without_the_secret(tm
 
     assert "options.commit.secret may be a secret: chmod o-r" in warning
     assert "hush" not in warning
+    in_the_clear = written(tmp_path, 'broker = "b"\nbroker_password = "hush"', mode=0o604)
+    config, (warning,) = load_config(in_the_clear, {})
+    assert "broker_password may be a secret: chmod o-r" in warning
+    assert "hush" not in warning + repr(config)
     assert load_config(written(tmp_path, text, mode=0o640), {})[1] == []
 
 
@@ -141,6 +151,7 @@ def test_the_example_of_the_task_page_is_a_configuration(tmp_path: Path) -> None
     page = (ROOT / "docs" / "run.md").read_text()
     text = page.partition("```toml\n")[2].partition("```")[0]
     (tmp_path / "bucket-secret").write_text("hush\n")
+    (tmp_path / "broker-login").write_text("hush too\n")
     path = tmp_path / "run.toml"
     path.write_text(text)
 
@@ -148,12 +159,19 @@ def test_the_example_of_the_task_page_is_a_configuration(tmp_path: Path) -> None
 
     assert warnings == []
     assert config.options == {"region": "eu-central-1", "key": "me", "secret": "hush"}
+    assert config.model_dump(include=OF_BROKER) == {
+        "broker": "rabbitmq-stream://localhost",
+        "broker_user": "offload",
+        "broker_password": "hush too",
+    }
     assert S3Options.of(config.options).region == "eu-central-1"
     assert (config.glob_of("orders-1"), config.of("test-1").follow) == ("orders-*", False)
     shown, default = config.of("other").rules, RunConfig(source="", tier="").of("other").rules
     assert replace(shown, alarm_lag_seconds=None) == default
     assert shown.alarm_seconds == default.alarm_seconds
     assert config.upkeep.model_copy(update={"verify_bytes_per_second_max": None}) == UpkeepConfig()
-    bare = RunConfig(source="", tier="").model_dump(exclude={"source", "tier", "keys", "options", "streams"})
+    bare = RunConfig(source="", tier="").model_dump(
+        exclude={"source", "tier", "keys", "options", "streams"} | OF_BROKER
+    )
     told = config.model_dump(include={*bare} - {"upkeep", "prices"})
     assert told == {name: bare[name] for name in told}

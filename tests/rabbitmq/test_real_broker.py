@@ -1,0 +1,126 @@
+"""Tests of asking a real RabbitMQ, for which its packages must be installed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from campaign import campaign
+from rstream import Producer
+from servers.rabbitmq import RECIPE, Broker, rabbitmq
+from servers.scratch import scratch_folder
+from servers.session import REQUIRED
+
+from offload import Dispatcher, FollowRules, Session, StreamReader, TierOptions
+from offload.contracts.broker import BrokerView
+from offload.errors import Denied, NotOffloaded
+from offload.session import as_offloader
+from offload.streams.follower import FollowState
+from offload.streams.vouched import VouchedSource
+
+pytestmark = campaign("an imitation of the broker's port has the same claims")
+
+STREAMS = ("orders", "eu.audit_log")
+RULES = FollowRules(max_lag_seconds=1.0, hold_back_seconds=0.5)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    if why := RECIPE.missing():
+        (pytest.fail if os.environ.get(REQUIRED) == "1" else pytest.skip)(f"rabbitmq cannot be run: {why}")
+    with scratch_folder("rabbitmq") as scratch, rabbitmq(scratch) as running:
+        yield running
+
+
+@asynccontextmanager
+async def asked(broker: Broker, password: str = "guest") -> AsyncIterator[tuple[Session, VouchedSource]]:
+    """Yield a session, and the broker's files with the broker."""
+    async with Session() as session:
+        view = session.broker(f"rabbitmq-stream://127.0.0.1:{broker.stream_port}", password=password)
+        yield session, VouchedSource(session.source(f"rabbitmq://{broker.streams}"), view, env=session.env)
+
+
+def folder_of(broker: Broker, stream: str) -> str:
+    (path,) = broker.streams.glob(f"__{stream.replace('.', '_')}_*")
+    return path.name
+
+
+async def follow(session: Session, source: VouchedSource, tier: Path, ends: dict[str, int]) -> Dispatcher:
+    """Follow the streams until the tier has them up to these ends."""
+    plan = as_offloader(session.tier(str(tier), options=TierOptions())), RULES
+    dispatcher = Dispatcher(source=source, plan_of=lambda stream: plan, env=session.env)
+    stopping = asyncio.Event()
+    running = asyncio.create_task(dispatcher.run(stopping))
+    async with asyncio.timeout(60):
+        while {each.stream: each.committed_offset for each in dispatcher.statuses}.items() < ends.items():
+            await asyncio.sleep(0.1)
+        while any((each.committed_offset or 0) < ends[each.stream] for each in dispatcher.statuses):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert {each.state for each in dispatcher.statuses} == {FollowState.LEADING}
+    stopping.set()
+    await running
+    return dispatcher
+
+
+async def publish(broker: Broker, count: int) -> dict[str, int]:
+    """Publish so many messages to each stream, and return the number of messages that each has."""
+    async with Producer("127.0.0.1", port=broker.stream_port, username="guest", password="guest") as producer:
+        for stream in STREAMS:
+            await producer.create_stream(stream, exists_ok=True)
+            for number in range(count):
+                await producer.send_wait(stream, b"%06d" % number)
+    return {folder_of(broker, stream): count for stream in STREAMS}
+
+
+def test_a_real_broker_vouches_for_what_is_copied(broker: Broker, tmp_path: Path) -> None:
+    """It leads its streams, a wrong password is refused, and then the hold-back applies."""
+
+    async def scenario() -> None:
+        ends = await publish(broker, 200)
+        async with asked(broker) as (session, source):
+            for stream in ends:
+                assert (await source.broker.leader(stream)).is_asked
+            with pytest.raises(NotOffloaded):
+                await source.broker.leader("__absent_1")
+            await follow(session, source, tmp_path / "tier", ends)
+            assert (source.held_back, source.broker.error) == ([], None)
+            await assert_whole(session, tmp_path / "tier", ends)
+        async with asked(broker, password="wrong") as (session, source):
+            await follow(session, source, tmp_path / "other", ends)
+            assert (source.held_back, type(source.broker.error)) == (sorted(ends), Denied)
+            await assert_whole(session, tmp_path / "other", ends)
+
+    asyncio.run(scenario())
+
+
+def test_a_chunk_beyond_the_end_is_not_vouched_for_until_it_is_there(broker: Broker) -> None:
+    async def scenario() -> None:
+        ends = await publish(broker, 10)
+        stream = folder_of(broker, STREAMS[0])
+        async with asked(broker) as (session, source):
+            view: BrokerView = source.broker
+            (found,) = [each for each in await source.streams() if each.name == stream]
+            async with await found.snapshot() as snapshot:
+                end = snapshot.next_offset
+                assert await found.vouched(snapshot) == end
+            beyond = asyncio.ensure_future(view.committed(stream, end))
+            await asyncio.sleep(1)
+            assert not beyond.done()
+            await publish(broker, 1)
+            async with asyncio.timeout(10):
+                assert (await beyond).first_offset == end
+            assert ends
+
+    asyncio.run(scenario())
+
+
+async def assert_whole(session: Session, tier: Path, ends: dict[str, int]) -> None:
+    """Assert that the tier has each stream's messages, in order."""
+    for stream, count in ends.items():
+        reader = await StreamReader.open(as_offloader(session.tier(str(tier))), stream)
+        found = [body async for batch in reader.messages(0) for body in batch.bodies]
+        assert found == [b"%06d" % number for number in range(count)]
