@@ -40,7 +40,9 @@ PORTS: Final = {"rabbitmq-stream": 5552, "rabbitmq-stream+tls": 5551}
 DEFAULT_LOGIN: Final = "guest"
 """The user and the password of a new broker, which it accepts from its own machine only."""
 
-NAMES_MAX: Final = 16
+NAMES_MAX: Final = 18
+"""All names with up to four `_` or `.`, the first two tried twice. A name costs one request, once."""
+
 QUESTIONS_MAX: Final = 200
 """Questions at once. The protocol has 256 subscriptions for each connection."""
 
