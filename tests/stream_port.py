@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -174,6 +175,26 @@ class StreamPort:
                     writer.write(frame(DELIVER, bytes([number]) + delivered(chunk, header)))
                     return
             await asyncio.sleep(0.005)
+
+
+@contextmanager
+def in_a_thread(port: StreamPort) -> Iterator[StreamPort]:
+    """Serve from another thread, for a command that runs in this one."""
+    begun, ended = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        async with port.serve():
+            begun.set()
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    begun.wait(10)
+    try:
+        yield port
+    finally:
+        ended.set()
+        thread.join()
 
 
 def delivered(chunk: bytes, header: ChunkHeader) -> bytes:

@@ -10,8 +10,9 @@ from offload.cli.check import check_stores, stores_as_json, summary_of
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, one_line, print_json, print_table, size_text
 from offload.cli.kit.state import CommandContext, run_async
+from offload.contracts.broker import LeadingNode
 from offload.contracts.source import SourceStream
-from offload.errors import Misuse, NotOffloaded, OffloadError
+from offload.errors import Misuse, OffloadError
 from offload.service.assembly import OpenedService, open_service, unmatched
 from offload.service.config import RunConfig, StreamConfig
 from offload.service.preview import (
@@ -38,8 +39,8 @@ class _Findings:
     streams: list[StreamPreview] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-    leaders: dict[str, str | OffloadError] = field(default_factory=dict)
-    """The node that leads each stream, or the reason why the broker does not say it."""
+    leaders: dict[str, LeadingNode] = field(default_factory=dict)
+    """The node that leads each stream, if the broker says it."""
 
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -102,17 +103,12 @@ async def _ask_broker(found: _Findings, asked: VouchedSource, streams: list[str]
     """Ask for the leader of each stream, until the broker itself fails."""
     for stream in streams:
         try:
-            node = await asked.broker.leader(stream)
-        except NotOffloaded as error:
-            found.notes.append(f"stream {stream!r}: hold_back applies: {error}")
-            found.leaders[stream] = error
+            found.leaders[stream] = await asked.broker.leader(stream)
         except OffloadError as error:
-            found.leaders[stream] = error
             if asked.broker.error is not None:
                 found.problems.append(f"the broker: {error}")
                 return
-        else:
-            found.leaders[stream] = f"{node.address} (this node)" if node.is_asked else node.address
+            found.notes.append(f"stream {stream!r}: the broker does not say who leads: {error}")
 
 
 def _show(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> None:
@@ -153,8 +149,10 @@ def preview_row(seen: StreamPreview) -> tuple[object, ...]:
     )
 
 
-def _leader_text(leader: str | OffloadError | None) -> str:
-    return leader if isinstance(leader, str) else "not known"
+def _leader_text(leader: LeadingNode | None) -> str:
+    if leader is None:
+        return "not known"
+    return f"{leader.address} (this node)" if leader.is_asked else leader.address
 
 
 def _rules_text(rules: StreamConfig) -> str:
@@ -220,9 +218,7 @@ def _document(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> 
         "keys": found.keys,
         "globs": {glob: each.model_dump(mode="json", by_alias=True) for glob, each in config.streams.items()},
         "broker": config.broker,
-        "leaders": {
-            stream: leader if isinstance(leader, str) else None for stream, leader in found.leaders.items()
-        },
+        "leaders": {stream: asdict(leader) for stream, leader in found.leaders.items()},
         "streams": [as_json(each, config.of(each.stream)) for each in found.streams],
         "left_out": found.left_out,
         "upkeep": config.upkeep.model_dump(mode="json", by_alias=True),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import offload
 from osiris_data import DATA
+from stream_port import StreamPort, in_a_thread
 
 
 @pytest.fixture
@@ -116,6 +117,30 @@ def test_a_master_key_that_is_missing_is_a_problem(config: Path, tmp_path: Path)
         ready.append((label, ran.code, "PROBLEM: the key service" in ran.text))
 
     assert ready == [("there", 0, False), ("own:absent", 0, False), ("absent", 1, True)]
+
+
+def test_the_broker_says_who_leads_each_stream(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "source" / "two").rename(tmp_path / "source" / "__two_17")
+    text = config.read_text()
+
+    with in_a_thread(StreamPort(streams={"two": []}, password="hush")) as port:
+        broker = f'broker = "rabbitmq-stream://127.0.0.1:{port.port}"\n'
+        config.write_text(f'{broker}broker_password = "hush"\n{text}')
+        ran, document = (
+            offload("run", "--check", config),
+            offload("run", "--check", config, "--json").document,
+        )
+        config.write_text(f'{broker}broker_password = "wrong hush"\n{text}')
+        refused = offload("run", "--check", config)
+
+    assert (ran.code, refused.code) == (0, 1)
+    assert '\t"*"\ta:1 (this node)\n' in ran.text
+    assert '\t"o*"\tnot known\n' in ran.text
+    assert "note: stream 'one': the broker does not say who leads: " in ran.text
+    assert document["leaders"] == {"__two_17": {"address": "a:1", "is_asked": True}}
+    assert "PROBLEM: the broker: " in refused.text
+    assert "user 'guest', virtual host '/': AuthenticationFailure" in refused.text
+    assert "hush" not in ran.text + refused.text + ran.stderr + refused.stderr
 
 
 def test_json_needs_check(config: Path) -> None:

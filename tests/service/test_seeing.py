@@ -11,7 +11,7 @@ import pytest
 from growing_source import GrowingSource, GrowingStream
 from prometheus_client.parser import text_string_to_metric_families
 
-from offload import ObjectStoreOffloader
+from offload import ObjectStoreOffloader, Source
 from offload.contracts.events import CommitFailed, CommitInDoubt, Event
 from offload.errors import Denied, Fenced, Misuse, OutcomeUnknown, TryAgain
 from offload.service.health import Health
@@ -19,9 +19,11 @@ from offload.service.http import routes, serve_http
 from offload.service.listening import address_from, listen
 from offload.service.metrics import OTHERS, ServiceMetrics
 from offload.service.process import serve
+from offload.session import Session
 from offload.store.memory import MemoryStore
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follower import FollowRules, FollowState, FollowStatus
+from offload.streams.vouched import VouchedSource
 from offload.streams.writer import StreamWriter
 
 LEADING = FollowStatus(
@@ -41,7 +43,7 @@ class Fixed:
     """Stands in for a dispatcher with these statuses."""
 
     error: Denied | None = None
-    source: GrowingSource
+    source: Source
 
     def __init__(self, *statuses: FollowStatus) -> None:
         self.statuses = list(statuses)
@@ -181,6 +183,34 @@ class TestMetrics:
         assert found["offload_stream_state", "leading", OTHERS] == 2
         assert found["offload_paused_streams",] == 1
         assert len([name for name, *_ in found if name == "offload_lag_records"]) == 2
+
+    def test_a_broker_that_does_not_answer_is_shown(self) -> None:
+        """And the streams that it does not vouch for. Without a broker, there is nothing to show."""
+
+        async def scenario() -> None:
+            async with Session() as session:
+                broker = session.broker("rabbitmq-stream://127.0.0.1:1")
+                dispatcher, grows = Fixed(), GrowingStream()
+                dispatcher.source = source = VouchedSource(GrowingSource([grows]), broker)
+                seen = Health(dispatchers=[dispatcher])  # type: ignore[list-item]
+                metrics = ServiceMetrics(seen.statuses, asked=seen.asked)
+                assert samples(metrics)["offload_broker_up",] == 1
+                (stream,) = await source.streams()
+                async with await stream.snapshot() as snapshot:
+                    assert await stream.vouched(snapshot) is None
+                assert samples(metrics)["offload_broker_up",] == 1, "nobody asked about an empty stream"
+                grows.append()
+                async with await stream.snapshot() as snapshot:
+                    assert await stream.vouched(snapshot) is None
+                found = samples(metrics)
+                assert (found["offload_broker_up",], found["offload_held_back_streams",]) == (0, 1)
+                (shown,) = seen.as_json()["brokers"]
+                assert (shown["answers"], shown["held_back"]) == (False, ["orders"])
+                assert "cannot connect" in shown["error"]
+                assert seen.problems() == [], "data is copied all the same"
+
+        asyncio.run(scenario())
+        assert ("offload_broker_up",) not in samples(ServiceMetrics(list))
 
     def test_a_stream_that_nobody_has_looked_at_has_no_lag_in_records(self) -> None:
         found = samples(ServiceMetrics(lambda: [replace(LEADING, lag_records=None)]))
