@@ -8,7 +8,8 @@ Invariants:
 
 - An answer counts only if it describes the very chunk that the source has: offset, records, leader epoch and
   CRC. So a broker of another cluster, or one that lies about an offset, vouches for nothing.
-- A failure or a contradiction gives None. Then `hold_back_seconds` applies, as without a broker.
+- A failure, or a second contradiction in a row, gives None. Then `hold_back_seconds` applies, as without a
+  broker.
 - Nothing beyond the snapshot is ever vouched for, and what was vouched for stays so.
 - A look at the source waits at most `WAIT_SECONDS` for the broker. The question goes on in a task of its own,
   and its answer counts at a later look.
@@ -112,6 +113,8 @@ class _VouchedStream(SourceStream):
     """The reason why the last question got no answer that counts."""
 
     _again_seconds: float = 0.0
+    _is_doubted: bool = False
+    """True if the last answer was about another chunk than the source had when it was asked."""
 
     @property
     def name(self) -> str:
@@ -174,6 +177,10 @@ class _VouchedStream(SourceStream):
         if self._question is None or not self._question.done():
             return
         answer, self._question = self._question.result(), None
+        was_doubted, self._is_doubted = self._is_doubted, isinstance(answer, Diverged)
+        if self._is_doubted and not was_doubted:
+            # A new leader may have replaced the chunk meanwhile. The next look asks about what is there now.
+            return
         if isinstance(answer, OffloadError):
             self._again_seconds = now + RETRY_SECONDS
             # A broker that does not answer says so itself, once for all streams.

@@ -105,17 +105,14 @@ class KeptConnection:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await request(client)
-        except exceptions.StreamDoesNotExist as error:
-            raise NotOffloaded(f"{self.endpoint.url}: {what}: the broker has no such stream") from error
-        except REFUSALS as error:
-            raise Denied(f"{self.endpoint.url}: {what}: {_named(error)}") from error
         except PASSING as error:
-            raise TryAgain(f"{self.endpoint.url}: {what}: {_named(error)}") from error
+            self._answered()
+            raise _refusal(error, f"{self.endpoint.url}: {what}") from error
         except TimeoutError as error:
             raise self._lost(client, f"{what}: no answer within {ANSWER_SECONDS:g} s") from error
         except Exception as error:
             raise self._lost(client, f"{what}: {_named(error)}") from error
-        self.error = None
+        self._answered()
         return answer
 
     def holds(self, client: object) -> bool:
@@ -150,7 +147,7 @@ class KeptConnection:
             frame_max=FRAME_SIZE_BYTES_MAX,
             heartbeat=HEARTBEAT_SECONDS,
             connection_name="ledger-offload",
-            connection_closed_handler=lambda info: self._drop(client),
+            connection_closed_handler=lambda info: self._drop(client) if self.holds(client) else None,
         )
         client.add_stream("")  # otherwise the handler above is not called
         try:
@@ -168,13 +165,17 @@ class KeptConnection:
         client.add_handler(schema.MetadataUpdate, self._on_update, name="0")
         client.add_handler(schema.Deliver, self.on_deliver, name="0")
         await client.run_queue_listener_task(0, self.on_deliver)
-        if self.error is not None:
-            _log.warning("%s answers again", at.url)
-        self._client, self.error, self._failures = client, None, 0
+        self._client = client
         return client
 
     def _on_update(self, update: schema.MetadataUpdate) -> None:
         self.on_gone(update.metadata_info.stream)
+
+    def _answered(self) -> None:
+        # Not when it connects: a broker that only lets in would be told as one that answers, again and again.
+        if self.error is not None:
+            _log.warning("%s answers again", self.endpoint.url)
+        self.error, self._failures = None, 0
 
     def _lost(self, client: Client, why: str) -> TryAgain:
         """Drop a connection that failed, and return the error."""
@@ -208,6 +209,13 @@ async def _closed(client: Client) -> None:
             await client.close()
             if connection is not None:
                 await connection.close()
+
+
+def _refusal(error: Exception, what: str) -> OffloadError:
+    """Return the framework's error for an answer that says no."""
+    if isinstance(error, exceptions.StreamDoesNotExist):
+        return NotOffloaded(f"{what}: the broker has no such stream")
+    return (Denied if isinstance(error, REFUSALS) else TryAgain)(f"{what}: {_named(error)}")
 
 
 def _named(error: BaseException | Any) -> str:
