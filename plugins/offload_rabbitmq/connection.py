@@ -135,7 +135,7 @@ class KeptConnection:
             if self._client is not None:
                 self._lost(self._client, "the broker closed the connection")
             if self.error is not None and self.env.monotonic() < self._again_seconds:
-                raise self.error
+                raise self.error.with_traceback(None)  # raised many times, it would collect frames for ever
             return await self._connected()
 
     async def _connected(self) -> Client:
