@@ -112,6 +112,9 @@ class _VouchedStream(SourceStream):
     _error: OffloadError | None = None
     """The reason why the last question got no answer that counts."""
 
+    _told: type[OffloadError] | None = None
+    """The kind of error that the log has, so that it is not repeated every few seconds."""
+
     _again_seconds: float = 0.0
     _is_doubted: bool = False
     """True if the last answer was about another chunk than the source had when it was asked."""
@@ -143,7 +146,7 @@ class _VouchedStream(SourceStream):
                 # No consumer ever sees a tracking chunk, so the broker cannot vouch for one at the end.
                 self.is_held_back = False
                 return snapshot.next_offset if snapshot.next_offset <= self._vouched_offset else None
-            self._asked_seconds = now
+            self._asked_seconds, self._error = now, None
             self._question = asyncio.create_task(self._answer(chunk))
         if self._question is not None:
             await self._wait(self._question)
@@ -184,11 +187,12 @@ class _VouchedStream(SourceStream):
         if isinstance(answer, OffloadError):
             self._again_seconds = now + RETRY_SECONDS
             # A broker that does not answer says so itself, once for all streams.
-            if type(answer) is not type(self._error) and not isinstance(answer, TryAgain):
+            if type(answer) is not self._told and not isinstance(answer, TryAgain):
+                self._told = type(answer)
                 _log.warning("stream %r: the broker does not vouch for it: %s", self.name, answer)
             self._error = answer
             return
-        self._vouched_offset, self._error = max(self._vouched_offset, answer.next_offset), None
+        self._vouched_offset, self._told = max(self._vouched_offset, answer.next_offset), None
 
 
 async def _last_with_messages(snapshot: Snapshot, after: int) -> CommittedChunk | None:

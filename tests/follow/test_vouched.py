@@ -222,6 +222,7 @@ class TestABrokerThatFailsOrLies:
             world.stream.append(3)
             await world.run(follower, RULES.max_lag_seconds)
             vars(world.broker).update(sound)
+            await world.run(follower, RETRY_SECONDS)
             world.stream.append(3)
             await world.run(follower, LONG)
             assert (await world.copied(), world.source.held_back) == (30, [])

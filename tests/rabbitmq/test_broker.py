@@ -230,21 +230,21 @@ class TestFailures:
         """Nor does the log of the library at level debug, which has every frame."""
         caplog.set_level(logging.DEBUG)
         world = World(user="me", password="hush-hush")
-        path, login = "", {"user": "me", "password": "hush-hush"}
+        folder, path, login = FOLDER, "", {"user": "me", "password": "hush-hush"}
         match how:
             case "password":
                 world.port.password = "another"
             case "user":
                 login["user"] = "you"
             case "virtual host":
-                path = "/elsewhere"
+                folder, path = "elsewhere_orders_17", "/elsewhere"
 
         async def scenario() -> str:
             async with world.port.serve():
                 url = f"rabbitmq-stream://127.0.0.1:{world.port.port}{path}"
                 async with world.broker(url, **login) as broker:
                     with pytest.raises(Denied) as caught:
-                        await broker.leader(FOLDER)
+                        await broker.leader(folder)
                     return f"{caught.value} {broker!r} {broker._connection!r} {broker.error}"
 
         shown = asyncio.run(scenario())
