@@ -33,7 +33,7 @@ from rstream.constants import OffsetType
 from offload.contracts.broker import BrokerView, CommittedChunk, LeadingNode
 from offload.env import Env
 from offload.errors import Misuse, NotOffloaded, OffloadError, TryAgain
-from offload_rabbitmq.connection import Endpoint, KeptConnection
+from offload_rabbitmq.connection import BrokerEndpoint, KeptConnection
 
 SCHEMES: Final = ("rabbitmq-stream", "rabbitmq-stream+tls")
 PORTS: Final = {"rabbitmq-stream": 5552, "rabbitmq-stream+tls": 5551}
@@ -61,7 +61,7 @@ def open_broker(url: str, *, user: str | None, password: str | None, env: Env) -
         raise Misuse(
             f"{url!r} is no broker: use {parts.scheme}://HOST:PORT, or {parts.scheme}://HOST:PORT/VHOST"
         )
-    endpoint = Endpoint(
+    endpoint = BrokerEndpoint(
         host=parts.hostname,
         port=port or PORTS[parts.scheme],
         virtual_host=unquote(parts.path.removeprefix("/")) or "/",
@@ -77,7 +77,7 @@ class RabbitmqBroker(BrokerView):
 
     __slots__ = ("_connection", "_names", "_numbers", "_prefix", "_releases", "_waiting")
 
-    def __init__(self, endpoint: Endpoint, *, env: Env) -> None:
+    def __init__(self, endpoint: BrokerEndpoint, *, env: Env) -> None:
         self._connection = KeptConnection(
             endpoint=endpoint, on_deliver=self._on_deliver, on_gone=self._on_gone, env=env
         )

@@ -52,7 +52,7 @@ logging.getLogger("rstream").setLevel(logging.CRITICAL)
 
 
 @dataclass(slots=True, kw_only=True)
-class Endpoint:
+class BrokerEndpoint:
     """The address of a broker, and the login."""
 
     host: str
@@ -74,7 +74,7 @@ class Endpoint:
 class KeptConnection:
     """The connection. `error` is None unless the last try to use it failed."""
 
-    endpoint: Endpoint
+    endpoint: BrokerEndpoint
     on_deliver: Callable[[schema.Deliver], None]
     on_gone: Callable[[str | None], None]
     """Called with the name of a stream whose subscriptions the broker has ended, and with None for all."""
@@ -203,12 +203,13 @@ class KeptConnection:
 
 async def _closed(client: Client) -> None:
     """Close a connection. It may be broken in any way, and nothing depends on how it ends."""
-    with suppress(Exception):
-        async with asyncio.timeout(CONNECT_SECONDS):
-            connection = client._conn  # the library leaves the socket of a broken connection open
-            await client.close()
-            if connection is not None:
-                await connection.close()
+    connection = client._conn
+    # The library leaves the socket open if the connection is broken, and if its own reader failed.
+    for each in (client, connection):
+        with suppress(Exception):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                if each is not None:
+                    await each.close()
 
 
 def _refusal(error: Exception, what: str) -> OffloadError:

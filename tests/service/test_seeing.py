@@ -43,7 +43,7 @@ class Fixed:
     """Stands in for a dispatcher with these statuses."""
 
     error: Denied | None = None
-    source: Source
+    source: Source = GrowingSource()
 
     def __init__(self, *statuses: FollowStatus) -> None:
         self.statuses = list(statuses)
@@ -190,7 +190,7 @@ class TestMetrics:
         async def scenario() -> None:
             async with Session() as session:
                 broker = session.broker("rabbitmq-stream://127.0.0.1:1")
-                dispatcher, grows = Fixed(), GrowingStream()
+                dispatcher, grows = Fixed(), GrowingStream(name="__orders_17")
                 dispatcher.source = source = VouchedSource(GrowingSource([grows]), broker)
                 seen = Health(dispatchers=[dispatcher])  # type: ignore[list-item]
                 metrics = ServiceMetrics(seen.statuses, asked=seen.asked)
@@ -205,7 +205,7 @@ class TestMetrics:
                 found = samples(metrics)
                 assert (found["offload_broker_up",], found["offload_held_back_streams",]) == (0, 1)
                 (shown,) = seen.as_json()["brokers"]
-                assert (shown["answers"], shown["held_back"]) == (False, ["orders"])
+                assert (shown["answers"], shown["held_back"]) == (False, ["__orders_17"])
                 assert "cannot connect" in shown["error"]
                 assert seen.problems() == [], "data is copied all the same"
 
