@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from offload.model.entry import Entry
     from offload.model.manifest import CommittedStream, Manifest
     from offload.model.part import StreamPart
-    from offload.model.position import AtEdge, AtOffset, AtTime, Position, parse_position
+    from offload.model.position import AtEdge, AtOffset, AtTime, PartOffset, Position, parse_position
     from offload.native.offloader import ObjectStoreOffloader, TierOptions
     from offload.native.place import TierPlan
     from offload.opening import open_source, open_tier
@@ -126,6 +126,7 @@ __all__ = [
     "OffloadError",
     "OpeningContext",
     "OutcomeUnknown",
+    "PartOffset",
     "Plugins",
     "Position",
     "ReadHandle",
@@ -218,6 +219,7 @@ _HOMES = {
     "OffloadError": "offload.errors",
     "OpeningContext": "offload.contracts.opening",
     "OutcomeUnknown": "offload.errors",
+    "PartOffset": "offload.model.position",
     "Plugins": "offload.plugins",
     "Position": "offload.model.position",
     "ReadHandle": "offload.contracts.ledger",

@@ -123,9 +123,9 @@ class Blocking:
         return self.run(self.offloader.load_manifest(stream))
 
     def read(self, stream: str, start: Position = AtEdge.FIRST) -> Iterator[Messages]:
-        """Yield the messages of a stream from a position on, chunk by chunk."""
+        """Yield the messages of a stream and its parts from a position on, chunk by chunk."""
         reader = self.run(StreamReader.open(self._catalogue, stream))
-        batches = reader.messages(self.run(reader.offset_of(start)))
+        batches = reader.messages(self.run(reader.place_of(start)))
         try:
             while (batch := self.run(_next(batches))) is not None:
                 yield batch

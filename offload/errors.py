@@ -9,6 +9,7 @@ OffloadError
 │   └── StreamDeleted    the stream was deleted: stop, or begin a new incarnation (is also NotOffloaded)
 ├── OutcomeUnknown       the store may or may not have applied it: read back before retrying
 ├── NotOffloaded         no such stream, ledger, attempt or tier (is also a LookupError)
+│   ├── BeingRebuilt     the stream has no manifest until its rebuild ends: wait
 │   └── NotFound         no such object in a store
 ├── AlreadyExists        create-if-absent found an object; a store's answer, never a commit's verdict
 ├── Diverged             source and tier have different histories: a person must decide
@@ -38,6 +39,7 @@ __all__ = [
     "Absent",
     "AlreadyExists",
     "AnchorLost",
+    "BeingRebuilt",
     "Conflict",
     "Corrupt",
     "Denied",
@@ -120,6 +122,10 @@ class StreamDeleted(Fenced, NotOffloaded):
 
     A writer stops, as after any `Fenced`. A reader treats the stream as gone, as after any `NotOffloaded`.
     """
+
+
+class BeingRebuilt(NotOffloaded):
+    """The stream is there, and a rebuild of its manifest has not ended: wait, or run the rebuild again."""
 
 
 class NotFound(NotOffloaded):

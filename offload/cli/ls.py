@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NamedTuple
+from contextlib import suppress
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -12,36 +13,41 @@ from offload.cli.kit.output import print_error, print_json, print_table, ratio_t
 from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.catalogue import Catalogue
 from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
-from offload.model.manifest import CommittedStream
+from offload.model.part import StreamPart
 from offload.model.position import iso_of
-from offload.model.totals import codecs_of, stored_totals, totals
+from offload.model.totals import ratio_of, stored_totals, totals
+from offload.streams.joined import grouped
 
 HEADS: Final = (
     "stream", "messages", "first offset", "next offset", "size", "stored", "ratio", "codecs", "fragments",
     "version", "newest",
 )  # fmt: skip
 ENCRYPTED: Final = "encrypted"
-"""The last column. It is shown if any stream is encrypted."""
+"""A column that is shown if any stream is encrypted."""
+PARTS: Final = "parts"
+"""The last column. It is shown if any stream has several parts."""
+
+SUMS: Final = ("ledgers", "fragments", "records", "messages", "bytes", "stored_bytes")
+"""The keys of which a stream with parts has the sum over its parts."""
 
 
 def ls(
     context: typer.Context,
     tier: Tier,
     option: Options = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also list the parts of each stream.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
-    """List the streams of TIER."""
+    """List the streams of TIER. A stream that goes on in further parts is one line with the totals of all."""
     state: CommandContext = context.obj
 
-    async def main() -> tuple[list[_Listed], list[OffloadError]]:
-        rows: list[_Listed] = []
+    async def main() -> tuple[list[dict[str, Any]], list[OffloadError]]:
+        rows: list[dict[str, Any]] = []
         errors: list[OffloadError] = []
         async with state.catalogue(tier, option) as catalogue:
-            for stream in await catalogue.streams():
+            for parts in await grouped(catalogue, damaged=errors.append):
                 try:
-                    rows.append(await _look(catalogue, stream))
-                except NotOffloaded:
-                    continue  # it was deleted, or its first commit never came
+                    rows += await _look(catalogue, parts)
                 except (Corrupt, UnsupportedFormat) as error:  # damage of one stream must not hide the others
                     errors.append(error)
         return rows, errors
@@ -49,59 +55,98 @@ def ls(
     rows, errors = run_async(main)
     if json:
         for row in rows:
-            print_json(as_json(row))
+            print_json(_printed(row))
     else:
-        heads = (*HEADS, ENCRYPTED) if any(row.encrypted for row in rows) else HEADS
-        print_table(heads, [_row(row)[: len(heads)] for row in rows])
+        _show(rows, verbose=verbose)
     for error in errors:
         print_error(error)
     return 1 if errors else 0
 
 
-class _Listed(NamedTuple):
-    committed: CommittedStream
-    last_ms: int | None
-    """The greatest timestamp of its live messages; None if it has none."""
-    encrypted: bool
+async def _look(catalogue: Catalogue, parts: list[StreamPart]) -> list[dict[str, Any]]:
+    """Return the row of a stream, or nothing if it was deleted, or its first commit never came."""
+    found = []
+    for part in parts:
+        with suppress(NotOffloaded):
+            found.append((part, await _look_at(catalogue, part.name)))
+    if len(found) < 2:
+        return [document for _, document in found]
+    documents = [{**document, "part": part.number} for part, document in found]
+    whole = {name: value for name, value in _joined(documents).items() if name != "part"}
+    return [{**whole, "stream": parts[0].first, "parts": documents}]
 
 
-async def _look(catalogue: Catalogue, stream: str) -> _Listed:
+async def _look_at(catalogue: Catalogue, stream: str) -> dict[str, Any]:
+    """Return the columns of the table, and the keys that `sync` prints, for one part alone.
+
+    `newest` is the greatest timestamp of its live messages in milliseconds; None if it has none.
+    """
     view = await catalogue.view(stream)
     while True:
+        committed = view.committed
         try:
-            return _Listed(view.committed, await view.last_timestamp_ms(), await is_encrypted(view))
+            last_ms, encrypted = await view.last_timestamp_ms(), await is_encrypted(view)
         except Absent:
-            seen, view = view, await catalogue.view(stream)
+            view = await catalogue.view(stream)
             # The group of the first view may have been trimmed or replaced since, and swept. If the newest
             # view is the same one, the group is lost.
-            if view.committed.version == seen.committed.version:
+            if view.committed.version == committed.version:
                 raise
+        else:
+            return {
+                **totals(committed.stream, committed),
+                **stored_totals(committed),
+                "newest": last_ms,
+                "encrypted": encrypted,
+            }
 
 
-def as_json(row: _Listed) -> dict[str, object]:
-    """Return a line of `offload ls --json`: the columns of the table, and the keys that `sync` prints."""
-    committed, last_ms, encrypted = row
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the totals of all parts as those of one stream. The version is that of the newest part."""
+    sums = {name: sum(part[name] for part in parts) for name in SUMS}
+    oldest = next((part for part in parts if part["records"]), parts[-1])
     return {
-        **totals(committed.stream, committed),
-        **stored_totals(committed),
-        "newest": None if last_ms is None else iso_of(last_ms),
-        "encrypted": encrypted,
+        **parts[-1],
+        **sums,
+        "first_offset": oldest["first_offset"],
+        "ratio": ratio_of(sums["bytes"], sums["stored_bytes"]),
+        "codecs": [*dict.fromkeys(codec for part in parts for codec in part["codecs"])],
+        "newest": max((part["newest"] for part in parts if part["newest"] is not None), default=None),
+        "encrypted": any(part["encrypted"] for part in parts),
     }
 
 
-def _row(row: _Listed) -> tuple[object, ...]:
-    committed, last_ms, encrypted = row
+def _printed(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as a line of `offload ls --json`."""
+    printed = {**row, "newest": None if row["newest"] is None else iso_of(row["newest"])}
+    return printed | ({"parts": [_printed(part) for part in row["parts"]]} if "parts" in row else {})
+
+
+def _show(rows: list[dict[str, Any]], *, verbose: bool) -> None:
+    has_parts = any("parts" in row for row in rows)
+    has_encrypted = has_parts or any(row["encrypted"] for row in rows)
+    heads = (*HEADS, *[ENCRYPTED] * has_encrypted, *[PARTS] * has_parts)
+    lines = []
+    for row in rows:
+        lines.append(_line(row, len(row.get("parts", [row]))))
+        if verbose:
+            lines += [_line(part, f"part {part['part']}") for part in row.get("parts", [])]
+    print_table(heads, [line[: len(heads)] for line in lines])
+
+
+def _line(row: dict[str, Any], parts: object) -> tuple[object, ...]:
     return (
-        committed.stream,
-        committed.messages,
-        committed.first_offset,
-        committed.next_offset,
-        size_text(committed.data_size_bytes),
-        size_text(committed.stored_size_bytes),
-        ratio_text(committed.data_size_bytes, committed.stored_size_bytes),
-        ", ".join(codecs_of(committed)) or "-",
-        committed.fragments,
-        committed.version,
-        "-" if last_ms is None else iso_of(last_ms),
-        "yes" if encrypted else "no",
+        row["stream"],
+        row["messages"],
+        row["first_offset"],
+        row["next_offset"],
+        size_text(row["bytes"]),
+        size_text(row["stored_bytes"]),
+        ratio_text(row["bytes"], row["stored_bytes"]),
+        ", ".join(row["codecs"]) or "-",
+        row["fragments"],
+        row["version"],
+        "-" if row["newest"] is None else iso_of(row["newest"]),
+        "yes" if row["encrypted"] else "no",
+        parts,
     )

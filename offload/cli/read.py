@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from enum import StrEnum
 from json.encoder import encode_basestring
 from typing import Annotated, Any, Final
@@ -18,8 +19,9 @@ from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.decoder import Decoded, Decoder
 from offload.contracts.events import Event, Skipped
 from offload.errors import TryAgain
-from offload.model.position import AtOffset, AtTime, Position, iso_of
-from offload.streams.reader import IN_FLIGHT, Messages, StreamReader
+from offload.model.position import AtOffset, AtTime, PartOffset, Position, iso_of
+from offload.streams.joined import part_numbered
+from offload.streams.reader import IN_FLIGHT, Messages, StreamReader, reason_of
 
 OUTPUT_SIZE_BYTES: Final = 256 * 1024
 """The size of one write to stdout. Many small writes cost more than decoding the messages."""
@@ -42,6 +44,16 @@ At = Annotated[
         "zone), or @ and milliseconds since 1970.",
     ),
 ]
+PartNumber = Annotated[
+    int | None,
+    typer.Option(
+        "--part",
+        metavar="N",
+        min=1,
+        help="Begin in this part of STREAM: --from is a position in it. Reading goes on in the later parts. "
+        "Default: --from is a position in all parts together.",
+    ),
+]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=0, help="Print at most this many messages.")]
 RequestsAtOnce = Annotated[
     int,
@@ -58,6 +70,7 @@ def read(
     tier: Tier,
     stream: Stream,
     start: At = "first",
+    part: PartNumber = None,
     keys: Keys = None,
     encrypted_only: EncryptedOnly = False,
     option: Options = None,
@@ -66,7 +79,11 @@ def read(
     decode: Decode = "raw",
     how: Print = Format.JSONL,
 ) -> None:
-    """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them."""
+    """Print the messages of STREAM. Tracking records are never printed, and --limit does not count them.
+
+    If STREAM goes on in further parts, they are printed too, in order. The name of a later part prints that
+    part alone.
+    """
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
     position = position_of(start)
     output = _Output(renderer(how, _decoder(state, decode)))
@@ -76,7 +93,7 @@ def read(
             reader = await StreamReader.open(
                 catalogue, stream, in_flight=at_once, emit=_listener(state.plugins.emit)
             )
-            await _read(reader, position, limit, output)
+            await _read(reader, await _place(reader, position, part), limit, output)
 
     try:
         run_async(main)
@@ -91,29 +108,36 @@ def read(
 def _listener(emit: Callable[[Event], None]) -> Callable[[Event], None]:
     def listen(event: Event) -> None:
         if isinstance(event, Skipped):
-            print_note(
-                f"offsets [{event.from_offset}, {event.to_offset}) were trimmed before they were read; "
-                f"reading continues at offset {event.to_offset}"
-            )
+            print_note(f"{reason_of(event)}; reading continues at offset {event.to_offset}")
         emit(event)
 
     return listen
 
 
-async def _read(reader: StreamReader, position: Position, limit: int | None, output: _Output) -> None:
-    offset = await reader.offset_of(position)
-    if isinstance(position, AtOffset) and position.offset < offset:
-        print_note(f"offset {position.offset} is below the first; reading starts at offset {offset}")
-    if isinstance(position, AtTime) and offset == reader.manifest.next_offset:
+async def _place(reader: StreamReader, position: Position, part: int | None) -> PartOffset:
+    """Return the place at which reading begins. Print a note if it is not where the position asks for."""
+    if part is None:
+        place = await reader.place_of(position)
+    else:
+        place = PartOffset(part, await part_numbered(reader.parts, part).offset_here(position))
+    at = part_numbered(reader.parts, place.part)
+    if isinstance(position, AtOffset) and position.offset < place.offset:
+        below = "the first" if at is reader else f"the first of part {at.part}"
+        print_note(f"offset {position.offset} is below {below}; reading starts at offset {place.offset}")
+    if isinstance(position, AtTime) and place.offset == at.manifest.next_offset:
         print_note(await _beyond(reader, position))
+    return place
+
+
+async def _read(reader: StreamReader, start: PartOffset, limit: int | None, output: _Output) -> None:
     if limit == 0:
         return
     left = limit
     try:
-        async with aclosing(reader.messages(offset)) as batches:
+        async with aclosing(reader.messages(start)) as batches:
             async for batch in batches:
                 if left is not None and len(batch.bodies) >= left:
-                    output.write(Messages(batch.offset, batch.timestamp_ms, batch.bodies[:left]))
+                    output.write(replace(batch, bodies=batch.bodies[:left]))
                     break
                 output.write(batch)
                 left = None if left is None else left - len(batch.bodies)
@@ -123,7 +147,8 @@ async def _read(reader: StreamReader, position: Position, limit: int | None, out
 
 async def _beyond(reader: StreamReader, position: AtTime) -> str:
     """Return the reason why nothing is printed, if the time is beyond the end."""
-    newest_ms = await reader.last_timestamp_ms()
+    times = [await part.last_timestamp_ms() for part in reader.parts]
+    newest_ms = max((each for each in times if each is not None), default=None)
     has = "holds no messages" if newest_ms is None else f"has none later than {iso_of(newest_ms)}"
     return f"nothing to read from {iso_of(position.timestamp_ms)}: stream {reader.manifest.stream!r} {has}"
 
@@ -138,20 +163,22 @@ class _Output:
         self._messages = 0
         self.next_offset: int | None = None
         """First offset after the last message that was written; None if none was."""
+        self._part = 1
 
     def so_far(self) -> str:
         """Return a sentence on what an interrupted read has printed, and how to resume it."""
         if self.next_offset is None:
             return "no message was printed"
         printed = f"{counted(self._messages, 'message')} printed, up to offset {self.next_offset - 1}"
-        return f"{printed}; resume with --from {self.next_offset}"
+        in_part = "" if self._part == 1 else f" --part {self._part}"
+        return f"{printed}; resume with --from {self.next_offset}{in_part}"
 
     def write(self, batch: Messages) -> None:
         piece = self._render(batch)
         self._pieces.append(piece)
         self._size += len(piece)
         self._messages += len(batch.bodies)
-        self.next_offset = batch.offset + len(batch.bodies)
+        self.next_offset, self._part = batch.offset + len(batch.bodies), batch.part
         if self._size >= OUTPUT_SIZE_BYTES:
             self.flush()
 
@@ -185,7 +212,9 @@ def _raw(batch: Messages) -> bytes:
 
 def _jsonl(batch: Messages, values: list[tuple[Any, str]]) -> bytes:
     """Return one line per message."""
-    middle = f',"timestamp":"{iso_of(batch.timestamp_ms)}","value":'  # the same for the whole chunk
+    # The same for the whole chunk. Part 1 is not printed: most streams have no other.
+    part = "" if batch.part == 1 else f',"part":{batch.part}'
+    middle = f'{part},"timestamp":"{iso_of(batch.timestamp_ms)}","value":'
     lines = [
         f'{{"offset":{offset}{middle}{_value(value)}{tail}'
         for offset, (value, tail) in enumerate(values, start=batch.offset)

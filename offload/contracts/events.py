@@ -98,14 +98,18 @@ class DamageFound(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped(Event):
-    """A reader skipped offsets that were trimmed and swept before it could read them.
+    """A reader was at `from_offset` of a stream, and continues at `to_offset`.
 
-    It was at `from_offset`, and continues at `to_offset`, at which the stream begins now.
+    The offsets between were trimmed and swept before it could read them. Or, if `part` is set, a part ends
+    at `from_offset`, and the next one with data begins at `to_offset`. Behind a fork, `to_offset` may be the
+    lower one: the later part has other records under offsets that were read already.
     """
 
     stream: str
     from_offset: int
     to_offset: int
+    part: int | None = None
+    """The number of the part that begins at `to_offset`. None: both offsets are of the same part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

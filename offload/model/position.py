@@ -19,7 +19,7 @@ from typing import Final
 
 from offload.errors import Misuse
 
-__all__ = ["OFFSET_MAX", "AtEdge", "AtOffset", "AtTime", "Position", "parse_position"]
+__all__ = ["OFFSET_MAX", "AtEdge", "AtOffset", "AtTime", "PartOffset", "Position", "parse_position"]
 
 
 OFFSET_MAX: Final = 2**64 - 1
@@ -50,6 +50,17 @@ class AtTime:
 
 
 Position = AtEdge | AtOffset | AtTime
+
+
+@dataclass(frozen=True, slots=True)
+class PartOffset:
+    """A place in a stream with parts: an offset of the part with this number. The first part is number 1.
+
+    It is exact, also behind a fork, where two parts hold the same offset.
+    """
+
+    part: int
+    offset: int
 
 
 def parse_position(text: str) -> Position:

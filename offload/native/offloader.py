@@ -42,6 +42,7 @@ from offload.env import Env
 from offload.errors import (
     Absent,
     AnchorLost,
+    BeingRebuilt,
     Conflict,
     Corrupt,
     Denied,
@@ -261,7 +262,7 @@ class ObjectStoreOffloader(LedgerOffloader):
             gone = f"stream {stream!r} of {self.url} was deleted; a sync begins it again"
             raise StreamDeleted(gone, epoch=manifest.epoch)
         if manifest.state is StreamState.REBUILDING:
-            raise NotOffloaded(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
+            raise BeingRebuilt(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
         # A stream's anchor is created before its first root. So it is read after the root: the other way
         # round, a stream that is born in between would seem to have lost its anchor.
         try:

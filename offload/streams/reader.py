@@ -11,16 +11,19 @@ Then the newest view decides:
                                               view, at its first offset if that is higher. `Skipped` is then
                                               reported
 
-Invariants: offsets ascend, and each is delivered once; every delivered byte was checked; every offset that is
-left out is reported. Memory is bounded as `windows` says, and by the messages of one chunk.
+A stream that goes on in further parts is read with them: `messages` continues in the next part, and `joined`
+has the rules. Everything else here reads one part.
+
+Invariants: the offsets of a part ascend, and each is delivered once; every delivered byte was checked; every
+offset that is left out is reported. Memory is bounded as `windows` says, and by the messages of one chunk.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -31,7 +34,8 @@ from offload.errors import Absent, NotOffloaded, StreamDeleted
 from offload.formats.entries import messages
 from offload.model.chunk_table import ChunkType
 from offload.model.manifest import CommittedStream, Manifest
-from offload.model.position import OFFSET_MAX, AtEdge, AtOffset, AtTime, Position
+from offload.model.position import OFFSET_MAX, AtEdge, AtOffset, AtTime, PartOffset, Position
+from offload.streams import joined
 from offload.streams.windows import Keep, Window, WindowStream
 from offload.tracing import span
 
@@ -48,8 +52,17 @@ _log: Final = logging.getLogger(__name__)
 def warn_of_skips(event: Event) -> None:
     """Log a warning for each `Skipped`. Readers report to this function if none is given."""
     if isinstance(event, Skipped):
-        skipped = f"[{event.from_offset}, {event.to_offset})"
-        _log.warning("stream %r: offsets %s were trimmed before they were read", event.stream, skipped)
+        _log.warning("stream %r: %s", event.stream, reason_of(event))
+
+
+def reason_of(skipped: Skipped) -> str:
+    """Return the reason why a reader continues at another offset, as a sentence for a person."""
+    begin, end, part = skipped.from_offset, skipped.to_offset, skipped.part
+    if part is None:
+        return f"offsets [{begin}, {end}) were trimmed before they were read"
+    if begin < end:
+        return f"no part has the offsets [{begin}, {end}); part {part} begins at offset {end}"
+    return f"part {part} begins at offset {end}, so it repeats offsets below {begin}, with other records"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,8 @@ class Messages:
     offset: int
     timestamp_ms: int
     bodies: list[bytes]
+    part: int = 1
+    """The number of the part of the stream that holds them."""
 
 
 class StreamReader:
@@ -66,6 +81,10 @@ class StreamReader:
 
     `emit` is called with each `Skipped` and `DamageFound`. Every method but `open` raises `StreamDeleted` if
     the stream was deleted and its objects were swept.
+
+    A reader that was opened by the name of a stream's first part has readers of all `parts`. `place_of`,
+    `offset_of` and `messages` are about all of them. `manifest`, `windows` and the rest are about the part
+    that this reader itself reads, the first of them.
     """
 
     def __init__(
@@ -75,10 +94,15 @@ class StreamReader:
         *,
         in_flight: int = IN_FLIGHT,
         emit: Callable[[Event], None] = warn_of_skips,
+        part: int = 1,
     ) -> None:
-        """`committed` comes from an earlier view of this catalogue. Makes no request."""
+        """`committed` comes from an earlier view of this catalogue. Reads it alone. Makes no request."""
         self._catalogue, self._in_flight, self.emit = catalogue, in_flight, emit
         self._view = catalogue.view_of(committed)
+        self.part: Final = part
+        self.parts: Sequence[StreamReader] = (self,)
+        """The readers of all parts that existed when this reader was opened, in order. Deleted parts are
+        left out."""
 
     @classmethod
     async def open(
@@ -89,20 +113,45 @@ class StreamReader:
         in_flight: int = IN_FLIGHT,
         emit: Callable[[Event], None] = warn_of_skips,
     ) -> StreamReader:
-        """Return a reader of the newest view. `in_flight` is the number of requests ahead of its consumer.
+        """Return a reader of the newest views. `in_flight` is the number of requests ahead of its consumer.
 
-        Raises `NotOffloaded` if there is no such stream.
+        Raises `NotOffloaded` if there is no such stream, and `StreamDeleted` if all of its parts were
+        deleted. A stream without parts costs one listing more than its view.
         """
-        view = await catalogue.view(stream)
-        return cls(catalogue, view.committed, in_flight=in_flight, emit=emit)
+        readers = [
+            cls(catalogue, view.committed, in_flight=in_flight, emit=emit, part=part)
+            for part, view in await joined.live_parts(catalogue, stream)
+        ]
+        readers[0].parts = readers
+        return readers[0]
 
     @property
     def manifest(self) -> CommittedStream:
-        """The committed state that the reader uses: a `Manifest` if the tier takes commits."""
+        """The committed state of the part that this reader reads: a `Manifest` if the tier takes commits."""
         return self._view.committed
 
+    @property
+    def stream(self) -> str:
+        """The name of the part that this reader reads."""
+        return self._view.committed.stream
+
+    async def place_of(self, position: Position) -> PartOffset:
+        """Return the place at which reading from this position begins. `joined` has the rules for parts.
+
+        Each part costs what `offset_here` says, up to the one in which the position is.
+        """
+        return await joined.place_of(self.parts, position)
+
     async def offset_of(self, position: Position) -> int:
-        """Return the offset at which reading from this position begins.
+        """Return the offset of `place_of`.
+
+        If two parts hold the offset, `messages` begins in the oldest: it repeats records, and leaves none
+        out.
+        """
+        return (await self.place_of(position)).offset
+
+    async def offset_here(self, position: Position) -> int:
+        """Return the offset at which reading this part from a position begins.
 
         An offset below the first becomes the first. A time and `last` become the first offset of a chunk, or
         `next_offset` if no chunk fits. Raises `NotOffloaded` for an offset beyond `next_offset`.
@@ -129,20 +178,26 @@ class StreamReader:
         """
         return StreamWindows(self, self._view, offset, in_flight_max=self._in_flight, until=until, keep=keep)
 
-    async def messages(self, offset: int) -> AsyncGenerator[Messages, None]:
-        """Yield the messages from `offset` on, chunk by chunk. Chunks without messages are left out.
+    def messages(self, start: int | PartOffset) -> AsyncGenerator[Messages, None]:
+        """Yield the messages from an offset or a place on, chunk by chunk. Chunks without any are left out.
 
-        This is a generator, so it ends if a wait for it is cancelled. Begin again behind the last offset.
+        Reads all parts from there on, and emits `Skipped` between two. This is a generator, so it ends if a
+        wait for it is cancelled. Begin again behind the last offset. Raises `NotOffloaded` for an offset
+        beyond the end, and for a part that the stream does not have.
         """
+        return joined.messages(self.parts, start, self.emit)
+
+    async def messages_here(self, offset: int) -> AsyncGenerator[Messages, None]:
+        """Yield the messages of this part, as `messages` does."""
         async with aclosing(self.windows(offset)) as windows:
             async for window in windows:
                 # The first chunk may begin before `offset`. Behind it, nothing is cut.
-                for batch in messages_of(window):
+                for batch in messages_of(window, part=self.part):
                     skip = offset - batch.offset
                     if skip <= 0:
                         yield batch
                     elif skip < len(batch.bodies):
-                        yield Messages(offset, batch.timestamp_ms, batch.bodies[skip:])
+                        yield replace(batch, offset=offset, bodies=batch.bodies[skip:])
 
     async def newer_view(self, view: StreamView, absent: Absent) -> StreamView:
         """Return the newest view, which does not name the absent object, although `view` does.
@@ -280,7 +335,7 @@ class StreamWindows(WindowStream):
             self._reader.emit(skipped)
 
 
-def messages_of(window: Window) -> Iterator[Messages]:
+def messages_of(window: Window, *, part: int = 1) -> Iterator[Messages]:
     """Yield the messages of every user chunk in a window, in order."""
     rows = window.rows
     start = int(rows["position"][0])
@@ -291,4 +346,5 @@ def messages_of(window: Window) -> Iterator[Messages]:
     ):
         if kind == ChunkType.USER:
             chunk = view[position - start : position - start + size]
-            yield Messages(offset, timestamp_ms, messages(chunk, where=window.where, position=position))
+            bodies = messages(chunk, where=window.where, position=position)
+            yield Messages(offset, timestamp_ms, bodies, part)
