@@ -188,7 +188,7 @@ def test_every_position_attaches_in_the_part_that_the_rules_say_and_reads_on(
                 await world.reader()
             return
         reader = await world.reader()
-        for position in wanted:
+        for position in [*wanted, *(AtOffset(part.next) for part in world.parts)]:
             place = world.place_of(position)
             if place is None:
                 with pytest.raises(NotOffloaded, match="is beyond"):
