@@ -38,7 +38,10 @@ def ls(
     verbose: Annotated[bool, typer.Option("--verbose", help="Also list the parts of each stream.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per stream.")] = False,
 ) -> int:
-    """List the streams of TIER. A stream that goes on in further parts is one line with the totals of all."""
+    """List the streams of TIER.
+
+    A stream that goes on in further parts is one line, with the totals of all parts.
+    """
     state: CommandContext = context.obj
 
     async def main() -> tuple[list[dict[str, Any]], list[OffloadError]]:
@@ -50,7 +53,8 @@ def ls(
                     rows += await _look(catalogue, parts)
                 except (Corrupt, UnsupportedFormat) as error:  # damage of one stream must not hide the others
                     errors.append(error)
-        return rows, errors
+        # Damage to a part is found when its stream looks for it, and when it is shown by itself.
+        return rows, [*{str(error): error for error in errors}.values()]
 
     rows, errors = run_async(main)
     if json:

@@ -137,7 +137,7 @@ def part_numbered(parts: Sequence[StreamReader], number: int) -> StreamReader:
     raise NotOffloaded(f"stream {parts[0].stream!r} has no part {number}; it has {has}")
 
 
-async def messages(
+async def read_through(
     parts: Sequence[StreamReader], start: int | PartOffset, emit: Callable[[Event], None]
 ) -> AsyncGenerator[Messages, None]:
     """Yield the messages from a place to the end of the newest part, chunk by chunk. Close it when done."""

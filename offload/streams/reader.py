@@ -99,6 +99,8 @@ class StreamReader:
         """`committed` comes from an earlier view of this catalogue. Reads it alone. Makes no request."""
         self._catalogue, self._in_flight, self.emit = catalogue, in_flight, emit
         self._view = catalogue.view_of(committed)
+        self.stream = committed.stream
+        """The name by which the reader was opened. Its own part has another if part 1 was deleted."""
         self.part: Final = part
         self.parts: Sequence[StreamReader] = (self,)
         """The readers of all parts that existed when this reader was opened, in order. Deleted parts are
@@ -122,18 +124,14 @@ class StreamReader:
             cls(catalogue, view.committed, in_flight=in_flight, emit=emit, part=part)
             for part, view in await joined.live_parts(catalogue, stream)
         ]
-        readers[0].parts = readers
-        return readers[0]
+        reader = readers[0]
+        reader.stream, reader.parts = stream, readers
+        return reader
 
     @property
     def manifest(self) -> CommittedStream:
         """The committed state of the part that this reader reads: a `Manifest` if the tier takes commits."""
         return self._view.committed
-
-    @property
-    def stream(self) -> str:
-        """The name of the part that this reader reads."""
-        return self._view.committed.stream
 
     async def place_of(self, position: Position) -> PartOffset:
         """Return the place at which reading from this position begins. `joined` has the rules for parts.
@@ -185,7 +183,7 @@ class StreamReader:
         wait for it is cancelled. Begin again behind the last offset. Raises `NotOffloaded` for an offset
         beyond the end, and for a part that the stream does not have.
         """
-        return joined.messages(self.parts, start, self.emit)
+        return joined.read_through(self.parts, start, self.emit)
 
     async def messages_here(self, offset: int) -> AsyncGenerator[Messages, None]:
         """Yield the messages of this part, as `messages` does."""
