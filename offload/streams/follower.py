@@ -295,7 +295,10 @@ class Follower:
                 with span("follow", stream=self.stream, until=until):
                     await self._copier.copy(snapshot, until, ahead=True)
         except (TryAgain, OutcomeUnknown):
-            # What the root says now is unknown, and attempts of ours may run. The next claim settles both.
+            # What the root says now is unknown, and attempts of ours may run. The next claim settles both. It
+            # need not wait for anybody if the root is that of our last claim.
+            if self._copier.writer is not None:
+                self._own_writer = self._copier.writer.writer
             self._copier = self._fresh_copier()
             raise
         finally:

@@ -17,6 +17,7 @@ from offload.contracts.broker import BrokerView, CommittedChunk, LeadingNode
 from offload.errors import Denied, Diverged, NotOffloaded, OffloadError, TryAgain
 from offload.formats.chunk import ChunkHeader
 from offload.native.offloader import TierOptions
+from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 from offload.streams.follower import Follower, FollowRules, FollowState
 from offload.streams.vouched import ASK_SECONDS, RETRY_SECONDS, VouchedSource
@@ -29,7 +30,8 @@ LONG = 300.0
 class Broker(BrokerView):
     """A broker that has the chunks of a stream, and has committed those up to an offset.
 
-    `lie` changes an answer. `error` is raised in place of one. `leads` is what its node says of the leader.
+    `lie` changes an answer. `error` and `refusal` are raised in place of one, unless the broker hangs, and
+    `error` is also that of the connection. `leads` is what its node says of the leader.
     """
 
     stream: GrowingStream
@@ -37,6 +39,7 @@ class Broker(BrokerView):
     leads: bool | None = None
     error: OffloadError | None = None  # type: ignore[assignment]  # a field instead of a property
     refusal: OffloadError | None = None
+    hangs: bool = False
     lie: dict[str, int] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
     url = "test://broker"  # type: ignore[assignment]
@@ -44,6 +47,8 @@ class Broker(BrokerView):
     async def committed(self, stream: str, offset: int) -> CommittedChunk:
         """Wait until the chunk at this offset is committed."""
         self.asked.append(offset)
+        while self.hangs:  # noqa: ASYNC110
+            await asyncio.sleep(0)
         if error := self.error or self.refusal:
             raise error
         while not self.lie and self._at(offset).next_offset > self.committed_offset:  # noqa: ASYNC110
@@ -71,7 +76,7 @@ class World:
 
     clock: Clock = field(default_factory=Clock)
     stream: GrowingStream = field(default_factory=GrowingStream)
-    store: MemoryStore = field(default_factory=MemoryStore)
+    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
 
     def __post_init__(self) -> None:
         self.broker = Broker(self.stream)
@@ -186,6 +191,7 @@ class TestABrokerThatFailsOrLies:
         [
             {"error": TryAgain("down")},
             {"error": Denied("wrong password")},
+            {"error": TryAgain("no answer"), "hangs": True},
             {"refusal": NotOffloaded("no such stream")},
             {"refusal": TryAgain("the subscription ended")},
             {"lie": {"next_offset": 2**64 - 1}},
@@ -208,8 +214,6 @@ class TestABrokerThatFailsOrLies:
                 await world.run(follower, RULES.max_lag_seconds)
                 assert await world.copied() == end
                 assert world.source.held_back == ["orders"]
-            # A broker that is down or lies is not asked at every look.
-            assert len(world.broker.asked) <= 1 + 5 * RULES.max_lag_seconds / RETRY_SECONDS
 
         run(scenario)
 
@@ -226,6 +230,19 @@ class TestABrokerThatFailsOrLies:
             world.stream.append(3)
             await world.run(follower, LONG)
             assert (await world.copied(), world.source.held_back) == (30, [])
+
+        run(scenario)
+
+    def test_a_broker_that_fails_is_left_alone_for_a_while(self) -> None:
+        async def scenario(world: World) -> None:
+            (stream,) = await world.source.streams()
+            world.broker.refusal = Denied("no permission")
+            world.stream.append(1)
+            for _ in range(30):
+                async with await stream.snapshot() as snapshot:
+                    assert await stream.vouched(snapshot) is None
+                world.clock.now += 1
+            assert len(world.broker.asked) == 30 / RETRY_SECONDS
 
         run(scenario)
 
@@ -315,6 +332,24 @@ class TestWhichProcessLeads:
             assert await world.copied() == (0 if waits else 30)
             await world.run(follower, 2 * RULES.quiet_seconds)
             assert await world.copied() == 30, "it leads if no process is beside the leader"
+
+        run(scenario)
+
+    def test_a_process_that_leads_goes_on_after_an_error_of_the_store(self) -> None:
+        """Also if the broker has chosen another leader meanwhile: nobody else would, for a minute."""
+
+        async def scenario(world: World) -> None:
+            follower = await world.follower()
+            world.broker.committed_offset = 10**6
+            world.stream.append(3)
+            await world.run(follower, RULES.max_lag_seconds)
+            world.broker.leads, world.store.rules = False, [Rule(Fault.FAIL_BEFORE, "put")]
+            world.stream.append(3)
+            await world.run(follower, RULES.max_lag_seconds)
+            assert isinstance(follower.status.error, TryAgain)
+            world.store.rules = []
+            await world.run(follower, RULES.max_lag_seconds)
+            assert await world.copied() == 60
 
         run(scenario)
 

@@ -13,7 +13,9 @@ from typing import Final
 
 from servers.catalogue import SERVERS, Server
 from servers.processes import NotReady
+from servers.rabbitmq import RECIPE, rabbitmq
 from servers.recipes import home
+from servers.scratch import scratch_folder
 from servers.table import aligned
 
 HEAD: Final = ("protocol", "server", "version", "installed in", "ready after", "")
@@ -28,8 +30,9 @@ def main() -> int:
         installing = [
             (one_by_one if each.recipe.builds else side_by_side).submit(_installed, each) for each in SERVERS
         ]
+        broker = side_by_side.submit(RECIPE.install)
     with ThreadPoolExecutor(TRIED_AT_ONCE) as trying:
-        rows = list(trying.map(_row, SERVERS, installing))
+        rows = [*trying.map(_row, SERVERS, installing), _broker_row(broker)]
     for line in aligned([HEAD, *rows]):
         print(line)
     return 0 if all("CANNOT" not in row[-1] for row in rows) else 1
@@ -61,6 +64,20 @@ def _row(server: Server, installing: Future[str]) -> tuple[str, ...]:
     except Exception as exc:  # noqa: BLE001 - an error of its client concerns only this server
         said = f"CANNOT BE RUN: {exc}"
     return server.protocol, server.name, server.recipe.version, installed, ready, said
+
+
+def _broker_row(installing: Future[None]) -> tuple[str, ...]:
+    """Return the row of RabbitMQ. It stores no objects: its files are copied, and it is asked about them."""
+    ready = "-"
+    try:
+        installing.result()
+        started = time.monotonic()
+        with scratch_folder("rabbitmq") as scratch, rabbitmq(scratch):
+            ready = _since(started)
+        said = "a broker whose streams are copied"
+    except Exception as exc:  # noqa: BLE001 - as above
+        said = f"CANNOT BE RUN: {exc}"
+    return "stream", "rabbitmq", RECIPE.version, "-", ready, said
 
 
 def _since(started: float) -> str:
