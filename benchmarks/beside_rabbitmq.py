@@ -1,12 +1,14 @@
 """`offload run` beside a real RabbitMQ: the lag, the CPU time, the memory, and what is read back.
 
-    python benchmarks/beside_rabbitmq.py [--rate 20000] [--seconds 300] [--lag 5] [--idle 500]
+    python benchmarks/beside_rabbitmq.py [--rate 20000] [--seconds 300] [--lag 5] [--idle 500] [--ask]
 
 Needs the extra `broker` and Debian's packages of RabbitMQ, which it fetches once. A broker with
 small segments and a short retention gets messages of 1 KB: RATE a second on one stream and ten a second on
 another. `offload run` copies them to a folder. Every half second the newest root is read, and the age of the
 first message that it does not hold is a sample of the lag. At the end every message is read back from the
 tier, also those that the broker has deleted.
+
+With --ask, `offload run` asks the broker what is committed.
 
 With --idle, as many streams of one message are made instead. It counts the requests that `offload run` sends
 to the store while nothing happens.
@@ -74,9 +76,16 @@ async def publish(broker: Broker, published: Published, rate: float, seconds: fl
 
 
 @asynccontextmanager
-async def sidecar(broker: Broker, tier: Path, lag: float, log: Path) -> AsyncIterator[Process]:
+async def sidecar(
+    broker: Broker, tier: Path, lag: float, log: Path, *, asks: bool = False
+) -> AsyncIterator[Process]:
     """Run `offload run` until the end of the block, and wait until it has ended."""
-    arguments = ("--debug", "run", f"rabbitmq://{broker.streams}", str(tier), "--max-lag", f"{lag:g}s")
+    (config := tier.with_name("run.toml")).write_text(
+        f'source = "rabbitmq://{broker.streams}"\ntier = "{tier}"\n'
+        + (f'broker = "rabbitmq-stream://127.0.0.1:{broker.stream_port}"\n' if asks else "")
+        + f'[streams."*"]\nmax_lag = "{lag:g}s"\n'
+    )
+    arguments = ("--debug", "run", str(config))
     with log.open("wb") as output:
         running = await asyncio.create_subprocess_exec(OFFLOAD, *arguments, stderr=output, stdout=output)
     try:
@@ -148,11 +157,11 @@ async def fragments(tier: Path) -> int:
     return sum(json.loads(line)["fragments"] for line in (await offload("ls", tier, "--json")).splitlines())
 
 
-async def busy(broker: Broker, folder: Path, rate: float, seconds: float, lag: float) -> None:
+async def busy(broker: Broker, folder: Path, rate: float, seconds: float, lag: float, *, asks: bool) -> None:
     """Publish to two streams beside a sidecar, and print what came of it."""
     tier, fast, slow = folder / "tier", Published("fast"), Published("slow")
     done = asyncio.Event()
-    async with sidecar(broker, tier, lag, folder / "run.log") as running:
+    async with sidecar(broker, tier, lag, folder / "run.log", asks=asks) as running:
         watching = asyncio.create_task(watch(tier, [fast, slow], done))
         begun = time.monotonic()
         await asyncio.gather(publish(broker, fast, rate, seconds), publish(broker, slow, 10, seconds))
@@ -209,6 +218,7 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--lag", type=float, default=5)
     parser.add_argument("--idle", type=int, default=0)
+    parser.add_argument("--ask", action="store_true")
     asked = parser.parse_args()
     await asyncio.to_thread(RECIPE.install)
     with tempfile.TemporaryDirectory(prefix="beside-rabbitmq.") as scratch:
@@ -218,7 +228,7 @@ async def main() -> None:
             if asked.idle:
                 await idle(broker, Path(scratch), asked.idle, asked.seconds, asked.lag)
             else:
-                await busy(broker, Path(scratch), asked.rate, asked.seconds, asked.lag)
+                await busy(broker, Path(scratch), asked.rate, asked.seconds, asked.lag, asks=asked.ask)
 
 
 if __name__ == "__main__":
