@@ -138,7 +138,7 @@ class Blocking:
         source: str | Source,
         *,
         only: Sequence[str] = (),
-        continue_as: Mapping[str, str] | None = None,
+        new_part: bool = False,
     ) -> list[StreamReport]:
         """Sync every stream of a source, which is given by URL or as an object. Errors are in the reports.
 
@@ -147,9 +147,7 @@ class Blocking:
         opened = self._session.source(source) if isinstance(source, str) else source
 
         async def all_reports() -> list[StreamReport]:
-            return [
-                report async for report in sync(opened, self.offloader, only=only, continue_as=continue_as)
-            ]
+            return [report async for report in sync(opened, self.offloader, only=only, new_part=new_part)]
 
         return self.run(all_reports())
 

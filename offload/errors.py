@@ -33,6 +33,7 @@ exceptions in one place and always chains them (`raise ... from exc`).
 from __future__ import annotations
 
 import shlex
+from enum import StrEnum
 from typing import Any
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Corrupt",
     "Denied",
     "Diverged",
+    "Divergence",
     "Fenced",
     "Misuse",
     "NoSpace",
@@ -147,8 +149,24 @@ class AlreadyExists(OffloadError):
         self.key = key
 
 
+class Divergence(StrEnum):
+    """The way in which a source does not continue a stream. Only a gap and a fork are final."""
+
+    GAP = "gap"
+    """The source begins behind the end of the tier."""
+    FORK = "fork"
+    """The source has other data where the last chunk of the tier is."""
+    BEHIND = "behind"
+    """The source ends before the tier: it is a replica that lags, or its log was cut."""
+
+
 class Diverged(OffloadError):
     """Source and tier have different histories of a stream. Nothing was changed; a person must decide."""
+
+    def __init__(self, message: str, *, kind: Divergence | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """None if two tiers were compared, or only their ends."""
 
 
 class Denied(OffloadError):

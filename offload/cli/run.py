@@ -69,6 +69,15 @@ MaxLag = Annotated[
         help="The time after which new data is readable on the tier. At least 1s. Default: 30s.",
     ),
 ]
+OnGapChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--on-gap",
+        metavar="pause|new-part",
+        help="What to do with a stream that SOURCE does not continue: pause it, or go on in a new part. "
+        "Default: pause.",
+    ),
+]
 Listen = Annotated[
     str | None,
     typer.Option(
@@ -98,6 +107,7 @@ def run(
     source: ConfigOrSource,
     tier: OnTier = None,
     max_lag: MaxLag = None,
+    on_gap: OnGapChoice = None,
     compress: Compress = None,
     encrypt: Encrypt = None,
     keys: Keys = None,
@@ -110,7 +120,13 @@ def run(
     json: CheckJson = False,
 ) -> int:
     """Keep the streams of SOURCE on TIER until the process is stopped."""
-    values = {"max_lag": max_lag, "compress": compress, "encrypt": encrypt, "listen": listen}
+    values = {
+        "max_lag": max_lag,
+        "on_gap": on_gap,
+        "compress": compress,
+        "encrypt": encrypt,
+        "listen": listen,
+    }
     pairs = {"options": option, "source_options": source_option}
     state: CommandContext = context.obj
     config = configuration_of(source, tier, keys, values, pairs)

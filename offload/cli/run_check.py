@@ -170,6 +170,7 @@ def _rules_text(rules: StreamConfig) -> str:
             if rules.compress is None
             else f"compressed as {rules.compress}",
             "not encrypted unless it has a key" if rules.encrypt is None else f"encrypted by {rules.encrypt}",
+            "goes on in a new part after a gap" if rules.on_gap == "new-part" else "pauses at a gap",
         )
     )
 

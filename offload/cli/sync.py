@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 
 from offload.cli.kit.arguments import Compress, Encrypt, Keys, Options, Tier, compression_of
-from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, one_line, print_error, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, run_async
-from offload.contracts.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted
+from offload.contracts.events import CopyBegun, Event, FragmentUploaded, ManifestCommitted, PartBegun
 from offload.contracts.source import Source
 from offload.native.offloader import TierOptions
 from offload.native.place import TierPlan
@@ -45,12 +44,12 @@ HashedKeys = Annotated[
         "gets most of the requests.",
     ),
 ]
-ContinueAs = Annotated[
-    str | None,
+NewPart = Annotated[
+    bool,
     typer.Option(
-        metavar="NEW",
-        help="Sync the one --stream to TIER under this new name, if a sync stopped because SOURCE does not "
-        "continue the stream. The old stream stays. Repeat the option with every later sync.",
+        "--new-part",
+        help="Let a stream go on in a new part if SOURCE does not continue it: after a gap, or if SOURCE has "
+        "another history. What TIER has stays. Later syncs need no option to find the part.",
     ),
 ]
 UPLOADS_MAX = TierOptions().uploads_max
@@ -65,7 +64,7 @@ def sync(
     source: SourceUrl,
     tier: Tier,
     stream: Streams = None,
-    continue_as: ContinueAs = None,
+    new_part: NewPart = False,
     commit_store: CommitStore = "",
     hashed_keys: HashedKeys = False,
     compress: Compress = None,
@@ -78,8 +77,9 @@ def sync(
     """Copy new data from SOURCE to TIER. A later run copies only what came since."""
     state: CommandContext = context.obj.with_keys(keys, encrypt)
     how, plan = asked_of(at_once, commit_store, compress, hashed_keys=hashed_keys, encrypt=encrypt)
-    parts, reports = _parts(stream or [], continue_as), list[StreamReport]()
+    reports = list[StreamReport]()
     command = ["offload", "sync", source, tier, *_shown(option or [], compress, keys, encrypt)]
+    command += ["--new-part"] if new_part else []
 
     async def main() -> None:
         with progress(json=json) as show:
@@ -89,7 +89,7 @@ def sync(
                     opened,
                     offloader,
                     only=stream or [],
-                    continue_as=parts,
+                    new_part=new_part,
                     extra_metadata=_metadata(),
                     emit=listener,
                 ):
@@ -113,14 +113,6 @@ def asked_of(
     compression = compression_of(compress)
     plan = TierPlan(commit_store=commit_store, hashed_keys=hashed_keys, compression=compression)
     return TierOptions(uploads_max=at_once, compression=compression, encrypt=encrypt), plan
-
-
-def _parts(streams: list[str], continue_as: str | None) -> dict[str, str]:
-    if continue_as is None:
-        return {}
-    if len(streams) != 1:
-        raise Usage("--continue-as needs one --stream: the one that continues under the new name")
-    return {streams[0]: continue_as}
 
 
 def _shown(
@@ -187,11 +179,11 @@ def _show(report: StreamReport, command: list[str], *, json: bool) -> None:
 
 
 def _advice(report: StreamReport, command: list[str]) -> str:
-    """Return the command to run if the source does not continue the stream."""
-    if report.continue_as is None:
+    """Return the command to run if the source does not continue the stream. It was given already: nothing."""
+    if not report.can_go_on or "--new-part" in command:
         return ""
-    going_on = shlex.join([*command, "--stream", report.source_stream, "--continue-as", report.continue_as])
-    return f"; to keep that archive and continue under a new name: {going_on}"
+    going_on = shlex.join([*command, "--stream", report.part.first, "--new-part"])
+    return f"; to keep what is there and go on in a new part: {going_on}"
 
 
 class _Listener:
@@ -204,6 +196,9 @@ class _Listener:
 
     def __call__(self, event: Event) -> None:
         match event:
+            case PartBegun(stream=stream, part=part, first_offset=first, ended_offset=ended):
+                ends = f"the part before ends at {ended}"
+                print_note(f"{one_line(stream)}: part {part} begins at offset {first}; {ends}")
             case CopyBegun(stream=stream, first_offset=first, next_offset=following):
                 self._stream, self._first, self._total, self._done = stream, first, following - first, 0
             case FragmentUploaded(entry=entry):

@@ -23,6 +23,7 @@ __all__ = [
     "Event",
     "FragmentUploaded",
     "ManifestCommitted",
+    "PartBegun",
     "Skipped",
     "StreamPaused",
     "StreamResumed",
@@ -140,6 +141,18 @@ class StreamResumed(Event):
     """A follower continues a stream that was paused."""
 
     stream: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartBegun(Event):
+    """A stream goes on in a new part, because the source does not continue the part before."""
+
+    stream: str
+    """The name of the whole stream."""
+    part: int
+    first_offset: int
+    ended_offset: int
+    """The end of the part before. The records from here to `first_offset` are lost, if that is higher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

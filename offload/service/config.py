@@ -97,12 +97,6 @@ def _encrypt(value: str) -> str:
     return value
 
 
-def _on_gap(value: object) -> object:
-    if value == "new-part":
-        raise ValueError('"new-part" does not exist yet: use "pause"')
-    return value
-
-
 def _of_broker(value: str | None, info: ValidationInfo) -> str | None:
     if value is not None and info.data.get("broker") is None:
         raise ValueError("is for the broker, and `broker` is missing")
@@ -138,7 +132,9 @@ class StreamConfig(_Section):
     alarm_lag_seconds: Seconds | None = Field(default=None, alias="alarm_lag")
     """The lag at which a stream counts as late. None: three times `max_lag`."""
 
-    on_gap: Annotated[Literal["pause"], BeforeValidator(_on_gap)] = "pause"
+    on_gap: Literal["pause", "new-part"] = "pause"
+    """What is done if the source does not continue a stream: after a gap, or if it has another history."""
+
     age_seconds_max: Seconds | None = Field(default=None, alias="max_age")
     """Older data is deleted. None: data is kept for ever."""
 
@@ -168,6 +164,7 @@ class StreamConfig(_Section):
             hold_back_seconds=min(HOLD_BACK_SECONDS, self.max_lag_seconds / 2) if held is None else held,
             takeover_seconds=self.takeover_seconds,
             alarm_lag_seconds=self.alarm_lag_seconds,
+            new_part=self.on_gap == "new-part",
         )
 
     @property

@@ -22,15 +22,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from offload.contracts.source import Snapshot, SourceStream
-from offload.errors import Corrupt, NotOffloaded, OffloadError, StreamDeleted
+from offload.errors import Corrupt, Diverged, NotOffloaded, OffloadError, StreamDeleted
 from offload.model.labels import MasterKey
 from offload.model.manifest import Manifest
+from offload.model.part import StreamPart
 from offload.model.prices import GIB, Price, price_of
 from offload.service.assembly import OpenedService
 from offload.service.config import RunConfig, StreamConfig
 from offload.session import Session
 from offload.streams.follower import FollowRules
-from offload.streams.history import check_same_history
+from offload.streams.parts import FINAL, check_part, newest_part
 from offload.urls import scheme_of
 
 __all__ = ["MonthlyCost", "StreamPreview", "cost_of", "preview_stream", "try_keys"]
@@ -56,6 +57,12 @@ class StreamPreview:
     source_next_offset: int = 0
     committed_offset: int | None = None
     """The end of the stream on the tier. None if it is not there yet."""
+
+    part: int = 1
+    """The newest part of the stream on the tier. `committed_offset` and the sizes are of this part."""
+
+    begins_part: bool = False
+    """Whether the stream would go on in a new part."""
 
     lag_records: int = 0
     """The records of the source that the tier lacks."""
@@ -108,10 +115,15 @@ async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamP
     """Return what is known of a stream that is followed. Raises nothing of the framework."""
     seen = StreamPreview(stream=stream.name, glob=opened.config.glob_of(stream.name))
     try:
-        manifest = await _newest(opened, stream.name)
+        part = StreamPart(stream.name)
+        manifest = await _newest(opened, stream.name, part)
+        later = None if manifest is None else await newest_part(opened.tier, part)
+        if later is not None:
+            part, manifest = later, await _newest(opened, stream.name, later)
         if manifest is not None:
             seen = replace(
                 seen,
+                part=part.number,
                 committed_offset=manifest.next_offset,
                 stored_size_bytes=manifest.stored_size_bytes,
                 data_size_bytes=manifest.data_size_bytes,
@@ -119,15 +131,19 @@ async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamP
         async with await stream.snapshot(manifest) as snapshot:
             seen = await _measured(seen, snapshot, manifest, opened.session.env.now_ms())
             if manifest is not None:
-                await check_same_history(opened.tier_for(stream.name), manifest, snapshot)
+                await check_part(opened.tier_for(stream.name), part, manifest, snapshot)
             return replace(seen, error=snapshot.damage)
+    except Diverged as error:
+        if error.kind in FINAL and opened.config.of(stream.name).rules.new_part:
+            return replace(seen, begins_part=True)
+        return replace(seen, error=error)
     except OffloadError as error:
         return replace(seen, error=error)
 
 
-async def _newest(opened: OpenedService, stream: str) -> Manifest | None:
+async def _newest(opened: OpenedService, stream: str, part: StreamPart) -> Manifest | None:
     try:
-        return await opened.tier_for(stream).load_manifest(stream)
+        return await opened.tier_for(stream).load_manifest(part.name)
     except StreamDeleted as error:
         # A follower does not undo a deletion, so the stream would pause.
         raise StreamDeleted(f"{error}, and `offload run` does not", epoch=error.epoch) from error
@@ -202,6 +218,8 @@ def as_json(seen: StreamPreview, config: StreamConfig) -> dict[str, Any]:
     return {
         "stream": seen.stream,
         "glob": seen.glob,
+        "part": seen.part,
+        "begins_part": seen.begins_part,
         "source_next_offset": seen.source_next_offset,
         "committed_offset": seen.committed_offset,
         "lag_records": seen.lag_records,

@@ -8,6 +8,8 @@ are committed, and nothing behind it; a stream with nothing new is not claimed.
 The histories are compared with the tier before the stream is claimed, and again if the claim shows that
 somebody else has appended. After that only this copier appends to the stream, or it is fenced. So each later
 snapshot is compared with the last chunk that was copied, which needs no request.
+
+A stream that has gone on in a later part takes no more data. `streams.parts` has the proof.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from offload.errors import Corrupt
 from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.chunk_check import check_source
 from offload.model.manifest import Manifest
+from offload.model.part import StreamPart
 from offload.streams.handles import CutHandle
-from offload.streams.history import agreement, check_continues, check_same_history, first_damage, newest
+from offload.streams.history import agreement, check_continues, first_damage, newest
+from offload.streams.parts import check_part, close_part, refuse_closed_part, refuse_name_of_part
 from offload.streams.writer import StreamWriter
 
 LEDGERS_AT_ONCE: Final = 16
@@ -41,8 +45,11 @@ _log: Final = logging.getLogger(__name__)
 class StreamCopier:
     """Copies one stream of a source to one stream of a tier. Used by one task at a time."""
 
-    stream: str
+    part: StreamPart
     offloader: LedgerOffloader
+    before: StreamPart | None = None
+    """The part before. Needed if `part` may have no data yet."""
+
     extra_metadata: Mapping[str, str] = field(default_factory=dict)
     env: Env = field(default_factory=Env)
     emit: Callable[[Event], None] = lambda event: None
@@ -54,6 +61,11 @@ class StreamCopier:
 
     _last: bytes | None = None
     """The last chunk that was copied."""
+
+    @property
+    def stream(self) -> str:
+        """The name on the tier."""
+        return self.part.name
 
     @property
     def uploaded_size_bytes(self) -> int:
@@ -74,7 +86,7 @@ class StreamCopier:
             return
         self.manifest = None if known_to_be_new else await newest(self.offloader, self.stream)
         if self.manifest is not None:
-            await check_same_history(self.offloader, self.manifest, snapshot)
+            await check_part(self.offloader, self.part, self.manifest, snapshot)
 
     async def copy(self, snapshot: Snapshot, until: int, *, ahead: bool = False) -> None:
         """Copy what the tier lacks up to the offset `until`, at which a chunk begins or the snapshot ends.
@@ -111,6 +123,9 @@ class StreamCopier:
 
     async def _claim(self, snapshot: Snapshot) -> StreamWriter:
         before = self.manifest
+        await refuse_name_of_part(self.offloader, self.part)
+        if before is None and self.before is not None:
+            await close_part(self.offloader, self.before, snapshot, env=self.env)
         writer = await StreamWriter.claim(
             self.offloader,
             self.stream,
@@ -125,7 +140,10 @@ class StreamCopier:
         # Between the first comparison and the claim a rival may have begun the stream or appended to it, and
         # the claim may have adopted leftovers. The source must continue what is committed now.
         if before is None or writer.manifest.next_offset != before.next_offset:
-            await check_same_history(self.offloader, writer.manifest, snapshot)
+            await check_part(self.offloader, self.part, writer.manifest, snapshot)
+        # A stream that is only just born has no later part. Otherwise one may have been begun after our look.
+        if writer.manifest.version > 1:
+            await refuse_closed_part(self.offloader, self.part)
         return writer
 
     async def _append(self, writer: StreamWriter, snapshot: Snapshot, until: int, *, ahead: bool) -> None:

@@ -95,7 +95,14 @@ class Dispatcher:
                 tasks.create_task(self._follow(follower, turns, ending))
 
     def _follower(self, stream: SourceStream, offloader: LedgerOffloader, rules: FollowRules) -> Follower:
-        return Follower(source=stream, offloader=offloader, rules=rules, env=self.env, emit=self.emit)
+        return Follower(
+            source=stream,
+            offloader=offloader,
+            rules=rules,
+            taken=self._followers.keys,
+            env=self.env,
+            emit=self.emit,
+        )
 
     async def _follow(self, follower: Follower, turns: asyncio.Semaphore, ending: asyncio.Event) -> None:
         # The first looks of many streams are spread over time, and with them all later ones.

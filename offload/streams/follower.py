@@ -24,7 +24,7 @@ docs/adr/0024-followers.md has the reasons.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -37,6 +37,7 @@ from offload.contracts.source import Snapshot, SourceStream
 from offload.env import Env
 from offload.errors import (
     Conflict,
+    Diverged,
     Fenced,
     Misuse,
     NotOffloaded,
@@ -48,7 +49,9 @@ from offload.errors import (
 from offload.formats.fragment_trailer import CHUNKS_MAX
 from offload.model.chunk_table import cut, rows_from
 from offload.model.manifest import AttemptKind, Manifest
+from offload.model.part import StreamPart
 from offload.streams.copier import StreamCopier
+from offload.streams.parts import begin_part, newest_part
 from offload.tracing import span
 
 __all__ = ["FollowRules", "FollowState", "FollowStatus", "Follower"]
@@ -90,6 +93,9 @@ class FollowRules:
     """The lag at which a stream counts as late. None: three times `max_lag_seconds`."""
 
     fragment_size_bytes: int = 64 * 2**20
+
+    new_part: bool = False
+    """Go on in a new part after a gap or a fork. False: the stream pauses."""
 
     def __post_init__(self) -> None:
         if not self.max_lag_seconds >= 1.0:
@@ -148,6 +154,8 @@ class FollowStatus:
     Records that are there at the first look have been waiting since then.
     """
     alarm_seconds: float
+    part: int = 1
+    """The part of the stream that is followed. The offsets that are committed are of this part."""
 
     @property
     def is_late(self) -> bool:
@@ -174,10 +182,17 @@ class Follower:
     rules: FollowRules = field(default_factory=FollowRules)
     stream: str = ""
     """The stream's name on the tier: that of the source, unless another is given."""
+    taken: Callable[[], Collection[str]] = tuple
+    """Returns the names of all streams that are followed. No new part gets one of them."""
     env: Env = field(default_factory=Env)
     emit: Callable[[Event], None] = lambda event: None
     state: FollowState = FollowState.STANDBY
 
+    _part: StreamPart = field(init=False)
+    """The newest part of the stream that is known."""
+    _before: StreamPart | None = None
+    _looked: tuple[StreamPart, int] | None = None
+    """The part and the version of its root at which no later part was found last."""
     _copier: StreamCopier = field(init=False)
     _mark: Hashable | None = None
     _looked_seconds: float | None = None
@@ -196,6 +211,7 @@ class Follower:
 
     def __post_init__(self) -> None:
         self.stream = self.stream or self.source.name
+        self._part = StreamPart(self.stream)
         self._copier = self._fresh_copier()
 
     @property
@@ -213,6 +229,7 @@ class Follower:
             dispatched_offset=committed if self._dispatched_offset is None else self._dispatched_offset,
             lag_records=None if end is None or start is None else max(end - start, 0),
             alarm_seconds=self.rules.alarm_seconds,
+            part=self._part.number,
             lag_seconds=now - self._arrivals[0].since_seconds if self._arrivals else 0.0,
         )
 
@@ -275,6 +292,10 @@ class Follower:
 
     def _forget_copied(self, snapshot: Snapshot) -> None:
         done = self._copier.start(snapshot)
+        # A source that ends before the tier lags, or its records belong to a later part, which the next look
+        # at the root finds. So nothing shows that they are copied.
+        if snapshot.next_offset < done:
+            return
         while self._arrivals and self._arrivals[0].next_offset <= done:
             self._arrivals.popleft()
 
@@ -294,6 +315,8 @@ class Follower:
                 self._dispatched_offset = until
                 with span("follow", stream=self.stream, until=until):
                     await self._copier.copy(snapshot, until, ahead=True)
+        except Diverged as stopped:
+            return await self._go_on(stopped, snapshot)
         except (TryAgain, OutcomeUnknown):
             # What the root says now is unknown, and attempts of ours may run. The next claim settles both. It
             # need not wait for anybody if the root is that of our last claim.
@@ -306,32 +329,61 @@ class Follower:
         writer = self._copier.writer
         if writer is not None and writer.writer != self._own_writer:
             self._own_writer = writer.writer
-            self.emit(TookOver(stream=self.stream, epoch=writer.manifest.epoch))
+            self.emit(TookOver(stream=self._part.name, epoch=writer.manifest.epoch))
         self._forget_copied(snapshot)
         return not is_all
+
+    async def _go_on(self, stopped: Diverged, snapshot: Snapshot) -> bool:
+        """Go on in the newest part, or begin one if the rules allow it. Otherwise raise `stopped`."""
+        later, manifest = await newest_part(self.offloader, self._part), self._copier.manifest
+        if later is None:
+            if not self.rules.new_part or manifest is None:
+                raise stopped
+            later = await begin_part(
+                self.offloader,
+                self._part,
+                manifest,
+                stopped,
+                snapshot,
+                taken=self.taken(),
+                env=self.env,
+                emit=self.emit,
+            )
+        self._enter(later)
+        return True
+
+    def _enter(self, part: StreamPart) -> None:
+        """Follow this part from now on. `_part` stays if uploads of a crashed writer closed its gap."""
+        if part != self._part:
+            self._part, self._before = part, self._part
+        self._stand_by()
 
     async def _may_lead(self, snapshot: Snapshot) -> bool:
         """Return True if this process shall claim the stream, now that its source has something new."""
         now = self.env.monotonic()
         if now < self._watch_again_seconds:
             return False
-        manifest = self._copier.manifest = await self._newest()
+        manifest = await self._newest()
+        self._copier.manifest = manifest
         version = self._copier.expected_version = 0 if manifest is None else manifest.version
         self._forget_copied(snapshot)
         # The broker may have deposed the leader that this source is of. Then every claim is refused.
         is_deposed = manifest is not None and 0 < snapshot.epoch < manifest.source_epoch
+        # A source that ends before the tier has nothing to copy, until it has grown again.
+        is_behind = manifest is not None and snapshot.next_offset < manifest.next_offset
+        can_lead = not is_deposed and not is_behind
         is_ours = manifest is not None and manifest.writer == self._own_writer
         is_free = manifest is None or not _is_at_work(manifest)
         # A process beside a replica leaves the stream to the one beside the leader, unless it works already.
         is_beside = not is_ours and await self.source.leads() is False
-        if not is_deposed and (is_ours or (is_free and not is_beside)):
+        if can_lead and (is_ours or (is_free and not is_beside)):
             return bool(self._arrivals)
         if self._watched is None or self._watched[0] != version:
             self._watched = version, now
         # The jitter keeps processes apart that began to watch at the same moment.
         patience = self.rules.quiet_seconds * (REPLICA_PATIENCE if is_beside else 1)
         is_quiet = now - self._watched[1] >= patience
-        if is_quiet and not is_deposed and self._is_late(now):
+        if is_quiet and can_lead and self._is_late(now):
             return True
         self._watch_again_seconds = now + self._watch_seconds()
         return False
@@ -341,8 +393,22 @@ class Follower:
         return self.rules.quiet_seconds * (0.4 + 0.2 * self.env.random())
 
     async def _newest(self) -> Manifest | None:
+        """Return the newest manifest of the newest part. None if it has none yet."""
+        manifest = await self._newest_of_part()
+        # A part with a writer at work is the newest, because nobody has closed it. To close it changes its
+        # root, so one look is enough for each version.
+        if manifest is None or _is_at_work(manifest) or self._looked == (self._part, manifest.version):
+            return manifest
+        self._looked = self._part, manifest.version
+        later = await newest_part(self.offloader, self._part)
+        if later is None:
+            return manifest
+        self._enter(later)
+        return await self._newest_of_part()
+
+    async def _newest_of_part(self) -> Manifest | None:
         try:
-            return await self.offloader.load_manifest(self.stream)
+            return await self.offloader.load_manifest(self._part.name)
         except StreamDeleted as error:
             # Somebody deleted it on purpose. A process that runs for years must not undo that by itself.
             raise StreamDeleted(f"{error}, and this process does not", epoch=error.epoch) from error
@@ -412,7 +478,9 @@ class Follower:
         self.state = FollowState.STANDBY if self._copier.writer is None else FollowState.LEADING
 
     def _fresh_copier(self) -> StreamCopier:
-        return StreamCopier(stream=self.stream, offloader=self.offloader, env=self.env, emit=self.emit)
+        return StreamCopier(
+            part=self._part, before=self._before, offloader=self.offloader, env=self.env, emit=self.emit
+        )
 
 
 def _is_at_work(manifest: Manifest) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
-from offload.errors import Absent, Corrupt, Diverged, NotOffloaded
+from offload.errors import Absent, Corrupt, Diverged, Divergence, NotOffloaded
 from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_check import check_source
 from offload.model.attempt import Leftover
@@ -60,11 +60,16 @@ def agreement(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> Ag
         if manifest is not None:
             await check_same_history(offloader, manifest, snapshot)
         is_compared = True
-        if leftover.last_chunk_offset < snapshot.first_offset:
-            return True  # the source no longer has this chunk, so it cannot contradict it
-        return await checksum_at(snapshot, leftover.last_chunk_offset) == leftover.last_chunk_checksum
+        return await source_agrees(snapshot, leftover)
 
     return agrees
+
+
+async def source_agrees(snapshot: Snapshot, leftover: Leftover) -> bool:
+    """Return whether the source has the last chunk of this upload, or no longer has that offset."""
+    if leftover.last_chunk_offset < snapshot.first_offset:
+        return True  # the source no longer has this chunk, so it cannot contradict it
+    return await checksum_at(snapshot, leftover.last_chunk_offset) == leftover.last_chunk_checksum
 
 
 async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, snapshot: Snapshot) -> None:
@@ -101,11 +106,12 @@ def _has_chunk_to_compare(manifest: Manifest, snapshot: Snapshot) -> bool:
     stream, end = manifest.stream, manifest.next_offset
     if snapshot.first_offset > end:
         gap = f"{snapshot.first_offset}, but offset {end} is the next to be copied: there is a gap"
-        raise Diverged(f"stream {stream!r}: the source begins at offset {gap}; {PAGE}")
+        raise Diverged(f"stream {stream!r}: the source begins at offset {gap}; {PAGE}", kind=Divergence.GAP)
     if snapshot.next_offset < end:
         raise Diverged(
             f"stream {stream!r}: the source ends at offset {snapshot.next_offset}, "
-            f"but the tier holds it up to {end}; {PAGE}"
+            f"but the tier holds it up to {end}; {PAGE}",
+            kind=Divergence.BEHIND,
         )
     return bool(manifest.fragments) and snapshot.first_offset != end
 
@@ -116,12 +122,13 @@ async def _check_chunk(stream: str, raw: bytes, snapshot: Snapshot) -> None:
     offset = committed.offset
     if offset < snapshot.first_offset:
         within = f"within the tier's last chunk, which is at offset {offset}"
-        raise Diverged(f"stream {stream!r}: the source begins {within}; {PAGE}")
+        raise Diverged(f"stream {stream!r}: the source begins {within}; {PAGE}", kind=Divergence.FORK)
     theirs = await (snapshot.holds or partial(_lacks, snapshot, committed))(raw)
     if theirs is not None:
         raise Diverged(
             f"stream {stream!r}: source and tier part at or before offset {offset}: the tier's chunk has "
-            f"leader epoch {committed.epoch}, CRC {committed.crc:08x}; in the source: {theirs}; {PAGE}"
+            f"leader epoch {committed.epoch}, CRC {committed.crc:08x}; in the source: {theirs}; {PAGE}",
+            kind=Divergence.FORK,
         )
 
 

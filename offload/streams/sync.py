@@ -4,29 +4,27 @@ Invariants: a stream with nothing new is not touched, not even claimed; nothing 
 the source does not continue; chunks before a damaged one are committed, and nothing behind it; one stream's
 error does not stop the others, unless the store refuses every request.
 
-A stream that the source does not continue stays as it is. The source may continue under another name, the
-stream's next part (`continue_as`), which begins at the source's first offset. So the part holds everything
-that the source still has, even if the old stream holds some of it too. To leave out what both hold would need
-a comparison of every byte, and one wrong answer would lose data. Nothing on the tier records the link yet.
+A stream that the source does not continue stays as it is, and the report has the error. With `new_part` it
+goes on in a new part. A stream that has parts is synced to the newest one (`streams.parts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 
 from offload.contracts.events import Event
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot, Source, SourceStream
 from offload.env import Env
-from offload.errors import AnchorLost, Corrupt, Diverged, Misuse, NotOffloaded, OffloadError, StoreDenied
-from offload.formats.keys import escape
+from offload.errors import AnchorLost, Corrupt, Diverged, NotOffloaded, OffloadError, StoreDenied
 from offload.model.manifest import Manifest
+from offload.model.part import StreamPart
 from offload.model.totals import totals
 from offload.streams.copier import StreamCopier
-from offload.streams.history import PAGE, check_same_history, newest
+from offload.streams.history import newest
+from offload.streams.parts import FINAL, MOVED, begin_part, newest_part
 
 __all__ = ["StreamReport", "sync"]
 
@@ -35,11 +33,8 @@ __all__ = ["StreamReport", "sync"]
 class StreamReport:
     """The report of a sync on one stream: its outcome, and what is committed now."""
 
-    stream: str
-    """Its name on the tier."""
-
-    source_stream: str
-    """Its name in the source. It differs from `stream` if it was synced to its next part (`continue_as`)."""
+    part: StreamPart
+    """The part to which the stream was synced. It is part 1 unless the stream has gone on in others."""
 
     manifest: Manifest | None
     """The newest manifest, or None if nothing was committed."""
@@ -48,15 +43,25 @@ class StreamReport:
     """The size of the fragments that the sync uploaded completely, roots not included."""
 
     error: OffloadError | None = None
-    continue_as: str | None = None
-    """A name under which `sync` can continue (`continue_as`), if the source does not continue the stream."""
+
+    @property
+    def stream(self) -> str:
+        """The name of the part on the tier. That of part 1 is the name of the stream in the source."""
+        return self.part.name
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the stream can go on in a new part: there is a gap or a fork."""
+        error = self.error
+        return isinstance(error, Diverged) and error.kind in FINAL
 
     def as_json(self) -> dict[str, object]:
-        """Return one line of `offload sync --json`. All but `uploaded_bytes` describes the whole stream."""
-        committed = totals(self.stream, self.manifest)
+        """Return one line of `offload sync --json`. The totals are those of the part."""
+        committed = totals(self.stream, self.manifest) | {"part": self.part.number}
         failed = {} if self.error is None else {"error": str(self.error)}
-        part = {} if self.continue_as is None else {"continue_as": self.continue_as}
-        return {**committed, "uploaded_bytes": self.uploaded_bytes, **failed, **part}
+        kind = self.error.kind if isinstance(self.error, Diverged) else None
+        how = {} if kind is None else {"diverged": kind.value}
+        return {**committed, "uploaded_bytes": self.uploaded_bytes, **failed, **how}
 
 
 async def sync(
@@ -64,7 +69,7 @@ async def sync(
     offloader: LedgerOffloader,
     *,
     only: Sequence[str] = (),
-    continue_as: Mapping[str, str] | None = None,
+    new_part: bool = False,
     extra_metadata: Mapping[str, str] | None = None,
     env: Env | None = None,
     emit: Callable[[Event], None] = lambda event: None,
@@ -76,30 +81,25 @@ async def sync(
     the tier. A report with `StoreDenied`, or with a lost anchor of the tier, is the last one: the other
     streams would fail in the same way.
 
-    `continue_as` names the next part of streams that stopped with `Diverged`, such as `{"orders":
-    "orders-part-2"}`. The source's stream is then synced to that part, which begins at the source's first
-    offset. The stream under the old name stays as it is. Pass it to every later sync too. Raises
-    `Misuse` if a part's name is invalid, or is that of a stream of the source. The report's error is `Misuse`
-    if the part does not exist yet and the stream has not stopped, and `Diverged` if the part exists and the
-    source does not continue it.
+    With `new_part`, a stream that the source does not continue goes on in a new part, which begins at the
+    source's first offset. That needs a gap, another history at the tier's end, or a last chunk that is
+    damaged on the tier. If the source may only lag, the report's error is `Diverged`, as without `new_part`.
     """
-    parts = dict(continue_as or {})
     streams = [await source.stream(name) for name in dict.fromkeys(only)] or await source.streams()
-    # Every name is checked before the first stream is copied, so a mistyped one copies nothing.
-    if parts:
-        await _check_names(source, parts)
+    names = {each.name for each in await source.streams()} if new_part else set[str]()
     is_tier = await _is_tier(offloader)
     for stream in streams:
-        part = parts.get(stream.name)
-        report = await sync_stream(
-            stream,
-            offloader,
+        syncing = _StreamSync(
+            stream=stream,
+            offloader=offloader,
             is_tier=is_tier,
-            part=part,
+            new_part=new_part,
+            taken=names,
             extra_metadata=extra_metadata or {},
             env=env or Env(),
             emit=emit,
         )
+        report = await syncing.run()
         yield report
         # The first stream that commits anything makes the place a tier.
         is_tier |= report.manifest is not None
@@ -121,107 +121,76 @@ async def _is_tier(offloader: LedgerOffloader) -> bool:
     return True
 
 
-async def _check_names(source: Source, parts: Mapping[str, str]) -> None:
-    known = {stream.name for stream in await source.streams()}
-    for name, part in parts.items():
-        escape(part)  # raises `Misuse` if it is not a valid name
-        await source.stream(name)
-        if part in known:
-            raise Misuse(f"stream {name!r} cannot go on as {part!r}: the source has a stream of that name")
-        if list(parts.values()).count(part) > 1:
-            raise Misuse(f"two streams cannot go on as {part!r}")
+@dataclass(slots=True, kw_only=True)
+class _StreamSync:
+    """The sync of one stream to its newest part."""
 
+    stream: SourceStream
+    offloader: LedgerOffloader
+    is_tier: bool
+    """If false, no manifest is loaded first, because the place was found to be no tier."""
+    new_part: bool
+    taken: Collection[str]
+    """The names of the source's streams. No new part gets one of them."""
+    extra_metadata: Mapping[str, str]
+    env: Env
+    emit: Callable[[Event], None]
 
-async def sync_stream(
-    stream: SourceStream,
-    offloader: LedgerOffloader,
-    *,
-    is_tier: bool = True,
-    part: str | None = None,
-    extra_metadata: Mapping[str, str],
-    env: Env,
-    emit: Callable[[Event], None] = lambda event: None,
-) -> StreamReport:
-    """Sync one stream, under its own name or to its next `part`. Report errors of the framework.
-
-    If `is_tier` is false, no manifest is loaded first, because the place was found to be no tier.
-    """
-    name = part or stream.name
-    error, manifest, going_on = None, None, None
-    copier = StreamCopier(stream=name, offloader=offloader, extra_metadata=extra_metadata, env=env, emit=emit)
-    try:
-        async with await stream.snapshot() as snapshot:
-            try:
-                if part is not None:
-                    await check_part(offloader, stream.name, part, snapshot)
-                await copier.compare(snapshot, known_to_be_new=not is_tier)
-                await copier.copy(snapshot, snapshot.next_offset)
-                manifest = copier.manifest
+    async def run(self) -> StreamReport:
+        """Sync the stream. Report errors of the framework."""
+        copier, error = self._copier(StreamPart(self.stream.name)), None
+        try:
+            async with await self.stream.snapshot() as snapshot:
+                while (following := await self._copied(copier, snapshot)) is not None:
+                    copier = self._copier(following, before=copier.part)
                 # The source could not show its end. Everything before the damage is committed now.
                 if snapshot.damage is not None:
                     raise snapshot.damage
-            except Diverged:
-                # The name is only a proposal. If it cannot be found, the divergence is still the error.
-                with suppress(OffloadError):
-                    going_on = await free_part(offloader, stream.name, snapshot)
-                raise
-    except OffloadError as exc:
-        # The copy may have committed something before the error, so the report names the newest manifest. If
-        # that cannot be loaded either, the first error is the one to report.
-        error = exc
-        with suppress(OffloadError):
-            manifest = await newest(offloader, name)
-    return StreamReport(
-        stream=name,
-        manifest=manifest,
-        uploaded_bytes=copier.uploaded_size_bytes,
-        error=error,
-        continue_as=going_on,
-        source_stream=stream.name,
-    )
+            manifest = copier.manifest
+        except OffloadError as exc:
+            # The copy may have committed something before the error, so the report names the newest manifest.
+            # If that cannot be loaded either, the first error is the one to report.
+            error, manifest = exc, None
+            with suppress(OffloadError):
+                manifest = await newest(self.offloader, copier.stream)
+        return StreamReport(
+            part=copier.part,
+            manifest=manifest,
+            uploaded_bytes=copier.uploaded_size_bytes,
+            error=error,
+        )
 
+    def _copier(self, part: StreamPart, before: StreamPart | None = None) -> StreamCopier:
+        return StreamCopier(
+            part=part,
+            before=before,
+            offloader=self.offloader,
+            extra_metadata=self.extra_metadata,
+            env=self.env,
+            emit=self.emit,
+        )
 
-async def check_part(offloader: LedgerOffloader, stream: str, part: str, snapshot: Snapshot) -> None:
-    """Raise unless the source may continue as `part`.
-
-    It may if `part` exists already, or if `stream` cannot be continued. If `part` has data, the appending
-    caller still compares it with the source (`check_same_history`).
-    """
-    begun = await newest(offloader, part)
-    if begun is not None:
-        # An empty part has no chunk to compare. If it does not end where the source begins, a copy would
-        # leave out records, or fail.
-        if not begun.fragments and begun.next_offset != snapshot.first_offset:
-            raise Diverged(
-                f"stream {part!r} holds nothing and goes on at offset {begun.next_offset}, "
-                f"but the source begins at {snapshot.first_offset}: choose another name; {PAGE}"
-            )
-        return
-    stopped = await newest(offloader, stream)
-    if stopped is None:
-        raise Misuse(f"the tier has no stream {stream!r} yet: sync it without a new name")
-    # A mistaken `continue_as` would split a healthy stream in two. So the stream must really have stopped:
-    # the source diverged from it, or its last chunk is damaged on the tier.
-    try:
-        await check_same_history(offloader, stopped, snapshot)
-    except (Diverged, Corrupt):
-        return
-    raise Misuse(f"the source continues stream {stream!r}: sync it without a new name")
-
-
-async def free_part(offloader: LedgerOffloader, stream: str, snapshot: Snapshot) -> str:
-    """Return a name for a stream's next part: the first that the tier lacks, or that the source continues."""
-    for number in count(2):
-        part = f"{stream}-part-{number}"
-        begun = await newest(offloader, part)
-        if begun is None:
-            break
-        # After a second gap, the source does not continue the first part either, so the next number is
-        # proposed. A part that the source continues is proposed again, so each run prints the same command.
+    async def _copied(self, copier: StreamCopier, snapshot: Snapshot) -> StreamPart | None:
+        """Copy to one part. Return the part to which the stream goes on, or None if the copy is done."""
         try:
-            await check_part(offloader, stream, part, snapshot)
-            await check_same_history(offloader, begun, snapshot)
-        except Diverged:
-            continue
-        break
-    return part
+            await copier.compare(snapshot, known_to_be_new=not self.is_tier)
+            await copier.copy(snapshot, snapshot.next_offset)
+        except MOVED as error:
+            if not self.is_tier or isinstance(error, StoreDenied) or _is_of_the_tier(error):
+                raise
+            later = await newest_part(self.offloader, copier.part)
+            if later is not None:
+                return later
+            if copier.manifest is None or not self.new_part or not isinstance(error, Diverged | Corrupt):
+                raise
+            return await begin_part(
+                self.offloader,
+                copier.part,
+                copier.manifest,
+                error,
+                snapshot,
+                taken=self.taken,
+                env=self.env,
+                emit=self.emit,
+            )
+        return None
