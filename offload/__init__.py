@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from offload.plugins import Plugins
     from offload.session import Session
     from offload.streams.dispatcher import Dispatcher
-    from offload.streams.follower import Follower, FollowRules, FollowState, FollowStatus
+    from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
+    from offload.streams.follower import Follower
     from offload.streams.handles import MemoryHandle
     from offload.streams.job import Job
     from offload.streams.reader import Messages, StreamReader
@@ -239,9 +240,9 @@ _HOMES = {
     "StreamPart": "offload.model.part",
     "StreamReader": "offload.streams.reader",
     "StreamReport": "offload.streams.sync",
-    "FollowStatus": "offload.streams.follower",
-    "FollowState": "offload.streams.follower",
-    "FollowRules": "offload.streams.follower",
+    "FollowStatus": "offload.streams.follow_rules",
+    "FollowState": "offload.streams.follow_rules",
+    "FollowRules": "offload.streams.follow_rules",
     "Follower": "offload.streams.follower",
     "Dispatcher": "offload.streams.dispatcher",
     "StreamView": "offload.contracts.catalogue",

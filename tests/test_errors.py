@@ -13,6 +13,8 @@ from offload.errors import (
     AlreadyExists,
     AnchorLost,
     Corrupt,
+    Diverged,
+    Divergence,
     Fenced,
     NotFound,
     OffloadError,
@@ -28,6 +30,7 @@ WITH_ATTRIBUTES = (
     Corrupt("magic", "a.fragment", expected=b"OFTR", found=b"\0", position=7, stream="orders"),
     AnchorLost("orders/stream.anchor", tier="file:///srv/tier", stream="orders"),
     RootsLost("a exists", "a", stream="orders", tier="file:///srv/tier", expected=1, found=None),
+    Diverged("stream 'orders': there is a gap", kind=Divergence.GAP),
 )
 
 

@@ -37,7 +37,7 @@ from offload.service.config import (
 from offload.service.upkeep import Upkeep
 from offload.session import Session
 from offload.streams.dispatcher import Dispatcher
-from offload.streams.follower import FollowRules, FollowState
+from offload.streams.follow_rules import FollowRules, FollowState
 from offload.streams.vouched import VouchedSource
 
 __all__ = ["OpenedService", "open_service", "start_notes"]

@@ -39,7 +39,7 @@ from offload.model.compression import Compression
 from offload.model.labels import MasterKey
 from offload.model.quantities import seconds_from, size_bytes_from
 from offload.service.listening import OFF, address_from
-from offload.streams.follower import FollowRules
+from offload.streams.follow_rules import FollowRules
 from offload.upkeep.retention import Retention
 
 __all__ = ["PricesConfig", "RunConfig", "StreamConfig", "UpkeepConfig"]

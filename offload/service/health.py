@@ -11,7 +11,7 @@ from typing import Any
 
 from offload.service.upkeep import Upkeep
 from offload.streams.dispatcher import Dispatcher
-from offload.streams.follower import FollowState, FollowStatus
+from offload.streams.follow_rules import FollowState, FollowStatus
 from offload.streams.vouched import VouchedSource
 
 __all__ = ["Health"]

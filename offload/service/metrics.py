@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from offload.contracts.events import CommitFailed, Event, FragmentUploaded, ManifestCommitted, UpkeepFinished
 from offload.store.metrics import outcome_of
-from offload.streams.follower import FollowState, FollowStatus
+from offload.streams.follow_rules import FollowState, FollowStatus
 from offload.streams.vouched import VouchedSource
 
 __all__ = ["ServiceMetrics"]

@@ -30,7 +30,7 @@ from offload.model.prices import GIB, Price, price_of
 from offload.service.assembly import OpenedService
 from offload.service.config import RunConfig, StreamConfig
 from offload.session import Session
-from offload.streams.follower import FollowRules
+from offload.streams.follow_rules import FollowRules
 from offload.streams.parts import FINAL, check_part, newest_part
 from offload.urls import scheme_of
 

@@ -27,7 +27,8 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Source, SourceStream
 from offload.env import Env
 from offload.errors import NotOffloaded, OffloadError
-from offload.streams.follower import Follower, FollowRules, FollowStatus
+from offload.streams.follow_rules import FollowRules, FollowStatus
+from offload.streams.follower import Follower
 
 __all__ = ["Dispatcher"]
 

@@ -187,13 +187,13 @@ def test_a_wrong_compression_is_one_line_and_changes_nothing(
 def test_the_command_that_continues_a_stopped_stream_keeps_the_option(tmp_path: Path) -> None:
     source, other, tier = tmp_path / "orders", tmp_path / "other" / "orders", tmp_path / "tier"
     write_stream(source, simple_chunks(4))
-    write_stream(other, simple_chunks(4, records=2))
+    write_stream(other, simple_chunks(4, records=4))
     synced(tier, source=source)
 
     ran = offload("sync", f"rabbitmq://{other}", tier, "--compress", "zstd:9")
 
     assert ran.code == 1
-    assert " --compress zstd:9 --stream orders --continue-as orders-part-2" in ran.error
+    assert " --compress zstd:9 --stream orders --new-part" in ran.error
 
 
 def test_inspect_shows_both_sizes_the_ratio_and_the_codec(tmp_path: Path) -> None:

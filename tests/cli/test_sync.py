@@ -43,7 +43,7 @@ class TestWholeStreams:
         reports = sync(DATA, tmp_path / "tier").objects
 
         assert [report["stream"] for report in reports] == sorted(STREAMS)
-        assert {frozenset(report) for report in reports} == {STREAM_TOTALS | {"uploaded_bytes"}}
+        assert {frozenset(report) for report in reports} == {STREAM_TOTALS | {"uploaded_bytes", "part"}}
 
     @pytest.mark.parametrize("stream", STREAMS)
     def test_the_numbers_of_a_report_match_the_data(self, tmp_path: Path, stream: str) -> None:
@@ -269,7 +269,10 @@ class TestEmptySources:
 
         [report] = sync(tmp_path / "orders", tmp_path / "tier").objects
 
-        assert report == dict.fromkeys(STREAM_TOTALS | {"uploaded_bytes"}, 0) | {"stream": "orders"}
+        assert report == dict.fromkeys(STREAM_TOTALS | {"uploaded_bytes"}, 0) | {
+            "stream": "orders",
+            "part": 1,
+        }
         assert not (tmp_path / "tier").exists()
 
     def test_a_stream_begins_at_the_offset_of_its_first_chunk(self, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from offload.env import Env
 from offload.errors import Denied
 from offload.store.memory import MemoryStore
 from offload.streams.dispatcher import Dispatcher
-from offload.streams.follower import FollowRules
+from offload.streams.follow_rules import FollowRules
 
 SPEED = 100.0
 RULES = FollowRules(max_lag_seconds=5.0, hold_back_seconds=0.0)

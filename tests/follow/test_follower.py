@@ -17,7 +17,8 @@ from offload.errors import Denied, Diverged, Misuse, NoSpace, OutcomeUnknown, Tr
 from offload.native.offloader import TierOptions
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.follower import PAUSE_SECONDS, Follower, FollowRules, FollowState, FollowStatus
+from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
+from offload.streams.follower import PAUSE_SECONDS, Follower
 
 LAG: Final = 10.0
 FRAGMENT_SIZE_BYTES: Final = 50 * BODY_SIZE_BYTES

@@ -23,7 +23,8 @@ from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
-from offload.streams.follower import Follower, FollowRules, FollowState
+from offload.streams.follow_rules import FollowRules, FollowState
+from offload.streams.follower import Follower
 from offload.streams.sync import StreamReport
 
 LAG = 10.0
@@ -34,7 +35,7 @@ Log = dict[int, bytes]
 """The record at each offset."""
 
 
-@dataclass(eq=False)
+@dataclass
 class Replica(GrowingStream):
     """A replica of a stream. Each chunk is a ledger, and each record has other bytes than every other."""
 
@@ -162,7 +163,7 @@ class World:
         for part in await self.parts():
             manifest, log = await self.manifest(part), Log()
             if manifest is not None:
-                reader = await StreamReader.open(self.tier(), part.name)
+                reader = StreamReader(self.tier(), manifest)  # of this part alone
                 async for batch in reader.messages(manifest.first_offset):
                     log |= {batch.offset + row: bytes(body) for row, body in enumerate(batch.bodies)}
                 assert list(log) == list(range(manifest.first_offset, manifest.next_offset))
@@ -599,7 +600,7 @@ class Judge:
     async def check_the_end(self) -> None:
         """The leader of the broker is followed at last, in at most one part more."""
         world = self.world
-        number = world.replicas.index(world.leader)
+        number = [replica is world.leader for replica in world.replicas].index(True)
         _, newest = await self.newest()
         while not newest or world.leader.next_offset <= max(newest) + 1:
             world.leader.write(world.epoch)

@@ -19,7 +19,8 @@ from offload.formats.chunk import ChunkHeader
 from offload.native.offloader import TierOptions
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
-from offload.streams.follower import Follower, FollowRules, FollowState
+from offload.streams.follow_rules import FollowRules, FollowState
+from offload.streams.follower import Follower
 from offload.streams.vouched import ASK_SECONDS, RETRY_SECONDS, VouchedSource
 
 RULES = FollowRules(max_lag_seconds=10.0, hold_back_seconds=1.0, takeover_seconds=20.0)

@@ -19,7 +19,7 @@ from offload import Dispatcher, FollowRules, Session, StreamReader, TierOptions
 from offload.contracts.broker import BrokerView
 from offload.errors import Denied, NotOffloaded
 from offload.session import as_offloader
-from offload.streams.follower import FollowState
+from offload.streams.follow_rules import FollowState
 from offload.streams.vouched import VouchedSource
 
 pytestmark = campaign("an imitation of the broker's port has the same claims")

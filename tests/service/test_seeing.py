@@ -22,7 +22,7 @@ from offload.service.process import serve
 from offload.session import Session
 from offload.store.memory import MemoryStore
 from offload.streams.dispatcher import Dispatcher
-from offload.streams.follower import FollowRules, FollowState, FollowStatus
+from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
 from offload.streams.vouched import VouchedSource
 from offload.streams.writer import StreamWriter
 

@@ -16,7 +16,8 @@ from offload.errors import Denied
 from offload.service.config import RunConfig
 from offload.service.upkeep import Upkeep
 from offload.store.memory import MemoryStore
-from offload.streams.follower import Follower, FollowRules, FollowState
+from offload.streams.follow_rules import FollowRules, FollowState
+from offload.streams.follower import Follower
 
 OFF = dict.fromkeys(("retention", "compact", "sweep", "verify"), "off")
 

@@ -22,7 +22,8 @@ from offload.env import Env
 from offload.errors import Throttled
 from offload.store.memory import MemoryStore
 from offload.store.metrics import MeteredStore
-from offload.streams.follower import Follower, FollowRules
+from offload.streams.follow_rules import FollowRules
+from offload.streams.follower import Follower
 
 
 @pytest.fixture
