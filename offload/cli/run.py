@@ -163,8 +163,8 @@ def _kept(state: CommandContext, config: RunConfig, begin_log: Callable[[], None
             _log.warning("%s", note)
         dispatcher = opened.dispatcher(seeing.emit)
         upkeep = opened.upkeep(dispatcher, seeing.emit)
-        routes = seeing.companions([dispatcher], upkeep, state.session, listener)
-        await serve(dispatcher, upkeep.run, *routes)
+        beside = seeing.companions([dispatcher], upkeep, state.session, listener, os.environ)
+        await serve(dispatcher, upkeep.run, *beside)
 
     try:
         run_async(main)

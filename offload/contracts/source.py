@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from offload.contracts.ledger import ReadHandle
@@ -168,6 +169,11 @@ class Source(ABC):
     @abstractmethod
     def url(self) -> str:
         """The URL of the data, for messages."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the data on this machine, whose disk the broker fills. None if there is none."""
+        return None
 
     @abstractmethod
     async def streams(self) -> Sequence[SourceStream]:

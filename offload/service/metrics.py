@@ -8,6 +8,7 @@ Invariants:
 - The registry is this process's own. Two services in one Python process do not mix.
 - The number of series has a bound: the streams beyond `streams_max` are one row, named `OTHERS`.
 - A scrape sends no request to a store or a source.
+- No label is called `job` or `instance`: Prometheus gives these two to every series itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from offload.contracts.events import CommitFailed, Event, FragmentUploaded, ManifestCommitted, UpkeepFinished
+from offload.contracts.events import (
+    CommitFailed,
+    DamageFound,
+    Event,
+    FragmentUploaded,
+    ManifestCommitted,
+    UpkeepFinished,
+)
+from offload.service.disk import DiskWatch
 from offload.store.metrics import outcome_of
 from offload.streams.follow_rules import FollowState, FollowStatus
 from offload.streams.vouched import VouchedSource
@@ -44,6 +53,7 @@ class ServiceMetrics:
         statuses: Callable[[], Sequence[FollowStatus]],
         *,
         asked: Sequence[VouchedSource] = (),
+        disks: Sequence[DiskWatch] = (),
         streams_max: int = STREAMS_MAX,
     ) -> None:
         self.registry: Final = CollectorRegistry()
@@ -68,22 +78,35 @@ class ServiceMetrics:
             buckets=REQUEST_SECONDS,
             registry=self.registry,
         )
+        self._damages = Counter(
+            "offload_damage_found",
+            "Damages that were found on the tier or in the source.",
+            registry=self.registry,
+        )
         self._jobs = Counter(
             "offload_upkeep_runs",
             "Runs of jobs that keep the tier in order.",
-            ["job", "outcome"],
+            ["task", "outcome"],
             registry=self.registry,
         )
         self._succeeded = Gauge(
             "offload_upkeep_last_success_timestamp_seconds",
             "When the job last ended without an error.",
-            ["job"],
+            ["task"],
+            registry=self.registry,
+        )
+        self._failing = Gauge(
+            "offload_upkeep_failing",
+            "1 if the job's last run ended with an error.",
+            ["task"],
             registry=self.registry,
         )
         ProcessCollector(registry=self.registry)
         self.registry.register(_Streams(statuses, streams_max))
         if asked:
             self.registry.register(_Brokers(asked))
+        if disks:
+            self.registry.register(_Disks(disks))
 
     def emit(self, event: Event) -> None:
         """Count an event."""
@@ -94,10 +117,12 @@ class ServiceMetrics:
                 self._commits.labels("accepted").inc()
             case CommitFailed():
                 self._commits.labels(outcome_of(type(event.error))).inc()
-
+            case DamageFound():
+                self._damages.inc()
             case UpkeepFinished():
                 kind = None if event.error is None else type(event.error)
                 self._jobs.labels(event.job, outcome_of(kind)).inc()
+                self._failing.labels(event.job).set(kind is not None)
                 if kind is None:
                     self._succeeded.labels(event.job).set_to_current_time()
 
@@ -152,6 +177,13 @@ class _Streams(Collector):
             "Streams that this process leads, and that lag beyond the alarm.",
             value=late,
         )
+        waiting = GaugeMetricFamily(
+            "offload_waiting_streams", "Streams that are paused or tried again, by error.", labels=["error"]
+        )
+        errors = (type(each.error) for statuses in rows.values() for each in statuses if each.error)
+        for outcome, count in Tally(map(outcome_of, errors)).items():
+            waiting.add_metric([outcome], count)
+        yield waiting
 
 
 class _Brokers(Collector):
@@ -176,6 +208,33 @@ class _Brokers(Collector):
             "Streams that the broker did not vouch for when it was asked last.",
             value=sum(len(each.held_back) for each in self._asked),
         )
+
+
+class _Disks(Collector):
+    """The gauges of the sources' disks, as they were measured last."""
+
+    def __init__(self, disks: Sequence[DiskWatch]) -> None:
+        self._disks = disks
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no names, as above."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges of the last look."""
+        free = GaugeMetricFamily(
+            "offload_source_disk_free_bytes",
+            "Space on the source's disk that the broker may still fill.",
+            labels=["folder"],
+        )
+        size = GaugeMetricFamily(
+            "offload_source_disk_size_bytes", "Size of the source's disk.", labels=["folder"]
+        )
+        for disk in self._disks:
+            if disk.free_size_bytes is not None and disk.size_bytes is not None:
+                free.add_metric([_label(str(disk.folder))], disk.free_size_bytes)
+                size.add_metric([_label(str(disk.folder))], disk.size_bytes)
+        yield from (free, size)
 
 
 def _rows(statuses: Sequence[FollowStatus], streams_max: int) -> dict[str, list[FollowStatus]]:

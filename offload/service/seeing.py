@@ -1,13 +1,13 @@
-"""The visible side of a process, put together: its routes, its metrics, and its share of the events.
+"""The visible side of a process, put together: its routes, its metrics, and messages to a service manager.
 
-The libraries for it are imported only if the process listens.
+The libraries for routes and metrics are imported only if the process listens.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
@@ -15,8 +15,10 @@ from typing import Final
 from offload.contracts.events import Event
 from offload.errors import Misuse
 from offload.extras import missing_text
+from offload.service.disk import DiskWatch
 from offload.service.health import Health
 from offload.service.listening import address_of, listen
+from offload.service.notify import notifier_of
 from offload.service.process import Companion
 from offload.service.upkeep import Upkeep
 from offload.session import Session
@@ -60,17 +62,22 @@ class Seeing:
         upkeep: Upkeep,
         session: Session,
         listener: socket.socket | None,
+        environ: Mapping[str, str],
     ) -> list[Companion]:
-        """Return what to run beside the followers."""
+        """Return what to run beside the followers. `environ` names the service manager, if there is one."""
+        health = Health(dispatchers=dispatchers, upkeep=upkeep)
+        notifier = notifier_of(environ, health, session.env)
+        told: list[Companion] = [] if notifier is None else [notifier.run]
         if listener is None:
-            return []
+            return told
         from offload.service.http import routes, serve_http  # a process that does not listen needs no extra
         from offload.service.metrics import ServiceMetrics
 
-        health = Health(dispatchers=dispatchers, upkeep=upkeep)
-        metrics = ServiceMetrics(health.statuses, asked=health.asked)
+        folders = [each.source.folder for each in dispatchers]
+        disks = [DiskWatch(folder=each, env=session.env) for each in folders if each is not None]
+        metrics = ServiceMetrics(health.statuses, asked=health.asked, disks=disks)
         self.listeners.append(metrics.emit)
         session.metrics.observe = metrics.observe
         _log.info("answering on %s", address_of(listener))
         application = routes(health, metrics.text)
-        return [lambda stopping: serve_http(application, listener)]
+        return [*told, *(disk.run for disk in disks), lambda stopping: serve_http(application, listener)]

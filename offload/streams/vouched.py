@@ -28,6 +28,7 @@ import asyncio
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from offload.contracts.broker import BrokerView, CommittedChunk
@@ -66,6 +67,11 @@ class VouchedSource(Source):
     def url(self) -> str:
         """The URL of the source."""
         return self._source.url
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the source."""
+        return self._source.folder
 
     @property
     def notes(self) -> Sequence[str]:

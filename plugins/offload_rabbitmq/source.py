@@ -70,6 +70,11 @@ class RabbitmqSource(Source):
         return SCHEME + shown(self._path)
 
     @property
+    def folder(self) -> Path:
+        """The path."""
+        return self._path
+
+    @property
     def notes(self) -> Sequence[str]:
         """Notes on the folders that the last call of `streams` skipped."""
         return tuple(self._notes)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -81,7 +84,10 @@ def shown(url: str) -> str:
 
 
 def test_a_configuration_is_followed_until_sigterm(tmp_path: Path) -> None:
-    """Each stream is stored as its table says, the routes answer, and the end leaves nothing running."""
+    """Each stream is stored as its table says, the routes answer, and the end leaves nothing running.
+
+    The service manager hears of its start and its end.
+    """
     for name in ("one", "two"):
         shutil.copytree(DATA / "tiny", tmp_path / "source" / name)
     config, tier = tmp_path / "run.toml", tmp_path / "tier"
@@ -90,7 +96,10 @@ def test_a_configuration_is_followed_until_sigterm(tmp_path: Path) -> None:
         '[streams.one]\nmax_lag = "1s"\ncompress = "zstd"\n[streams."*"]\nmax_lag = "1s"\ncompress = "lz4"\n'
     )
     command = [*PROGRAM, "run", str(config), "--log-format", "json"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "manager"))
+    environ = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "manager")}
+    with manager, subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as running:
         assert running.stderr is not None
         lines = (json.loads(line) for line in running.stderr)
         url = next(x["message"] for x in lines if "answering" in x.get("message", "")).split()[-1]
@@ -98,7 +107,14 @@ def test_a_configuration_is_followed_until_sigterm(tmp_path: Path) -> None:
         metrics, ready = shown(f"{url}/metrics"), shown(f"{url}/readyz")
         running.send_signal(signal.SIGTERM)
         rest = list(lines)
+        manager.setblocking(False)
+        told: list[bytes] = []
+        with suppress(BlockingIOError):
+            while True:
+                told.append(manager.recv(4096))
     assert running.returncode == 0
+    assert told[0].startswith(b"READY=1\nWATCHDOG=1\nSTATUS=")
+    assert told[-1].startswith(b"STOPPING=1\nWATCHDOG=1\nSTATUS=leads 2 of 2 streams")
     assert taken == {"one", "two"}
     assert 'offload_stream_state{state="leading",stream="one"}' in metrics
     assert 'offload_store_requests_total{operation="put",outcome="ok"} 2.0' in metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from growing_source import GrowingSource, GrowingStream
 from prometheus_client.parser import text_string_to_metric_families
 
 from offload import ObjectStoreOffloader, Source
-from offload.contracts.events import CommitFailed, CommitInDoubt, Event
-from offload.errors import Denied, Fenced, Misuse, OutcomeUnknown, TryAgain
+from offload.contracts.events import CommitFailed, CommitInDoubt, DamageFound, Event
+from offload.errors import Absent, Denied, Fenced, Misuse, OutcomeUnknown, StoreDenied, TryAgain
+from offload.service.disk import DiskWatch
 from offload.service.health import Health
 from offload.service.http import routes, serve_http
 from offload.service.listening import address_from, listen
@@ -229,6 +231,37 @@ class TestMetrics:
         assert found["offload_store_requests_total", "put", "ok"] == 1
         assert found["offload_store_request_seconds_sum", "put", "throttled"] == 7.0
         assert found["offload_commits_total", "outcome_unknown"] == 1
+
+    def test_damages_are_counted_and_streams_that_wait_are_grouped_by_error(self) -> None:
+        errors = [StoreDenied("no right"), StoreDenied("no right"), TryAgain("no answer"), None]
+        metrics = ServiceMetrics(
+            lambda: [replace(LEADING, stream=f"s{n}", error=error) for n, error in enumerate(errors)],
+            streams_max=1,
+        )
+        before = samples(metrics)["offload_damage_found_total",]
+        metrics.emit(DamageFound(damage=Absent("an object", "orders")))
+
+        found = samples(metrics)
+
+        assert (before, found["offload_damage_found_total",]) == (0, 1)
+        waiting = {labels[0]: n for (name, *labels), n in found.items() if name == "offload_waiting_streams"}
+        assert waiting == {"store_denied": 2, "try_again": 1}
+
+    def test_the_space_of_the_sources_disk_is_that_of_the_last_look(self, tmp_path: Path) -> None:
+        """A folder that cannot be measured has no row, and comes back when it can."""
+        folder = tmp_path / "data"
+        disk = DiskWatch(folder=folder)
+        metrics = ServiceMetrics(list, disks=[disk])
+
+        asyncio.run(disk.look())
+        absent = samples(metrics)
+        folder.mkdir()
+        asyncio.run(disk.look())
+        found = samples(metrics)
+
+        key = ("offload_source_disk_free_bytes", str(folder))
+        assert key not in absent
+        assert 0 < found[key] <= found["offload_source_disk_size_bytes", str(folder)]
 
 
 def test_a_commit_that_is_not_accepted_is_told_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
