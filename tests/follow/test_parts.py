@@ -14,11 +14,19 @@ from growing_source import Clock, GrowingSource, GrowingStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload import ObjectStoreOffloader, StreamReader, build_chunk, delete_stream
+from offload import (
+    MemoryHandle,
+    ObjectStoreOffloader,
+    StreamReader,
+    StreamWriter,
+    build_chunk,
+    delete_stream,
+)
 from offload import sync as sync_all
 from offload.contracts.events import Event, PartBegun, StreamPaused
-from offload.errors import Diverged, Divergence, NotOffloaded
+from offload.errors import Diverged, Divergence, Fenced, NotOffloaded
 from offload.formats.chunk import ChunkHeader
+from offload.formats.keys import StreamKeys
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.store.faults import FaultyStore
@@ -426,6 +434,65 @@ def test_of_several_replicas_at_once_one_begins_a_part() -> None:
         assert [each.state for each in world.followers].count(FollowState.LEADING) == 1
 
     run(scenario)
+
+
+class TestOnlyTheNewestPartGrows:
+    def test_a_writer_that_claims_while_a_part_is_recorded_is_fenced(self) -> None:
+        """It looked for a later part before the record was there."""
+
+        async def scenario(world: World) -> None:
+            source, rivals = await with_gap(world), list[StreamWriter]()
+
+            async def before(operation: str, key: str) -> None:
+                if operation == "create" and key == StreamKeys("orders-part-2").anchor and not rivals:
+                    rivals.append(await StreamWriter.claim(world.tier(), "orders"))
+
+            world.store.before = before
+            await world.run(0, seconds=100)
+
+            [rival] = rivals
+            with pytest.raises(Fenced):
+                await rival.offload([MemoryHandle(source.chunks[:1])])
+            assert (await world.logs())[1] == source.log()
+
+        run(scenario)
+
+    def test_a_replica_that_continues_the_part_before_is_copied_to_the_newest(self) -> None:
+        async def scenario(world: World) -> None:
+            whole = world.replicas[1]
+            source = world.replicas[0]
+            source.write(1, 2)
+            await world.run(0)
+            source.write(1, 3)
+            whole.fetch(source)
+            source.drop(3)
+            await world.run(0)
+            source.write(1)
+            whole.fetch(source)
+            before = (await world.logs())[0]
+
+            report = await world.sync(whole)
+
+            assert (report.error, report.part.number) == (None, 2)
+            assert await world.logs() == [before, source.log()]
+
+        run(scenario)
+
+    def test_a_part_that_a_crash_left_without_data_does_not_hide_older_records(self) -> None:
+        """It would begin behind what this source still has."""
+
+        async def scenario(world: World) -> None:
+            source = await with_gap(world)
+            tier, part = world.tier(), StreamPart("orders", 2)
+            await tier.begin_part(part, before=await tier.load_manifest("orders"))
+            await StreamWriter.claim(tier, part.name, first_offset=40)
+
+            report = await world.sync(source, new_part=True)
+
+            assert (report.error, report.part.number) == (None, 3)
+            assert (await world.logs())[1:] == [{}, source.log()]
+
+        run(scenario)
 
 
 class TestNames:
