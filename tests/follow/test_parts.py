@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+import pytest
 from campaign import CAMPAIGN
 from growing_source import Clock, GrowingSource, GrowingStream
 from hypothesis import given, settings
