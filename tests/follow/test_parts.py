@@ -84,7 +84,8 @@ class Replica(GrowingStream):
     def fetch(self, leader: Replica, chunks: int = 1000) -> None:
         """Cut what the leader does not have, as osiris does, and fetch so many chunks of the leader."""
         theirs = leader.chunks
-        own = [chunk for chunk in self.chunks if chunk in theirs]
+        shared = [row for row, chunk in enumerate(self.chunks) if chunk in theirs]
+        own = self.chunks[: shared[-1] + 1] if shared else []
         begin = theirs.index(own[-1]) + 1 if own else 0
         self.chunks = [*own, *theirs[begin : begin + chunks]]
 
