@@ -52,6 +52,11 @@ def check_run(state: CommandContext, config: RunConfig, *, json: bool) -> int:
     can = summary_of(found.stores)
     found.problems += [f"the store cannot {what}" for what, works in can.items() if not works]
     found.problems += [f"stream {each.stream!r}: {each.error}" for each in found.streams if each.error]
+    found.notes += [
+        f"stream {each.stream!r}: the source does not continue it, so it goes on in a new part"
+        for each in found.streams
+        if each.begins_part
+    ]
     cost = cost_of(config, found.streams)
     if json:
         print_json(_document(config, found, cost), indent=2)

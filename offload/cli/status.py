@@ -85,6 +85,9 @@ def _show(config: RunConfig, seen: list[StreamPreview], waste: Unused) -> None:
     print_table(heads, rows)
     behind = sum(each.lag_records > 0 for each in seen)
     print(one_line(f"{counted(len(seen), 'stream')}, {behind} behind {config.source}"))
+    for each in seen:
+        if each.begins_part:
+            print(one_line(f"{each.stream}: the source does not continue it, so it goes on in a new part"))
     print(cost_text(cost_of(config, seen)))
 
 

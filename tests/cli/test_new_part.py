@@ -227,3 +227,17 @@ def test_programs_continue_streams_too(gap: tuple[Path, Path]) -> None:
         (StreamPart("filtered", 2), None),
         (StreamPart("orders"), None),
     ]
+
+
+def test_the_check_of_a_follower_says_that_the_stream_goes_on(gap: tuple[Path, Path]) -> None:
+    source, tier = gap
+    check = ("run", "--check", f"rabbitmq://{source.parent}", tier)
+
+    pausing, going_on = offload(*check), offload(*check, "--on-gap", "new-part")
+
+    assert (pausing.code, going_on.code) == (1, 0)
+    assert "pauses at a gap" in "\n".join(pausing.lines)
+    assert "goes on in a new part after a gap" in "\n".join(going_on.lines)
+    assert "stream 'filtered': the source does not continue it, so it goes on in a new part" in "\n".join(
+        going_on.lines
+    )
