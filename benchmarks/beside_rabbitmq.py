@@ -42,6 +42,8 @@ from offload import NotOffloaded, StreamReader, open_tier
 
 OFFLOAD = str(Path(sys.executable).with_name("offload"))
 SIZE_BYTES = 1000
+PUBLISHERS_MAX = 100
+"""The most publishers of one connection. The protocol has 256."""
 LOCAL = {
     "stream-max-segment-size-bytes": 16_000_000,
     "max-length-bytes": 200_000_000,
@@ -189,10 +191,12 @@ async def busy(broker: Broker, folder: Path, rate: float, seconds: float, lag: f
 async def idle(broker: Broker, folder: Path, count: int, seconds: float, lag: float) -> None:
     """Make idle streams, and print the requests that a sidecar sends for them."""
     tier, log = folder / "tier", folder / "run.log"
-    async with Producer("127.0.0.1", port=broker.stream_port, username="guest", password="guest") as producer:
-        for number in range(count):
-            await producer.create_stream(f"idle{number}")
-            await producer.send_wait(f"idle{number}", b"one message")
+    for first in range(0, count, PUBLISHERS_MAX):
+        login = {"port": broker.stream_port, "username": "guest", "password": "guest"}
+        async with Producer("127.0.0.1", **login) as producer:
+            for number in range(first, min(first + PUBLISHERS_MAX, count)):
+                await producer.create_stream(f"idle{number}")
+                await producer.send_wait(f"idle{number}", b"one message")
     async with sidecar(broker, tier, lag, log) as running:
         while len(list(tier.glob("*/data/*.fragment"))) < count:  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(1)

@@ -27,7 +27,7 @@ from offload.native.key_ring import NO_SERVICE, KeyRing, StreamKey
 __all__ = ["StreamEncryption"]
 
 
-class OpenTier(Protocol):
+class TierOfStreams(Protocol):
     """The part of an open offloader that the questions of this module need."""
 
     @property
@@ -47,7 +47,7 @@ class StreamEncryption:
     `ring` is None if no key service was given. Then encrypted streams are recognized and refused.
     """
 
-    def __init__(self, tier: OpenTier, ring: KeyRing | None) -> None:
+    def __init__(self, tier: TierOfStreams, ring: KeyRing | None) -> None:
         self._tier = tier
         self._ring = ring
         self._without_key: dict[str, tuple[UUID, int]] = {}
