@@ -122,7 +122,7 @@ class PatientOffloader(LedgerOffloader):
         """List the parts. Repeat the call if it is refused."""
         return await retried(lambda: self._inner.parts(stream, after=after), self._count)
 
-    async def begin_part(self, part: StreamPart, *, before: Manifest) -> None:
+    async def begin_part(self, part: StreamPart, *, before: Manifest | None) -> None:
         """Begin a part. Repeat the call if it is refused."""
         await retried(lambda: self._inner.begin_part(part, before=before), self._count)
 

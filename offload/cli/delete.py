@@ -9,12 +9,12 @@ import typer
 
 from offload.cli.kit.arguments import Options, Stream, Tier
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.output import counted, one_line, print_json, size_text
+from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.kit.state import CommandContext, run_async
 from offload.errors import OffloadError
 from offload.model.manifest import Manifest
-from offload.model.totals import totals
-from offload.upkeep.retention import delete_stream, load_unless_deleted
+from offload.model.totals import joined_totals, totals
+from offload.upkeep.parts import delete_parts, live_manifests, part_named
 
 
 def delete(
@@ -32,40 +32,53 @@ def delete(
 ) -> None:
     """Delete STREAM. This cannot be undone. `offload sweep` frees its space.
 
+    If STREAM goes on in further parts, all of them are deleted, the newest first. The name of a later part
+    deletes that part alone.
     A later `offload sync` of the same name begins a new stream.
     """
     state: CommandContext = context.obj
     if not (yes or dry_run or sys.stdin.isatty()):
         raise Usage("delete asks for the stream's name, and there is no terminal to ask on: add --yes")
 
-    async def main() -> Manifest | None:
+    async def main() -> list[Manifest]:
         async with state.tier(tier, option) as offloader:
-            found = await load_unless_deleted(offloader, stream)
-            if found is None or dry_run:
+            found = await live_manifests(offloader, stream)
+            if found and (part := await part_named(offloader, stream)) is not None:
+                print_note(f"this is part {part.number} of stream {part.first!r}, whose readers will skip it")
+            if not found or dry_run:
                 return found
             if not yes:
-                _ask(found)
-            return await delete_stream(offloader, stream, seen=found)
+                _ask(stream, found)
+            await delete_parts(offloader, stream, found)
+            return found
 
     gone = run_async(main)
     if json:
-        print_json({**totals(stream, gone), "dry_run": dry_run, "deleted": gone is not None and not dry_run})
-    elif gone is None:
+        print_json(_as_json(stream, gone, dry_run=dry_run))
+    elif not gone:
         print(f"{one_line(stream)}: already deleted, nothing to do")
-    else:
+    for manifest in [] if json else gone:
         done = "would be deleted" if dry_run else "deleted; `offload sweep` frees their space"
-        print(f"{held_by(gone)} {done}")
+        print(f"{held_by(manifest)} {done}")
 
 
-def _ask(found: Manifest) -> None:
+def _as_json(stream: str, gone: list[Manifest], *, dry_run: bool) -> dict[str, object]:
+    parts = [totals(manifest.stream, manifest) for manifest in gone]
+    whole = joined_totals(stream, parts) if parts else totals(stream, None)
+    document = {**whole, "dry_run": dry_run, "deleted": bool(gone) and not dry_run}
+    return document | ({"parts": parts} if len(parts) > 1 else {})
+
+
+def _ask(stream: str, found: list[Manifest]) -> None:
     """Ask a person to type the stream's name. Raises if they type something else."""
+    held = "\n".join(held_by(manifest) for manifest in found)
     sys.stderr.write(
-        f"{held_by(found)} will be deleted. This cannot be undone: no command brings them back, and\n"
+        f"{held} will be deleted. This cannot be undone: no command brings them back, and\n"
         "`offload sweep` removes the objects. Type the stream's name to delete it: "
     )
     sys.stderr.flush()
-    if sys.stdin.readline().rstrip("\n") != found.stream:
-        raise OffloadError(f"that is not the name of stream {found.stream!r}; nothing was deleted")
+    if sys.stdin.readline().rstrip("\n") != stream:
+        raise OffloadError(f"that is not the name of stream {stream!r}; nothing was deleted")
 
 
 def held_by(manifest: Manifest) -> str:

@@ -15,7 +15,7 @@ from offload.contracts.catalogue import Catalogue
 from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, UnsupportedFormat
 from offload.model.part import StreamPart
 from offload.model.position import iso_of
-from offload.model.totals import ratio_of, stored_totals, totals
+from offload.model.totals import joined_totals, ratio_of, stored_totals, totals
 from offload.streams.joined import grouped
 
 HEADS: Final = (
@@ -26,9 +26,6 @@ ENCRYPTED: Final = "encrypted"
 """A column that is shown if any stream is encrypted."""
 PARTS: Final = "parts"
 """The last column. It is shown if any stream has several parts."""
-
-SUMS: Final = ("ledgers", "fragments", "records", "messages", "bytes", "stored_bytes")
-"""The keys of which a stream with parts has the sum over its parts."""
 
 
 def ls(
@@ -76,8 +73,7 @@ async def _look(catalogue: Catalogue, parts: list[StreamPart]) -> list[dict[str,
     if len(found) < 2:
         return [document for _, document in found]
     documents = [{**document, "part": part.number} for part, document in found]
-    whole = {name: value for name, value in _joined(documents).items() if name != "part"}
-    return [{**whole, "stream": parts[0].first, "parts": documents}]
+    return [_joined(parts[0].first, documents)]
 
 
 async def _look_at(catalogue: Catalogue, stream: str) -> dict[str, Any]:
@@ -105,18 +101,16 @@ async def _look_at(catalogue: Catalogue, stream: str) -> dict[str, Any]:
             }
 
 
-def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the totals of all parts as those of one stream. The version is that of the newest part."""
-    sums = {name: sum(part[name] for part in parts) for name in SUMS}
-    oldest = next((part for part in parts if part["records"]), parts[-1])
+def _joined(stream: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of a stream with these parts."""
+    whole = joined_totals(stream, parts)
     return {
-        **parts[-1],
-        **sums,
-        "first_offset": oldest["first_offset"],
-        "ratio": ratio_of(sums["bytes"], sums["stored_bytes"]),
+        **whole,
+        "ratio": ratio_of(whole["bytes"], whole["stored_bytes"]),
         "codecs": [*dict.fromkeys(codec for part in parts for codec in part["codecs"])],
         "newest": max((part["newest"] for part in parts if part["newest"] is not None), default=None),
         "encrypted": any(part["encrypted"] for part in parts),
+        "parts": parts,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,10 +15,13 @@ from offload.cli.kit.output import counted, one_line, print_error, print_json
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.sweep import duration_text
 from offload.errors import OffloadError
-from offload.model.totals import totals
+from offload.model.totals import joined_totals, totals
 from offload.native.key_ring import KEPT_SECONDS
-from offload.upkeep.shred import KeyFate, ShreddedKey, ShredPlan, plan_shred, planned
+from offload.upkeep.shred import KeyFate, ShreddedKey, ShredPlan, plan_parts, planned
 from offload.upkeep.shred import shred as shred_stream
+
+Shredded = tuple[ShredPlan, list[ShreddedKey]]
+"""The plan of one part, and what became of its keys."""
 
 ShredYes = Annotated[
     bool, typer.Option("--yes", help="Skip the confirmation prompt. Required when there is no terminal.")
@@ -40,6 +43,9 @@ def shred(
 ) -> int:
     """Delete STREAM, and destroy its keys, so that nobody can read what is left of its data.
 
+    If STREAM goes on in further parts, all of them are shredded, the newest first. The name of a later part
+    shreds that part alone.
+
     This cannot be undone. The output says who can still read: a master key that other streams share is not
     destroyed. A master key of its own is, and needs --keys. If it is killed, run the same command again.
     `offload sweep` frees the space.
@@ -48,46 +54,62 @@ def shred(
     if not (yes or dry_run or sys.stdin.isatty()):
         raise Usage("shred asks for the stream's name, and there is no terminal to ask on: add --yes")
 
-    async def main() -> tuple[ShredPlan, list[ShreddedKey]]:
+    async def main() -> list[Shredded]:
         async with (
             nullcontext() if keys is None else state.key_service(keys) as service,
             state.tier(tier, option) as offloader,
         ):
-            plan = await plan_shred(offloader, stream, service=service)
+            # All plans come first: if one part cannot be shredded, nothing is deleted.
+            plans = await plan_parts(offloader, stream, service=service)
             if dry_run:
-                return plan, planned(plan)
+                return [(plan, planned(plan)) for plan in plans]
             if not yes:
-                _ask(plan)
-            return plan, await shred_stream(offloader, plan, service=service)
+                _ask(stream, plans)
+            done = [(plan, await shred_stream(offloader, plan, service=service)) for plan in plans[::-1]]
+            return done[::-1]
 
-    return _tell(*run_async(main), dry_run=dry_run, json=json)
+    return _tell(stream, run_async(main), dry_run=dry_run, json=json)
 
 
-def _tell(plan: ShredPlan, rows: list[ShreddedKey], *, dry_run: bool, json: bool) -> int:
+def _tell(stream: str, parts: list[Shredded], *, dry_run: bool, json: bool) -> int:
     """Report the result, and return the exit code."""
     if json:
-        print_json(_as_json(plan, rows, dry_run=dry_run))
-    else:
+        print_json(_as_json(stream, parts, dry_run=dry_run))
+    for plan, rows in [] if json else parts:
         _show(plan, rows, dry_run=dry_run)
-    errors = [row.error for row in rows if row.error is not None]
+    errors = [row.error for _, rows in parts for row in rows if row.error is not None]
     for error in errors:
         print_error(error)
     return 1 if errors else 0
 
 
-def _ask(plan: ShredPlan) -> None:
+def _ask(stream: str, plans: list[ShredPlan]) -> None:
     """Ask a person to type the stream's name. Raises if they type something else."""
-    held = one_line(plan.stream) if plan.manifest is None else held_by(plan.manifest)
+    held = "\n".join(one_line(p.stream) if p.manifest is None else held_by(p.manifest) for p in plans)
+    keys = counted(sum(len(plan.keys) for plan in plans), "key")
     sys.stderr.write(
-        f"{held} will be deleted, and {counted(len(plan.keys), 'key')} destroyed. Nobody can undo this. "
+        f"{held} will be deleted, and {keys} destroyed. Nobody can undo this. "
         "Type the stream's name to shred it: "
     )
     sys.stderr.flush()
-    if sys.stdin.readline().rstrip("\n") != plan.stream:
-        raise OffloadError(f"that is not the name of stream {plan.stream!r}; nothing was deleted")
+    if sys.stdin.readline().rstrip("\n") != stream:
+        raise OffloadError(f"that is not the name of stream {stream!r}; nothing was deleted")
 
 
-def _as_json(plan: ShredPlan, rows: list[ShreddedKey], *, dry_run: bool) -> dict[str, object]:
+def _as_json(stream: str, parts: list[Shredded], *, dry_run: bool) -> dict[str, Any]:
+    documents = [_part_as_json(plan, rows, dry_run=dry_run) for plan, rows in parts]
+    if len(documents) == 1:
+        return documents[0]
+    return {
+        **joined_totals(stream, documents),
+        "dry_run": dry_run,
+        "deleted": any(document["deleted"] for document in documents),
+        "readers_seconds": KEPT_SECONDS,
+        "parts": documents,
+    }
+
+
+def _part_as_json(plan: ShredPlan, rows: list[ShreddedKey], *, dry_run: bool) -> dict[str, Any]:
     return {
         **totals(plan.stream, plan.manifest),
         "dry_run": dry_run,

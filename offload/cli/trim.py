@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -13,9 +13,12 @@ from offload.cli.kit.quantities import parse_duration, parse_size
 from offload.cli.kit.state import CommandContext, run_async
 from offload.commit.guest import TrimmedTotals
 from offload.model.manifest import CommittedStream
-from offload.model.totals import totals
+from offload.model.totals import joined_totals, totals
+from offload.upkeep.parts import trim_parts
 from offload.upkeep.retention import Retention, TrimReport
-from offload.upkeep.retention import trim as trim_stream
+
+DROPPED: Final = ("ledgers", "fragments", "messages", "bytes", "stored_bytes")
+"""The keys of which a stream with parts has the sum of what was dropped."""
 
 MaxAge = Annotated[
     str | None,
@@ -52,20 +55,22 @@ def trim(
 ) -> None:
     """Delete the oldest data of STREAM. Only whole fragments are removed. `offload sweep` frees their space.
 
-    If several limits are given, the strictest applies. By age and size the last fragment always stays.
+    If several limits are given, the strictest applies. By age and size the last fragment always stays. If
+    STREAM goes on in further parts, the limits count all of them, and the oldest part is trimmed first.
     """
     state: CommandContext = context.obj
     retention = _retention(max_age, max_bytes, before)
 
-    async def main() -> TrimReport:
+    async def main() -> list[TrimReport]:
         async with state.tier(tier, option) as offloader:
-            return await trim_stream(offloader, stream, retention, dry_run=dry_run)
+            return await trim_parts(offloader, stream, retention, dry_run=dry_run)
 
-    report = run_async(main)
+    reports = run_async(main)
     if json:
-        print_json(as_json(report, dry_run=dry_run))
+        print_json(as_json(stream, reports, dry_run=dry_run))
     else:
-        _show(report, dry_run=dry_run)
+        for report in reports:
+            _show(report, dry_run=dry_run)
 
 
 def _retention(max_age: str | None, max_bytes: str | None, before: int | None) -> Retention:
@@ -78,8 +83,16 @@ def _retention(max_age: str | None, max_bytes: str | None, before: int | None) -
     )
 
 
-def as_json(report: TrimReport, *, dry_run: bool) -> dict[str, object]:
+def as_json(stream: str, reports: list[TrimReport], *, dry_run: bool) -> dict[str, Any]:
     """Return the document of `offload trim --json`: the keys of `ls` for what stays, and `dropped`."""
+    parts = [_as_json(report, dry_run=dry_run) for report in reports]
+    if len(parts) == 1:
+        return parts[0]
+    dropped = {name: sum(part["dropped"][name] for part in parts) for name in DROPPED}
+    return {**joined_totals(stream, parts), "dry_run": dry_run, "dropped": dropped, "parts": parts}
+
+
+def _as_json(report: TrimReport, *, dry_run: bool) -> dict[str, Any]:
     dropped = report.dropped
     return {
         **totals(report.manifest.stream, report.manifest),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
 from offload.model.compression import BlockCodec
 from offload.model.manifest import CommittedStream
 
@@ -11,6 +14,19 @@ def totals(stream: str, manifest: CommittedStream | None) -> dict[str, object]:
     names = ("ledgers", "fragments", "records", "messages", "first_offset", "next_offset", "version")
     numbers = {name: getattr(manifest, name) if manifest else 0 for name in names}
     return {"stream": stream, **numbers, "bytes": manifest.data_size_bytes if manifest else 0}
+
+
+SUMS: Final = ("ledgers", "fragments", "records", "messages", "bytes", "stored_bytes")
+
+
+def joined_totals(stream: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the `totals` of several parts as those of one stream. The version is that of the newest part."""
+    oldest = next((part for part in parts if part["records"]), parts[-1])
+    numbers = {name: sum(part[name] for part in parts) for name in SUMS if name in parts[0]}
+    first_offset = oldest["first_offset"]
+    return {**totals(stream, None), **numbers, "first_offset": first_offset} | {
+        name: parts[-1][name] for name in ("next_offset", "version")
+    }
 
 
 def stored_totals(committed: CommittedStream) -> dict[str, object]:

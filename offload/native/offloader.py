@@ -233,12 +233,13 @@ class ObjectStoreOffloader(LedgerOffloader):
         await self.open()
         return await list_parts(self.store, StreamPart(stream, after))
 
-    async def begin_part(self, part: StreamPart, *, before: Manifest) -> None:
+    async def begin_part(self, part: StreamPart, *, before: Manifest | None) -> None:
         """See `Committer.begin_part`."""
         await self.open()
         await self._make_sure_of_create()
         # Before the part has a root: its first fragment must not be plain if the part before is encrypted.
-        if (self.ring is None or self.ring.new is None) and await self.encrypts(before):
+        is_plain = self.ring is None or self.ring.new is None
+        if before is not None and is_plain and await self.encrypts(before):
             raise Denied(
                 f"stream {before.stream!r} is encrypted, and its next part has a key of its own: "
                 "name its master key with --encrypt"

@@ -34,7 +34,7 @@ from offload.errors import OffloadError, StoreDenied
 from offload.native.offloader import TierOptions
 from offload.service.config import RunConfig
 from offload.upkeep.compact.stream import compact
-from offload.upkeep.retention import trim
+from offload.upkeep.parts import trim_parts
 from offload.upkeep.sweep.tier import sweep
 from offload.upkeep.verify.report import VerifyLevel
 from offload.upkeep.verify.tier import verify
@@ -169,13 +169,16 @@ class Upkeep:
             if retention is None:
                 continue
             try:
-                report = await trim(self.tier_for(stream), stream, retention, env=self.env)
+                reports = await trim_parts(self.tier_for(stream), stream, retention, env=self.env)
             except StoreDenied:  # every other stream would be denied too
                 raise
             except OffloadError as error:
                 tally.add(0, 0, error)
             else:
-                tally.add(report.dropped.fragments, report.dropped.stored_size_bytes)
+                dropped = [report.dropped for report in reports]
+                tally.add(
+                    sum(each.fragments for each in dropped), sum(each.stored_size_bytes for each in dropped)
+                )
 
     async def _compact(self, tally: JobTally) -> None:
         for stream in self.led():

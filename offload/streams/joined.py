@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from offload.contracts.catalogue import Catalogue, StreamView
     from offload.streams.reader import Messages, StreamReader
 
+__all__ = ["grouped", "live_parts", "place_of", "with_parts"]
+
 
 async def grouped(
     catalogue: Catalogue, *, damaged: Callable[[OffloadError], None] | None = None
@@ -67,6 +69,14 @@ async def grouped(
         taken |= {part.name for part in parts}
         found.append(parts)
     return found
+
+
+async def with_parts(catalogue: Catalogue, streams: Sequence[str]) -> list[str]:
+    """Return these streams, each followed by its parts, and no name twice. One listing for each stream."""
+    found = list[str]()
+    for stream in streams:
+        found += [stream, *[part.name for part in await catalogue.parts(stream)]]
+    return [*dict.fromkeys(found)]
 
 
 async def live_parts(

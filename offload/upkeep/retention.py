@@ -96,10 +96,12 @@ async def trim(
     *,
     dry_run: bool = False,
     now_ms: int | None = None,
+    seen: Manifest | None = None,
     env: Env | None = None,
 ) -> TrimReport:
     """Remove the fragments beyond the limits, by one commit. With `dry_run`, only report what would go.
 
+    `seen` is the manifest on which the caller chose the limits. A stream that began since keeps its data.
     `now_ms` is the time in milliseconds since 1970; None means the wall clock. If another trim commits in
     between, the trim is planned again. Raises `NotOffloaded` if there is no such stream, `StreamDeleted` if
     it is deleted meanwhile, and `TryAgain` if others keep changing it faster than the trim can be planned.
@@ -107,7 +109,7 @@ async def trim(
     env = env or Env()
     # Once for all trials: a trim that is planned again removes no more than the first plan would have.
     now_ms = env.now_ms() if now_ms is None else now_ms
-    manifest = await offloader.load_manifest(stream)
+    manifest = seen or await offloader.load_manifest(stream)
     incarnation = manifest.incarnation
     for attempt in range(TRIM_TRIALS_MAX):
         try:
@@ -157,15 +159,16 @@ async def load_unless_deleted(offloader: LedgerOffloader, stream: str) -> Manife
         return None
 
 
-async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int) -> Trim | None:
+async def plan_trim(tree: Tree, retention: Retention, *, now_ms: int, keeps_last: bool = True) -> Trim | None:
     """Return the trim that `retention` asks for on the stream of this tree; None if nothing goes.
 
+    If not `keeps_last`, age and size may remove the last fragment too: a later part has newer data.
     Fetches at most three groups: of each level the one in which the cut may lie. If such a group turns out to
     go whole, it fetches up to three more, to learn how the next one begins.
     """
     manifest = tree.manifest
     search = _Search(tree)
-    await search.go_over(manifest.entries, _rules_of(retention, manifest, now_ms))
+    await search.go_over(manifest.entries, _rules_of(retention, manifest, now_ms, keeps_last=keeps_last))
     kept = joined_entries(*search.kept) if search.kept else NO_ENTRIES
     first_offset = int(kept["first_offset"][0]) if len(kept) else manifest.next_offset
     if first_offset <= manifest.first_offset:  # nothing goes: a commit would only cost a version
@@ -222,16 +225,16 @@ class _Rule:
         return int(stays[0]) if len(stays) else len(level.entries)
 
 
-def _rules_of(retention: Retention, manifest: Manifest, now_ms: int) -> list[_Rule]:
-    rules = []
+def _rules_of(retention: Retention, manifest: Manifest, now_ms: int, *, keeps_last: bool) -> list[_Rule]:
+    rules, bounds = [], []
     if retention.before_offset is not None:
         rules.append(_before(min(retention.before_offset, manifest.next_offset)))  # it must fit a u64
     if retention.size_bytes_max is not None:
-        rules.append(_but_the_last(_larger_than(retention.size_bytes_max), manifest))
+        bounds.append(_larger_than(retention.size_bytes_max))
     if retention.age_seconds_max is not None:
         oldest_ms = now_ms - int(retention.age_seconds_max * 1000)
-        rules.append(_but_the_last(_older_than(max(oldest_ms, -(2**63))), manifest))  # an i64 in the rows
-    return rules
+        bounds.append(_older_than(max(oldest_ms, -(2**63))))  # an i64 in the rows
+    return rules + [_but_the_last(rule, manifest) if keeps_last else rule for rule in bounds]
 
 
 def _before(offset: int) -> _Rule:

@@ -57,6 +57,7 @@ from offload.native.key_objects import (
 )
 from offload.native.offloader import ObjectStoreOffloader
 from offload.native.own import native
+from offload.streams.joined import with_parts
 
 __all__ = ["Rotated", "rotate"]
 
@@ -95,12 +96,12 @@ async def rotate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     env: Env | None = None,
 ) -> AsyncIterator[Rotated]:
-    """Wrap the keys of all streams, or of those named, by the master key `label` of `service`.
+    """Wrap the keys of all streams, or of those named and their parts, by the master key `label`.
 
-    `old_service` unwraps keys that `service` does not have; None if they are all in `service`. If a copy of a
-    key was lost, it has both afterwards. Keys with a master key of their own are skipped unless a copy was
-    lost. Keys of deleted streams stay as they are. `progress` is called with the number of streams that are
-    done, and of all.
+    `service` has that key. `old_service` unwraps keys that `service` does not have; None if they are all in
+    `service`. If a copy of a key was lost, it has both afterwards. Keys with a master key of their own are
+    skipped unless a copy was lost. Keys of deleted streams stay as they are. `progress` is called with the
+    number of streams that are done, and of all.
 
     A stream that fails is reported with its error, and the next stream follows. After `StoreDenied` no stream
     follows. After a crash, call it again. Raises `Misuse` for a label that no master key can have, and
@@ -116,11 +117,13 @@ async def rotate(
         dry_run=dry_run,
         env=env or Env(),
     )
-    names = [*dict.fromkeys(streams)] or await offloader.streams()
+    # A part with the old key would be lost if somebody destroyed that key after a rotation of its stream.
+    names = await with_parts(offloader, streams) or await offloader.streams()
     for number, stream in enumerate(names):
         progress(number, len(names))
         found = await rotation.of_stream(stream)
-        if streams or not isinstance(found.error, NotOffloaded):  # of all streams, some are deleted
+        # Of all streams, and of all parts, some are deleted.
+        if stream in streams or not isinstance(found.error, NotOffloaded):
             yield found
         if isinstance(found.error, StoreDenied):  # every other stream would be denied too
             return

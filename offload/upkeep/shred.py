@@ -37,6 +37,7 @@ from offload.contracts.keys import KeyService
 from offload.env import Env
 from offload.errors import (
     Absent,
+    BeingRebuilt,
     Conflict,
     Corrupt,
     Denied,
@@ -49,6 +50,7 @@ from offload.errors import (
 from offload.formats.anchor import KeyObject
 from offload.formats.keys import StreamKeys
 from offload.model.manifest import Manifest, StreamState
+from offload.model.part import StreamPart
 from offload.native.anchors import read_anchor
 from offload.native.fragment_reader import load_tail
 from offload.native.key_objects import asking, decode_key_object, unwrap_key
@@ -57,7 +59,7 @@ from offload.native.offloader import ObjectStoreOffloader
 from offload.native.own import native
 from offload.upkeep.retention import delete_stream, load_unless_deleted
 
-__all__ = ["KeyFate", "ShredPlan", "ShreddedKey", "StoredKey", "plan_shred", "planned", "shred"]
+__all__ = ["KeyFate", "ShredPlan", "ShreddedKey", "StoredKey", "plan_parts", "plan_shred", "planned", "shred"]
 
 
 class KeyFate(StrEnum):
@@ -157,6 +159,23 @@ async def plan_shred(tier: Catalogue, stream: str, *, service: KeyService | None
     if service is None and any(own for key in keys for _, own in key.labels()):
         raise _no_service(stream)
     return ShredPlan(stream=stream, manifest=manifest, keys=keys, plain_fragments=plain, lost=lost)
+
+
+async def plan_parts(tier: Catalogue, stream: str, *, service: KeyService | None = None) -> list[ShredPlan]:
+    """Return the plan of each part of a stream, in order, also of deleted ones, which may have left keys.
+
+    Raises as `plan_shred` does for the first part that cannot be shredded.
+    """
+    plans = []
+    for part in [StreamPart(stream), *await tier.parts(stream)]:
+        try:
+            plans.append(await plan_shred(tier, part.name, service=service))
+        except BeingRebuilt:
+            raise
+        except NotOffloaded:
+            if part.number == 1:
+                raise  # a later part may be begun, and have no data and no key yet
+    return plans
 
 
 async def shred(

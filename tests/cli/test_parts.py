@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from command_line import offload, read
+from command_line import calls_of, finish, offload, read, start_dying
 
 from offload import MemoryHandle, StreamWriter, build_chunk, open_tier
 from offload.model.part import StreamPart
@@ -121,3 +121,117 @@ class TestRead:
 
         assert (ran.code, ran.stdout) == (1, b"")
         assert "stream 'orders' has no part 4; it has 1, 2, 3" in ran.error
+
+
+def spans(tier: Path) -> list[tuple[int, int]]:
+    """Return the first and the next offset of each part of `orders` that is there."""
+    [orders] = [row for row in offload("ls", tier, "--json").objects if row["stream"] == "orders"]
+    return [(part["first_offset"], part["next_offset"]) for part in orders.get("parts", [orders])]
+
+
+class TestTrim:
+    @pytest.mark.parametrize(
+        ("options", "left"),
+        [
+            (("--before", 4), [(4, 6), (9, 12), (10, 14)]),
+            (("--before", 11), [(6, 6), (11, 12), (10, 14)]),
+            (("--before", 12), [(6, 6), (12, 12), (10, 14)]),
+            (("--before", 13), [(6, 6), (12, 12), (13, 14)]),
+            (("--max-bytes", 1), [(6, 6), (12, 12), (13, 14)]),
+            (("--max-age", "1d"), [(6, 6), (12, 12), (13, 14)]),
+            (("--max-bytes", "1GB"), [(0, 6), (9, 12), (10, 14)]),
+        ],
+    )
+    def test_limits_count_all_parts_and_the_oldest_data_goes_first(
+        self, tier: Path, options: tuple[object, ...], left: list[tuple[int, int]]
+    ) -> None:
+        """By age and size, the last fragment of the newest part stays, and of no other."""
+        ran = offload("trim", tier, "orders", *options, "--json")
+
+        assert ran.code == 0, ran.stderr
+        assert spans(tier) == left
+        [document] = ran.objects
+        assert document["dropped"]["messages"] == 13 - document["messages"]
+
+    def test_a_size_counts_the_bytes_of_newer_parts(self, tier: Path) -> None:
+        """The records of `orders` have the same size but for the digits of an offset."""
+        [orders] = [row for row in offload("ls", tier, "--json").objects if row["stream"] == "orders"]
+        newest = sum(part["bytes"] for part in orders["parts"][1:])
+
+        assert offload("trim", tier, "orders", "--max-bytes", newest).code == 0
+
+        assert spans(tier) == [(6, 6), (9, 12), (10, 14)]
+
+    def test_reading_from_first_begins_behind_a_part_that_was_trimmed_empty(self, tier: Path) -> None:
+        offload("trim", tier, "orders", "--before", 11)
+
+        assert shown(tier, "orders") == RECORDS[RECORDS.index((2, 11)) :]
+
+
+class TestDelete:
+    def test_the_first_name_deletes_all_parts(self, tier: Path) -> None:
+        ran = offload("delete", tier, "orders", "--yes")
+
+        assert ran.code == 0, ran.stderr
+        assert [line.partition(":")[0] for line in ran.lines] == ["orders", "orders-part-2", "orders-part-3"]
+        assert [row["stream"] for row in offload("ls", tier, "--json").objects] == ["plain"]
+        assert offload("read", tier, "orders").code == 1
+        assert offload("delete", tier, "orders", "--yes").lines == ["orders: already deleted, nothing to do"]
+
+    def test_the_name_of_a_part_deletes_it_alone_and_says_that_readers_skip_it(self, tier: Path) -> None:
+        ran = offload("delete", tier, "orders-part-2", "--yes")
+
+        assert (ran.code, len(ran.lines)) == (0, 1)
+        assert ran.error == "note: this is part 2 of stream 'orders', whose readers will skip it"
+        assert shown(tier, "orders") == [record for record in RECORDS if record[0] != 2]
+
+    def test_a_deletion_that_is_killed_leaves_the_oldest_parts(self, tier: Path) -> None:
+        """A kill at each call to the file system, and then the same command again."""
+        calls = calls_of(finish(start_dying(0, "delete", tier, "orders", "--yes", "--dry-run")))
+        left = set[int]()
+        for number in range(calls, calls + 400, 12):
+            killed = finish(start_dying(number, "delete", tier, "orders", "--yes"))
+            read_now = offload("read", tier, "orders")
+            parts = sorted({row.get("part", 1) for row in read_now.objects})
+            assert parts == [*range(1, len(parts) + 1)]
+            left.add(len(parts))
+            if killed.code == 0:
+                break
+        assert left >= {0, 3}
+
+
+class TestCopy:
+    def test_the_copy_is_read_as_one_stream(self, tier: Path, tmp_path: Path) -> None:
+        copied = tmp_path / "copied"
+
+        assert offload("copy", tier, copied).code == 0
+
+        assert read(copied, "orders").objects == read(tier, "orders").objects
+        assert spans(copied) == spans(tier)
+
+    def test_a_named_stream_is_copied_with_its_parts_also_behind_one_that_was_deleted(
+        self, tier: Path, tmp_path: Path
+    ) -> None:
+        copied = tmp_path / "copied"
+        offload("delete", tier, "orders-part-2", "--yes")
+
+        ran = offload("copy", tier, copied, "orders")
+
+        assert ran.code == 0, ran.stderr
+        assert shown(copied, "orders") == [record for record in RECORDS if record[0] != 2]
+
+    def test_a_part_is_not_copied_onto_a_stream_of_its_own(self, tier: Path, tmp_path: Path) -> None:
+        """The copy would hide it from the readers of its stream."""
+        copied = tmp_path / "copied"
+        asyncio.run(begin_stranger(str(copied)))
+
+        ran = offload("copy", tier, copied, "orders")
+
+        assert ran.code == 1
+        assert "'orders-part-2' is not part 2 of 'orders'" in ran.stderr
+
+
+async def begin_stranger(url: str) -> None:
+    """Begin a stream that is only named like a part."""
+    async with open_tier(url) as tier:
+        await StreamWriter.claim(tier, "orders-part-2")

@@ -36,6 +36,7 @@ from offload.model.entry import rows_of_entries
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import Manifest, Running
 from offload.streams.job import Job
+from offload.streams.joined import with_parts
 from offload.streams.reader import newer_manifest
 from offload.tasks import in_order, one_by_one
 from offload.upkeep.compact.runs import FragmentRun, copy_run, plan_runs
@@ -228,9 +229,10 @@ async def compact(
     follows. Raises `NotOffloaded` if the place is no tier.
     """
     await offloader.open()
-    for stream in [*dict.fromkeys(streams)] or await offloader.streams():
+    for stream in await with_parts(offloader, streams) or await offloader.streams():
         found = await _compacted(offloader, stream, fragment_size_bytes, fragments_min, progress)
-        if streams or not isinstance(found.error, NotOffloaded):  # of all streams, some are deleted
+        # Of all streams, and of all parts, some are deleted.
+        if stream in streams or not isinstance(found.error, NotOffloaded):
             yield found
         if isinstance(found.error, StoreDenied):  # every other stream would be denied too
             return

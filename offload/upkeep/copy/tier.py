@@ -32,6 +32,7 @@ from offload.model.attempt import Receipt
 from offload.model.manifest import Manifest
 from offload.native.own import native
 from offload.streams.history import check_same_history
+from offload.streams.joined import with_parts
 from offload.tasks import in_order, one_by_one
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES, TierRun, snapshot_of
 from offload.upkeep.copy.transfer import (
@@ -46,6 +47,7 @@ from offload.upkeep.copy.transfer import (
     read_back,
     upload_part,
 )
+from offload.upkeep.parts import link_copy, part_like
 
 __all__ = ["Committed", "Copied", "copy", "give_up", "run_of"]
 
@@ -220,8 +222,9 @@ async def copy(
     part_size_bytes: int = RUN_SIZE_BYTES,
     progress: Callable[[CopyProgress], None] = lambda progress: None,
 ) -> AsyncIterator[Copied]:
-    """Copy what `source` has committed to `target`: all streams, or those named.
+    """Copy what `source` has committed to `target`: all streams, or those named with their parts.
 
+    A part becomes a part on the target too, so the copy is read as one stream.
     A stream is copied as it is committed when its turn comes. If the target has no such stream, it begins
     where the source's stream begins now. If it has one with the same history, the copy continues it. With
     `verify`, each uploaded fragment is read back, whole, before it is committed. With `decrypt`, a stream
@@ -242,11 +245,12 @@ async def copy(
     """
     if verify:
         native(target, to="read back from")  # refused here, before anything is uploaded
-    for stream in [*dict.fromkeys(streams)] or await source.streams():
+    # By number: part 10 comes behind part 9. A copy that is killed then leaves a beginning of the history.
+    for stream in await with_parts(source, streams) or sorted(await source.streams(), key=part_like):
         try:
             manifest = await source.load_manifest(stream)
         except NotOffloaded as gone:
-            if streams:
+            if stream in streams:
                 raise
             yield Copied(stream=stream, note=str(gone))
             continue
@@ -260,6 +264,7 @@ async def copy(
         )
         copying = _Copying(origin=origin, target=target, verify=verify, at_once=at_once, progress=progress)
         try:
+            await link_copy(source, target, stream)
             await copying.run()
         except OffloadError as error:
             yield replace(copying.done, error=error)

@@ -17,10 +17,12 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded, OffloadError, StoreDenied
 from offload.model.compression import Compression
 from offload.session import Session
+from offload.streams.joined import with_parts
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES
 from offload.upkeep.copy.tier import Committed, Copied, run_of
 from offload.upkeep.copy.tier import give_up as give_up_copy
 from offload.upkeep.copy.transfer import Fetch, Reach
+from offload.upkeep.parts import link_copy, part_like
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.jobs.transfer import SparkTransfer, TransferProgress
 from offload_spark.jobs.transfer_tasks import Ends
@@ -80,11 +82,12 @@ def copy(
     )
     ends = Ends(reach=reach, target=address, read_back=read_back)
     with address.opened() as tier, _beside(tier, reach.tier, keys=source_keys) as opened:
-        for stream in [*dict.fromkeys(streams)] or tier.run(opened.streams()):
+        every = tier.run(with_parts(opened, streams)) or sorted(tier.run(opened.streams()), key=part_like)
+        for stream in every:
             try:
                 manifest = tier.run(opened.load_manifest(stream))
             except NotOffloaded as gone:
-                if streams:
+                if stream in streams:
                     raise
                 found.append(Copied(stream=stream, note=str(gone)))
             else:
@@ -104,8 +107,9 @@ def copy(
 
 
 def _copied(transfer: SparkTransfer, origin: Committed) -> Copied:
-    done = Copied(stream=origin.stream)
+    done, target = Copied(stream=origin.stream), transfer.tier
     try:
+        target.run(link_copy(origin.offloader, target.offloader, origin.stream))
         with plain_errors():
             ran, uploaded = transfer.run()
             if ran is None:

@@ -1,0 +1,163 @@
+"""Retention, deletion and copies of a stream with all of its parts. Other modules do the work on each part.
+
+A limit counts the parts as one history, the oldest part first:
+
+    limit     removes
+    age       fragments that are too old, up to the first one that is not, in all parts
+    size      the oldest data, as long as the bytes of all parts exceed the limit
+    offset    all data before the place at which the offset attaches (`streams.joined`)
+
+A part is trimmed to its end if all of its data goes. It stays on the tier, empty, because its number is never
+used again. By age and size, the last fragment of the newest part with data stays.
+
+    stopped                      left behind                             cured by
+    between two trims            older parts trimmed, newer ones not     the next run, which plans again
+    between two deletions        the older parts, as one stream          the next deletion
+
+Invariants: data goes oldest first in a trim, and newest part first in a deletion. So what is left is one
+history at any moment. No part is deleted that the caller did not see.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+
+from offload.contracts.catalogue import Catalogue
+from offload.contracts.offloader import LedgerOffloader
+from offload.env import Env
+from offload.errors import BeingRebuilt, Conflict, NotOffloaded, StreamDeleted
+from offload.model.manifest import Manifest
+from offload.model.part import StreamPart
+from offload.upkeep.retention import Retention, TrimReport, delete_stream, plan_trim, trim
+
+__all__ = ["delete_parts", "link_copy", "live_manifests", "part_like", "part_named", "trim_parts"]
+
+
+async def live_manifests(offloader: LedgerOffloader, stream: str) -> list[Manifest]:
+    """Return the newest manifest of each part that has a commit and was not deleted, in order.
+
+    Returns none if all were deleted. Raises `NotOffloaded` if the stream was never begun, and if a part is
+    being rebuilt.
+    """
+    found = []
+    for part in [StreamPart(stream), *await offloader.parts(stream)]:
+        try:
+            found.append(await offloader.load_manifest(part.name))
+        except StreamDeleted:
+            continue
+        except BeingRebuilt:  # it may have data, and nobody knows how much
+            raise
+        except NotOffloaded:
+            if part.number == 1:
+                raise
+    return found
+
+
+def part_like(name: str) -> StreamPart:
+    """Return the part that has this name, if the stream has that part at all, and else part 1."""
+    match = re.fullmatch("(.+)-part-([1-9][0-9]{0,8})", name, re.DOTALL)
+    number = 1 if match is None else int(match[2])
+    return StreamPart(name) if match is None or number == 1 else StreamPart(match[1], number)
+
+
+async def part_named(catalogue: Catalogue, name: str) -> StreamPart | None:
+    """Return the later part of a stream that has this name, or None. A name of another form costs nothing."""
+    part = part_like(name)
+    if part.number == 1 or part not in await catalogue.parts(part.first, after=part.number - 1):
+        return None
+    return part
+
+
+async def link_copy(source: Catalogue, target: LedgerOffloader, stream: str) -> None:
+    """Before a stream is copied: make it a part on the target, if it is one of the source.
+
+    Raises `Conflict` if the target has a part of this name and the source has none, or the other way round;
+    `Misuse` if the target does not record parts.
+    """
+    part = await part_named(source, stream)
+    if part is None:
+        if await part_named(target, stream) is not None:
+            raise Conflict(f"{target.url} has {stream!r} as a part, and {source.url} as a stream of its own")
+        return
+    if part in await target.parts(part.first):
+        return
+    # The search for parts ends at the first name that is free. So the numbers below are taken as well, also
+    # if the source's part was deleted. A part without data is passed over.
+    for number in range(2, part.number):
+        with suppress(Conflict):  # a stream of its own has the name, which is as good
+            await target.begin_part(StreamPart(part.first, number), before=None)
+    await target.begin_part(part, before=None)
+
+
+async def trim_parts(
+    offloader: LedgerOffloader,
+    stream: str,
+    retention: Retention,
+    *,
+    dry_run: bool = False,
+    now_ms: int | None = None,
+    env: Env | None = None,
+) -> list[TrimReport]:
+    """Remove the fragments beyond the limits from a stream and its parts. Return a report for each part.
+
+    The arguments and errors are those of `trim`. Raises `StreamDeleted` if every part was deleted.
+    """
+    env = env or Env()
+    now_ms = env.now_ms() if now_ms is None else now_ms
+    manifests = await live_manifests(offloader, stream)
+    if len(manifests) < 2:  # nothing to divide among parts
+        name = manifests[0].stream if manifests else stream
+        return [await trim(offloader, name, retention, dry_run=dry_run, now_ms=now_ms, env=env)]
+    cuts = await _cuts(offloader, manifests, retention, now_ms)
+    reports = []
+    for manifest, cut in zip(manifests, cuts, strict=True):
+        # A cut is where a fragment begins. Data that came since the plan is behind it.
+        before = Retention(before_offset=cut)
+        name = manifest.stream
+        reports.append(await trim(offloader, name, before, dry_run=dry_run, seen=manifest, env=env))
+    return reports
+
+
+async def _cuts(
+    offloader: LedgerOffloader, manifests: Sequence[Manifest], retention: Retention, now_ms: int
+) -> list[int]:
+    """Return the first offset that stays, for each part. The strictest limit counts, as in `plan_trim`."""
+    cuts = [manifest.first_offset for manifest in manifests]
+    newest = max((row for row, manifest in enumerate(manifests) if manifest.fragments), default=0)
+    for name in ("age_seconds_max", "size_bytes_max", "before_offset"):
+        if (limit := getattr(retention, name)) is None:
+            continue
+        for row, manifest in enumerate(manifests):
+            here = limit
+            if name == "size_bytes_max":
+                here = max(limit - sum(each.data_size_bytes for each in manifests[row + 1 :]), 0)
+            change = await plan_trim(
+                offloader.tree(manifest),
+                Retention(**{name: here}),
+                now_ms=now_ms,
+                keeps_last=row >= newest,
+            )
+            cut = manifest.first_offset if change is None else change.first_offset
+            cuts[row] = max(cuts[row], cut)
+            # Data of this part stays, or the offset attaches in it: what follows is newer, and stays too.
+            if cut < manifest.next_offset or (name == "before_offset" and limit <= manifest.next_offset):
+                break
+    return cuts
+
+
+async def delete_parts(
+    offloader: LedgerOffloader, stream: str, seen: Sequence[Manifest], *, env: Env | None = None
+) -> None:
+    """Delete a stream with all of its parts, the newest part first. `seen` is from `live_manifests`.
+
+    Raises `Conflict` if a part was begun since. The parts before it are then still there, except those that
+    were deleted, and so is the new one: look again.
+    """
+    for manifest in reversed(seen):
+        # Looked up before each deletion: a writer may begin a part when it finds the last one gone.
+        known = {each.stream for each in seen}
+        if unseen := [m.stream for m in await live_manifests(offloader, stream) if m.stream not in known]:
+            raise Conflict(f"{unseen[0]!r} was begun meanwhile as a part of stream {stream!r}; run again")
+        await delete_stream(offloader, manifest.stream, seen=manifest, env=env)
