@@ -11,7 +11,7 @@ import typer
 from offload.cli.kit.arguments import Keys, Options, Tier, Verbose, compression_of
 from offload.cli.kit.ending import Usage
 from offload.cli.kit.output import counted, one_line, print_json
-from offload.cli.kit.rebuild import Begin, DryRun, End, Incarnation, Yes, make_sure, tell
+from offload.cli.kit.rebuild import Begin, DryRun, End, Incarnation, IsPart, Yes, make_sure, tell
 from offload.cli.kit.state import CommandContext, run_async
 from offload.cli.kit.terminal import live_line
 from offload.contracts.offloader import LedgerOffloader
@@ -57,6 +57,7 @@ def rebuild(
     incarnation: Incarnation = None,
     begin: Begin = None,
     end: End = None,
+    part: IsPart = None,
     commit_store: LostCommitStore = "",
     compress: LostDefault = None,
     dry_run: DryRun = False,
@@ -82,6 +83,7 @@ def rebuild(
                     incarnation=incarnation,
                     begin=begin,
                     end=end,
+                    is_part=part,
                     dry_run=dry_run,
                     progress=lambda read, listed: show(f"read {read} of {counted(listed, 'fragment')}"),
                 )

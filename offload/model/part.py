@@ -8,10 +8,11 @@ Invariant: a part's number is never used again, and only the newest part of a st
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["StreamPart"]
+__all__ = ["StreamPart", "part_like"]
 
 PART_MAX: Final = 999_999_999
 
@@ -34,3 +35,10 @@ class StreamPart:
     def following(self) -> StreamPart:
         """The part of the next number."""
         return StreamPart(self.first, self.number + 1)
+
+
+def part_like(name: str) -> StreamPart:
+    """Return the part that has this name, if the stream has that part at all, and else part 1."""
+    match = re.fullmatch("(.+)-part-([1-9][0-9]{0,8})", name, re.DOTALL)
+    number = 1 if match is None else int(match[2])
+    return StreamPart(name) if match is None or number == 1 else StreamPart(match[1], number)

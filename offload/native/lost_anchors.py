@@ -1,7 +1,8 @@
 """Restoring anchors that are lost or damaged: a stream's, which holds its name, and a tier's.
 
 No commit depends on an anchor, but every command needs the tier's: without it, a tier looks like any other
-folder. A stream's anchor holds only the stream's name, so it can always be made again, with the same bytes.
+folder. A stream's anchor holds only the stream's name, so it can be made again, with the same bytes. Only the
+operator knows if the stream was a part of another one.
 A tier's anchor says more:
 
     field                     source for the restored anchor
@@ -21,46 +22,69 @@ operator names, no anchor says where they are.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, cast
 
 from offload.contracts.store import Body, Listed, ObjectStore
 from offload.env import Env
-from offload.errors import Corrupt, Misuse, NotFound, NotOffloaded
+from offload.errors import AnchorLost, Corrupt, Misuse, NotFound, NotOffloaded
 from offload.formats.anchor import StreamAnchor, TierAnchor
 from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, StreamKeys, is_decisive, is_of_a_stream
-from offload.native.anchors import create_anchor, read_anchor, read_tier_anchor
+from offload.model.part import part_like
+from offload.native.anchors import create_anchor, read_tier_anchor
 from offload.native.place import TierPlace
+from offload.native.stream_names import read_stream_anchor
 from offload.store.hashed import folder_of
 
 NO_COMMIT_STORE: Final = "none"
 """The value that an operator gives instead of a URL if roots are, or were, beside the data."""
 
 
-async def restore_stream_anchor(store: ObjectStore, stream: str, *, env: Env, dry_run: bool = False) -> bool:
-    """Restore the stream's anchor if necessary. Return whether it was lost or damaged.
+async def lost_stream_anchor(
+    store: ObjectStore, stream: str, *, is_part: bool | None = None
+) -> StreamAnchor | None:
+    """Return the anchor to restore for a stream. None if it has a sound one.
 
-    Raises `Corrupt` if the anchor is sound and names another stream, `UnsupportedFormat` if a newer
-    version of this program wrote it. Then it is left as it is.
+    `is_part` says if the stream is a part of another one. Raises `Misuse` if that must be said, and was not;
+    `Corrupt` if the anchor is sound and names another stream; `UnsupportedFormat` if a newer version of this
+    program wrote it. Then it is left as it is.
     """
-    key, raw = StreamKeys(stream).anchor, StreamAnchor(stream=stream).encode()
+    keys = StreamKeys(stream)
+    with suppress(NotFound, AnchorLost):
+        await read_stream_anchor(store, keys)
+        return None
+    part = part_like(stream)
+    # No object but the anchor says that a stream is a part. Without the link, readers of the first part would
+    # end before it, and not know it. With a wrong one, they would read a stream of somebody else.
+    if is_part is None and part.number > 1 and await _is_there(store, part.first):
+        raise Misuse(
+            f"the anchor of {stream!r} is lost, and only it said if this is part {part.number} of stream "
+            f"{part.first!r}, which is there: add --part, or --no-part if it is a stream of its own"
+        )
+    if is_part and part.number == 1:
+        raise Misuse(f"{stream!r} is not the name of a part, such as {part.following.name!r}")
+    return StreamAnchor.of(part) if is_part else StreamAnchor(stream=stream)
+
+
+async def _is_there(store: ObjectStore, stream: str) -> bool:
+    """Return whether a stream has an anchor, sound or not."""
     try:
-        found = await read_anchor(store, key, partial(StreamAnchor.decode, where=key))
+        await read_stream_anchor(store, StreamKeys(stream))
     except NotFound:
-        if not dry_run:
-            await create_anchor(store, key, raw, env)
-        return True
+        return False
     except Corrupt:
-        # A put, because a create would find the damaged object. The bytes depend on the name alone, so a
-        # rival that restores the anchor at the same time writes the same.
-        if not dry_run:
-            await store.put(key, Body.of(raw))
         return True
-    if found.stream != stream:
-        raise Corrupt("anchor", key, stream=stream, expected=stream, found=found.stream)
-    return False
+    return True
+
+
+async def restore_stream_anchor(store: ObjectStore, anchor: StreamAnchor, *, env: Env) -> None:
+    """Store an anchor in the place of one that is lost or damaged."""
+    key, raw = StreamKeys(anchor.stream).anchor, anchor.encode()
+    # A put, if a create finds the damaged object. A rival that restores the anchor at the same time writes
+    # the same bytes, unless another operator said otherwise of the part.
+    if not await create_anchor(store, key, raw, env):
+        await store.put(key, Body.of(raw))
 
 
 async def restore_tier_anchor(place: TierPlace, *, dry_run: bool = False) -> TierAnchor | None:

@@ -20,7 +20,6 @@ history at any moment. No part is deleted that the caller did not see.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -29,10 +28,10 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.env import Env
 from offload.errors import BeingRebuilt, Conflict, NotOffloaded, StreamDeleted
 from offload.model.manifest import Manifest
-from offload.model.part import StreamPart
+from offload.model.part import StreamPart, part_like
 from offload.upkeep.retention import Retention, TrimReport, delete_stream, plan_trim, trim
 
-__all__ = ["delete_parts", "link_copy", "live_manifests", "part_like", "part_named", "trim_parts"]
+__all__ = ["delete_parts", "link_copy", "live_manifests", "part_named", "trim_parts"]
 
 
 async def live_manifests(offloader: LedgerOffloader, stream: str) -> list[Manifest]:
@@ -53,13 +52,6 @@ async def live_manifests(offloader: LedgerOffloader, stream: str) -> list[Manife
             if part.number == 1:
                 raise
     return found
-
-
-def part_like(name: str) -> StreamPart:
-    """Return the part that has this name, if the stream has that part at all, and else part 1."""
-    match = re.fullmatch("(.+)-part-([1-9][0-9]{0,8})", name, re.DOTALL)
-    number = 1 if match is None else int(match[2])
-    return StreamPart(name) if match is None or number == 1 else StreamPart(match[1], number)
 
 
 async def part_named(catalogue: Catalogue, name: str) -> StreamPart | None:

@@ -19,6 +19,7 @@ from offload.contracts.decoder import Decoder
 from offload.errors import Misuse
 from offload.formats.records import RecordRun
 from offload.model.chunk_table import ChunkTable, ChunkType
+from offload.model.part import StreamPart
 from offload_spark.columns import Columns
 
 LONG_MAX: Final = 2**63 - 1
@@ -39,13 +40,13 @@ class BatchMaker:
     rows_max: int
     size_bytes_max: int
 
-    def batches(self, run: RecordRun, *, stream: str, ledger_id: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, run: RecordRun, *, of: StreamPart, ledger_id: int) -> Iterator[pa.RecordBatch]:
         """Yield a run as batches. Raises `Misuse` for a ledger or offset that a Spark `long` cannot hold."""
         if len(run) and max(ledger_id, int(run.offsets[-1])) > LONG_MAX:
             beyond = f"offset {run.offsets[-1]} or ledger {ledger_id} is too large for a Spark long"
-            raise Misuse(f"stream {stream!r}: {beyond}")
+            raise Misuse(f"stream {of.name!r}: {beyond}")
         for part in self._parts(run):
-            made = _Made(part, stream, ledger_id, self.decoder)
+            made = _Made(part, of, ledger_id, self.decoder)
             arrays = [made.column(name, self.columns.arrow.field(name).type) for name in self.columns.names]
             yield pa.RecordBatch.from_arrays(arrays, schema=self.columns.arrow)
 
@@ -81,11 +82,12 @@ def runs_of_table(rows: ChunkTable, *, rows_max: int) -> Iterator[RecordRun]:
 class _Made:
     """The columns of one batch."""
 
-    def __init__(self, run: RecordRun, stream: str, ledger_id: int, decoder: Decoder | None) -> None:
-        self._run, self._stream, self._ledger_id, self._decoder = run, stream, ledger_id, decoder
+    def __init__(self, run: RecordRun, of: StreamPart, ledger_id: int, decoder: Decoder | None) -> None:
+        self._run, self._of, self._ledger_id, self._decoder = run, of, ledger_id, decoder
         self._found: dict[str, Sequence[object]] = {}  # columns of the decoder: one call makes several
         self._makers: Mapping[str, Callable[[], pa.Array]] = {
-            "stream": lambda: pa.repeat(self._stream, len(self._run)),
+            "stream": lambda: pa.repeat(self._of.first, len(self._run)),
+            "part": lambda: pa.repeat(pa.scalar(self._of.number, pa.int32()), len(self._run)),
             "ledger": lambda: pa.repeat(pa.scalar(self._ledger_id, pa.int64()), len(self._run)),
             "offset": lambda: pa.array(self._run.offsets.astype(np.int64)),
             "timestamp": self._timestamps,

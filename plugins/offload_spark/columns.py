@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    IntegerType,
     LongType,
     StringType,
     StructField,
@@ -34,9 +35,10 @@ PLAIN: Final[dict[str, DataType]] = {
     "timestamp": TimestampType(),
     "key": BinaryType(),
     "value": BinaryType(),
+    "part": IntegerType(),
 }
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-OF_TABLE: Final = frozenset({"stream", "ledger", "offset", "timestamp"})
+OF_TABLE: Final = frozenset({"stream", "ledger", "offset", "timestamp", "part"})
 """The columns that an index has. For them no chunk is fetched."""
 
 

@@ -1,5 +1,9 @@
 """The range of a read, and its partitions for Spark's tasks. Runs on the driver, without Spark.
 
+A stream that goes on in further parts is read with them (`streams.joined`). An offset or time of the options
+attaches as in every other reader. Each of these parts is planned by itself. In the rest of this module, a
+part is a piece of work:
+
 A partition is a list of parts. A part is a run of fragments of one stream, or a piece of one fragment. It has
 the manifest's entries of these fragments alone, some hundred bytes each. So a task loads no manifest, and all
 tasks of a read see the stream as it was when the read was planned.
@@ -24,7 +28,9 @@ from offload.errors import NotOffloaded
 from offload.model.entry import Entries, joined_entries
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import CommittedStream
-from offload.model.position import AtTime
+from offload.model.part import StreamPart
+from offload.model.position import AtTime, PartOffset
+from offload.streams.joined import grouped, live_parts, place_of
 from offload.streams.reader import StreamReader
 from offload_spark.bounds import ScanBounds
 from offload_spark.options import EARLIEST, LATEST, Edge, ReadOptions
@@ -36,6 +42,9 @@ FRAGMENT_COST_BYTES: Final = 4 * 1024 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPart:
     """A part of one stream, in the form that a task gets."""
+
+    of: StreamPart
+    """The stream by the name that rows have, and the number of its part."""
 
     committed: CommittedStream
     """The stream with the part's own fragments alone."""
@@ -52,6 +61,7 @@ class PlannedPart:
 class PlannedPiece:
     """A whole fragment, or a piece of one."""
 
+    of: StreamPart
     committed: CommittedStream
     entry: Entries
     """The fragment's entry, as an array of one row."""
@@ -88,26 +98,77 @@ async def plan(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -
     that the stream does not have.
     """
     pieces: list[PlannedPiece] = []
-    for committed in await chosen(catalogue, options, bounds):
-        reader = StreamReader(catalogue, committed)
-        start = await offset_of(reader, options.start, strict=options.fail_on_data_loss)
-        end = await offset_of(reader, options.end, strict=options.fail_on_data_loss)
-        pieces += await pieces_of(catalogue, committed, bounds.and_offsets(start, end))
+    strict = options.fail_on_data_loss
+    for stream in await chosen(catalogue, options, bounds):
+        start = await stream.place_of(options.start, strict=strict)
+        end = await stream.place_of(options.end, strict=strict)
+        for reader in stream.readers:
+            committed, of = reader.manifest, stream.part_of(reader)
+            # A part before the start, or behind the end, has an empty range, and no piece.
+            first, until = stream.begin_in(reader, start), stream.begin_in(reader, end)
+            pieces += await pieces_of(catalogue, of, committed, bounds.and_offsets(first, until))
     return partitions_of(pieces, size_bytes=options.partition_size_bytes, count_min=options.min_partitions)
 
 
-async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -> list[CommittedStream]:
-    """Return the committed data of the wanted streams. Leave out deleted streams that were not named."""
-    names = options.streams.names or options.streams.of(await catalogue.streams())
+@dataclass(frozen=True, slots=True)
+class ChosenStream:
+    """A stream to read: the name by which it was chosen, and a reader of each of its parts."""
+
+    name: str
+    readers: Sequence[StreamReader]
+
+    def part_of(self, reader: StreamReader) -> StreamPart:
+        """Return the part that a reader reads, under the name of the stream."""
+        return StreamPart(self.name, reader.part)
+
+    async def place_of(self, edge: Edge, *, strict: bool) -> PartOffset:
+        """Return the place of an edge. If not `strict`, an offset that no part has becomes the nearest."""
+        if len(self.readers) == 1:
+            [reader] = self.readers
+            return PartOffset(reader.part, await offset_of(reader, edge, strict=strict))
+        if edge.timestamp_ms is not None:
+            return await place_of(self.readers, AtTime(edge.timestamp_ms))
+        offset = edge.offset(self.name)
+        if offset in (EARLIEST, LATEST):
+            reader = self.readers[0 if offset == EARLIEST else -1]
+            return PartOffset(reader.part, await offset_of(reader, edge, strict=strict))
+        holding = [reader for reader in self.readers if offset <= reader.manifest.next_offset]
+        reader = holding[0] if holding else self.readers[-1]
+        return PartOffset(reader.part, await offset_of(reader, edge, strict=strict))
+
+    def begin_in(self, reader: StreamReader, place: PartOffset) -> int:
+        """Return the first offset of a part that is at this place or behind it."""
+        if reader.part == place.part:
+            return place.offset
+        committed = reader.manifest
+        return committed.first_offset if reader.part > place.part else committed.next_offset
+
+
+async def chosen(catalogue: Catalogue, options: ReadOptions, bounds: ScanBounds) -> list[ChosenStream]:
+    """Return the wanted streams with their committed data. Leave out deleted streams that were not named.
+
+    A named stream costs one listing for its parts. A part that is named itself is read alone. Otherwise a
+    part is read with its stream, and costs nothing that a stream of its own would not cost.
+    """
+    # None: the parts are looked up when the turn of the stream comes.
+    known: dict[str, list[StreamPart] | None] = dict.fromkeys(options.streams.names)
+    if not known:
+        every = {parts[0].first: parts for parts in await grouped(catalogue)}
+        known = {name: every[name] for name in options.streams.of([*every])}
     found = []
-    for name in names:
+    for name, parts in known.items():
         if not bounds.holds_stream(name):
             continue
         try:
-            found.append((await catalogue.view(name)).committed)
+            views = await live_parts(catalogue, name, parts)
         except NotOffloaded:
             if options.streams.names:
                 raise
+            continue
+        readers = [StreamReader(catalogue, view.committed, part=number) for number, view in views]
+        for reader in readers:
+            reader.stream = name
+        found.append(ChosenStream(name, readers))
     return found
 
 
@@ -116,7 +177,7 @@ async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:
     committed = reader.manifest
     if edge.timestamp_ms is not None:
         return await reader.offset_of(AtTime(edge.timestamp_ms))
-    offset = edge.offset(committed.stream)
+    offset = edge.offset(reader.stream)
     if offset in (EARLIEST, LATEST):
         return committed.first_offset if offset == EARLIEST else committed.next_offset
     within = min(max(offset, committed.first_offset), committed.next_offset)
@@ -129,7 +190,7 @@ async def offset_of(reader: StreamReader, edge: Edge, *, strict: bool) -> int:
 
 
 async def pieces_of(
-    catalogue: Catalogue, committed: CommittedStream, bounds: ScanBounds
+    catalogue: Catalogue, of: StreamPart, committed: CommittedStream, bounds: ScanBounds
 ) -> list[PlannedPiece]:
     """Return the fragments of a stream that may have records within these bounds, each as one piece."""
     if bounds.is_empty:
@@ -139,20 +200,20 @@ async def pieces_of(
         async for run in runs:
             wanted = bounds.of_fragments(run)
             found += [
-                _piece(committed, run[row : row + 1], bounds) for row in np.flatnonzero(wanted).tolist()
+                _piece(of, committed, run[row : row + 1], bounds) for row in np.flatnonzero(wanted).tolist()
             ]
             if _next_offset(run[-1:]) >= bounds.next_offset:
                 break
     return found
 
 
-def _piece(committed: CommittedStream, entry: Entries, bounds: ScanBounds) -> PlannedPiece:
+def _piece(of: StreamPart, committed: CommittedStream, entry: Entries, bounds: ScanBounds) -> PlannedPiece:
     """Return a fragment as a piece. Its size is scaled by the share of its offsets that is wanted."""
     first, until = int(entry["first_offset"][0]), _next_offset(entry)
     share = min(until, bounds.next_offset) - max(first, bounds.first_offset)
     size = int(entry["data_size_bytes"][0]) * share // (until - first)
     return PlannedPiece(
-        committed=committed, entry=entry, first=first, until=until, bounds=bounds, size_bytes=size
+        of=of, committed=committed, entry=entry, first=first, until=until, bounds=bounds, size_bytes=size
     )
 
 
@@ -196,6 +257,7 @@ def parts_of(pieces: Iterable[PlannedPiece]) -> list[PlannedPart]:
             runs.append([piece])
     return [
         PlannedPart(
+            of=run[0].of,
             committed=of_fragments(run[0].committed, joined_entries(*(piece.entry for piece in run))),
             first=run[0].first,
             until=run[-1].until,

@@ -55,9 +55,7 @@ class Scan:
                 wanted = run.between(part.bounds.first_offset, part.bounds.next_offset)
                 if len(wanted):
                     row = np.searchsorted(firsts, wanted.offsets[0], side="right") - 1
-                    yield from self.maker.batches(
-                        wanted, stream=committed.stream, ledger_id=int(ledgers[row])
-                    )
+                    yield from self.maker.batches(wanted, of=part.of, ledger_id=int(ledgers[row]))
 
     def _runs(self, part: PlannedPart, committed: CommittedStream) -> Iterator[RecordRun]:
         lost: list[Event] = []

@@ -40,8 +40,9 @@ TAKEN: dict[str, tuple[type[DataType], ...]] = {
     "key": (BinaryType, StringType),
     "stream": (StringType,),
     "ledger": (LongType,),
+    "part": (IntegerType,),
 }
-"""The columns of a write. The last two are ignored: a frame that was read has them."""
+"""The columns of a write. The last three are ignored: a frame that was read has them."""
 
 REQUIRED = ("offset", "value")
 

@@ -1,7 +1,8 @@
 """The position of a streaming query, and the end of its next micro-batch. Runs without Spark.
 
 Spark keeps a `Mark` in its checkpoint: for each stream, its incarnation and the first offset that is not read
-yet. Invariants:
+yet. Each part of a stream has a place of its own in it, under the part's name. A part that is begun while the
+query runs is read from its first offset. Invariants:
 
 - Two marks alone determine the records of a micro-batch. So a batch that is planned again, in another
   process, has the same records. That is why a sink that takes a repeated batch once has each record once.
@@ -21,10 +22,19 @@ from offload.contracts.catalogue import Catalogue
 from offload.errors import Misuse, NotOffloaded, UnsupportedFormat
 from offload.model.entry import entries_of_rows
 from offload.model.manifest import CommittedStream
+from offload.model.part import StreamPart
+from offload.model.position import PartOffset
 from offload.streams.reader import StreamReader
 from offload_spark.bounds import ScanBounds
 from offload_spark.options import ReadOptions
-from offload_spark.planning import PlannedPart, PlannedPiece, chosen, offset_of, partitions_of, pieces_of
+from offload_spark.planning import (
+    ChosenStream,
+    PlannedPart,
+    PlannedPiece,
+    chosen,
+    partitions_of,
+    pieces_of,
+)
 
 VERSION: Final = 1
 EVERYTHING: Final = ScanBounds()
@@ -45,6 +55,24 @@ class QueryProgress:
     begins here.
     """
 
+    of: StreamPart
+    """The stream by the name that rows have, and the number of the part."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the place in the form of Spark's checkpoint. A first part has no more than ever."""
+        place = {"incarnation": str(self.incarnation), "offset": self.offset, "begin": self.begin}
+        return place if self.of.number == 1 else {**place, "of": self.of.first, "part": self.of.number}
+
+    @classmethod
+    def of_json(cls, stream: str, at: Mapping[str, Any]) -> QueryProgress:
+        """Undo `as_json`."""
+        return cls(
+            incarnation=UUID(at["incarnation"]),
+            offset=int(at["offset"]),
+            begin=int(at["begin"]),
+            of=StreamPart(at["of"], int(at["part"])) if "of" in at else StreamPart(stream),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -56,10 +84,7 @@ class Mark:
         """Return the mark in the form of Spark's checkpoint."""
         return {
             "version": VERSION,
-            "streams": {
-                stream: {"incarnation": str(at.incarnation), "offset": at.offset, "begin": at.begin}
-                for stream, at in self.places.items()
-            },
+            "streams": {stream: at.as_json() for stream, at in self.places.items()},
         }
 
     @classmethod
@@ -73,14 +98,8 @@ class Mark:
                 f"a checkpoint of version {found['version']}: this program reads {VERSION}"
             )
         try:
-            return cls(
-                {
-                    stream: QueryProgress(
-                        incarnation=UUID(at["incarnation"]), offset=int(at["offset"]), begin=int(at["begin"])
-                    )
-                    for stream, at in found["streams"].items()
-                }
-            )
+            places = found["streams"].items()
+            return cls({stream: QueryProgress.of_json(stream, at) for stream, at in places})
         except (KeyError, TypeError, ValueError) as exc:
             raise Misuse(f"the checkpoint is not of the source offload: {str(found)[:200]}") from exc
 
@@ -97,8 +116,10 @@ class TailLimit:
 async def initial(catalogue: Catalogue, options: ReadOptions) -> Mark:
     """Return the mark at which a new query begins."""
     places = {}
-    for committed in await chosen(catalogue, options, EVERYTHING):
-        places[committed.stream] = await _begin(catalogue, committed, options)
+    for stream in await chosen(catalogue, options, EVERYTHING):
+        start = await stream.place_of(options.start, strict=options.fail_on_data_loss)
+        for reader in stream.readers:
+            places[reader.manifest.stream] = _begin(stream, reader, start)
     return Mark(places)
 
 
@@ -107,9 +128,14 @@ async def newest(catalogue: Catalogue, options: ReadOptions) -> Mark:
     return Mark(
         {
             each.stream: QueryProgress(
-                incarnation=each.incarnation, offset=each.next_offset, begin=each.first_offset
+                incarnation=each.incarnation,
+                offset=each.next_offset,
+                begin=each.first_offset,
+                of=stream.part_of(reader),
             )
-            for each in await chosen(catalogue, options, EVERYTHING)
+            for stream in await chosen(catalogue, options, EVERYTHING)
+            for reader in stream.readers
+            for each in [reader.manifest]
         }
     )
 
@@ -121,7 +147,12 @@ async def latest(
 
     A new stream is begun. `target` is the end of a query that reads what is committed now, and stops.
     """
-    manifests = {each.stream: each for each in await chosen(catalogue, options, EVERYTHING)}
+    found = {
+        reader.manifest.stream: (stream, reader)
+        for stream in await chosen(catalogue, options, EVERYTHING)
+        for reader in stream.readers
+    }
+    manifests = {name: reader.manifest for name, (_, reader) in found.items()}
     # A deleted stream leaves the mark. If it is begun again, it is a new stream for the query.
     places = {stream: at for stream, at in start.places.items() if stream in manifests}
     if options.fail_on_data_loss and (gone := start.places.keys() - places.keys()):
@@ -130,7 +161,8 @@ async def latest(
     for stream, committed in manifests.items():
         # A query with a target does not read streams that came after it began.
         if target is None or stream in target.places:
-            places[stream] = await _progress(catalogue, committed, options, places.get(stream))
+            places[stream] = places.get(stream) or await _begun(*found[stream], start, options)
+            places[stream] = _progress(committed, options, places[stream])
             # A mark never moves back, even if the stream ends before it now.
             ends[stream] = max(_end(committed, target), places[stream].offset)
     # Each stream gets a share of the limit in proportion to its backlog.
@@ -161,18 +193,24 @@ async def plan_between(
 _GO_ON: Final = "to continue with the data that exists, set failOnDataLoss=false"
 
 
-async def _begin(catalogue: Catalogue, committed: CommittedStream, options: ReadOptions) -> QueryProgress:
-    reader = StreamReader(catalogue, committed)
-    offset = await offset_of(reader, options.start, strict=options.fail_on_data_loss)
-    return QueryProgress(incarnation=committed.incarnation, offset=offset, begin=offset)
+def _begin(stream: ChosenStream, reader: StreamReader, start: PartOffset) -> QueryProgress:
+    offset = stream.begin_in(reader, start)
+    incarnation = reader.manifest.incarnation
+    return QueryProgress(incarnation=incarnation, offset=offset, begin=offset, of=stream.part_of(reader))
 
 
-async def _progress(
-    catalogue: Catalogue, committed: CommittedStream, options: ReadOptions, before: QueryProgress | None
+async def _begun(
+    stream: ChosenStream, reader: StreamReader, mark: Mark, options: ReadOptions
 ) -> QueryProgress:
-    """Return the query's position in a stream: at its beginning if it is new, or was begun again."""
-    if before is None:
-        return await _begin(catalogue, committed, options)
+    """Return where the query begins in a stream, or in a part, that it does not know yet."""
+    # A part continues a stream that the query reads already. The start of the options lies behind the query.
+    if any(at.of.first == stream.name for at in mark.places.values()):
+        return _begin(stream, reader, PartOffset(reader.part, reader.manifest.first_offset))
+    return _begin(stream, reader, await stream.place_of(options.start, strict=options.fail_on_data_loss))
+
+
+def _progress(committed: CommittedStream, options: ReadOptions, before: QueryProgress) -> QueryProgress:
+    """Return the query's position in a stream: at its beginning if it was begun again."""
     if before.incarnation == committed.incarnation:
         if before.offset > committed.next_offset and options.fail_on_data_loss:
             ends = f"ends at offset {committed.next_offset}, but was read up to {before.offset}"
@@ -182,7 +220,7 @@ async def _progress(
         raise NotOffloaded(f"stream {committed.stream!r} was deleted and begun again; {_GO_ON}")
     # Another stream of this name: its offsets say nothing about what the query has read.
     first = committed.first_offset
-    return QueryProgress(incarnation=committed.incarnation, offset=first, begin=first)
+    return replace(before, incarnation=committed.incarnation, offset=first, begin=first)
 
 
 def _end(committed: CommittedStream, target: Mark | None) -> int:
@@ -256,4 +294,5 @@ async def _pieces(
         )
     if committed.incarnation != at.incarnation:
         return []  # another stream of this name: it has other records at these offsets
-    return await pieces_of(catalogue, committed, ScanBounds(first_offset=first, next_offset=at.offset))
+    bounds = ScanBounds(first_offset=first, next_offset=at.offset)
+    return await pieces_of(catalogue, at.of, committed, bounds)

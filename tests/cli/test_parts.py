@@ -231,6 +231,34 @@ class TestCopy:
         assert "'orders-part-2' is not part 2 of 'orders'" in ran.stderr
 
 
+class TestALostAnchor:
+    @pytest.mark.parametrize("raw", [None, "flipped"])
+    def test_a_rebuild_asks_if_the_stream_is_a_part_and_restores_the_link(
+        self, tier: Path, raw: str | None
+    ) -> None:
+        anchor = tier / "orders-part-2" / "stream.anchor"
+        sound = anchor.read_bytes()
+        anchor.unlink()
+        if raw is not None:
+            anchor.write_bytes(sound[:30] + bytes([sound[30] ^ 1]) + sound[31:])
+        assert offload("read", tier, "orders").code == 1
+
+        asked = offload("rebuild", tier, "orders-part-2", "--yes")
+        assert asked.code != 0
+        assert "add --part, or --no-part" in asked.error
+        assert offload("rebuild", tier, "orders-part-2", "--yes", "--part").code == 0
+
+        assert anchor.read_bytes() == sound
+        assert shown(tier, "orders") == RECORDS
+
+    def test_a_rebuild_restores_a_stream_of_its_own_if_told_so(self, tier: Path) -> None:
+        (tier / "orders-part-3" / "stream.anchor").unlink()
+
+        assert offload("rebuild", tier, "orders-part-3", "--yes", "--no-part").code == 0
+
+        assert shown(tier, "orders") == RECORDS[:9]
+
+
 async def begin_stranger(url: str) -> None:
     """Begin a stream that is only named like a part."""
     async with open_tier(url) as tier:

@@ -16,7 +16,7 @@ from offload.model.manifest import StreamState as ManifestState
 from offload.model.position import iso_of
 from offload.upkeep.rebuild.report import RebuildReport, names
 
-__all__ = ["Begin", "DryRun", "End", "Incarnation", "Yes", "make_sure", "tell"]
+__all__ = ["Begin", "DryRun", "End", "Incarnation", "IsPart", "Yes", "make_sure", "tell"]
 
 
 WARNING = (
@@ -48,6 +48,14 @@ End = Annotated[
         metavar="OFFSET",
         min=0,
         help="End before this offset. The next sync copies what follows.",
+    ),
+]
+IsPart = Annotated[
+    bool | None,
+    typer.Option(
+        "--part/--no-part",
+        help="STREAM is a part of another stream, or a stream of its own. Needed if its anchor is lost and "
+        "its name looks like that of a part.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be committed. Change nothing.")]

@@ -30,6 +30,7 @@ from offload.contracts.source import Snapshot
 from offload.errors import NotOffloaded, OffloadError, StoreDenied
 from offload.model.attempt import Receipt
 from offload.model.manifest import Manifest
+from offload.model.part import part_like
 from offload.native.own import native
 from offload.streams.history import check_same_history
 from offload.streams.joined import with_parts
@@ -47,7 +48,7 @@ from offload.upkeep.copy.transfer import (
     read_back,
     upload_part,
 )
-from offload.upkeep.parts import link_copy, part_like
+from offload.upkeep.parts import link_copy
 
 __all__ = ["Committed", "Copied", "copy", "give_up", "run_of"]
 

@@ -36,12 +36,13 @@ from offload.commit.log import RootLog
 from offload.commit.rebuild import JUMP, Fence, Rebuilt
 from offload.env import Env
 from offload.errors import Conflict, Corrupt, Misuse, NotOffloaded, RootsLost, UnsupportedFormat
+from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import StreamKeys
 from offload.model.entry import Entry
 from offload.model.found import FoundFragment
 from offload.model.manifest import Manifest, StreamState
 from offload.native.key_objects import find_key_object
-from offload.native.lost_anchors import restore_stream_anchor
+from offload.native.lost_anchors import lost_stream_anchor, restore_stream_anchor
 from offload.native.lost_roots import old_life_in
 from offload.native.offloader import ObjectStoreOffloader
 from offload.upkeep.rebuild.choice import History, RebuildChoice, choose, continuing, histories
@@ -66,6 +67,7 @@ async def rebuild(
     incarnation: UUID | None = None,
     begin: int | None = None,
     end: int | None = None,
+    is_part: bool | None = None,
     dry_run: bool = False,
     env: Env | None = None,
     read_tails: ReadTails = read_tails,
@@ -87,7 +89,8 @@ async def rebuild(
 
     If there are holes that neither `begin` nor `end` excludes, nothing is committed, and the report has no
     manifest. Offsets that the manifest names and no fragment holds are a hole as well. If the manifest is
-    sound and only the stream's anchor is lost, the anchor is restored.
+    sound and only the stream's anchor is lost, the anchor is restored. `is_part` says if the stream is a part
+    of another one. It must be said if the anchor is lost and the name looks like that of a part.
 
     `read_tails` may let other machines read the tails; every decision is made here. `progress` is called with
     the number of fragments that were read, and the number that are known.
@@ -98,7 +101,17 @@ async def rebuild(
     """
     await offloader.open()
     survey = Survey(store=offloader.store, keys=StreamKeys(stream), read_tails=read_tails, progress=progress)
-    work = _Rebuild(offloader, stream, env or Env(), survey, begin=begin, end=end, dry_run=dry_run)
+    lost_anchor = await lost_stream_anchor(offloader.store, stream, is_part=is_part)
+    work = _Rebuild(
+        offloader,
+        stream,
+        env or Env(),
+        survey,
+        begin=begin,
+        end=end,
+        dry_run=dry_run,
+        lost_anchor=lost_anchor,
+    )
     return await work.run(incarnation)
 
 
@@ -123,6 +136,8 @@ class _Rebuild:
     begin: int | None
     end: int | None
     dry_run: bool
+    lost_anchor: StreamAnchor | None
+    """The anchor that is restored; None if it is sound."""
 
     async def run(self, asked: UUID | None) -> RebuildReport:
         log = self.offloader.log(self.stream)
@@ -190,7 +205,7 @@ class _Rebuild:
         )
         # The anchor comes before the commit: a stream that is live and has no anchor would be damage, while a
         # rebuild that dies here is begun again anyway.
-        anchor_restored = await restore_stream_anchor(self.offloader.store, self.stream, env=self.env)
+        anchor_restored = await self._restore_anchor()
         manifest = await log.commit(rebuilt, base=fenced, committer=fence.writer)
         return replace(report, manifest=manifest, anchor_restored=anchor_restored)
 
@@ -255,13 +270,17 @@ class _Rebuild:
             )
         return asked or (min(incarnations) if len(incarnations) == 1 else None)
 
+    async def _restore_anchor(self) -> bool:
+        """Restore the anchor, except in a dry run. Return whether it was lost."""
+        if self.lost_anchor is not None and not self.dry_run:
+            await restore_stream_anchor(self.offloader.store, self.lost_anchor, env=self.env)
+        return self.lost_anchor is not None
+
     async def _without_target(self, report: RebuildReport, rows: Sequence[History]) -> RebuildReport:
         """Rebuild nothing. Restore the anchor if it is lost, and report the histories to choose from."""
         standing = report.standing
         if standing is not None and standing.state is StreamState.LIVE:
-            lost = await restore_stream_anchor(
-                self.offloader.store, self.stream, env=self.env, dry_run=self.dry_run
-            )
+            lost = await self._restore_anchor()
             report = replace(report, anchor_restored=lost, manifest=standing if lost else None)
         nothing_to_choose = all(names(standing, row) for row in rows)
         if not nothing_to_choose:

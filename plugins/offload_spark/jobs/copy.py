@@ -16,13 +16,14 @@ from offload.blocking import Blocking
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import NotOffloaded, OffloadError, StoreDenied
 from offload.model.compression import Compression
+from offload.model.part import part_like
 from offload.session import Session
 from offload.streams.joined import with_parts
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES
 from offload.upkeep.copy.tier import Committed, Copied, run_of
 from offload.upkeep.copy.tier import give_up as give_up_copy
 from offload.upkeep.copy.transfer import Fetch, Reach
-from offload.upkeep.parts import link_copy, part_like
+from offload.upkeep.parts import link_copy
 from offload_spark.jobs.plain_errors import plain_errors
 from offload_spark.jobs.transfer import SparkTransfer, TransferProgress
 from offload_spark.jobs.transfer_tasks import Ends
