@@ -87,15 +87,15 @@ async def live_parts(
     `parts` are those that the caller has looked up already, before it loaded any view. Raises `NotOffloaded`
     if the stream was never begun or a part is being rebuilt, and `StreamDeleted` if every part was deleted.
     """
-    # The parts are looked up before any view is loaded. So the view of a part that has a successor holds all
-    # that was committed to it before the successor began.
+    # The newest part is loaded first. A part takes no more data after the next one has its first root
+    # (`streams.parts`). So the view of a part that has a successor here holds all of its data.
     found: list[tuple[int, StreamView]] = []
     deleted: StreamDeleted | None = None
-    for part in parts or [StreamPart(stream), *await catalogue.parts(stream)]:
+    for part in reversed(parts or [StreamPart(stream), *await catalogue.parts(stream)]):
         try:
-            found.append((part.number, await catalogue.view(part.name)))
+            found.insert(0, (part.number, await catalogue.view(part.name)))
         except StreamDeleted as error:
-            deleted = deleted or error
+            deleted = error
         except BeingRebuilt:  # without it, readers would miss records, and not know it
             raise
         except NotOffloaded:
