@@ -40,7 +40,8 @@ def commands_in(text: str) -> list[str]:
 
 def options_in(text: str) -> set[str]:
     """Return the options that a help text explains."""
-    return set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) - SHARED
+    found = re.findall(r"^  (?:-\w, )?(--[a-z-]+)(?: */ *(--[a-z-]+))?", text, re.MULTILINE)
+    return {option for pair in found for option in pair if option} - SHARED
 
 
 def section(name: str) -> str:
