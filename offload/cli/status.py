@@ -1,7 +1,9 @@
-"""`offload status`: how far a tier is behind a source, without a running process."""
+"""`offload status`: how far a tier is behind a source, and the questions of an incident."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -14,6 +16,8 @@ from offload.cli.run import ConfigOrSource, OnTier, SourceOptionPairs, configura
 from offload.errors import Misuse, NotOffloaded, OffloadError
 
 if TYPE_CHECKING:
+    from offload.cli.questions import Answer
+    from offload.service.asking import AskedProcess
     from offload.service.config import RunConfig
     from offload.service.preview import StreamPreview
 
@@ -27,6 +31,14 @@ Unused: TypeAlias = "dict[str, int] | None"
 """The bytes of unused objects by stream. None if nobody asked."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    streams: list[StreamPreview]
+    left_out: int
+    process: AskedProcess
+    waste: Unused
+
+
 def status(
     context: typer.Context,
     source: ConfigOrSource,
@@ -37,23 +49,23 @@ def status(
     source_option: SourceOptionPairs = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> int:
-    """Show how far TIER is behind SOURCE, what it stores, and what a month of it costs. Changes nothing."""
+    """Show how far TIER is behind SOURCE, and answer what an incident asks. Changes nothing."""
     state: CommandContext = context.obj
     pairs = {"options": option, "source_options": source_option}
     config = configuration_of(source, tier, keys, {}, pairs)
     state.with_keys(config.keys).is_quiet = json
-    seen, waste = run_async(lambda: _seen(state, config, with_unused=unused))
-    (_print_json if json else _show)(config, seen, waste)
-    for each in seen:
+    seen = run_async(lambda: _seen(state, config, with_unused=unused))
+    answers = _answers([source] if tier is None else [source, tier], config, seen)
+    (_print_json if json else _show)(config, seen, answers)
+    for each in seen.streams:
         if each.error is not None:
             print_error(OffloadError(f"stream {each.stream!r}: {each.error}"))
-    return 1 if any(each.error for each in seen) else 0
+    return 1 if any(each.error for each in seen.streams) else 0
 
 
-async def _seen(
-    state: CommandContext, config: RunConfig, *, with_unused: bool
-) -> tuple[list[StreamPreview], Unused]:
+async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) -> _Seen:
     from offload.cli.run_check import previews_of  # needs the extra `run`, which `configuration_of` asks for
+    from offload.service.asking import ask_process
     from offload.service.assembly import open_service
     from offload.upkeep.sweep.tier import sweep
 
@@ -61,52 +73,76 @@ async def _seen(
         opened = open_service(state.session, config, state.session.emit)
     except Misuse as error:
         raise Usage(str(error)) from error
-    streams = [each for each in await opened.source.streams() if config.of(each.name).follow]
+    found = await opened.source.streams()
+    streams = [each for each in found if config.of(each.name).follow]
     seen = await previews_of(opened, streams)
-    if not with_unused:
-        return seen, None
-    try:
-        report = await sweep(opened.tier, dry_run=True, env=state.session.env)
-    except NotOffloaded:  # nothing was ever copied
-        return seen, {}
-    return seen, {row.stream: row.waits.bytes.total() + row.deleted.bytes.total() for row in report.streams}
+    waste: Unused = None
+    if with_unused:
+        try:
+            report = await sweep(opened.tier, dry_run=True, env=state.session.env)
+        except NotOffloaded:  # nothing was ever copied
+            waste = {}
+        else:
+            rows = report.streams
+            waste = {row.stream: row.waits.bytes.total() + row.deleted.bytes.total() for row in rows}
+    process = await ask_process(config.address)
+    return _Seen(streams=seen, left_out=len(found) - len(streams), process=process, waste=waste)
 
 
-def _show(config: RunConfig, seen: list[StreamPreview], waste: Unused) -> None:
+def _answers(arguments: Sequence[str], config: RunConfig, seen: _Seen) -> list[Answer]:
+    from offload.cli.questions import Incident
+    from offload.service.preview import cost_of
+
+    return Incident(
+        arguments=arguments,
+        tier=config.tier,
+        streams=seen.streams,
+        left_out=seen.left_out,
+        process=seen.process,
+        cost=cost_of(config, seen.streams),
+    ).answers()
+
+
+def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     from offload.cli.run_check import PREVIEW_HEADS, cost_text, preview_row
     from offload.service.preview import cost_of
 
-    rows = [[*preview_row(each), size_text(each.stored_size_bytes)] for each in seen]
+    rows = [[*preview_row(each), size_text(each.stored_size_bytes)] for each in seen.streams]
     heads = [*PREVIEW_HEADS, "stored"]
-    if waste is not None:
+    if seen.waste is not None:
         heads.append("unused")
-        for row, each in zip(rows, seen, strict=True):
-            row.append(size_text(waste.get(each.stream, 0)))
+        for row, each in zip(rows, seen.streams, strict=True):
+            row.append(size_text(seen.waste.get(each.stream, 0)))
     print_table(heads, rows)
-    behind = sum(each.lag_records > 0 for each in seen)
-    print(one_line(f"{counted(len(seen), 'stream')}, {behind} behind {config.source}"))
-    for each in seen:
+    behind = sum(each.lag_records > 0 for each in seen.streams)
+    print(one_line(f"{counted(len(seen.streams), 'stream')}, {behind} behind {config.source}"))
+    for each in seen.streams:
         if each.begins_part:
             print(one_line(f"{each.stream}: the source does not continue it, so it goes on in a new part"))
-    print(cost_text(cost_of(config, seen)))
+    print(cost_text(cost_of(config, seen.streams)))
+    for said in answers:
+        print(one_line(f"{said.question} {said.answer}"))
+        print(one_line(f"    {said.command}"))
 
 
-def _print_json(config: RunConfig, seen: list[StreamPreview], waste: Unused) -> None:
+def _print_json(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     from offload.cli.run_check import cost_as_json
     from offload.service.preview import as_json, cost_of
 
-    cost = cost_of(config, seen)
-    unused = waste or {}
+    cost = cost_of(config, seen.streams)
+    unused = seen.waste or {}
     print_json(
         {
             "source": config.source,
             "tier": config.tier,
             "streams": [
                 as_json(each, config.of(each.stream))
-                | ({} if waste is None else {"unused_bytes": unused.get(each.stream, 0)})
-                for each in seen
+                | ({} if seen.waste is None else {"unused_bytes": unused.get(each.stream, 0)})
+                for each in seen.streams
             ],
             "cost_per_month": None if cost is None else cost_as_json(cost),
+            "questions": [asdict(each) for each in answers],
+            "process": seen.process.status,
         },
         indent=2,
     )

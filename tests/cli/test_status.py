@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from command_line import offload, sync
+import pytest
+from command_line import Ran, offload, sync
 from osiris_data import DATA
 from osiris_writer import append_chunks, simple_chunks, write_stream
+
+from offload.cli.questions import Incident
+from offload.errors import Denied
+from offload.service.asking import AskedProcess
+from offload.service.preview import StreamPreview
 
 
 def source_url(folder: Path) -> str:
@@ -15,6 +28,54 @@ def source_url(folder: Path) -> str:
 
 def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextmanager
+def answering(reply: bytes | None) -> Iterator[int]:
+    """Answer every connection to a port with these bytes, in a thread. None: accept, and say nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as last:
+        held = [last]
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                held.append(connection)
+                if reply is not None:
+                    connection.recv(4096)
+                    connection.sendall(reply)
+                    connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for each in held:
+            each.close()
+
+
+def http(document: object) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + json.dumps(document).encode()
+
+
+def of_config(tmp_path: Path, port: int, more: str = "") -> Ran:
+    """Run `offload status` with a configuration that listens on a port. The source has one new chunk."""
+    chunks = list(simple_chunks(2))
+    write_stream(tmp_path / "source" / "orders", chunks[:1])
+    sync(tmp_path / "source" / "orders", tmp_path / "tier")
+    append_chunks(tmp_path / "source" / "orders", chunks[1:])
+    (tmp_path / "run.toml").write_text(
+        f'source = "rabbitmq://{tmp_path}/source"\ntier = "{tmp_path}/tier"\n'
+        f'listen = "0.0.0.0:{port}"\n{more}'
+    )
+    return offload("status", tmp_path / "run.toml", "--json")
+
+
+def answers(ran: Ran) -> list[str]:
+    return [each["answer"] for each in ran.document["questions"]]
 
 
 def test_status_shows_what_the_tier_lacks_and_changes_nothing(tmp_path: Path) -> None:
@@ -55,3 +116,103 @@ def test_a_tier_that_does_not_exist_lacks_everything_and_is_not_made(tmp_path: P
     assert ran.code == 0, ran.stderr
     assert ran.lines[1].split("\t")[:4] == ["tiny", "10", "-", "10"]
     assert not (tmp_path / "tier").exists()
+
+
+def test_the_five_questions_are_answered_by_the_process_the_source_and_the_tier(tmp_path: Path) -> None:
+    """A process that listens on all addresses is asked on this machine."""
+    status = {"summary": "leads 1 of 1 streams, stands by for 0", "problems": ["the source: x\ny", "b"]}
+    with answering(http(status)) as port:
+        ran = of_config(tmp_path, port)
+
+    running, behind, waiting, loss, cost = answers(ran)
+    assert ran.code == 0, ran.stderr
+    assert running == "yes: it leads 1 of 1 streams, stands by for 0"
+    assert behind.startswith("1 of 1 stream, by 3 records, ")
+    assert waiting == "the source: x\ny (and 1 more)"
+    assert (loss.startswith("3 records, "), loss.endswith(" B that no other replica has")) == (True, True)
+    assert cost == "not known for this store"
+    assert ran.document["process"] == status
+
+
+def test_the_text_has_each_question_with_its_command_in_two_lines(tmp_path: Path) -> None:
+    """Each command of ours can be run as it is printed."""
+    sync(DATA / "tiny", tmp_path / "tier")
+
+    ran = offload("status", source_url(DATA / "tiny"), tmp_path / "tier")
+
+    lines = ran.lines[-10:]
+    assert [line.partition("? ")[0] for line in lines[::2]] == [
+        "Is it running", "How far behind is the tier", "What is it waiting for",
+        "What would be lost if the source's disk died now", "What does it cost",
+    ]  # fmt: skip
+    assert [line.partition("? ")[2] for line in lines[2:8:2]] == [
+        "no stream is behind", "nothing", "nothing that is not on the tier",
+    ]  # fmt: skip
+    commands = [shlex.split(line) for line in lines[1::2]]
+    assert [command[0] for command in commands] == ["systemctl", *["offload"] * 4]
+    for _, *arguments in commands[1:]:
+        assert offload(*arguments).code == 0, arguments
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "another program answers there"),
+        (http(["else"]), "another program answers there"),
+        (http({"summary": None}), "another program answers there"),
+        (None, "no answer within 0.2 s"),
+    ],
+)
+def test_a_process_that_does_not_say_its_status_is_not_taken_for_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: bytes | None, why: str
+) -> None:
+    monkeypatch.setattr("offload.service.asking.PATIENCE_SECONDS", 0.2)
+    with answering(reply) as port:
+        ran = of_config(tmp_path, port)
+
+    assert answers(ran)[0] == f"no process answers on http://127.0.0.1:{port}: {why}"
+    assert ran.document["process"] is None
+
+
+@pytest.mark.parametrize("change", [{"error": Denied("no right")}, {"begins_part": True}])
+def test_a_stream_that_cannot_be_compared_is_never_counted_as_safe(change: dict[str, Any]) -> None:
+    """Its lag of 0 says nothing, also if it goes on in a new part."""
+    asked = Incident(
+        arguments=["source", "a tier"],
+        tier="a tier",
+        streams=[StreamPreview(stream="orders", glob="*", **change)],
+        left_out=0,
+        process=AskedProcess(),
+        cost=None,
+    )
+
+    found = {each.question: each for each in asked.answers()}
+
+    unknown = "; not known for 1 stream that cannot be compared"
+    assert found["How far behind is the tier?"].answer == "no stream is behind" + unknown
+    lost = found["What would be lost if the source's disk died now?"]
+    assert (lost.answer, lost.command) == (
+        "nothing that is not on the tier" + unknown,
+        "offload verify 'a tier'",
+    )
+
+
+def test_what_is_not_known_is_never_shown_as_nothing(tmp_path: Path) -> None:
+    """Of a stream that cannot be read nobody knows the lag. A stream that is left out is on one disk only."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    write_stream(tmp_path / "source" / "left", simple_chunks(1))
+    write_stream(tmp_path / "source" / "other", simple_chunks(2))
+    sync(tmp_path / "source" / "other", tmp_path / "tier")
+    write_stream(tmp_path / "again" / "other", simple_chunks(3, records=2))
+    (tmp_path / "source" / "other").rename(tmp_path / "away")
+    (tmp_path / "again" / "other").rename(tmp_path / "source" / "other")
+
+    ran = of_config(tmp_path, port, "[streams.left]\nfollow = false\n")
+
+    running, behind, waiting, loss, _ = answers(ran)
+    assert ran.code == 1
+    assert running == f"no process answers on http://127.0.0.1:{port}: Connection refused"
+    assert behind.endswith("; not known for 1 stream that cannot be compared")
+    assert waiting.startswith("stream 'other': ")
+    assert "; not known for 1 stream that cannot be compared; and 1 stream with `follow = false`" in loss

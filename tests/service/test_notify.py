@@ -121,8 +121,10 @@ def test_a_manager_that_reads_nothing_or_is_gone_stops_nobody(tmp_path: Path) ->
         with manager(tmp_path / "socket") as opened:
             await some(opened)
             flood = notifier(tmp_path / "socket")
+            began = time.monotonic()
             for _ in range(5000):  # more than a queue of Unix datagrams takes
                 flood._send("READY=1")
+            assert time.monotonic() - began < 10  # a sender that waits would take minutes, or for ever
             assert 0 < len(list(taken(opened))) < 5000
             await some(opened)
         await ended(running)

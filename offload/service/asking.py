@@ -1,0 +1,64 @@
+"""Asking the process of a configuration for its status, by the address on which it listens.
+
+Only a process on this machine is asked: one that listens on all addresses is asked on the loopback address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from typing import Any, Final
+
+__all__ = ["AskedProcess", "ask_process"]
+
+
+PATIENCE_SECONDS: Final = 3.0
+"""The routes answer from memory, so a process that takes longer hangs."""
+
+LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
+"""The address to ask, if a process listens on all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedProcess:
+    """What a process said. Without an address there is no process to ask."""
+
+    url: str | None = None
+    status: dict[str, Any] | None = None
+    """The document of `/status`. None if no process said it."""
+
+    error: str = ""
+    """Why there is no status."""
+
+
+async def ask_process(address: tuple[str, int] | None) -> AskedProcess:
+    """Return the status of the process that listens on an address. Raises nothing."""
+    if address is None:
+        return AskedProcess()
+    host, port = LOOPBACK.get(address[0], address[0]), address[1]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    try:
+        status = await asyncio.to_thread(_fetch, host, port)
+    except TimeoutError:
+        return AskedProcess(url=url, error=f"no answer within {PATIENCE_SECONDS:g} s")
+    except OSError as error:
+        return AskedProcess(url=url, error=error.strerror or str(error))
+    except (HTTPException, ValueError):
+        return AskedProcess(url=url, error="another program answers there")
+    return AskedProcess(url=url, status=status)
+
+
+def _fetch(host: str, port: int) -> dict[str, Any]:
+    connection = HTTPConnection(host, port, timeout=PATIENCE_SECONDS)
+    try:
+        connection.request("GET", "/status")
+        found = json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+    if not isinstance(found, dict):
+        raise ValueError("this is no status")
+    if not isinstance(found.get("summary"), str) or not isinstance(found.get("problems"), list):
+        raise ValueError("this is no status of `offload run`")
+    return found
