@@ -50,11 +50,13 @@ def answering(reply: bytes | None) -> Iterator[int]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        for each in held:
-            each.close()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for each in held:
+                each.close()
 
 
 def http(document: object) -> bytes:
