@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from offload import MemoryHandle, Snapshot, Source, SourceStream, build_chunk
 from offload.env import Env
-from offload.errors import OffloadError
+from offload.errors import Corrupt, OffloadError
+from offload.model.chunk_table import ChunkTable
 from offload.model.manifest import Manifest
 
 BODY_SIZE_BYTES = 1000
@@ -30,6 +31,25 @@ class Clock:
         )
 
 
+class DamagedHandle(MemoryHandle):
+    """A ledger whose table cannot be read."""
+
+    async def table(self) -> ChunkTable:
+        """Raise the damage."""
+        raise Corrupt("index", self.where, expected="a sound one", found="a damaged one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedSnapshot(Snapshot):
+    """A snapshot that says when it is closed."""
+
+    on_close: Callable[[], None]
+
+    async def aclose(self) -> None:
+        """Note the end. The handles stay, for the next snapshot."""
+        self.on_close()
+
+
 @dataclass
 class GrowingStream(SourceStream):
     """A stream whose ledgers grow. `error` is raised by its next looks, until it is removed."""
@@ -42,6 +62,11 @@ class GrowingStream(SourceStream):
     epoch: int = 1
     error: OffloadError | None = None
     snapshots: int = 0
+    snapshots_open: int = 0
+    damage: Corrupt | None = None
+    """The damage at which its snapshots end."""
+    damaged: list[int] = field(default_factory=list)
+    """The first offsets of ledgers whose tables are damaged."""
     _handles: dict[int, tuple[int, MemoryHandle]] = field(default_factory=dict, repr=False)
     """The ledgers as they were last shown, by the identity of their list, which lives as long as they do."""
 
@@ -75,18 +100,26 @@ class GrowingStream(SourceStream):
         self.snapshots += 1
         if self.error is not None:
             raise self.error
-        return Snapshot(
+        self.snapshots_open += 1
+        return CountedSnapshot(
             ledgers=[self._handle(chunks) for chunks in self.ledgers if chunks],
             first_offset=self.first_offset,
             next_offset=self.next_offset,
             epoch=self.epoch,
             committed_offset=self.committed_offset,
+            damage=self.damage,
+            on_close=self._closed,
         )
+
+    def _closed(self) -> None:
+        self.snapshots_open -= 1
 
     def _handle(self, chunks: list[bytes]) -> MemoryHandle:
         count, handle = self._handles.get(id(chunks), (0, None))
         if handle is None or count != len(chunks):
             handle = MemoryHandle(list(chunks))
+            if handle.first_offset in self.damaged:
+                handle = DamagedHandle(list(chunks))
             self._handles[id(chunks)] = len(chunks), handle
         return handle
 

@@ -1,7 +1,7 @@
 """Following all streams of a source in one process.
 
 Each stream has a follower, in a task of its own. A follower that has something to copy waits for a turn.
-Turns are taken in the order in which they were asked for, and one turn copies at most `TURN_SIZE_BYTES`. So a
+Turns are taken in the order in which they were asked for, and one turn is bounded (`streams.due`). So a
 stream with a huge backlog, or a slow one, holds back others for one turn at most.
 
 Invariants:
@@ -91,11 +91,17 @@ class Dispatcher:
         for name, stream in found.items():
             if name not in self._followers and (plan := self.plan_of(name)) is not None:
                 ending = asyncio.Event()
-                follower = self._follower(stream, *plan)
+                follower = self._follower(stream, *plan, is_ending=ending.is_set)
                 self._followers[name] = follower, ending
                 tasks.create_task(self._follow(follower, turns, ending))
 
-    def _follower(self, stream: SourceStream, offloader: LedgerOffloader, rules: FollowRules) -> Follower:
+    def _follower(
+        self,
+        stream: SourceStream,
+        offloader: LedgerOffloader,
+        rules: FollowRules,
+        is_ending: Callable[[], bool],
+    ) -> Follower:
         return Follower(
             source=stream,
             offloader=offloader,
@@ -103,6 +109,7 @@ class Dispatcher:
             taken=self._followers.keys,
             env=self.env,
             emit=self.emit,
+            is_ending=is_ending,
         )
 
     async def _follow(self, follower: Follower, turns: asyncio.Semaphore, ending: asyncio.Event) -> None:

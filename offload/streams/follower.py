@@ -23,10 +23,12 @@ docs/adr/0024-followers.md has the reasons.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -38,17 +40,17 @@ from offload.errors import (
     Conflict,
     Diverged,
     Fenced,
+    Misuse,
     NotOffloaded,
     OffloadError,
     OutcomeUnknown,
     StreamDeleted,
     TryAgain,
 )
-from offload.formats.fragment_trailer import CHUNKS_MAX
-from offload.model.chunk_table import cut, rows_from
 from offload.model.manifest import AttemptKind, Manifest
 from offload.model.part import StreamPart
 from offload.streams.copier import StreamCopier
+from offload.streams.due import due
 from offload.streams.follow_rules import FollowRules, FollowState, FollowStatus
 from offload.streams.parts import begin_part, newest_part
 from offload.tracing import span
@@ -58,9 +60,6 @@ __all__ = ["Follower"]
 
 CUT_SHARE: Final = 0.6
 """The share of the lag after which waiting data is cut. The rest is for a look, the upload and the commit."""
-
-TURN_SIZE_BYTES: Final = 256 * 2**20
-"""The most plain bytes of one turn. Then other streams have theirs."""
 
 REPLICA_PATIENCE: Final = 2
 """How many times as long a process waits before it takes over, if another node of the broker leads.
@@ -72,6 +71,8 @@ PAUSE_SECONDS: Final = 300.0
 """The time between two tries of a paused stream."""
 
 BACKOFF_SECONDS_MAX: Final = 60.0
+
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,8 @@ class Follower:
     """Returns the names of all streams that are followed. No new part gets one of them."""
     env: Env = field(default_factory=Env)
     emit: Callable[[Event], None] = lambda event: None
+    is_ending: Callable[[], bool] = lambda: False
+    """Returns True when the process stops. A copy whose turn comes then is not begun."""
     state: FollowState = FollowState.STANDBY
 
     _part: StreamPart = field(init=False)
@@ -110,6 +113,10 @@ class Follower:
     _arrivals: deque[_Arrival] = field(default_factory=deque)
     _source_first_offset: int | None = None
     _source_next_offset: int | None = None
+    _seen_seconds: float = 0.0
+    """The moment of the newest snapshot."""
+    _committed_offset: int | None = None
+    """The end of the newest manifest that was seen. It outlives the copier that saw it."""
     _dispatched_offset: int | None = None
     """The end of the copy that is under way. None if there is none."""
     _watched: tuple[int, float] | None = None
@@ -128,8 +135,7 @@ class Follower:
     @property
     def status(self) -> FollowStatus:
         """The status that the last look has shown."""
-        now, manifest = self.env.monotonic(), self._copier.manifest
-        committed = None if manifest is None else manifest.next_offset
+        now, committed = self.env.monotonic(), self._committed_offset
         start, end = self._source_first_offset if committed is None else committed, self._source_next_offset
         return FollowStatus(
             stream=self.stream,
@@ -147,8 +153,8 @@ class Follower:
     async def step(self, turn: AbstractAsyncContextManager[object] | None = None) -> float:
         """Look at the source once, copy what is due, and return the seconds until the next look.
 
-        A copy waits for its `turn`. Raises no error of the framework: the stream pauses, stands by or backs
-        off, as the error's class says.
+        A copy waits for its `turn`. Raises no error: the stream pauses, stands by or backs off, as
+        the error's class says.
         """
         try:
             has_more = await self._look(turn or nullcontext())
@@ -165,6 +171,9 @@ class Follower:
             return self.env.backoff_seconds(self._failures, base_seconds=1.0, max_seconds=BACKOFF_SECONDS_MAX)
         except OffloadError as error:
             return self._pause(error)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours or of a source stops this stream alone
+            _log.exception("stream %r failed", self.stream)
+            return self._pause(OffloadError(f"{type(error).__name__}: {error}"))
         self._resume()
         return 0.0 if has_more else self.rules.look_seconds
 
@@ -186,22 +195,39 @@ class Follower:
         if mark is not None and mark == self._mark and not self._arrivals:
             return False
         async with await self.source.snapshot(self._copier.manifest) as snapshot:
-            self._notice(snapshot, now if before is None else before, now)
+            self._notice(snapshot, now if before is None else before)
             # Only now: if the snapshot failed, the next look must not believe that nothing is new.
             self._mark = mark
-            has_more = await self._copy(snapshot, turn) if self._arrivals else False
-            if snapshot.damage is not None and not has_more:
-                raise snapshot.damage
-            return has_more
+            if not await self._is_due(snapshot):
+                if snapshot.damage is not None:
+                    raise snapshot.damage
+                return False
+        # The snapshot is closed by now: many streams may wait, and each one holds tables and open files.
+        async with turn:
+            if self.is_ending():
+                return False
+            async with await self.source.snapshot(self._copier.manifest) as snapshot:
+                self._notice(snapshot, now)
+                has_more = await self._copy(snapshot)
+                if snapshot.damage is not None and not has_more:
+                    raise snapshot.damage
+                return has_more
 
-    def _notice(self, snapshot: Snapshot, since_seconds: float, seen_seconds: float) -> None:
-        known = snapshot.first_offset if self._source_next_offset is None else self._source_next_offset
-        if self._source_next_offset is None or snapshot.next_offset > known:
-            self._arrivals.append(_Arrival(since_seconds, seen_seconds, snapshot.next_offset))
-        self._source_first_offset, self._source_next_offset = snapshot.first_offset, snapshot.next_offset
+    def _notice(self, snapshot: Snapshot, since_seconds: float) -> None:
+        self._seen_seconds, end = self.env.monotonic(), snapshot.next_offset
+        known = self._arrivals[-1].next_offset if self._arrivals else self._source_next_offset
+        if self._arrivals and end < self._arrivals[-1].next_offset:
+            # The broker cut its log. What is there now may have been written after the cut.
+            since_seconds, known = self._arrivals[0].since_seconds, None
+            self._arrivals.clear()
+        if known is None or end > known:
+            self._arrivals.append(_Arrival(since_seconds, self._seen_seconds, end))
+        self._source_first_offset, self._source_next_offset = snapshot.first_offset, end
         self._forget_copied(snapshot)
 
     def _forget_copied(self, snapshot: Snapshot) -> None:
+        if self._copier.manifest is not None:
+            self._committed_offset = self._copier.manifest.next_offset
         done = self._copier.start(snapshot)
         # A source that ends before the tier lags, or its records belong to a later part, which the next look
         # at the root finds. So nothing shows that they are copied.
@@ -210,39 +236,52 @@ class Follower:
         while self._arrivals and self._arrivals[0].next_offset <= done:
             self._arrivals.popleft()
 
-    async def _copy(self, snapshot: Snapshot, turn: AbstractAsyncContextManager[object]) -> bool:
-        """Copy what is due. Return True if more of it is left than fits into one turn."""
-        if self._copier.writer is None and not await self._may_lead(snapshot):
+    async def _is_due(self, snapshot: Snapshot) -> bool:
+        """Return True if this process shall copy something now."""
+        if not self._arrivals:
             return False
-        until, is_all = await self._due(snapshot, snapshot.next_offset)
-        if until > self._copier.start(snapshot):
-            # A broker is asked only about what would be copied now.
-            until, is_all = await self._due(snapshot, await self._limit(snapshot))
-        if until <= self._copier.start(snapshot):
+        # A root that may be claimed is not loaded at each look until something is due.
+        is_behind = snapshot.next_offset < self._copier.start(snapshot)
+        is_free = self._copier.expected_version is not None and not is_behind
+        if self._copier.writer is None and not is_free and not await self._may_lead(snapshot):
             return False
         try:
-            async with turn:
-                await self._copier.compare(snapshot, known_to_be_new=self._copier.manifest is None)
-                self._dispatched_offset = until
-                with span("follow", stream=self.stream, until=until):
-                    await self._copier.copy(snapshot, until, ahead=True)
+            until, _ = await self._due(snapshot)
+        except Misuse:
+            return True  # no chunk begins at the tier's end: the copy compares the histories first
+        return until > self._copier.start(snapshot)
+
+    async def _copy(self, snapshot: Snapshot) -> bool:
+        """Copy what is due. Return True if more of it is left than fits into one turn."""
+        # Another process may have begun while this one waited for its turn.
+        if self._copier.writer is None and not await self._may_lead(snapshot):
+            return False
+        try:
+            await self._copier.compare(snapshot, known_to_be_new=self._copier.manifest is None)
+            until, is_all = await self._due(snapshot)
+            self._dispatched_offset = until
+            with span("follow", stream=self.stream, until=until):
+                await self._copier.copy(snapshot, until, ahead=True)
         except Diverged as stopped:
             return await self._go_on(stopped, snapshot)
         except (TryAgain, OutcomeUnknown):
             # What the root says now is unknown, and attempts of ours may run. The next claim settles both. It
             # need not wait for anybody if the root is that of our last claim.
-            if self._copier.writer is not None:
-                self._own_writer = self._copier.writer.writer
+            self._note_copied(snapshot)
             self._copier = self._fresh_copier()
             raise
         finally:
             self._dispatched_offset = None
+        self._note_copied(snapshot)
+        return not is_all
+
+    def _note_copied(self, snapshot: Snapshot) -> None:
+        """Note whose stream this is, and what is committed."""
         writer = self._copier.writer
         if writer is not None and writer.writer != self._own_writer:
             self._own_writer = writer.writer
             self.emit(TookOver(stream=self._part.name, epoch=writer.manifest.epoch))
         self._forget_copied(snapshot)
-        return not is_all
 
     async def _go_on(self, stopped: Diverged, snapshot: Snapshot) -> bool:
         """Go on in the newest part, or begin one if the rules allow it. Otherwise raise `stopped`."""
@@ -266,7 +305,7 @@ class Follower:
     def _enter(self, part: StreamPart) -> None:
         """Follow this part from now on. `_part` stays if uploads of a crashed writer closed its gap."""
         if part != self._part:
-            self._part, self._before = part, self._part
+            self._part, self._before, self._committed_offset = part, self._part, None
         self._stand_by()
 
     async def _may_lead(self, snapshot: Snapshot) -> bool:
@@ -276,7 +315,8 @@ class Follower:
             return False
         manifest = await self._newest()
         self._copier.manifest = manifest
-        version = self._copier.expected_version = 0 if manifest is None else manifest.version
+        version = 0 if manifest is None else manifest.version
+        self._copier.expected_version = None
         self._forget_copied(snapshot)
         # The broker may have deposed the leader that this source is of. Then every claim is refused.
         is_deposed = manifest is not None and 0 < snapshot.epoch < manifest.source_epoch
@@ -288,6 +328,7 @@ class Follower:
         # A process beside a replica leaves the stream to the one beside the leader, unless it works already.
         is_beside = not is_ours and await self.source.leads() is False
         if can_lead and (is_ours or (is_free and not is_beside)):
+            self._copier.expected_version = version
             return bool(self._arrivals)
         if self._watched is None or self._watched[0] != version:
             self._watched = version, now
@@ -295,6 +336,7 @@ class Follower:
         patience = self.rules.quiet_seconds * (REPLICA_PATIENCE if is_beside else 1)
         is_quiet = now - self._watched[1] >= patience
         if is_quiet and can_lead and self._is_late(now):
+            self._copier.expected_version = version
             return True
         self._watch_again_seconds = now + self._watch_seconds()
         return False
@@ -331,38 +373,26 @@ class Follower:
         late = now - self.rules.max_lag_seconds - self.rules.hold_back_seconds
         return bool(self._arrivals) and self._arrivals[0].seen_seconds <= late
 
-    async def _due(self, snapshot: Snapshot, limit: int) -> tuple[int, bool]:
-        """Return the offset up to which to copy now, and whether that is all that is due.
-
-        The offset is that of a chunk, or the end of the snapshot, and at most `limit`.
-        """
-        now = self.env.monotonic()
-        until, size_bytes = self._copier.start(snapshot), 0
+    async def _due(self, snapshot: Snapshot) -> tuple[int, bool]:
+        """Return the offset up to which to copy now, and whether that is all that is due."""
+        now, start = self.env.monotonic(), self._copier.start(snapshot)
         oldest = self._arrivals[0].since_seconds if self._arrivals else now
         is_late = oldest + CUT_SHARE * self.rules.max_lag_seconds <= now + self.rules.look_seconds
-        for ledger in snapshot.ledgers:
-            if ledger.next_offset <= until:
-                continue
-            rows = rows_from(await ledger.table(), max(until, ledger.first_offset))
-            rows = rows[: int((rows["offset"] + rows["records"] <= limit).sum())]
-            runs = list(cut(rows, size_bytes=self.rules.fragment_size_bytes, count_max=CHUNKS_MAX))
-            has_ended = ledger is not snapshot.ledgers[-1] and ledger.next_offset <= limit
-            # Of a ledger that still grows, only whole fragments are worth it. The rest waits for more.
-            for run in runs if is_late or has_ended else runs[:-1]:
-                if size_bytes >= TURN_SIZE_BYTES:
-                    return until, False
-                until = int(run[-1]["offset"]) + int(run[-1]["records"])
-                size_bytes += int(run["size_bytes"].sum())
-            if until < ledger.next_offset:
-                break
-        return until, True
+        until_within = partial(
+            due, snapshot, start, is_late=is_late, fragment_size_bytes=self.rules.fragment_size_bytes
+        )
+        until, is_all = await until_within(limit=snapshot.next_offset)
+        if until > start:
+            # A broker is asked only about what would be copied now.
+            until, is_all = await until_within(limit=await self._limit(snapshot))
+        return until, is_all
 
     async def _limit(self, snapshot: Snapshot) -> int:
         """Return the offset up to which the broker vouches for the data."""
         vouched = await self.source.vouched(snapshot)
         if vouched is not None:
             return min(vouched, snapshot.next_offset)
-        old = self.env.monotonic() - self.rules.hold_back_seconds
+        old = self._seen_seconds - self.rules.hold_back_seconds
         ends = [arrival.next_offset for arrival in self._arrivals if arrival.seen_seconds <= old]
         return min(max(ends, default=0), snapshot.next_offset)
 

@@ -104,10 +104,11 @@ def test_streams_are_found_and_forgotten_while_it_runs() -> None:
     asyncio.run(scenario())
 
 
-def test_a_stream_that_fails_stops_no_other() -> None:
+@pytest.mark.parametrize("error", [Denied("no right"), RuntimeError("a mistake of ours")], ids=repr)
+def test_a_stream_that_fails_stops_no_other(error: Any) -> None:
     async def scenario() -> None:
         source, store, stopping = GrowingSource(), MemoryStore(), asyncio.Event()
-        source.held = [GrowingStream(name="bad", error=Denied("no right")), GrowingStream(name="good")]
+        source.held = [GrowingStream(name="bad", error=error), GrowingStream(name="good")]
         source.held[1].append()
         following = dispatcher(source, store)
         running = asyncio.create_task(following.run(stopping))
@@ -181,6 +182,31 @@ def test_a_stop_commits_what_is_in_flight() -> None:
         await running
 
         assert await ends(store) == {"orders": 10}
+
+    asyncio.run(scenario())
+
+
+def test_streams_that_wait_for_a_turn_hold_no_snapshot_and_begin_nothing_after_a_stop() -> None:
+    async def scenario() -> None:
+        source, stopping = GrowingSource(), asyncio.Event()
+        source.held = [GrowingStream(name=f"s{number}") for number in range(6)]
+        for stream in source.held:
+            stream.append()
+        store = SlowStore()
+        running = asyncio.create_task(dispatcher(source, store, turns_max=1).run(stopping))
+
+        async def all_wait() -> bool:
+            return store.at_once == 1 and all(stream.snapshots for stream in source.held)
+
+        await until(all_wait)
+        await asyncio.sleep(0.1)
+        assert sum(stream.snapshots_open for stream in source.held) == 1
+        stopping.set()
+        await asyncio.sleep(0.05)
+        store.go.set()
+        await running
+
+        assert len(await ends(store)) == 1
 
     asyncio.run(scenario())
 

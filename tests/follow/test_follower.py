@@ -185,7 +185,7 @@ class TestWhenItCopies:
         run(scenario)
 
     def test_a_backlog_is_copied_in_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("offload.streams.follower.TURN_SIZE_BYTES", 100 * BODY_SIZE_BYTES)
+        monkeypatch.setattr("offload.streams.due.TURN_SIZE_BYTES", 100 * BODY_SIZE_BYTES)
 
         async def scenario(world: World) -> None:
             follower = world.follower()
