@@ -328,3 +328,40 @@ def test_a_command_killed_at_any_call_completes_when_run_again(
         else:
             assert (generations(copy), list((copy / "keys").glob("shop-*"))) == ([], [])
             assert "was deleted" in offload("read", copy / "tier", "tiny").error
+
+
+class TestParts:
+    """The name of a stream reaches all of its parts, each of which has a key of its own."""
+
+    @pytest.fixture
+    def parts(self, place: Path) -> Path:
+        """Return a tier with `shop` and `shop-part-2`, behind a gap."""
+        write_stream(place / "shop", simple_chunks(2))
+        good("sync", f"rabbitmq://{place / 'shop'}", place / "tier", "--encrypt", "a")
+        shutil.rmtree(place / "shop")
+        write_stream(place / "shop", simple_chunks(2, first_offset=30))
+        good("sync", f"rabbitmq://{place / 'shop'}", place / "tier", "--encrypt", "a", "--new-part")
+        return place / "tier"
+
+    def test_a_rotation_of_a_stream_rotates_the_keys_of_its_parts(self, parts: Path) -> None:
+        """Otherwise a part would be lost with the old master key."""
+        rows = good("rotate", parts, "--encrypt", "b", "--stream", "shop", "--json").objects
+
+        assert [(row["stream"], row["rotated"]) for row in rows] == [("shop", 1), ("shop-part-2", 1)]
+
+    def test_a_shred_of_a_stream_destroys_the_keys_of_its_parts(self, parts: Path) -> None:
+        [done] = good("shred", parts, "shop", "--yes", "--json").objects
+
+        assert [(part["stream"], len(part["keys"])) for part in done["parts"]] == [
+            ("shop", 1), ("shop-part-2", 1),
+        ]  # fmt: skip
+        assert [key for key in keys(parts) if "/keys/" in key and key.startswith("shop")] == []
+        assert [row["stream"] for row in good("ls", parts, "--json").objects] == ["tiny"]
+
+    def test_nothing_is_shredded_if_a_part_cannot_be(self, parts: Path) -> None:
+        for key in [key for key in keys(parts) if key.startswith("shop-part-2/metadata/root.")]:
+            (parts / key).write_bytes(b"damaged")
+        before = contents(parts)
+
+        assert offload("shred", parts, "shop", "--yes").code == 1
+        assert contents(parts) == before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from offload_conformance import ledger_of
@@ -10,30 +12,49 @@ from offload_spark.planning import PlannedPart
 from offload_spark.tailing import Mark, TailLimit, initial, latest, plan_between
 from spark.in_process import Tier, tier
 
+from offload import Blocking, StreamWriter
 from offload.errors import NotOffloaded
 from offload.model.part import StreamPart
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Found = list[tuple[str, int, int]]
 """The stream, the part and the offset of each record."""
 
 
+def write(tier: Blocking, stream: str, *, first_offset: int, records: int) -> None:
+    """Begin a stream with one ledger."""
+
+    async def written() -> None:
+        await tier.offloader.open(create=True)
+        writer = await StreamWriter.claim(tier.offloader, stream, first_offset=first_offset)
+        await writer.offload([ledger_of(records, first_offset=first_offset)])
+
+    tier.run(written())
+
+
+def begin(tier: Blocking, number: int, *, first_offset: int, records: int) -> None:
+    """Begin a part of `orders`, with data."""
+    part = StreamPart("orders", number)
+    before = tier.load_manifest(StreamPart("orders", number - 1).name)
+    tier.run(tier.offloader.begin_part(part, before=before))
+    write(tier, part.name, first_offset=first_offset, records=records)
+
+
+def fill(tier: Blocking) -> None:
+    """Write a stream of three parts: the second behind a gap, the third a fork of it; and one without."""
+    write(tier, "orders", first_offset=0, records=6)
+    begin(tier, 2, first_offset=9, records=3)
+    begin(tier, 3, first_offset=10, records=4)
+    write(tier, "plain", first_offset=0, records=2)
+
+
 @pytest.fixture
 def made() -> Iterator[Tier]:
-    """Return a tier with a stream of three parts: the second behind a gap, the third a fork of it."""
     with tier() as made:
-        made.write("orders", [ledger_of(6)])
-        begin(made, 2, first_offset=9, records=3)
-        begin(made, 3, first_offset=10, records=4)
-        made.write("plain", [ledger_of(2)])
+        fill(made.blocking)
         yield made
-
-
-def begin(made: Tier, number: int, *, first_offset: int, records: int) -> None:
-    """Begin a part of `orders`, with data."""
-    part, offloader = StreamPart("orders", number), made.blocking.offloader
-    before = made.blocking.load_manifest(StreamPart("orders", number - 1).name)
-    made.blocking.run(offloader.begin_part(part, before=before))
-    made.write(part.name, [ledger_of(records, first_offset=first_offset)])
 
 
 def rows(made: Tier, planned: Iterable[Iterable[PlannedPart]]) -> Found:
@@ -80,13 +101,13 @@ def test_an_offset_in_a_gap_is_lost_data(made: Tier) -> None:
 def test_a_query_reads_each_record_once_across_the_birth_of_a_part(start: str, wanted: int) -> None:
     """A part that is begun while the query runs is read from its first record, whatever the start."""
     with tier() as made:
-        made.write("orders", [ledger_of(6)])
+        write(made.blocking, "orders", first_offset=0, records=6)
         options, run = made.options(stream="orders", startingOffsets=start), made.blocking.run
         catalogue = made.blocking.catalogue
         mark, found = run(initial(catalogue, options)), Found()
         for number, first_offset, count in [(1, 0, 0), (2, 9, 3), (3, 10, 4)]:
             if number > 1:
-                begin(made, number, first_offset=first_offset, records=count)
+                begin(made.blocking, number, first_offset=first_offset, records=count)
             for limit in (TailLimit(rows=2), TailLimit()):
                 reached = Mark.of_json(run(latest(catalogue, options, mark, limit, None)).as_json())
                 found += rows(made, run(plan_between(catalogue, options, mark, reached)))
@@ -105,3 +126,15 @@ def test_a_plan_of_a_stream_without_parts_costs_one_listing_more_than_its_view(m
     made.plan(stream="plain")
 
     assert [name for name, _ in made.store.calls] == ["list", *of_view]
+
+
+def test_spark_counts_the_records_of_each_part(spark: SparkSession, tmp_path: Path) -> None:
+    with Blocking(str(tmp_path)) as made:
+        fill(made)
+
+    orders = spark.read.format("offload").option("stream", "orders").load(str(tmp_path))
+
+    assert [tuple(row) for row in orders.groupBy("part").count().orderBy("part").collect()] == [
+        (1, 6), (2, 3), (3, 4),
+    ]  # fmt: skip
+    assert [row["offset"] for row in orders.where("part = 2").collect()] == [9, 10, 11]

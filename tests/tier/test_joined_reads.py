@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from campaign import CAMPAIGN
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offload import (
@@ -33,6 +33,7 @@ from offload.formats.keys import StreamKeys
 from offload.model.part import StreamPart
 from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
+from offload.upkeep.parts import trim_parts
 
 Record = tuple[int, int, bytes]
 """The part, the offset and the body of a record."""
@@ -73,6 +74,8 @@ class World:
     parts: list[PartModel] = field(default_factory=list)
     """The parts that were not deleted."""
     begun: int = 0
+    sizes: dict[Record, int] = field(default_factory=dict)
+    """The size of each chunk, by its first record."""
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -98,6 +101,7 @@ class World:
         await writer.offload([MemoryHandle([chunk])])
         records = [(part.number, part.next + k, body) for k, body in enumerate(bodies)]
         part.chunks.append((part.next, timestamp_ms, records))
+        self.sizes[records[0]] = len(chunk)
         part.next += count
 
     async def build(self, drawn: list[DrawnPart]) -> None:
@@ -267,6 +271,40 @@ def test_a_reader_that_is_overtaken_by_the_birth_of_a_part_leaves_no_record_out(
         wanted = world.read_from(PartOffset(1, 0))[0]
         assert got == wanted[: len(got)]
         assert len(got) >= 3
+
+    asyncio.run(scenario())
+
+
+@settings(deadline=None, max_examples=1_000 if CAMPAIGN else 25)
+@given(
+    st.lists(drawn_parts, min_size=2, max_size=3),
+    st.none() | st.integers(0, 7),
+    st.none() | st.integers(0, 700),
+)
+@example([DrawnPart(0, [(1, 5)], 0, False), DrawnPart(2, [(1, 1), (1, 6)], 0, False)], 3, None)
+def test_a_trim_by_age_and_size_takes_a_prefix_of_all_parts(
+    drawn: list[DrawnPart], oldest_ms: int | None, size_bytes: int | None
+) -> None:
+    """Times may fall from a part to the next: a part is not trimmed while anything before it stays."""
+
+    async def scenario() -> None:
+        world = World()
+        await world.build([replace(each, trimmed=0, is_deleted=False) for each in drawn])
+        chunks = [chunk for part in world.parts for chunk in part.chunks]
+        sizes = [world.sizes[records[0]] for _, _, records in chunks]
+        old = [oldest_ms is not None and at < oldest_ms for _, at, _ in chunks]
+        large = [size_bytes is not None and sum(sizes[row:]) > size_bytes for row in range(len(sizes))]
+        gone = max(([*rule, False].index(False) for rule in (old, large)), default=0)
+        kept = chunks[min(gone, max(len(chunks) - 1, 0)) :]
+
+        age_seconds = None if oldest_ms is None else (1000 - oldest_ms) / 1000
+        limits = Retention(age_seconds_max=age_seconds, size_bytes_max=size_bytes)
+        reports = await trim_parts(world.tier, "orders", limits, now_ms=1000)
+
+        assert await read(await world.reader(), PartOffset(1, 0)) == [
+            record for _, _, records in kept for record in records
+        ]
+        assert sum(report.dropped.fragments for report in reports) == len(chunks) - len(kept)
 
     asyncio.run(scenario())
 
