@@ -77,6 +77,7 @@ def test_columns_have_the_names_of_kafkas_source(spark: SparkSession, tier: str)
         "timestamp:timestamp",
         "key:binary",
         "value:binary",
+        "part:int",
         "headers:array<struct<key:string,value:binary>>",
         "body:binary",
         "properties:string",
