@@ -65,9 +65,13 @@ async def part_named(catalogue: Catalogue, name: str) -> StreamPart | None:
 async def link_copy(source: Catalogue, target: LedgerOffloader, stream: str) -> None:
     """Before a stream is copied: make it a part on the target, if it is one of the source.
 
-    Raises `Conflict` if the target has a part of this name and the source has none, or the other way round;
-    `Misuse` if the target does not record parts.
+    A stream that is named like a part makes an empty target a tier first. Raises `Conflict` if the target has
+    a part of this name and the source has none, or the other way round, and if a stream of its own must be
+    copied first, because a lower number would take its name; `Misuse` if the target does not record parts.
     """
+    if part_like(stream).number == 1:
+        return
+    await target.open(create=True)
     part = await part_named(source, stream)
     if part is None:
         if await part_named(target, stream) is not None:
@@ -77,10 +81,25 @@ async def link_copy(source: Catalogue, target: LedgerOffloader, stream: str) -> 
         return
     # The search for parts ends at the first name that is free. So the numbers below are taken as well, also
     # if the source's part was deleted. A part without data is passed over.
-    for number in range(2, part.number):
+    of_source, of_target = await source.parts(part.first), await target.streams()
+    for lower in (StreamPart(part.first, number) for number in range(2, part.number)):
+        if lower.name not in of_target and lower not in of_source and await _is_live(source, lower.name):
+            raise Conflict(
+                f"{lower.name!r} of {source.url} is a stream of its own, and part {part.number} of stream "
+                f"{part.first!r} would take its name on {target.url}: copy stream {lower.name!r} first"
+            )
         with suppress(Conflict):  # a stream of its own has the name, which is as good
-            await target.begin_part(StreamPart(part.first, number), before=None)
+            await target.begin_part(lower, before=None)
     await target.begin_part(part, before=None)
+
+
+async def _is_live(catalogue: Catalogue, stream: str) -> bool:
+    """Return whether a stream has a commit and was not deleted."""
+    try:
+        await catalogue.view(stream)
+    except NotOffloaded:
+        return False
+    return True
 
 
 async def trim_parts(

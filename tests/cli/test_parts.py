@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,13 @@ RECORDS = [(number, first + k) for number, (first, count) in enumerate(PARTS, st
 """The part and the offset of every record, in the order of reading."""
 
 
-async def write(url: str) -> None:
-    """Write the stream `orders` with its parts, one fragment for each record, and a stream without parts."""
+async def write(url: str, numbers: Sequence[int] = (1, 2, 3)) -> None:
+    """Write `orders` with these parts, one fragment for each record, and a stream without parts."""
     async with open_tier(url) as tier:
-        for number, (first, count) in enumerate(PARTS, start=1):
-            part = StreamPart("orders", number)
+        for number in numbers:
+            part, (first, count) = StreamPart("orders", number), PARTS[number - 1]
             if number > 1:
-                before = StreamPart("orders", number - 1).name
-                await tier.begin_part(part, before=await tier.load_manifest(before))
+                await tier.begin_part(part, before=None)
             writer = await StreamWriter.claim(tier, part.name, first_offset=first)
             for offset in range(first, first + count):
                 body = b"%d/%d" % (number, offset)
@@ -230,6 +230,31 @@ class TestCopy:
         assert ran.code == 1
         assert "'orders-part-2' is not part 2 of 'orders'" in ran.stderr
 
+    @pytest.mark.parametrize("stream", ["orders-part-3", "alone-part-2"])
+    def test_the_first_stream_on_an_empty_target_may_be_named_like_a_part(
+        self, stream: str, tier: Path, tmp_path: Path
+    ) -> None:
+        copied = tmp_path / "copied"
+        asyncio.run(begin_stranger(str(tier), "alone-part-2"))
+
+        ran = offload("copy", tier, copied, stream)
+
+        assert ran.code == 0, ran.stderr
+        assert read(copied, stream).objects == read(tier, stream).objects
+
+    def test_a_part_does_not_take_the_name_of_a_stream_that_is_not_copied_yet(self, tmp_path: Path) -> None:
+        source, copied = tmp_path / "source", tmp_path / "copied"
+        asyncio.run(begin_stranger(str(source)))
+        asyncio.run(write(str(source), numbers=(1, 3)))
+
+        ran = offload("copy", source, copied, "orders")
+
+        assert ran.code == 1
+        assert "copy stream 'orders-part-2' first" in ran.stderr
+        assert offload("copy", source, copied).code == 0
+        assert read(copied, "orders-part-2").objects == read(source, "orders-part-2").objects
+        assert spans(copied) == spans(source)
+
 
 class TestALostAnchor:
     @pytest.mark.parametrize("raw", [None, "flipped"])
@@ -259,7 +284,8 @@ class TestALostAnchor:
         assert shown(tier, "orders") == RECORDS[:9]
 
 
-async def begin_stranger(url: str) -> None:
+async def begin_stranger(url: str, name: str = "orders-part-2") -> None:
     """Begin a stream that is only named like a part."""
     async with open_tier(url) as tier:
-        await StreamWriter.claim(tier, "orders-part-2")
+        writer = await StreamWriter.claim(tier, name)
+        await writer.offload([MemoryHandle([build_chunk([b"own"], offset=0, timestamp_ms=5, epoch=1)])])
