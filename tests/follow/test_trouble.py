@@ -2,71 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Hashable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
+from follower_world import LAG, RULES, World, run
 from growing_source import Clock, GrowingStream
 
-from offload import ObjectStoreOffloader, StreamReader
-from offload.contracts.events import Event, StreamPaused, TookOver
+from offload.contracts.events import StreamPaused, TookOver
+from offload.contracts.source import Snapshot
 from offload.errors import Corrupt, Diverged, TryAgain
-from offload.store.faults import Fault, FaultyStore, Rule
-from offload.store.memory import MemoryStore
-from offload.streams.follow_rules import FollowRules, FollowState
-from offload.streams.follower import PAUSE_SECONDS, Follower
-
-LAG: Final = 10.0
-RULES: Final = FollowRules(max_lag_seconds=LAG, hold_back_seconds=1.0)
-
-
-@dataclass
-class World:
-    """A source that grows, a tier in memory, and a clock."""
-
-    clock: Clock = field(default_factory=Clock)
-    source: GrowingStream = field(default_factory=GrowingStream)
-    store: FaultyStore = field(default_factory=lambda: FaultyStore(MemoryStore()))
-    events: list[Event] = field(default_factory=list)
-
-    def tier(self) -> ObjectStoreOffloader:
-        """Return the tier, as another process opens it."""
-        return ObjectStoreOffloader(self.store, env=self.clock.env())
-
-    def follower(self, rules: FollowRules = RULES, source: GrowingStream | None = None) -> Follower:
-        """Return a follower in a process of its own."""
-        return Follower(
-            source=source or self.source,
-            offloader=self.tier(),
-            rules=rules,
-            env=self.clock.env(),
-            emit=self.events.append,
-        )
-
-    async def run(self, follower: Follower, seconds: float) -> None:
-        """Let the follower look until so much time has passed."""
-        end = self.clock.now + seconds
-        while self.clock.now < end:
-            self.clock.now += await follower.step()
-
-    async def committed(self) -> int:
-        """Return the end of the tier, after reading every message of it."""
-        reader = await StreamReader.open(self.tier(), "orders")
-        end = 0
-        async for batch in reader.messages(0):
-            assert batch.offset == end
-            end += len(batch.bodies)
-        return end
-
-    def told(self, kind: type[Event]) -> int:
-        """Return the number of events of a kind."""
-        return sum(isinstance(event, kind) for event in self.events)
-
-
-def run(scenario: Callable[[World], Awaitable[None]]) -> None:
-    asyncio.run(scenario(World()))  # type: ignore[arg-type]  # a coroutine function
+from offload.model.manifest import Manifest
+from offload.store.faults import Fault, Rule
+from offload.streams.follow_rules import FollowState
+from offload.streams.follower import PAUSE_SECONDS
 
 
 class TestASourceThatIsCut:
@@ -133,7 +83,7 @@ class TestDamage:
         async def scenario(world: World) -> None:
             world.source.append(2)
             world.source.damage = Corrupt("chunk", "segment", expected=1, found=2)
-            await world.run(follower := world.follower(), 2 * PAUSE_SECONDS)
+            await world.run(follower := world.follower(), 4 * PAUSE_SECONDS)
 
             assert await world.committed() == 20
             assert (follower.state, world.told(StreamPaused)) == (FollowState.PAUSED, 1)
@@ -142,6 +92,41 @@ class TestDamage:
             world.source.append(2)
             await world.run(follower, PAUSE_SECONDS + LAG)
             assert (await world.committed(), follower.state) == (40, FollowState.LEADING)
+
+        run(scenario)
+
+
+class TestALookThatFails:
+    def test_what_a_failed_look_did_not_see_is_seen_by_the_next_one(self) -> None:
+        """The mark was read before the snapshot failed, and does not change any more."""
+
+        class Busy(GrowingStream):
+            async def snapshot(self, since: Manifest | None = None) -> Snapshot:
+                self.snapshots += 1
+                if self.snapshots == 1:
+                    raise TryAgain("the broker is busy")
+                return await super().snapshot(since)
+
+        async def scenario(world: World) -> None:
+            world.source = Busy()
+            world.source.append()
+            await world.run(world.follower(), 2 * LAG)
+
+            assert await world.committed() == 10
+
+        run(scenario)
+
+    def test_the_first_failure_after_a_look_that_worked_waits_as_briefly_as_any_first_one(self) -> None:
+        async def scenario(world: World) -> None:
+            follower, busy = world.follower(), TryAgain("the broker is busy")
+            world.source.error = busy
+            first, second = await follower.step(), await follower.step()
+            world.source.error = None
+            await follower.step()
+            world.source.error = busy
+
+            assert second > first
+            assert await follower.step() == first
 
         run(scenario)
 
@@ -239,6 +224,20 @@ class TestStatus:
 
             status = follower.status
             assert isinstance(status.error, TryAgain)
-            assert (status.committed_offset, status.lag_records) == (100, 10)
+            assert (status.committed_offset, status.dispatched_offset, status.lag_records) == (100, 100, 10)
+
+        run(scenario)
+
+    def test_the_lag_counts_from_the_look_before_the_data_was_seen(self) -> None:
+        """The data may have come at once after that look."""
+
+        async def scenario(world: World) -> None:
+            follower = world.follower()
+            await follower.step()
+            world.clock.now += 2
+            world.source.append()
+            await follower.step()
+
+            assert follower.status.lag_seconds == 2
 
         run(scenario)
