@@ -1,0 +1,133 @@
+"""Tests of copiers: histories that change between two looks, and what is known after damage."""
+
+from __future__ import annotations
+
+import pytest
+from follower_world import World, run
+from growing_source import GrowingStream
+
+from offload import build_chunk
+from offload.errors import Corrupt, Diverged
+from offload.model.part import StreamPart
+from offload.streams.copier import LEDGERS_AT_ONCE, StreamCopier
+
+
+def copier(world: World) -> StreamCopier:
+    """Return a copier in a process of its own. It claims the stream whatever the version of its root is."""
+    return StreamCopier(part=StreamPart("orders"), offloader=world.tier(), env=world.clock.env())
+
+
+async def copy_all(copier: StreamCopier, source: GrowingStream) -> None:
+    """Compare the histories and copy everything, as a sync does."""
+    async with await source.snapshot() as snapshot:
+        await copier.compare(snapshot)
+        await copier.copy(snapshot, snapshot.next_offset)
+
+
+@pytest.mark.parametrize("chunks_before", [0, 1], ids=["of-nothing", "of-a-stream"])
+def test_histories_are_compared_again_if_a_rival_appended_before_the_claim(chunks_before: int) -> None:
+    """What the rival appended is not in this source."""
+
+    async def scenario(world: World) -> None:
+        rivals = GrowingStream()
+        for source in (world.source, rivals):
+            source.append(chunks_before)
+        if chunks_before:
+            await copy_all(copier(world), world.source)
+        world.source.append(3)
+        rivals.append(records=5)
+        late = copier(world)
+        async with await world.source.snapshot() as snapshot:
+            await late.compare(snapshot)
+            await copy_all(copier(world), rivals)
+
+            with pytest.raises(Diverged):
+                await late.copy(snapshot, snapshot.next_offset)
+
+        assert await world.committed() == rivals.next_offset
+
+    run(scenario)
+
+
+def test_the_last_of_several_ledgers_is_what_the_next_snapshot_must_continue() -> None:
+    async def scenario(world: World) -> None:
+        kept = copier(world)
+        world.source.append()
+        world.source.roll()
+        world.source.append()
+        await copy_all(kept, world.source)
+        del world.source.ledgers[1:]
+        world.source.next_offset, world.source.epoch = 10, 2
+        world.source.roll()
+        world.source.append(2)
+
+        with pytest.raises(Diverged):
+            await copy_all(kept, world.source)
+
+        assert await world.committed() == 20
+
+    run(scenario)
+
+
+def flipped(chunk: bytes) -> bytes:
+    """Return the chunk with one bit of its data flipped."""
+    return chunk[:-1] + bytes([chunk[-1] ^ 1])
+
+
+class TestDamage:
+    """A chunk behind the first one is damaged. What is before it is committed."""
+
+    @staticmethod
+    async def damaged(world: World) -> StreamCopier:
+        """Return a copier that has met the damage, at offset 20."""
+        kept = copier(world)
+        world.source.append(3)
+        world.source.ledgers[0][2] = flipped(world.source.ledgers[0][2])
+        with pytest.raises(Corrupt):
+            await copy_all(kept, world.source)
+        return kept
+
+    def test_what_was_committed_before_the_damage_is_known(self) -> None:
+        async def scenario(world: World) -> None:
+            kept = await self.damaged(world)
+
+            assert kept.manifest is not None
+            assert (kept.manifest.next_offset, await world.committed()) == (20, 20)
+
+        run(scenario)
+
+    def test_the_last_sound_chunk_is_what_the_next_snapshot_must_continue(self) -> None:
+        async def scenario(world: World) -> None:
+            kept = await self.damaged(world)
+            bodies = [b"other"] * 10
+            other = build_chunk(bodies, offset=10, timestamp_ms=1, epoch=2)
+            world.source.ledgers, world.source.next_offset = [[world.source.ledgers[0][0], other]], 20
+            world.source.append()
+
+            with pytest.raises(Diverged):
+                await copy_all(kept, world.source)
+
+            assert await world.committed() == 20
+
+        run(scenario)
+
+
+def test_one_commit_announces_no_more_ledgers_than_the_bound() -> None:
+    """Each open ledger holds its table and a file."""
+
+    async def scenario(world: World) -> None:
+        announced: list[int] = []
+
+        async def before(operation: str, key: str) -> None:
+            if operation == "put":
+                announced.append(len((await world.tier().load_manifest("orders")).running))
+
+        for _ in range(2 * LEDGERS_AT_ONCE):
+            world.source.append()
+            world.source.roll()
+        world.store.before = before
+        await copy_all(copier(world), world.source)
+
+        assert max(announced) == LEDGERS_AT_ONCE
+
+    run(scenario)
