@@ -6,16 +6,18 @@ The clock is that of the event loop, and runs a hundred times as fast.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from growing_source import GrowingSource, GrowingStream
 
 from offload import ObjectStoreOffloader
+from offload.contracts.source import SourceStream
 from offload.contracts.store import Body
 from offload.env import Env
-from offload.errors import Denied
+from offload.errors import Denied, TryAgain
 from offload.store.memory import MemoryStore
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowRules
@@ -104,6 +106,49 @@ def test_streams_are_found_and_forgotten_while_it_runs() -> None:
     asyncio.run(scenario())
 
 
+class UnlistedSource(GrowingSource):
+    """A source whose streams cannot be listed while it has an `error`."""
+
+    error: TryAgain | None = None
+
+    async def streams(self) -> Sequence[SourceStream]:
+        """Return the streams, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return await super().streams()
+
+
+def test_a_failed_listing_ends_no_follower_and_its_error_clears_later() -> None:
+    async def scenario() -> None:
+        source, store, stopping = UnlistedSource(), MemoryStore(), asyncio.Event()
+        source.held = [GrowingStream(name="orders")]
+        following = dispatcher(source, store)
+        running = asyncio.create_task(following.run(stopping))
+
+        async def is_found() -> bool:
+            return bool(following.statuses)
+
+        async def has_listed() -> bool:
+            return following.error is source.error
+
+        async def is_copied() -> bool:
+            return await ends(store) == {"orders": 10}
+
+        await until(is_found)
+        source.error = TryAgain("the broker is busy")
+        await until(has_listed)
+        source.held[0].append()
+        await until(is_copied)
+        assert [status.stream for status in following.statuses] == ["orders"]
+
+        source.error = None
+        await until(has_listed)
+        stopping.set()
+        await running
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("error", [Denied("no right"), RuntimeError("a mistake of ours")], ids=repr)
 def test_a_stream_that_fails_stops_no_other(error: Any) -> None:
     async def scenario() -> None:
@@ -120,6 +165,29 @@ def test_a_stream_that_fails_stops_no_other(error: Any) -> None:
         assert [status.state for status in following.statuses] == ["paused", "leading"]
         stopping.set()
         await running
+
+    asyncio.run(scenario())
+
+
+def test_the_first_looks_of_many_streams_are_spread_over_the_time_between_two_looks() -> None:
+    async def scenario() -> None:
+        source, stopping, slept, draws = GrowingSource(), asyncio.Event(), list[float](), [0.1, 0.5, 0.9]
+        source.held = [GrowingStream(name=f"s{number}") for number in range(3)]
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            await stopping.wait()
+
+        env = replace(fast(), sleep=sleep, random=iter(draws).__next__)
+        running = asyncio.create_task(dispatcher(source, MemoryStore(), env=env).run(stopping))
+
+        async def all_sleep() -> bool:
+            return len(slept) == 4
+
+        await until(all_sleep)
+        stopping.set()
+        await running
+        assert {draw * RULES.look_seconds for draw in draws} < set(slept)
 
     asyncio.run(scenario())
 
