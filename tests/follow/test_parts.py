@@ -25,7 +25,7 @@ from offload import (
 )
 from offload import sync as sync_all
 from offload.contracts.events import Event, PartBegun, StreamPaused
-from offload.errors import Diverged, Divergence, Fenced, NotOffloaded
+from offload.errors import Conflict, Diverged, Divergence, Fenced, NotOffloaded
 from offload.formats.chunk import ChunkHeader
 from offload.formats.keys import StreamKeys
 from offload.model.manifest import Manifest
@@ -34,6 +34,7 @@ from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.streams.follow_rules import FollowRules, FollowState
 from offload.streams.follower import Follower
+from offload.streams.parts import begin_part
 from offload.streams.sync import StreamReport
 
 LAG = 10.0
@@ -456,6 +457,26 @@ class TestOnlyTheNewestPartGrows:
             with pytest.raises(Fenced):
                 await rival.offload([MemoryHandle(source.chunks[:1])])
             assert (await world.logs())[1] == source.log()
+
+        run(scenario)
+
+    def test_a_part_is_not_begun_behind_a_writer_that_committed_since_the_comparison(self) -> None:
+        """The end of the part was compared with the source. It has another end now."""
+
+        async def scenario(world: World) -> None:
+            source, part = await with_gap(world), StreamPart("orders")
+            compared = await world.tier().load_manifest("orders")
+            rival = await StreamWriter.claim(world.tier(), "orders")
+            stopped = Diverged("a gap", kind=Divergence.GAP)
+            env, emit = world.clock.env(), world.events.append
+            async with await source.snapshot() as snapshot:
+                with pytest.raises(Conflict):
+                    await begin_part(
+                        world.tier(), part, compared, stopped, snapshot, taken=(), env=env, emit=emit
+                    )
+
+            assert await world.parts() == [part]
+            await rival.prepare([0])  # it is not fenced
 
         run(scenario)
 

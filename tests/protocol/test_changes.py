@@ -125,6 +125,14 @@ def test_a_claim_changes_writer_and_epochs_and_nothing_else() -> None:
         assert getattr(changed, name) is getattr(base, name)
 
 
+@pytest.mark.parametrize("expected_version", [0, BASE.version - 1, BASE.version + 1])
+def test_a_claim_is_refused_on_every_base_but_the_one_that_the_claimant_has_seen(
+    expected_version: int,
+) -> None:
+    with pytest.raises(Conflict, match="this claim is late"):
+        replace(CLAIM, expected_version=expected_version).apply(BASE)
+
+
 @given(st.integers(0, 9), st.integers(0, 9))
 def test_a_source_epoch_never_falls(recorded: int, claimed: int) -> None:
     """An epoch of 0 means none, so the recorded one stays, also on a tombstone."""

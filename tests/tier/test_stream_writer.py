@@ -13,6 +13,8 @@ from offload import ObjectStoreOffloader, StreamWriter, TierOptions
 from offload.contracts.events import Event, ManifestCommitted
 from offload.contracts.store import Body
 from offload.env import Env
+from offload.errors import TryAgain
+from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
 
 
@@ -108,6 +110,24 @@ def test_a_crash_between_two_commits_of_a_ledger_loses_nothing(behind: int) -> N
         assert (following.manifest.fragments, following.manifest.ledgers) == (600, 1)
         assert following.manifest.running == ()
         assert objects == {key for key in store.objects if key.endswith(".fragment")}
+
+    asyncio.run(main())
+
+
+def test_a_failed_upload_drops_an_attempt_that_was_announced_in_vain() -> None:
+    """The next ledger has begun, so nothing uses the attempt for the rest of the last one."""
+
+    async def main() -> None:
+        store = FaultyStore(MemoryStore())
+        writer = await StreamWriter.claim(ObjectStoreOffloader(store), "orders")
+        first = ledger_of(10)
+        await writer.offload([first], ahead=True)
+        assert len(writer.manifest.running) == 1
+        store.rules = [Rule(Fault.FAIL_BEFORE, "put", "*.fragment")]
+        with pytest.raises(TryAgain):
+            await writer.offload([ledger_of(10, first_offset=first.next_offset)])
+
+        assert writer.manifest.running == ()
 
     asyncio.run(main())
 
