@@ -141,9 +141,9 @@ class StreamCopier:
         # the claim may have adopted leftovers. The source must continue what is committed now.
         if before is None or writer.manifest.next_offset != before.next_offset:
             await check_part(self.offloader, self.part, writer.manifest, snapshot)
-        # A stream that is only just born has no later part. Otherwise one may have been begun after our look.
-        if writer.manifest.version > 1:
-            await refuse_closed_part(self.offloader, self.part)
+        # One may have been begun after our look. A stream that is only just born may have one too: a copy of
+        # a tier may have brought a later part alone.
+        await refuse_closed_part(self.offloader, self.part)
         return writer
 
     async def _append(self, writer: StreamWriter, snapshot: Snapshot, until: int, *, ahead: bool) -> None:

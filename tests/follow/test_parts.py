@@ -501,6 +501,29 @@ class TestOnlyTheNewestPartGrows:
 
         run(scenario)
 
+    @pytest.mark.parametrize("follows", [True, False])
+    def test_a_stream_goes_on_in_a_part_that_was_copied_to_the_tier_alone(self, follows: bool) -> None:
+        """Behind records in the first part, readers would get those of the copied part once more."""
+
+        async def scenario(world: World) -> None:
+            source, tier, part = world.replicas[0], world.tier(), StreamPart("orders", 2)
+            source.write(1, 2)
+            await tier.open(create=True)
+            await tier.begin_part(part, before=None)
+            writer = await StreamWriter.claim(tier, part.name)
+            await writer.offload([MemoryHandle(source.chunks)])
+            await writer.release()
+            source.write(1, 2)
+
+            if follows:
+                await world.run(0, seconds=100)
+            else:
+                await world.sync(source)
+
+            assert await world.logs() == [{}, source.log()]
+
+        run(scenario)
+
     def test_a_part_that_a_crash_left_without_data_does_not_hide_older_records(self) -> None:
         """It would begin behind what this source still has."""
 

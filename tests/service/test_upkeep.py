@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from growing_source import GrowingStream
 
-from offload import ObjectStoreOffloader
+from offload import MemoryHandle, ObjectStoreOffloader, StreamWriter, build_chunk
 from offload.contracts.events import Event, UpkeepFinished
 from offload.env import Env
 from offload.errors import Denied
+from offload.model.part import StreamPart
 from offload.service.config import RunConfig
 from offload.service.upkeep import Upkeep
 from offload.store.memory import MemoryStore
@@ -93,6 +94,29 @@ def test_a_kept_writer_goes_on_after_a_job_has_changed_its_stream(job: str) -> N
         assert (after.epoch, after.writer) == (before.epoch, before.writer)
         assert after.next_offset == before.next_offset + 20
         assert after.first_offset == (80 if job == "retention" else 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("job", ["retention", "compact"])
+def test_a_job_works_on_all_parts_of_a_stream_that_this_process_leads(job: str) -> None:
+    """Otherwise old data would be kept for ever, and small fragments would never be merged."""
+
+    async def scenario() -> None:
+        world, part = World(**{job: "1h"}), StreamPart("orders", 2)
+        await world.grow(9)
+        await world.tier.begin_part(part, before=None)
+        writer = await StreamWriter.claim(world.tier, part.name, first_offset=100)
+        for offset in range(100, 109):
+            timestamp_ms = 10**12 if offset == 108 else 1
+            chunk = build_chunk([b"x"], offset=offset, timestamp_ms=timestamp_ms, epoch=1)
+            await writer.offload([MemoryHandle([chunk], ledger_id=100)])
+
+        assert (await world.run_once()).error is None
+
+        found = [await world.tier.load_manifest(name) for name in ("orders", part.name)]
+        left = [(each.first_offset, each.fragments) for each in found]
+        assert left == ([(90, 0), (108, 1)] if job == "retention" else [(0, 2), (100, 2)])
 
     asyncio.run(scenario())
 
