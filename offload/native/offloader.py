@@ -80,6 +80,7 @@ from offload.native.stream_names import (
     list_parts,
     read_stream_anchor,
     stream_under,
+    was_deleted,
 )
 from offload.native.view import ObjectView
 from offload.store.metrics import MeteredStore
@@ -260,8 +261,7 @@ class ObjectStoreOffloader(LedgerOffloader):
         if manifest is None:
             raise NotOffloaded(f"{self.url} has no stream {stream!r}; `offload ls` shows which it has")
         if manifest.state is StreamState.DELETED:
-            gone = f"stream {stream!r} of {self.url} was deleted; a sync begins it again"
-            raise StreamDeleted(gone, epoch=manifest.epoch)
+            raise StreamDeleted(was_deleted(stream, self.url), epoch=manifest.epoch)
         if manifest.state is StreamState.REBUILDING:
             raise BeingRebuilt(f"stream {stream!r} is being rebuilt; wait until the rebuild is done")
         # A stream's anchor is created before its first root. So it is read after the root: the other way

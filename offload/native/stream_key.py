@@ -23,6 +23,7 @@ from offload.model.manifest import CommittedStream, Manifest, StreamState
 from offload.model.tree import Tree
 from offload.native.key_objects import listed_keys
 from offload.native.key_ring import NO_SERVICE, KeyRing, StreamKey
+from offload.native.stream_names import was_deleted
 
 __all__ = ["StreamEncryption"]
 
@@ -95,7 +96,7 @@ class StreamEncryption:
         stream, url = committed.stream, self._tier.url
         newest = await self._tier.log(stream).load_newest()
         if newest is None or newest.state is StreamState.DELETED:
-            gone = f"stream {stream!r} of {url} was deleted; a sync begins it again"
+            gone = was_deleted(stream, url)
             raise StreamDeleted(gone, epoch=None if newest is None else newest.epoch) from refused
         if newest.incarnation != committed.incarnation:
             gone = f"stream {stream!r} of {url} was deleted, and begun again since"

@@ -20,7 +20,7 @@ from offload.errors import AnchorLost, Corrupt, NotFound, UnsupportedFormat
 from offload.formats.anchor import StreamAnchor
 from offload.formats.keys import StreamKeys, is_name, looks_escaped, unescape
 from offload.formats.root import decode_root
-from offload.model.part import StreamPart
+from offload.model.part import StreamPart, part_like
 from offload.native.anchors import read_anchor
 from offload.native.fragment_check import load_own_tail
 
@@ -98,6 +98,12 @@ async def find_stream_anchor(store: ObjectStore, keys: StreamKeys) -> StreamAnch
         if not await _has_stream(store, keys.prefix[:-1]):
             return None
         raise AnchorLost(keys.anchor, tier=store.url, stream=keys.stream) from exc
+
+
+def was_deleted(stream: str, url: str) -> str:
+    """Return the text of the error for a deleted stream. A part is not begun again, so it does not say so."""
+    again = "; a sync begins it again" if part_like(stream).number == 1 else ""
+    return f"stream {stream!r} of {url} was deleted{again}"
 
 
 async def list_parts(store: ObjectStore, after: StreamPart) -> list[StreamPart]:

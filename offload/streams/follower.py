@@ -363,6 +363,10 @@ class Follower:
         try:
             return await self.offloader.load_manifest(self._part.name)
         except StreamDeleted as error:
+            if self._part.number > 1:
+                # Such a part is over, and the stream is not: it goes on from the parts that are left.
+                self._enter(StreamPart(self.stream))
+                return await self._newest()
             # Somebody deleted it on purpose. A process that runs for years must not undo that by itself.
             raise StreamDeleted(f"{error}, and this process does not", epoch=error.epoch) from error
         except NotOffloaded:

@@ -184,6 +184,7 @@ class TestDelete:
         assert (ran.code, len(ran.lines)) == (0, 1)
         assert ran.error == "note: this is part 2 of stream 'orders', whose readers will skip it"
         assert shown(tier, "orders") == [record for record in RECORDS if record[0] != 2]
+        assert offload("read", tier, "orders-part-2").error.endswith("was deleted"), "no sync begins it again"
 
     def test_a_deletion_that_is_killed_leaves_the_oldest_parts(self, tier: Path) -> None:
         """A kill at each call to the file system, and then the same command again."""

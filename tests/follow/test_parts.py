@@ -364,6 +364,21 @@ class TestWhoBeginsAPart:
 
         run(scenario)
 
+    def test_a_follower_whose_part_is_deleted_goes_on_in_the_next_one(self) -> None:
+        """A process that is started then does so too. Only the deletion of the whole stream is final."""
+
+        async def scenario(world: World) -> None:
+            source = await with_gap(world)
+            await world.run(0)
+            await delete_stream(world.tier(), "orders-part-2")
+            source.write(1)
+            await world.run(0, seconds=700)
+
+            assert world.begun() == [2, 3]
+            assert (await world.logs())[1:] == [{}, source.log()]
+
+        run(scenario)
+
 
 class Killed(BaseException):
     """The process is gone."""
