@@ -182,15 +182,21 @@ class Upkeep:
 
     async def _compact(self, tally: JobTally) -> None:
         for stream in self.led():
+            error: OffloadError | None = None
             done = compact(
                 self.tier_for(stream),
                 streams=[stream],
                 fragment_size_bytes=TierOptions().fragment_size_bytes,
                 fragments_min=FRAGMENTS_MIN,
             )
-            async for one in done:
-                tally.add(one.fragments, one.stored_bytes, one.error)
-            if isinstance(tally.error, StoreDenied):
+            try:
+                async for one in done:
+                    error = one.error
+                    tally.add(one.fragments, one.stored_bytes, error)
+            except OffloadError as raised:  # the parts of this stream could not be listed
+                error = raised
+                tally.add(0, 0, error)
+            if isinstance(error, StoreDenied):  # every other stream would be denied too
                 return
 
     async def _sweep(self, tally: JobTally) -> None:

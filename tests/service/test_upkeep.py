@@ -12,10 +12,11 @@ from growing_source import GrowingStream
 from offload import MemoryHandle, ObjectStoreOffloader, StreamWriter, build_chunk
 from offload.contracts.events import Event, UpkeepFinished
 from offload.env import Env
-from offload.errors import Denied
+from offload.errors import Denied, StoreDenied
 from offload.model.part import StreamPart
 from offload.service.config import RunConfig
-from offload.service.upkeep import Upkeep
+from offload.service.upkeep import FRAGMENTS_MIN, Upkeep
+from offload.store.faults import FaultyStore
 from offload.store.memory import MemoryStore
 from offload.streams.follow_rules import FollowRules, FollowState
 from offload.streams.follower import Follower
@@ -174,6 +175,63 @@ def test_an_error_ends_a_run_and_not_the_upkeep(error: Exception, monkeypatch: p
         assert str(error) in str(failed.error)
         assert str(error) in last["last"]["error"]
         assert (done.error, done.objects) == (None, 8)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("job", ["retention", "compact"])
+@pytest.mark.parametrize(
+    ("error", "asked"), [(Denied, {"orders", "payments"}), (StoreDenied, {"orders"})], ids=["key", "store"]
+)
+def test_only_a_store_that_denies_everything_ends_a_run_at_its_first_stream(
+    job: str, error: type[Denied], asked: set[str]
+) -> None:
+    """The run reports the first error."""
+
+    async def scenario() -> None:
+        world, denied = World(**{job: "1h"}), list[str]()
+        for stream in ("orders", "payments"):
+            await StreamWriter.claim(world.tier, stream)
+
+        async def deny(operation: str, key: str) -> None:
+            for stream in ("orders", "payments"):
+                if stream in key:
+                    denied.append(stream)
+                    raise error(f"no right to {operation} {key}")
+
+        world.tier = ObjectStoreOffloader(FaultyStore(world.store, before=deny), env=world.env)
+        done = await world.run_once(world.with_led(["orders", "payments"]))
+
+        assert set(denied) == asked
+        assert type(done.error) is error
+        assert "orders" in str(done.error)
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_without_limits_is_left_out_of_retention() -> None:
+    async def scenario() -> None:
+        world = World(retention="1h")
+        await world.grow(1)
+        document = {"source": "memory:", "tier": "memory:", "upkeep": OFF | {"retention": "1h"}}
+        world.config = RunConfig.model_validate(document)
+
+        done = await world.run_once(world.with_led(["orders"]))
+
+        assert (done.streams, done.error) == (0, None)
+
+    asyncio.run(scenario())
+
+
+def test_few_fragments_are_not_worth_a_merge() -> None:
+    async def scenario() -> None:
+        world = World(compact="1h")
+        await world.grow(FRAGMENTS_MIN - 1)
+
+        done = await world.run_once()
+
+        assert (done.error, done.objects) == (None, 0)
+        assert (await world.tier.load_manifest("orders")).fragments == FRAGMENTS_MIN - 1
 
     asyncio.run(scenario())
 
