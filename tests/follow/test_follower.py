@@ -532,3 +532,7 @@ def test_rules_that_contradict_each_other_are_refused() -> None:
     for wrong in ({"max_lag_seconds": 0.5}, {"max_lag_seconds": 2.0, "hold_back_seconds": 1.5}):
         with pytest.raises(Misuse):
             FollowRules(**wrong)
+
+
+def test_the_patience_is_at_least_twice_the_lag() -> None:
+    assert FollowRules(max_lag_seconds=60.0, takeover_seconds=60.0).quiet_seconds == 120.0

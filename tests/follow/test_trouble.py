@@ -146,6 +146,21 @@ class TestCost:
 
         run(scenario)
 
+    def test_the_vouched_beginning_of_a_ledger_that_ended_waits_for_its_rest(self) -> None:
+        """One fragment for the whole ledger costs less than two."""
+
+        async def scenario(world: World) -> None:
+            world.source.append(2)
+            world.source.roll()
+            world.source.append()
+            world.source.committed_offset = 10
+
+            await world.run(world.follower(), RULES.look_seconds + 1)
+
+            assert not any(call.operation == "put" for call in world.store.calls)
+
+        run(scenario)
+
     def test_a_source_without_a_mark_is_looked_at_each_time(self) -> None:
         class Unmarked(GrowingStream):
             async def mark(self) -> Hashable | None:

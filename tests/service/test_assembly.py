@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from osiris_data import DATA
@@ -12,6 +14,7 @@ from offload.errors import Misuse
 from offload.service.assembly import open_service, shares
 from offload.service.config import BASE_SIZE_BYTES, UPLOAD_SIZE_BYTES, RunConfig
 from offload.session import Session
+from offload.streams.follow_rules import FollowState
 
 
 @pytest.mark.parametrize("memory", range(224, 2048, 37))
@@ -41,6 +44,19 @@ def test_streams_that_are_stored_alike_share_an_offloader(tmp_path: Path) -> Non
             assert opened.tier_for("a") is opened.tier_for("other")
             assert opened.tier_for("b") is opened.tier_for("c")
             assert opened.plan_of("d") is None
+
+    asyncio.run(scenario())
+
+
+def test_upkeep_works_for_the_streams_that_this_process_leads(tmp_path: Path) -> None:
+    document = {"source": f"rabbitmq://{DATA}/tiny", "tier": str(tmp_path / "tier")}
+    statuses = [SimpleNamespace(stream=state.value, state=state) for state in FollowState]
+    dispatcher: Any = SimpleNamespace(statuses=statuses)
+
+    async def scenario() -> None:
+        async with Session() as session:
+            opened = open_service(session, RunConfig.model_validate(document), lambda event: None)
+            assert opened.upkeep(dispatcher, lambda event: None).led() == ["leading"]
 
     asyncio.run(scenario())
 

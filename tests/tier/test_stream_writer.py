@@ -16,6 +16,7 @@ from offload.env import Env
 from offload.errors import TryAgain
 from offload.store.faults import Fault, FaultyStore, Rule
 from offload.store.memory import MemoryStore
+from offload.streams.handles import CutHandle
 
 
 def test_a_commit_names_a_limited_number_of_fragments() -> None:
@@ -128,6 +129,23 @@ def test_a_failed_upload_drops_an_attempt_that_was_announced_in_vain() -> None:
             await writer.offload([ledger_of(10, first_offset=first.next_offset)])
 
         assert writer.manifest.running == ()
+
+    asyncio.run(main())
+
+
+def test_a_writer_that_was_released_goes_on_with_a_new_attempt() -> None:
+    """The attempt that was announced ahead is condemned."""
+
+    async def main() -> None:
+        writer = await StreamWriter.claim(ObjectStoreOffloader(MemoryStore()), "orders")
+        ledger = ledger_of(10)
+        middle = int((await ledger.table())[5]["offset"])
+        await writer.offload([CutHandle(ledger, first_offset=0, next_offset=middle)], ahead=True)
+        await writer.release()
+
+        await writer.offload([CutHandle(ledger, first_offset=middle, next_offset=ledger.next_offset)])
+
+        assert (writer.manifest.next_offset, writer.manifest.running) == (ledger.next_offset, ())
 
     asyncio.run(main())
 
