@@ -20,6 +20,7 @@ from offload import ObjectStoreOffloader, StreamReader, StreamWriter
 from offload.contracts.keys import KeyService
 from offload.env import Env
 from offload.errors import Denied, NoSuchKey, TryAgain
+from offload.formats.anchor import KeyObject
 from offload.formats.keys import StreamKeys
 from offload.formats.root import encode_root
 from offload.model.labels import MasterKey
@@ -116,6 +117,12 @@ class World:
     def damage(self, suffix: str = "") -> None:
         for key in self.key_objects(suffix):
             self.objects[key] = self.objects[key][:-20] + b"x" * 20
+
+    def forge(self, suffix: str = "") -> None:
+        """Replace the wrapped keys of these objects. Their checksums are right."""
+        for key in self.key_objects(suffix):
+            found = KeyObject.decode(self.objects[key], where=key)
+            self.objects[key] = replace(found, wrapped="d3JhcHBlZA==").encode()
 
 
 def run(scenario: Callable[[World], Awaitable[None]], **changes: Any) -> World:

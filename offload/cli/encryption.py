@@ -17,7 +17,7 @@ from offload.errors import Absent
 from offload.model.entry import Entry
 from offload.model.manifest import CommittedStream
 from offload.native.fragment_reader import load_tail
-from offload.native.key_objects import find_key_object, listed_keys
+from offload.native.key_objects import listed_keys, search_key
 from offload.native.own import native_or_none
 from offload.tasks import run_each
 
@@ -68,7 +68,7 @@ async def keys_of(catalogue: Catalogue, committed: CommittedStream) -> list[Show
     store, stream, life = objects.store, committed.stream, committed.incarnation
     shown = []
     for uid, copies in sorted((await listed_keys(store, stream, life)).items()):
-        found = await find_key_object(store, stream, life, uid, damage={})
+        found = (await search_key(store, stream, life, uid)).found
         generation = max(copies) if found is None else found.generation
         shown.append(
             ShownKey(

@@ -10,16 +10,17 @@ Invariants:
 - A key is stored only after the service has unwrapped what it has wrapped. Otherwise a service that can wrap
   and not unwrap would lose every message.
 
-Both copies are read in the same way, so the loss of one loses nothing. A reader or a writer does not restore
-a lost copy: somebody may be shredding the stream.
+Both copies are read in the same way, so the loss of one loses nothing. If the key service refuses one copy,
+the other is tried: the service alone tells a sound copy from a forged one. A reader or a writer does not
+restore a lost copy: somebody may be shredding the stream.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -27,7 +28,7 @@ from uuid import UUID
 from offload.contracts.keys import KeyService
 from offload.contracts.store import ObjectStore
 from offload.env import Env
-from offload.errors import AlreadyExists, Corrupt, Denied, NotFound, OffloadError, TryAgain
+from offload.errors import AlreadyExists, Corrupt, Denied, NotFound, OffloadError, TryAgain, UnsupportedFormat
 from offload.formats.anchor import WRAPPED_SIZE_BYTES_MAX, KeyObject
 from offload.formats.keys import StreamKeys
 from offload.formats.sealing import KEY_SIZE_BYTES
@@ -55,36 +56,89 @@ async def listed_keys(store: ObjectStore, stream: str, incarnation: UUID) -> dic
     return found
 
 
-async def read_key_object(store: ObjectStore, stream: str, incarnation: UUID, uid: UUID) -> KeyObject:
-    """Return the newest generation of a key of which a copy is sound. One list and one get if the first is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeySearch:
+    """The result of a search for a key among its objects."""
 
-    Raises `Denied` if no copy is left or sound.
+    found: KeyObject | None = None
+    """The newest object that is sound. If a key service was asked, the newest that it unwraps."""
+
+    raw: bytes = field(default=b"", repr=False)
+    """The key, if a key service was asked."""
+
+    refusal: Denied | None = None
+    """What the key service said of the first object, if it refused every one that is sound."""
+
+    tried: Mapping[str, str]
+    """The reason against each other object that was tried, by its name."""
+
+    @property
+    def loss(self) -> str:
+        """Why the key is lost. Empty if an object is sound: a refusal is no loss."""
+        if self.found is not None or self.refusal is not None:
+            return ""
+        return "; ".join(self.tried.values()) or "no copy is left"
+
+
+async def search_key(
+    store: ObjectStore, stream: str, incarnation: UUID, uid: UUID, *, service: KeyService | None = None
+) -> KeySearch:
+    """Search the objects of a key, the newest first. One list and one get if the first is good.
+
+    At most `TRIED_MAX` are tried. Raises `TryAgain` if the key service is down, and `UnsupportedFormat` if a
+    newer program wrote an object, and no other one is good.
     """
-    damage = dict[str, str]()
-    if (found := await find_key_object(store, stream, incarnation, uid, damage=damage)) is not None:
-        return found
+    keys, tried = StreamKeys(stream), dict[str, str]()
+    prefix = f"{keys.keys_of_life(incarnation)}{uid}."
+    refusal: Denied | None = None
+    newer: UnsupportedFormat | None = None
+    refused: list[KeyObject] = []
+    # A rotation may delete what was just listed. The next list then shows what it made before that.
+    while len(tried) < TRIED_MAX and (name := await _newest_but(store, prefix, keys, tried)):
+        try:
+            one = await read_anchor(store, name, partial(decode_key_object, keys=keys, where=name))
+        except (Corrupt, NotFound) as exc:
+            tried[name] = str(exc)
+            continue
+        except UnsupportedFormat as exc:
+            newer, tried[name] = newer or exc, str(exc)
+            continue
+        if service is None:
+            return KeySearch(found=one, tried=tried)
+        if one not in refused:  # the service would refuse an equal copy as well
+            try:
+                return KeySearch(found=one, raw=await unwrap_key(service, one), tried=tried)
+            except Denied as exc:
+                refusal = refusal or exc
+                refused.append(one)
+        tried[name] = "the key service refuses it"
+    if newer is not None and refusal is None:
+        raise newer
+    return KeySearch(refusal=refusal, tried=tried)
+
+
+async def open_key(
+    service: KeyService, store: ObjectStore, stream: str, incarnation: UUID, uid: UUID
+) -> tuple[KeyObject, bytes]:
+    """Return the newest key object that the service unwraps, and the key.
+
+    Raises `Denied` if no copy is left or sound, or if the service refuses them. Raises `TryAgain` if it is
+    down.
+    """
+    search = await search_key(store, stream, incarnation, uid, service=service)
+    if search.refusal is not None:
+        raise search.refusal
+    return sound_object(search, stream, uid), search.raw
+
+
+def sound_object(search: KeySearch, stream: str, uid: UUID) -> KeyObject:
+    """Return the object that was found. Raises `Denied` if the key is lost."""
+    if search.found is not None:
+        return search.found
     raise Denied(
         f"stream {stream!r}: both copies of its key {uid} are lost or damaged, and its data cannot be read "
-        f"without it; restore one from a backup ({'; '.join(damage.values()) or 'none is left'})"
+        f"without it; restore one from a backup ({'; '.join(search.tried.values()) or 'none is left'})"
     )
-
-
-async def find_key_object(
-    store: ObjectStore, stream: str, incarnation: UUID, uid: UUID, *, damage: dict[str, str]
-) -> KeyObject | None:
-    """Return what `read_key_object` does, or None if no copy is left or sound.
-
-    `damage` receives the damage of each copy that is not sound, by its name. At most `TRIED_MAX` are tried.
-    """
-    keys = StreamKeys(stream)
-    prefix = f"{keys.keys_of_life(incarnation)}{uid}."
-    # A rotation may delete what was just listed. The next list then shows what it made before that.
-    while len(damage) < TRIED_MAX and (name := await _newest_but(store, prefix, keys, damage)):
-        try:
-            return await read_anchor(store, name, partial(decode_key_object, keys=keys, where=name))
-        except (Corrupt, NotFound) as exc:
-            damage[name] = str(exc)
-    return None
 
 
 async def read_both_copies(

@@ -24,7 +24,7 @@ from offload.formats.anchor import KeyObject
 from offload.formats.fragment import FragmentTail
 from offload.formats.sealing import KEY_SECTION, KEY_SIZE_BYTES, DataKey, unwrapped
 from offload.model.labels import MasterKey
-from offload.native.key_objects import asking, listed_keys, read_key_object, store_key, unwrap_key
+from offload.native.key_objects import asking, listed_keys, open_key, store_key
 
 KEPT_SECONDS: Final = 300.0
 KEPT_MAX: Final = 1024
@@ -160,8 +160,7 @@ class KeyRing:
         async with self._lock(store.url, stream, str(incarnation), str(uid)):
             if (kept := self._kept_now(store, stream, incarnation, uid)) is not None:
                 return kept
-            found = await read_key_object(store, stream, incarnation, uid)
-            raw = await unwrap_key(self.service, found)
+            _, raw = await open_key(self.service, store, stream, incarnation, uid)
             key = StreamKey(uid=uid, incarnation=incarnation, raw=raw)
             self._keep(store, stream, key)
             return key

@@ -2,7 +2,8 @@
 
 For each key of the life that a stream has now:
 
-    1. read     the newest generation, and unwrap it. If nothing is to be done, stop here
+    1. read     the newest generation, and unwrap it; the second copy, or an older generation, if the service
+                refuses the first. If nothing is to be done, stop here
     2. store    the next generation, wrapped again: a second copy, then the object
     3. read     both copies back
     4. ask      the newest root. If the stream no longer has this life, delete what step 2 stored: somebody
@@ -50,10 +51,11 @@ from offload.model.manifest import StreamState
 from offload.native.fragment_reader import load_tail
 from offload.native.key_objects import (
     listed_keys,
+    open_key,
     read_both_copies,
-    read_key_object,
+    search_key,
+    sound_object,
     store_key,
-    unwrap_key,
 )
 from offload.native.offloader import ObjectStoreOffloader
 from offload.native.own import native
@@ -177,18 +179,17 @@ class _Rotation:
             return
         uid, _ = (await load_tail(self.tier.store, newest, last)).wrapped_key
         # It looks again: a sync may have made the stream's first key since.
-        await read_key_object(self.tier.store, stream, newest.incarnation, uid)
+        sound_object(await search_key(self.tier.store, stream, newest.incarnation, uid), stream, uid)
 
     async def _of_key(self, stream: str, life: UUID, uid: UUID, counts: dict[int, int]) -> str:
         """Do all steps for a key. Return the field of `Rotated` that counts it."""
         store, newest = self.tier.store, max(counts)
         # 1.
-        found = whole = await read_both_copies(store, stream, life, uid, newest)
-        found = found or await read_key_object(store, stream, life, uid)
+        whole = await read_both_copies(store, stream, life, uid, newest)
         is_alone = whole is not None and len(counts) == 1
-        if found.own and is_alone:
+        if whole is not None and whole.own and is_alone:
             return "own"
-        raw, service = await self._unwrapped(found)
+        found, raw, service = await self._opened(stream, life, uid)
         if found.label == self.label and service is self.new and is_alone:
             return "unchanged"
         if not self.dry_run:
@@ -198,15 +199,17 @@ class _Rotation:
             await self._replace(draft, raw, to)
         return "rotated"
 
-    async def _unwrapped(self, found: KeyObject) -> tuple[bytes, KeyService]:
-        """Return the key, and the service that unwrapped it."""
-        if self.old is None:
-            return await unwrap_key(self.new, found), self.new
+    async def _opened(self, stream: str, life: UUID, uid: UUID) -> tuple[KeyObject, bytes, KeyService]:
+        """Return the object of a key that a service unwraps, the key, and that service."""
         # The new service first: an earlier run may have been interrupted, and both may know the same label.
+        first, *others = [self.new] if self.old is None else [self.new, self.old]
+        store = self.tier.store
         try:
-            return await unwrap_key(self.new, found), self.new
+            return *await open_key(first, store, stream, life, uid), first
         except Denied:
-            return await unwrap_key(self.old, found), self.old
+            if not others:
+                raise
+        return *await open_key(others[0], store, stream, life, uid), others[0]
 
     async def _replace(self, draft: KeyObject, raw: bytes, service: KeyService) -> None:
         store, stream, mine = self.tier.store, draft.stream, draft.generation

@@ -34,7 +34,7 @@ from offload.model.entry import NO_ENTRIES, Entries
 from offload.model.manifest import Manifest, StreamState
 from offload.model.tree import EntryTree, Tree
 from offload.native import adoption, key_ring
-from offload.native.key_objects import decode_key_object
+from offload.native.key_objects import decode_key_object, unwrap_key
 from offload.native.key_ring import KeyRing
 from offload.native.offloader import ObjectStoreOffloader
 from offload.native.stream_key import StreamEncryption
@@ -281,13 +281,14 @@ async def _older_generations_first(self: Any, draft: Any, raw: bytes, service: A
     await _ROTATE_KEY(self, draft, raw, service)
 
 
-async def _first_listing_decides(store: Any, stream: str, incarnation: UUID, uid: UUID) -> Any:
+async def _first_listing_decides(service: Any, store: Any, stream: str, incarnation: UUID, uid: UUID) -> Any:
     keys = StreamKeys(stream)
     names = [row.key async for row in store.list(f"{keys.keys_of_life(incarnation)}{uid}.")]
     try:
-        return decode_key_object(await store.get(max(names)), keys=keys, where=max(names))
+        found = decode_key_object(await store.get(max(names)), keys=keys, where=max(names))
     except (NotFound, ValueError) as exc:
         raise Denied(f"the key {uid} is lost") from exc
+    return found, await unwrap_key(service, found)
 
 
 _DATA_KEYS: dict[UUID, tuple[Any, bytes]] = {}
@@ -464,7 +465,7 @@ BUGS: Final[dict[str, Mutant]] = {
     "keys: the first listing decides": Mutant(
         "-",
         "a key that was rotated after a listing is not lost",
-        set_to((key_ring, "read_key_object", _first_listing_decides)),
+        set_to((key_ring, "open_key", _first_listing_decides)),
     ),
     "adoption: denied is not whole": Mutant(
         "2.6",

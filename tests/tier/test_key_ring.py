@@ -18,8 +18,9 @@ from offload_conformance.ledgers import ledger_of
 from offload import ObjectStoreOffloader, Retention, StreamWriter, TierOptions, delete_stream, trim
 from offload.contracts.keys import KeyService
 from offload.contracts.store import Span, Suffix
-from offload.errors import Absent, AlreadyExists, Conflict, Denied, Misuse, OffloadError, TryAgain
+from offload.errors import Absent, AlreadyExists, Conflict, Denied, Misuse, NoSuchKey, OffloadError, TryAgain
 from offload.formats.anchor import KeyObject, TierAnchor
+from offload.formats.checksums import crc32c
 from offload.formats.keys import TIER_ANCHOR, StreamKeys
 from offload.model.chunk_table import WINDOW_SIZE_BYTES
 from offload.model.labels import MasterKey
@@ -31,6 +32,23 @@ from offload.store.memory import MemoryStore
 
 MARKER: Final = b"a key nobody may ever see here.."
 LIFE: Final = UUID(int=1)
+
+
+def _other_label(sound: KeyObject) -> bytes:
+    return replace(sound, label="other").encode()
+
+
+def _unknown_label(sound: KeyObject) -> bytes:
+    return replace(sound, label="nobody").encode()
+
+
+def _other_wrapped(sound: KeyObject) -> bytes:
+    return replace(sound, wrapped="d3JhcHBlZA==").encode()
+
+
+def _newer_version(sound: KeyObject) -> bytes:
+    lines = sound.encode()[: -len(b"crc32c 00000000\n")].replace(b" key 1\n", b" key 99\n")
+    return lines + b"crc32c %08x\n" % crc32c(lines)
 
 
 class TestKeeping:
@@ -307,6 +325,55 @@ class TestCopies:
 
             with pytest.raises(Denied, match=rf"stream 'orders'.*{refusal}"):
                 await read(world.tier(world.ring()))
+
+        run(scenario, service=Service(LABEL, "other"))
+
+    @pytest.mark.parametrize("forge", [_other_label, _unknown_label, _other_wrapped, _newer_version])
+    @pytest.mark.parametrize("suffix", [".key", ".copy"])
+    def test_one_forged_copy_keeps_nobody_from_the_key(
+        self, forge: Callable[[KeyObject], bytes], suffix: str
+    ) -> None:
+        """Its checksum is right, so only the key service can tell it from the sound copy."""
+
+        async def scenario(world: World) -> None:
+            await append(world.tier(world.ring()))
+            [name] = world.key_objects(suffix)
+            world.objects[name] = forge(KeyObject.decode(world.objects[name], where=name))
+
+            assert await read(world.tier(world.ring(None))) == 10
+            await append(world.tier(world.ring(None)))
+            assert await is_encrypted(world) == [True, True]
+
+        run(scenario, service=Service(LABEL, "other"))
+
+    def test_equal_copies_that_the_service_refuses_are_asked_about_once(self) -> None:
+        async def scenario(world: World) -> None:
+            await append(world.tier(world.ring()))
+            world.service.masters.clear()
+            world.service.calls.clear()
+
+            with pytest.raises(NoSuchKey, match="stream 'orders'"):
+                await read(world.tier(world.ring(None)))
+            assert world.service.calls == ["unwrap"]
+
+        run(scenario)
+
+    def test_a_service_is_asked_about_a_bounded_number_of_forged_objects(self) -> None:
+        async def scenario(world: World) -> None:
+            await append(world.tier(world.ring()))
+            [name] = world.key_objects(".key")
+            found = KeyObject.decode(world.objects[name], where=name)
+            for generation in range(2, 3 * TRIED_MAX):
+                forged = replace(found, generation=generation, label="other")
+                own, _ = StreamKeys("orders").key_objects(
+                    UUID(found.incarnation), UUID(found.uid), generation
+                )
+                world.objects[own] = forged.encode()
+            world.service.calls.clear()
+
+            with pytest.raises(Denied, match="did not wrap this key"):
+                await read(world.tier(world.ring(None)))
+            assert world.service.calls == ["unwrap"] * TRIED_MAX
 
         run(scenario, service=Service(LABEL, "other"))
 

@@ -1,7 +1,8 @@
 """Tests of rotation: the states that it may find, crashes, rivals, and key services that fail.
 
 A state is written as in `1=old 2=new.copy`: generation 1 has both copies and is wrapped by the old master
-key, and generation 2 has only the second copy. `~` says that both copies are damaged, `~key` that one is.
+key, and generation 2 has only the second copy. `~` says that both copies are damaged, `~key` that one is. `!`
+says that they are forged: their checksum is right, and no key service unwraps them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from offload.upkeep.rotate import Rotated, rotate
 from offload.upkeep.shred import plan_shred, shred
 
 LABELS: Final = {"old": LABEL, "new": "tier-2027", "other": "tier-2028"}
-WORD: Final = re.compile(r"(\d+)=(\w+)(?:\.(key|copy))?(~(?:key|copy)?)?")
+WORD: Final = re.compile(r"(\d+)=(\w+)(?:\.(key|copy))?([~!](?:key|copy)?)?")
 TEMPLATES: Final[dict[str, World]] = {}
 """A world of each state, of which tests use copies."""
 
@@ -69,7 +70,7 @@ async def template(state: str) -> World:
         if only is not None:
             world.lose(f"{generation:020}.{'copy' if only == 'key' else 'key'}")
         for suffix in () if damaged is None else [damaged[1:]] if damaged[1:] else ["key", "copy"]:
-            world.damage(f"{generation:020}.{suffix}")
+            (world.damage if damaged and damaged[0] == "~" else world.forge)(f"{generation:020}.{suffix}")
     return world
 
 
@@ -136,6 +137,11 @@ async def settled(world: World) -> None:
         ("1=new.copy", "rotated", "2=new"),
         ("1=new~key", "rotated", "2=new"),
         ("1=new~copy", "rotated", "2=new"),
+        ("1=old!key", "rotated", "2=new"),
+        ("1=new!key", "rotated", "2=new"),
+        ("1=new!copy", "rotated", "2=new"),
+        ("1=old 2=new!", "rotated", "3=new"),
+        ("1=own!key", "rotated", "2=own"),
         ("1=old 2=new.copy", "rotated", "3=new"),
         ("1=old 2=new", "rotated", "3=new"),
         ("1=old.key 2=new", "rotated", "3=new"),

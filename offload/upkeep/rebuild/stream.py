@@ -41,7 +41,7 @@ from offload.formats.keys import StreamKeys
 from offload.model.entry import Entry
 from offload.model.found import FoundFragment
 from offload.model.manifest import Manifest, StreamState
-from offload.native.key_objects import find_key_object
+from offload.native.key_objects import search_key
 from offload.native.lost_anchors import lost_stream_anchor, restore_stream_anchor
 from offload.native.lost_roots import old_life_in
 from offload.native.offloader import ObjectStoreOffloader
@@ -409,7 +409,7 @@ class _Rebuild:
         lost, store = dict[UUID, int](), self.offloader.store
         for (life, uid), fragments in needs.items():
             with suppress(UnsupportedFormat):  # a newer program rotated it, so it is there
-                if uid and await find_key_object(store, self.stream, life, uid, damage={}) is None:
+                if uid and (await search_key(store, self.stream, life, uid)).loss:
                     lost[uid] = fragments
         return lost
 

@@ -38,7 +38,7 @@ from offload.model.entry import Entry, entries_of_rows
 from offload.model.manifest import Manifest, StreamState
 from offload.native.anchors import read_anchor
 from offload.native.fragment_reader import load_tail
-from offload.native.key_objects import decode_key_object, find_key_object, unwrap_key
+from offload.native.key_objects import decode_key_object, search_key
 from offload.native.key_ring import KeyRing
 from offload.native.lost_roots import loss_shown_by_base
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport, counting, explain
@@ -113,16 +113,9 @@ class ReadKeys:
             return found
 
     async def _look(self, stream: str, life: UUID, uid: UUID) -> _Found:
-        damage = dict[str, str]()
-        found = await find_key_object(self.store, stream, life, uid, damage=damage)
-        if found is None:
-            return _Found(loss="; ".join(damage.values()) or "no copy is left")
-        if self.ring is not None:
-            try:
-                await unwrap_key(self.ring.service, found)
-            except Denied as exc:
-                return _Found(refusal=str(exc))
-        return _Found()
+        service = None if self.ring is None else self.ring.service
+        search = await search_key(self.store, stream, life, uid, service=service)
+        return _Found(loss=search.loss, refusal="" if search.refusal is None else str(search.refusal))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
