@@ -3,6 +3,7 @@
     0      success; also if the reader of stdout closed the pipe
     1      the operation failed, found damage, or names something that does not exist
     2      the arguments alone are wrong
+    3      a verify found no damage, and could not check everything: the key service refuses keys
     130    Ctrl-C
 
 An error is one line on stderr. A traceback is printed only with `--debug`.

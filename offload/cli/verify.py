@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -16,6 +16,9 @@ from offload.contracts.events import DamageFound
 from offload.errors import OffloadError
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload.upkeep.verify.tier import verify as verify_tier
+
+NOT_CHECKED: Final = 3
+"""The exit code if no damage was found, and the key service did not let everything be checked."""
 
 Level = Annotated[
     VerifyLevel,
@@ -105,26 +108,54 @@ def _tell(state: CommandContext, report: VerifyReport, *, json: bool, to_the_end
         print_json(report.as_json(), indent=2)
     else:
         _show(report, to_the_end=to_the_end)
-    return 1 if report.damages else 0
+    return exit_code(report)
+
+
+def exit_code(report: VerifyReport) -> int:
+    """Return 1 for damage, `NOT_CHECKED` for keys that could not be checked, and 0 otherwise."""
+    return 1 if report.damages else NOT_CHECKED if report.unchecked else 0
+
+
+def show_findings(report: VerifyReport) -> None:
+    """Print a line for each damage, and for each key that could not be checked."""
+    for damage in report.damages:
+        print(f"DAMAGE {error_line(damage)}")
+    for row in report.unchecked.values():
+        reason = f"cannot be checked: the key service does not open it: {row.reason}"
+        print(f"UNCHECKED {one_line(row.key)}: {one_line(reason)}")
+
+
+def show_not_opened(report: VerifyReport) -> None:
+    """Print how many encrypted fragments were not opened, if there are any."""
+    if report.not_opened:
+        what = counted(report.not_opened, "encrypted fragment was", "encrypted fragments were")
+        cure = "" if report.unchecked else "; use --keys, or set OFFLOAD_KEYS"
+        print(f"{what} not opened, so only stored bytes were checked{cure}")
+
+
+def verdict(report: VerifyReport, *, sound: str) -> str:
+    """Return the last words of a verify. `sound` is for a tier without findings."""
+    if report.damages:
+        return f"{len(report.damages)} damaged"
+    if report.unchecked:
+        keys = counted(len(report.unchecked), "key")
+        return f"no damage was found, but {keys} cannot be checked: use the --keys of the streams' writers"
+    return sound
 
 
 def _show(report: VerifyReport, *, to_the_end: bool) -> None:
-    for damage in report.damages:
-        print(f"DAMAGE {error_line(damage)}")
+    show_findings(report)
     for row in report.unreferenced:
         print(f"unreferenced {one_line(row.key)}: {row.reason}")
     if report.not_compared:
         what = counted(report.not_compared, "object was", "objects were")
         print(f"{what} not compared: the store keeps no CRC-32C")
-    if report.not_opened:
-        what = counted(report.not_opened, "encrypted fragment was", "encrypted fragments were")
-        print(f"{what} not opened, so only stored bytes were checked; use --keys, or set OFFLOAD_KEYS")
+    show_not_opened(report)
     sound = SOUND[report.level] if report.streams else "no stream was verified"
     sound = sound if to_the_end else "no damage so far"
-    verdict = f"{len(report.damages)} damaged" if report.damages else sound
     print(
         f"{counted(report.streams, 'stream')}, {counted(report.objects, 'object')}, "
-        f"{size_text(report.bytes)}: {verdict}"
+        f"{size_text(report.bytes)}: {verdict(report, sound=sound)}"
     )
 
 

@@ -32,6 +32,11 @@ class CheckedFragment:
     checksum: int
     """CRC-32C of the whole object."""
 
+    @property
+    def is_opened(self) -> bool:
+        """True if the chunks were checked too. False if only stored bytes of an encrypted fragment were."""
+        return self.tail.checksums is not None
+
 
 async def check_fragment(
     store: ObjectStore,

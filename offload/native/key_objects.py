@@ -72,6 +72,9 @@ class KeySearch:
     tried: Mapping[str, str]
     """The reason against each other object that was tried, by its name."""
 
+    refused: Collection[str] = ()
+    """The names of those that the key service refused."""
+
     @property
     def loss(self) -> str:
         """Why the key is lost. Empty if an object is sound: a refusal is no loss."""
@@ -92,7 +95,7 @@ async def search_key(
     prefix = f"{keys.keys_of_life(incarnation)}{uid}."
     refusal: Denied | None = None
     newer: UnsupportedFormat | None = None
-    refused: list[KeyObject] = []
+    refused: dict[str, KeyObject] = {}
     # A rotation may delete what was just listed. The next list then shows what it made before that.
     while len(tried) < TRIED_MAX and (name := await _newest_but(store, prefix, keys, tried)):
         try:
@@ -105,16 +108,15 @@ async def search_key(
             continue
         if service is None:
             return KeySearch(found=one, tried=tried)
-        if one not in refused:  # the service would refuse an equal copy as well
+        if one not in refused.values():  # the service would refuse an equal copy as well
             try:
                 return KeySearch(found=one, raw=await unwrap_key(service, one), tried=tried)
             except Denied as exc:
                 refusal = refusal or exc
-                refused.append(one)
-        tried[name] = "the key service refuses it"
+        refused[name], tried[name] = one, "the key service refuses it"
     if newer is not None and refusal is None:
         raise newer
-    return KeySearch(refusal=refusal, tried=tried)
+    return KeySearch(refusal=refusal, tried=tried, refused=[*refused])
 
 
 async def open_key(

@@ -30,7 +30,7 @@ from typing import Any, Final
 from offload.contracts.events import DamageFound, Event, UpkeepFinished
 from offload.contracts.offloader import LedgerOffloader
 from offload.env import Env
-from offload.errors import OffloadError, StoreDenied
+from offload.errors import Denied, OffloadError, StoreDenied
 from offload.native.offloader import TierOptions
 from offload.service.config import RunConfig
 from offload.upkeep.compact.stream import compact
@@ -211,7 +211,8 @@ class Upkeep:
         tally.streams, tally.objects, tally.size_bytes = report.streams, report.objects, report.bytes
         for damage in report.damages:
             self.emit(DamageFound(damage=damage))
-        tally.error = report.damages[0] if report.damages else None
+        refused = [f"{row.key} cannot be checked: {row.reason}" for row in report.unchecked.values()]
+        tally.error = next(iter([*report.damages, *map(Denied, refused)]), None)
 
 
 def _as_json(done: UpkeepFinished) -> dict[str, Any]:

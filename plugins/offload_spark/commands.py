@@ -11,9 +11,10 @@ import typer
 
 from offload.cli.kit.arguments import Compress, Encrypt, OnlyStream, Options, Tier, compression_of
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.output import counted, error_line, print_json, print_note, size_text
+from offload.cli.kit.output import counted, print_json, print_note, size_text
 from offload.cli.kit.state import CommandContext
 from offload.cli.kit.terminal import live_line
+from offload.cli.verify import exit_code, show_findings, show_not_opened, verdict
 from offload.contracts.events import DamageFound
 from offload.errors import OffloadError
 from offload.upkeep.verify.report import VerifyReport
@@ -71,10 +72,10 @@ def verify(
     if json:
         print_json(report.as_json(), indent=2)
     else:
-        for damage in report.damages:
-            print(f"DAMAGE {error_line(damage)}")
+        show_findings(report)
+        show_not_opened(report)
         print(_verified(report))
-    return 1 if report.damages else 0
+    return exit_code(report)
 
 
 @app.command()
@@ -181,6 +182,5 @@ def export(
 
 
 def _verified(report: VerifyReport) -> str:
-    verdict = f"{len(report.damages)} damaged" if report.damages else "all of them sound"
     what = f"{counted(report.streams, 'stream')}, {counted(report.objects, 'object')}"
-    return f"{what}, {size_text(report.bytes)} read: {verdict}"
+    return f"{what}, {size_text(report.bytes)} read: {verdict(report, sound='all of them sound')}"

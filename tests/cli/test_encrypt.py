@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 import shutil
@@ -113,6 +114,28 @@ def test_verify_checks_an_encrypted_tier_with_and_without_keys(tier: Path) -> No
     fragment.write_bytes(raw)
 
     assert offload("verify", tier).code == 1
+    assert offload("verify", tier, *KEYS).code == 1
+
+
+def test_verify_tells_a_wrong_key_service_from_damage(tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor can tell by the exit code: 3 asks for another key service, and 1 for a repair."""
+    monkeypatch.setenv("OFFLOAD_KEY_TIER_2026", base64.b64encode(b"w" * 32).decode())
+
+    wrong = offload("verify", tier, *KEYS)
+
+    [key] = (path.relative_to(tier).as_posix() for path in tier.rglob("*.key"))
+    assert wrong.code == 3
+    assert wrong.lines[0].startswith(
+        f"UNCHECKED {key}: cannot be checked: the key service does not open it: stream 'tiny': "
+    )
+    assert wrong.lines[1] == "1 encrypted fragment was not opened, so only stored bytes were checked"
+    assert wrong.lines[2].endswith(
+        ": no damage was found, but 1 key cannot be checked: use the --keys of the streams' writers"
+    )
+    [row] = offload("verify", tier, *KEYS, "--json").document["unchecked"]
+    assert (row["stream"], row["object"]) == ("tiny", key)
+
+    next(tier.rglob("*.copy")).unlink()
     assert offload("verify", tier, *KEYS).code == 1
 
 

@@ -23,7 +23,7 @@ from offload.errors import TryAgain
 from offload.upkeep.verify.stream import StreamJudge
 
 DOCUMENT = ["level", "streams", "objects", "bytes", "not_compared", "not_opened", "judged_to", "damages"]
-DOCUMENT += ["unreferenced"]
+DOCUMENT += ["unchecked", "unreferenced"]
 
 
 @pytest.fixture(scope="module")

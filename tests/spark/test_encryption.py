@@ -124,8 +124,29 @@ def test_an_executor_asks_the_service_of_its_own_environment(
     good("spark", "verify", tier)
     monkeypatch.setitem(spark.sparkContext.environment, "OFFLOAD_KEYS", f"keyfile:{tmp_path / 'empty'}")
 
-    assert "stream 'orders': " in (line := last_line("spark", "verify", tier))
-    assert "there is no such master key; restore it from a backup" in line
+    ran = offload("spark", "verify", tier)
+    assert ran.code == 3
+    assert ran.lines[0].startswith("UNCHECKED orders/keys/")
+    assert "there is no such master key; restore it from a backup" in ran.lines[0]
+
+
+def test_a_scrub_reports_a_refused_key_once_and_a_lost_key_as_damage_of_its_fragments(
+    spark: SparkSession, tier: Path, service: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir(mode=0o700)
+    refused = offload("spark", "verify", tier, "--keys", f"keyfile:{tmp_path / 'empty'}")
+    assert refused.code == 3
+    [unchecked, not_opened, verdict] = refused.lines
+    assert unchecked.startswith("UNCHECKED orders/keys/")
+    assert not_opened.startswith(f"{len(list(tier.rglob('*.fragment')))} encrypted fragments were not opened")
+    assert "no damage was found, but 1 key cannot be checked" in verdict
+
+    for path in tier.glob("orders/keys/*"):
+        path.unlink()
+    lost = offload("spark", "verify", tier, "--keys", service)
+    assert lost.code == 1
+    assert all("is lost (no copy is left)" in line for line in lost.lines[:-2])
+    assert lost.lines[-1].endswith(f": {len(list(tier.rglob('*.fragment')))} damaged")
 
 
 @campaign("Spark's jobs on encrypted streams; make test has its writes and reads of one, and the commands")

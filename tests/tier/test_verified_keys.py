@@ -58,6 +58,12 @@ def damage_of(report: VerifyReport) -> Corrupt:
     return damage
 
 
+def refusal_of(report: VerifyReport) -> str:
+    assert report.damages == []
+    [row] = report.unchecked.values()
+    return row.reason
+
+
 def reason_of(report: VerifyReport) -> str:
     assert report.damages == []
     [reason] = {each.reason for each in report.unreferenced}
@@ -145,9 +151,26 @@ def test_a_damaged_object_is_damage_and_its_twin_is_not(level: VerifyLevel, suff
         damage = damage_of(await verified(world, level, keys=True))
 
         assert damage.where.endswith(suffix)
-        assert "run: offload rotate" in str(damage)
+        assert f"run: offload rotate {world.store.url} --stream orders --encrypt {LABEL} " in str(damage)
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("keys", "label"), [(True, LABEL), (False, "LABEL")])
+def test_no_command_is_printed_that_gives_the_key_to_a_forged_label(*, keys: bool, label: str) -> None:
+    """Whoever writes to the bucket would have the operator wrap the key by a master key of their choice."""
+
+    async def scenario(world: World) -> None:
+        await append(world.tier(world.ring()))
+        [found] = decoded(world, ".key")
+        store_key(world, found, ".key", label="other")
+
+        report = await verified(world, keys=keys)
+
+        assert str(damage_of(report)).endswith(f" --encrypt {label} --keys URL")
+        assert report.unchecked == {}
+
+    run(scenario, service=Service(LABEL, "other"))
 
 
 def test_an_object_under_the_name_of_another_is_damage() -> None:
@@ -348,7 +371,7 @@ class TestKeyServices:
     """What a verify says of the key service."""
 
     @each_level
-    def test_a_refused_key_is_reported_once_with_what_the_service_says(self, level: VerifyLevel) -> None:
+    def test_a_refused_key_is_no_damage_and_is_reported_once(self, level: VerifyLevel) -> None:
         async def scenario(world: World) -> None:
             for _ in range(3):
                 await append(world.tier(world.ring()))
@@ -358,14 +381,17 @@ class TestKeyServices:
 
             report = await verified(world, level, keys=True)
 
-            assert [damage.where for damage in report.damages] == world.key_objects(".key")
-            assert all("the key service has no key" in str(damage) for damage in report.damages)
+            assert report.damages == []
+            assert [*report.unchecked] == world.key_objects(".key")
+            assert {row.stream for row in report.unchecked.values()} == {"orders", "other"}
+            assert all("the key service has no key" in row.reason for row in report.unchecked.values())
+            assert report.not_opened == (4 if level is VerifyLevel.BYTES else 0)
             assert world.service.calls == ["unwrap"] * 2
 
         run(scenario)
 
     @pytest.mark.parametrize("loss", [False, True])
-    def test_a_key_that_is_lost_or_refused_in_the_middle_of_a_verify_is_damage(self, *, loss: bool) -> None:
+    def test_a_key_that_is_lost_or_refused_in_the_middle_of_a_verify_is_reported(self, *, loss: bool) -> None:
         """A verify of a large tier asks again for a key whose time in memory is over."""
 
         async def scenario(world: World) -> None:
@@ -382,9 +408,16 @@ class TestKeyServices:
                         world.service.masters.clear()
 
             world.store.before = end
-            damages = {damage.where: str(damage) for damage in (await verified(world, keys=True)).damages}
+            report = await verified(world, keys=True)
+            damages = {damage.where: str(damage) for damage in report.damages}
 
-            assert ("are lost" if loss else "has no key") in damages[last]
+            if loss:
+                assert "is lost" in damages[last]
+            else:
+                assert damages == {}
+                [row] = report.unchecked.values()
+                assert "has no key" in row.reason
+                assert report.not_opened == 1
 
         run(scenario)
 
@@ -399,7 +432,7 @@ class TestKeyServices:
                 await append(world.tier())
             store_key(world, key, ".copy", label="other")
 
-            assert "did not wrap this key" in str(damage_of(await verified(world, keys=True)))
+            assert "did not wrap this key" in refusal_of(await verified(world, keys=True))
 
         run(scenario, service=Service(LABEL, "other"))
 
@@ -421,7 +454,7 @@ class TestKeyServices:
                 store_key(world, found, label="other")
 
             assert_sound(await verified(world))
-            assert "did not wrap this key" in str(damage_of(await verified(world, keys=True)))
+            assert "did not wrap this key" in refusal_of(await verified(world, keys=True))
 
         run(scenario, service=Service(LABEL, "other"))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from offload.errors import Absent, Corrupt, NotFound, NotOffloaded
+from offload.formats.fragment import FragmentTail
 from offload.model.entry import Entry
 from offload.model.manifest import Manifest
 from offload.native.fragment_check import check_fragment
@@ -15,14 +17,22 @@ from offload.streams.reader import newer_manifest
 __all__ = ["is_checked"]
 
 
-async def is_checked(offloader: ObjectStoreOffloader, manifest: Manifest, entry: Entry, key: str) -> bool:
+async def is_checked(
+    offloader: ObjectStoreOffloader,
+    manifest: Manifest,
+    entry: Entry,
+    key: str,
+    *,
+    opens: Callable[[FragmentTail], Awaitable[bool]] | None = None,
+) -> bool:
     """Read a fragment whole, and return True if it is sound; False if it was trimmed meanwhile.
 
+    `opens` is that of `check_fragment`.
     Raises `Corrupt` if it is damaged, and `Absent` if it is gone and the newest manifest still names it.
     """
     try:
         checked = await check_fragment(
-            offloader.store, key, size_bytes=entry.stored_size_bytes, ring=offloader.ring
+            offloader.store, key, size_bytes=entry.stored_size_bytes, ring=offloader.ring, opens=opens
         )
     except NotFound:
         with suppress(NotOffloaded):  # deleted meanwhile

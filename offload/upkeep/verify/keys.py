@@ -9,12 +9,12 @@
     `.key` without `.copy`, which is made first        damage
     `.copy` without `.key`, and a fragment needs it    damage
     `.copy` without `.key` otherwise                   explained: it is being made, or a crash left it
-    refused by the key service                         damage
+    refused by the key service                         not checked: the service may be another one
 
 Invariants: a copy that is missing is judged by a listing that is newer than the miss, so a sync, a rotation
 or a shred beside the verify causes no damage; a key is asked of the key service once in a run, and again
-only when its time in memory is over; a fragment whose key was refused counts as sound only if the refusal is
-reported with the key.
+only when its time in memory is over; a fragment whose key was refused counts as not opened, and the refusal
+is reported once, under the name of the key object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from offload.native.fragment_reader import load_tail
 from offload.native.key_objects import decode_key_object, search_key
 from offload.native.key_ring import KeyRing
 from offload.native.lost_roots import loss_shown_by_base
-from offload.upkeep.verify.report import VerifyLevel, VerifyReport, counting, explain
+from offload.upkeep.verify.report import Unchecked, VerifyLevel, VerifyReport, counting, explain
 
 LOOKS_MAX: Final = 8
 """How often a key is looked at, if each time a copy is gone that a listing showed."""
@@ -56,10 +56,13 @@ UNKNOWN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """One key as a verify found it. Both texts are empty if the key opens, or if there is no key service."""
+    """One key as a verify found it. Both are empty if the key opens, or if there is no key service."""
 
     loss: str = ""
-    refusal: str = ""
+    label: str = ""
+    """The master key of the object that opens; without a key service, of the first that is sound."""
+    unchecked: Unchecked | None = None
+    """What the key service says instead of unwrapping the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,30 +74,32 @@ class ReadKeys:
     _found: dict[tuple[UUID, UUID], _Found] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def opens(self, tail: FragmentTail, *, where: str) -> bool | Corrupt:
+    async def opens(self, tail: FragmentTail, report: VerifyReport, *, where: str) -> bool | Corrupt:
         """Return True if the ring opens the fragment, and the damage if its key is lost.
 
-        Returns False without a ring, and if the service refuses the key: that is reported with the key
-        object. Raises `Corrupt` if the service returns the stream's key, and that key does not open the
-        fragment's.
+        Returns False without a ring, and if the service refuses the key: `report` receives the refusal.
+        Raises `Corrupt` if the service returns the stream's key, and that key does not open the fragment's.
         """
         uid, wrapped = tail.wrapped_key
         life = tail.trailer.incarnation
         found = await self._find(tail.stream, life, uid)
         if found.loss:
-            text = f"key {uid} is lost ({found.loss}); restore one of its copies from a backup"
-            return _damaged_key(tail, uid, text, where=where)
-        if self.ring is None or found.refusal:
+            return _damaged_key(tail, uid, found.loss, where=where)
+        if self.ring is None or _refused(found, report):
             return False
         try:
             key = await self.ring.load(self.store, tail.stream, life, uid)
         except StoreDenied:
             raise
         except Denied as exc:
-            # Lost or refused since it was found. The next fragments are judged by a new look at it, and this
-            # one must not pass for one that was opened.
+            # Lost or refused since it was found. A new look at it tells which.
             self._found.pop((life, uid), None)
-            return _damaged_key(tail, uid, str(exc), where=where)
+            found = await self._find(tail.stream, life, uid)
+            if found.loss:
+                return _damaged_key(tail, uid, found.loss, where=where)
+            if not _refused(found, report):  # the service has changed its mind again
+                report.unchecked[where] = Unchecked(key=where, stream=tail.stream, reason=str(exc))
+            return False
         try:
             unwrapped(wrapped, key.raw, where=where)
         except Denied as exc:
@@ -102,9 +107,13 @@ class ReadKeys:
             raise Corrupt("data key", where, expected=expected, found=str(exc)) from exc
         return True
 
-    async def refusal(self, stream: str, life: UUID, uid: UUID) -> str:
-        """Return what the key service says instead of unwrapping a key; empty if it unwraps it."""
-        return (await self._find(stream, life, uid)).refusal
+    async def is_refused(self, stream: str, life: UUID, uid: UUID, report: VerifyReport) -> bool:
+        """Ask the key service for a key. If it refuses the key, `report` receives the refusal."""
+        return _refused(await self._find(stream, life, uid), report)
+
+    async def label(self, stream: str, life: UUID, uid: UUID) -> str:
+        """Return the label of the master key that wraps a key, or a placeholder if it is not known."""
+        return (await self._find(stream, life, uid)).label or "LABEL"
 
     async def _find(self, stream: str, life: UUID, uid: UUID) -> _Found:
         async with self._turn:
@@ -115,7 +124,17 @@ class ReadKeys:
     async def _look(self, stream: str, life: UUID, uid: UUID) -> _Found:
         service = None if self.ring is None else self.ring.service
         search = await search_key(self.store, stream, life, uid, service=service)
-        return _Found(loss=search.loss, refusal="" if search.refusal is None else str(search.refusal))
+        if search.refusal is None:
+            return _Found(loss=search.loss, label="" if search.found is None else search.found.label)
+        name = max(search.refused)
+        return _Found(unchecked=Unchecked(key=name, stream=stream, reason=str(search.refusal)))
+
+
+def _refused(found: _Found, report: VerifyReport) -> bool:
+    if found.unchecked is None:
+        return False
+    report.unchecked.setdefault(found.unchecked.key, found.unchecked)
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +164,7 @@ class KeyJudge:
         except NotFound:  # rotated, shredded or swept since it was listed
             return
         except Corrupt as damage:
-            cure = self._cure("LABEL") if is_present else ENDED
+            cure = self._cure(await self.read.label(self.keys.stream, life, uid)) if is_present else ENDED
             raise _cured(damage, f"{damage.found}; {cure}") from damage
         if self.newest is None:
             explain(report, key, reason="no sound root says whether it is needed")
@@ -162,8 +181,9 @@ class KeyJudge:
         reason = await self._compared(key, found, level)
         # One object of a key is enough. A `.copy` alone is asked too: nobody can tell for sure that no
         # fragment needs it.
-        if (reason is None and key.endswith(".key")) or reason in (UNUSED, UNKNOWN):
-            await self._ask(key, life, uid)
+        is_asked = (reason is None and key.endswith(".key")) or reason in (UNUSED, UNKNOWN)
+        if is_asked and await self.read.is_refused(self.keys.stream, life, uid, report):
+            return
         if reason:
             explain(report, key, reason=reason)
 
@@ -195,7 +215,8 @@ class KeyJudge:
             except Corrupt:  # reported in its own turn
                 return None
             if other != found and key == names[0]:  # once, and not for both
-                raise self._damage(key, f"the bytes of {twin}", "others", found)
+                label = found.label if found.label == other.label else await self._sound_label(found)
+                raise self._damage(key, f"the bytes of {twin}", "others", label)
             return None
         return UNFINISHED
 
@@ -213,7 +234,7 @@ class KeyJudge:
         # The copy is made first, so an object `.key` had one.
         is_used = key.endswith(".key") or await self._is_used(UUID(found.uid), level)
         if is_used:
-            raise self._damage(key, twin, "nothing", found)
+            raise self._damage(key, twin, "nothing", found.label)
         return UNKNOWN if is_used is None else UNUSED
 
     async def _is_used(self, uid: UUID, level: VerifyLevel) -> bool | None:
@@ -245,12 +266,14 @@ class KeyJudge:
     async def _needs(self, newest: Manifest, entry: Entry, uid: UUID) -> bool:
         return (await load_tail(self.store, newest, entry)).wrapped_key[0] == uid
 
-    async def _ask(self, key: str, life: UUID, uid: UUID) -> None:
-        if refusal := await self.read.refusal(self.keys.stream, life, uid):
-            raise Corrupt("key service", key, expected="the stream's key", found=refusal)
+    async def _sound_label(self, found: KeyObject) -> str:
+        """Return the label to print if two copies name different ones: a forged one must not get the key."""
+        if self.read.ring is None:
+            return "LABEL"
+        return await self.read.label(self.keys.stream, UUID(found.incarnation), UUID(found.uid))
 
-    def _damage(self, key: str, expected: str, found: str, sound: KeyObject) -> Corrupt:
-        return Corrupt("copy of a key", key, expected=expected, found=f"{found}; {self._cure(sound.label)}")
+    def _damage(self, key: str, expected: str, found: str, label: str) -> Corrupt:
+        return Corrupt("copy of a key", key, expected=expected, found=f"{found}; {self._cure(label)}")
 
     def _cure(self, label: str) -> str:
         words = ("--stream", self.keys.stream, "--encrypt", label, "--keys", "URL")
@@ -258,8 +281,8 @@ class KeyJudge:
         return f"to write both copies again, run: {command}"
 
 
-def _damaged_key(tail: FragmentTail, uid: UUID, text: str, *, where: str) -> Corrupt:
-    at = tail.trailer.tail_start
+def _damaged_key(tail: FragmentTail, uid: UUID, loss: str, *, where: str) -> Corrupt:
+    text, at = f"key {uid} is lost ({loss}); restore one of its copies from a backup", tail.trailer.tail_start
     return Corrupt("stream's key", where, expected=f"key {uid}", found=text, position=at)
 
 

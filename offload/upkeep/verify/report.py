@@ -42,6 +42,19 @@ class Unreferenced:
         return {"object": self.key, "attempt": attempt, "reason": self.reason}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchecked:
+    """A key object that cannot be checked, because the key service refuses it. It may be sound."""
+
+    key: str
+    stream: str
+    reason: str
+
+    def as_json(self) -> dict[str, object]:
+        """Return a row of the report."""
+        return {"stream": self.stream, "object": self.key, "reason": self.reason}
+
+
 @dataclass(slots=True, kw_only=True)
 class VerifyReport:
     """The objects judged and the findings, in order of keys. It grows while a verify runs."""
@@ -55,8 +68,10 @@ class VerifyReport:
     not_compared: int = 0
     """Fragments for which a stored checksum was wanted, and the store keeps none."""
     not_opened: int = 0
-    """Encrypted fragments of which only the stored bytes were checked, because there is no key service."""
+    """Encrypted fragments of which only the stored bytes were checked: no key service opened them."""
     damages: list[Corrupt] = field(default_factory=list)
+    unchecked: dict[str, Unchecked] = field(default_factory=dict)
+    """The key objects that the key service refuses, by their keys. Each is reported once."""
     unreferenced: list[Unreferenced] = field(default_factory=list)
     judged_to: str | None = None
     """The key up to which everything was judged, inclusive. The tier's anchor is judged before all keys."""
@@ -75,6 +90,8 @@ class VerifyReport:
         self.not_compared += more.not_compared
         self.not_opened += more.not_opened
         self.damages += more.damages
+        for key, row in more.unchecked.items():
+            self.unchecked.setdefault(key, row)
         self.unreferenced += more.unreferenced
 
     def as_json(self) -> dict[str, object]:
@@ -88,6 +105,7 @@ class VerifyReport:
             "not_opened": self.not_opened,
             "judged_to": self.judged_to,
             "damages": [damage_as_json(damage) for damage in self.damages],
+            "unchecked": [row.as_json() for row in self.unchecked.values()],
             "unreferenced": [row.as_json() for row in self.unreferenced],
         }
 

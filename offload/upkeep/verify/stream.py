@@ -139,24 +139,24 @@ class StreamJudge:
     async def _check_bytes(self, size_bytes: int, key: str, entry: Entry, report: VerifyReport) -> None:
         assert self.newest is not None
         try:
-            checked = await self._read_whole(key, size_bytes)
+            checked = await self._read_whole(key, size_bytes, report)
         except Corrupt:
             _count(report, size_bytes)
             raise
         _count(report, size_bytes)
         if checked.checksum != entry.checksum:
             raise Corrupt("object checksum", key, expected=entry.checksum, found=checked.checksum)
-        report.not_opened += bool(checked.tail.trailer.encrypted and self.read_keys.ring is None)
+        report.not_opened += not checked.is_opened
         check_entry(checked.tail.trailer, self.newest, entry, where=key)
 
-    async def _read_whole(self, key: str, size_bytes: int) -> CheckedFragment:
+    async def _read_whole(self, key: str, size_bytes: int, report: VerifyReport) -> CheckedFragment:
         """Read a fragment whole, and check its chunks too if its key opens.
 
         Raises `Corrupt` if its key is lost and a manifest names the fragment.
         """
 
         async def opens(tail: FragmentTail) -> bool:
-            opened = await self.read_keys.opens(tail, where=key)
+            opened = await self.read_keys.opens(tail, report, where=key)
             # The root is loaded after the loss: the stream may have been deleted and swept meanwhile.
             if isinstance(opened, Corrupt) and await self._is_still_named(key):
                 raise opened
@@ -201,7 +201,7 @@ class StreamJudge:
         if self.level is not VerifyLevel.BYTES:
             return await trailers_of(self.log, [listed], at_once=1)
         try:
-            checked = await self._read_whole(listed.key, listed.size_bytes)
+            checked = await self._read_whole(listed.key, listed.size_bytes, report)
         except NotFound:  # swept since it was listed
             return []
         _count(report, listed.size_bytes)

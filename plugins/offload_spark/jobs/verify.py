@@ -4,8 +4,9 @@ The driver checks the small objects: anchors, roots and groups, and that every n
 size (`offload verify` at the level of the manifest). Then tasks check the fragments in waves, in the order of
 their keys. So an interrupted job continues behind the last wave.
 
-Invariants: nothing is changed; a fragment counts as damaged only if the newest manifest still names it; a
-task returns a report of damages and numbers, and no data.
+Invariants: nothing is changed; a fragment counts as damaged only if the newest manifest still names it; a key
+that the key service refuses is no damage, and is reported once; a task returns a report of findings and
+numbers, and no data.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offload.blocking import Blocking
 from offload.errors import Corrupt, NotOffloaded, UnsupportedFormat
+from offload.formats.fragment import FragmentTail
 from offload.formats.keys import StreamKeys, escape
-from offload.model.entry import entries_of_rows
+from offload.model.entry import Entry, entries_of_rows
 from offload.model.excerpt import of_fragments
 from offload.model.manifest import Manifest
+from offload.native.offloader import ObjectStoreOffloader
 from offload.native.own import native
 from offload.upkeep.copy.named_check import is_checked
+from offload.upkeep.verify.keys import ReadKeys
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload_spark.opening import TierAddress
 
@@ -121,10 +125,12 @@ async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
     objects = native(tier.offloader, to="scrub")
     report, keys = VerifyReport(), StreamKeys(manifest.stream)
     await objects.open()
+    read_keys = ReadKeys(store=objects.store, ring=objects.ring)
     for entry in entries_of_rows(manifest.entries):
         key = keys.fragment(entry.first_offset, entry.attempt)
         try:
-            if await is_checked(objects, manifest, entry, key):
+            opens = partial(_opens, objects, read_keys, report, entry)
+            if await is_checked(objects, manifest, entry, key, opens=opens):
                 report.bytes += entry.stored_size_bytes
         except Corrupt as damage:
             report.damages.append(damage.within(key, stream=manifest.stream))
@@ -135,3 +141,24 @@ async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
             )
         report.judged_to = key
     return report
+
+
+async def _opens(
+    objects: ObjectStoreOffloader, keys: ReadKeys, report: VerifyReport, entry: Entry, tail: FragmentTail
+) -> bool:
+    """Return whether the key of this fragment opens. Raises `Corrupt` if it is lost, and still needed."""
+    where = StreamKeys(tail.stream).fragment(entry.first_offset, entry.attempt)
+    opened = await keys.opens(tail, report, where=where)
+    # The root is loaded after the loss: the stream may have been deleted and swept meanwhile.
+    if isinstance(opened, Corrupt) and await _is_named(objects, tail.stream, entry):
+        raise opened
+    report.not_opened += opened is not True
+    return opened is True
+
+
+async def _is_named(objects: ObjectStoreOffloader, stream: str, entry: Entry) -> bool:
+    try:
+        newest = await objects.load_manifest(stream)
+    except NotOffloaded:
+        return False
+    return await objects.tree(newest).names(entry.first_offset, entry.attempt)
