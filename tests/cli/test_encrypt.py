@@ -353,8 +353,11 @@ def test_a_rebuild_of_a_shredded_stream_says_that_its_data_stays_unreadable(tier
     life = key.name.partition(".")[0]
     good("shred", tier, "tiny", "--yes")
 
-    ran = good("rebuild", tier, "tiny", "--incarnation", life, "--yes")
+    dry = offload("rebuild", tier, "tiny", "--incarnation", life, "--dry-run")
+    ran = offload("rebuild", tier, "tiny", "--incarnation", life, "--yes")
 
+    assert (dry.code, ran.code) == (1, 1)
+    assert dry.lines[0] == ran.lines[0]
     assert ran.lines[0].startswith("KEY LOST ")
     assert ran.lines[-1].startswith("if a shred destroyed it, nobody can read the data: ")
 

@@ -82,7 +82,8 @@ def tell(report: RebuildReport, *, command: str, dry_run: bool, json: bool, verb
         print_json(report.as_json(), indent=2)
     else:
         _show(report, command, dry_run=dry_run, verbose=verbose)
-    return 0 if report.is_complete else 1
+    # A manifest may be rebuilt although its data cannot be read any more. A script must not take it for sound.
+    return 0 if report.is_complete and not report.lost_keys else 1
 
 
 def _show(report: RebuildReport, command: str, *, dry_run: bool, verbose: bool) -> None:
