@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final
 
@@ -16,6 +17,7 @@ from offload.errors import Absent, Corrupt, NotOffloaded, OffloadError, Unsuppor
 from offload.model.part import StreamPart
 from offload.model.position import iso_of
 from offload.model.totals import joined_totals, ratio_of, stored_totals, totals
+from offload.native.own import native_or_none
 from offload.streams.joined import grouped
 
 HEADS: Final = (
@@ -45,7 +47,9 @@ def ls(
         rows: list[dict[str, Any]] = []
         errors: list[OffloadError] = []
         async with state.catalogue(tier, option) as catalogue:
-            for parts in await grouped(catalogue, damaged=errors.append):
+            names, found = await _streams(catalogue)
+            errors.extend(found)
+            for parts in await grouped(catalogue, names=names, damaged=errors.append):
                 try:
                     rows += await _look(catalogue, parts)
                 except (Corrupt, UnsupportedFormat) as error:  # damage of one stream must not hide the others
@@ -62,6 +66,13 @@ def ls(
     for error in errors:
         print_error(error)
     return 1 if errors else 0
+
+
+async def _streams(catalogue: Catalogue) -> tuple[list[str], Sequence[OffloadError]]:
+    """Return the names of the streams, and an error for each folder that hides its own."""
+    if (objects := native_or_none(catalogue)) is not None:
+        return await objects.find_streams()
+    return await catalogue.streams(), []
 
 
 async def _look(catalogue: Catalogue, parts: list[StreamPart]) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ from offload.errors import (
     OutcomeUnknown,
     StreamDeleted,
     TryAgain,
+    UnsupportedFormat,
     rebuild_command,
 )
 from offload.formats.anchor import StreamAnchor, TierAnchor
@@ -223,11 +224,27 @@ class ObjectStoreOffloader(LedgerOffloader):
         return await restore_tier_anchor(self._place, dry_run=dry_run)
 
     async def streams(self) -> list[str]:
-        """See `Catalogue.streams`."""
+        """See `Catalogue.streams`. Raises the first error of `find_streams`."""
+        names, errors = await self.find_streams()
+        if errors:
+            raise errors[0]
+        return names
+
+    async def find_streams(self) -> tuple[list[str], list[Corrupt | UnsupportedFormat]]:
+        """Return the names of `streams`, and an error for each folder whose anchor has no name. For tools."""
         await self.open()
-        folders = [name[:-1] async for name in self.store.level("") if name.endswith("/")]
-        names = [await self._name_of(part) for part in folders if looks_escaped(part)]
-        return sorted(name for name in names if name is not None)
+        names, errors = list[str](), list[Corrupt | UnsupportedFormat]()
+        parts = [name[:-1] async for name in self.store.level("") if name.endswith("/")]
+        for part in filter(looks_escaped, parts):
+            if (here := await stream_under(self.store, part)) is None:  # no stream was begun there
+                continue
+            # If the anchor is lost, the name is still known, and an operator needs the stream in the list to
+            # rebuild it.
+            if here.damage is not None and not here.is_lost:
+                errors.append(here.damage)
+            elif here.stream is not None:
+                names.append(here.stream)
+        return sorted(names), errors
 
     async def parts(self, stream: str, *, after: int = 1) -> list[StreamPart]:
         """See `Catalogue.parts`. One listing, and two requests for each part."""
@@ -513,17 +530,6 @@ class ObjectStoreOffloader(LedgerOffloader):
         if await create_anchor(self.store, keys.anchor, anchor.encode(), self._env):
             return anchor
         return await read_stream_anchor(self.store, keys)
-
-    async def _name_of(self, part: str) -> str | None:
-        """Return the true name of the stream under this part, or None if no stream was begun there."""
-        here = await stream_under(self.store, part)
-        if here is None:
-            return None
-        # Only a damaged anchor is an error. If it is lost, the name is still known, and an operator needs the
-        # stream in the list to rebuild it.
-        if here.damage is not None and not here.is_lost:
-            raise here.damage
-        return here.stream
 
     async def _objects_of_attempt(self, keys: StreamKeys, attempt: UUID) -> AsyncIterator[Listed]:
         async for listed in self.store.list(keys.data):

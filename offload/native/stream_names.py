@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 from offload.commit.log import first_object
 from offload.contracts.store import Listed, ObjectStore
@@ -23,6 +23,9 @@ from offload.formats.root import decode_root
 from offload.model.part import StreamPart, part_like
 from offload.native.anchors import read_anchor
 from offload.native.fragment_check import load_own_tail
+
+OTHER_STREAM: Final = "stream in the anchor"
+"""The damage of a sound anchor that is in the folder of another stream."""
 
 DecodeAnchor = Callable[[bytes], StreamKeys]
 
@@ -63,7 +66,7 @@ async def stream_under(
     except (Corrupt, UnsupportedFormat) as damage:
         stream = await _name_without_anchor(store, part)
         # A rebuild replaces an anchor that does not decode. It never touches a sound one of another stream.
-        if isinstance(damage, Corrupt) and damage.stream is None and stream is not None:
+        if isinstance(damage, Corrupt) and damage.what != OTHER_STREAM and stream is not None:
             damage = AnchorLost(where, tier=store.url, stream=stream, damage=damage)
         return StreamUnder(stream=stream, damage=damage)
     return StreamUnder(stream=keys.stream)
@@ -124,7 +127,9 @@ def _keys_in_anchor(raw: bytes, *, where: str) -> StreamKeys:
     """Return the keys of the stream that this anchor names. Raises `Corrupt` if `where` is not its key."""
     keys = StreamKeys(StreamAnchor.decode(raw, where=where).stream)
     if keys.anchor != where:
-        raise Corrupt("anchor", where, stream=keys.stream, expected=keys.anchor, found=where)
+        part = where.partition("/")[0]
+        found = f"{keys.stream!r}; if somebody renamed or copied this folder, move it back or out of the tier"
+        raise Corrupt(OTHER_STREAM, where, stream=unescape(part), expected=f"that of {part}/", found=found)
     return keys
 
 

@@ -44,15 +44,18 @@ __all__ = ["grouped", "live_parts", "place_of", "with_parts"]
 
 
 async def grouped(
-    catalogue: Catalogue, *, damaged: Callable[[OffloadError], None] | None = None
+    catalogue: Catalogue,
+    *,
+    names: Sequence[str] | None = None,
+    damaged: Callable[[OffloadError], None] | None = None,
 ) -> list[list[StreamPart]]:
-    """Return the streams of a tier in order of names, each with its parts.
+    """Return the streams of a tier, or those of `names`, in order of names, each with its parts.
 
     A part is in the list of its stream alone. Requests are sent only for streams that seem to have parts.
     If `damaged` is given, it is called with the error of a stream whose parts cannot be found, and the
     stream and each of its parts are then listed by themselves. Otherwise the error is raised.
     """
-    names = await catalogue.streams()
+    names = await catalogue.streams() if names is None else names
     known, taken = {*names}, set[str]()
     found: list[list[StreamPart]] = []
     for name in names:  # the name of a part comes after that of its stream, which is the beginning of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from uuid import UUID
 
@@ -245,6 +246,29 @@ class TestOneStreamsTrouble:
         assert [row["stream"] for row in ran.objects] == ["batches", "filtered"]
         assert "stream 'tiny'" in ran.stderr
         assert ran.stderr.count("\n") == 1
+
+    def test_ls_shows_the_other_streams_beside_folders_whose_anchors_are_of_no_use(
+        self, tmp_path: Path
+    ) -> None:
+        """One folder was copied under another name, and the anchor of another one is damaged."""
+        tier = tmp_path / "tier"
+        sync(DATA, tier)
+        shutil.copytree(tier / "tiny", tier / "tiny-old")
+        anchor = tier / "batches" / "stream.anchor"
+        anchor.write_bytes(anchor.read_bytes()[:-2] + b"?\n")
+
+        ran = offload("ls", tier, "--json")
+
+        assert ran.code == 1
+        assert [row["stream"] for row in ran.objects] == ["filtered", "tiny"]
+        damaged, copied = ran.stderr.splitlines()
+        assert damaged.startswith("offload: stream 'batches': batches/stream.anchor")
+        assert damaged.endswith(f"offload rebuild file://{tier} batches")
+        assert copied == (
+            "offload: stream 'tiny-old': tiny-old/stream.anchor at byte 0: stream in the anchor: "
+            "expected that of tiny-old/, found 'tiny'; "
+            "if somebody renamed or copied this folder, move it back or out of the tier"
+        )
 
 
 class TestEncryptedStreams:

@@ -82,7 +82,7 @@ def tell(report: RebuildReport, *, command: str, dry_run: bool, json: bool, verb
         print_json(report.as_json(), indent=2)
     else:
         _show(report, command, dry_run=dry_run, verbose=verbose)
-    # A manifest may be rebuilt although its data cannot be read any more. A script must not take it for sound.
+    # A manifest is rebuilt even if its data cannot be read any more. A script must not take it for sound.
     return 0 if report.is_complete and not report.lost_keys else 1
 
 
