@@ -188,6 +188,16 @@ async def unwrap_key(service: KeyService, found: KeyObject) -> bytes:
     return raw
 
 
+async def try_master_key(service: KeyService, label: str, raw: bytes) -> None:
+    """Wrap and unwrap `raw`, a key that encrypts nothing. Writes nothing.
+
+    Raises `Denied` if another key comes back, and as the key service does.
+    """
+    context = {"purpose": "ledger-offload check"}
+    if await service.unwrap(label, await service.wrap(label, raw, context), context) != raw:
+        raise Denied("the key service does not return the key that it has wrapped")
+
+
 async def store_key(store: ObjectStore, service: KeyService, draft: KeyObject, raw: bytes, env: Env) -> None:
     """Wrap a key and store it in two copies. `draft` is its key object, still without the wrapped key.
 

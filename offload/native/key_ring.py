@@ -24,7 +24,7 @@ from offload.formats.anchor import KeyObject
 from offload.formats.fragment import FragmentTail
 from offload.formats.sealing import KEY_SECTION, KEY_SIZE_BYTES, DataKey, unwrapped
 from offload.model.labels import MasterKey
-from offload.native.key_objects import asking, listed_keys, open_key, store_key
+from offload.native.key_objects import asking, listed_keys, open_key, store_key, try_master_key
 
 KEPT_SECONDS: Final = 300.0
 KEPT_MAX: Final = 1024
@@ -79,6 +79,17 @@ class KeyRing:
         self._is_closed = True
         self._kept.clear()
         await self.service.aclose()
+
+    async def try_new(self) -> None:
+        """Try the master key for new streams. Raises `Denied` and `TryAgain` as `for_writing` does.
+
+        One of the form `own:LABEL` is made for each stream, so there is none to try.
+        """
+        if self.new is None:
+            if self.encrypted_only:
+                raise Denied("there is no master key to encrypt new streams; name one with --encrypt")
+        elif not self.new.is_own:
+            await try_master_key(self.service, self.new.label, self.token(KEY_SIZE_BYTES))
 
     async def for_writing(
         self, store: ObjectStore, stream: str, incarnation: UUID, *, base_version: int

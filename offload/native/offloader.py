@@ -212,6 +212,9 @@ class ObjectStoreOffloader(LedgerOffloader):
                         f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one, "
                         f"and `{rebuild_command(self.url)}` restores one that was lost"
                     ) from exc
+                # Before anything is written: a first run that cannot encrypt leaves no tier behind.
+                if self.ring is not None:
+                    await self.ring.try_new()
                 self._found = await self._place.make()
 
     @property

@@ -22,11 +22,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from offload.contracts.source import Snapshot, SourceStream
-from offload.errors import Corrupt, Diverged, NotOffloaded, OffloadError, StreamDeleted
+from offload.errors import Diverged, NotOffloaded, OffloadError, StreamDeleted
+from offload.formats.sealing import KEY_SIZE_BYTES
 from offload.model.labels import MasterKey
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
 from offload.model.prices import GIB, Price, price_of
+from offload.native.key_objects import try_master_key
 from offload.service.assembly import OpenedService
 from offload.service.config import RunConfig, StreamConfig
 from offload.session import Session
@@ -206,9 +208,7 @@ async def try_keys(session: Session, config: RunConfig) -> list[str]:
     labels = {MasterKey.parse(each.encrypt) for each in config.streams.values() if each.encrypt}
     service, tried = session.key_service(config.keys), []
     for label in sorted(key.label for key in labels if not key.is_own):
-        key, context = os.urandom(32), {"purpose": "check"}
-        if await service.unwrap(label, await service.wrap(label, key, context), context) != key:
-            raise Corrupt("wrapped key", config.keys, expected="the same key", found="another one")
+        await try_master_key(service, label, os.urandom(KEY_SIZE_BYTES))
         tried.append(label)
     return tried
 

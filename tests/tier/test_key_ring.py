@@ -470,6 +470,18 @@ class TestLives:
 
         run(scenario)
 
+    @pytest.mark.parametrize("label", [LABEL, None])
+    def test_a_first_run_that_cannot_encrypt_leaves_nothing_behind(self, label: str | None) -> None:
+        async def scenario(world: World) -> None:
+            world.service.masters.clear()
+
+            with pytest.raises(Denied):
+                await append(world.tier(world.ring(label, encrypted_only=True)))
+
+            assert world.objects == {}
+
+        run(scenario)
+
     def test_a_stream_that_was_begun_again_has_a_key_of_its_own(self) -> None:
         async def scenario(world: World) -> None:
             tier = world.tier(world.ring())
