@@ -35,7 +35,7 @@ Objects = dict[str, bytes]
 
 
 class Service(KeyService):
-    """A key service in memory: labels and master keys. `calls` are its calls in order."""
+    """A key service in memory: labels and master keys. `calls` are its calls in order, without trials."""
 
     def __init__(self, *labels: str) -> None:
         self.masters = {label: AESGCM(AESGCM.generate_key(256)) for label in labels or (LABEL,)}
@@ -46,11 +46,11 @@ class Service(KeyService):
 
     async def wrap(self, label: str, key: bytes, context: Mapping[str, str]) -> bytes:
         """Return the key encrypted, with the label and the context as associated data."""
-        return self._master("wrap", label).encrypt(bytes(12), key, _bound(label, context))
+        return self._master("wrap", label, context).encrypt(bytes(12), key, _bound(label, context))
 
     async def unwrap(self, label: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         """Undo `wrap`."""
-        master = self._master("unwrap", label)
+        master = self._master("unwrap", label, context)
         try:
             return self.unwraps_to(master.decrypt(bytes(12), wrapped, _bound(label, context)))
         except InvalidTag as exc:
@@ -68,8 +68,9 @@ class Service(KeyService):
             raise TryAgain("the key service is down")
         return self.waits_seconds if self.masters.pop(label, None) else 0.0
 
-    def _master(self, call: str, label: str) -> AESGCM:
-        self.calls.append(call)
+    def _master(self, call: str, label: str, context: Mapping[str, str]) -> AESGCM:
+        if context["purpose"] != "ledger-offload check":
+            self.calls.append(call)
         if self.is_down:
             raise TryAgain("the key service is down")
         if label not in self.masters:

@@ -80,16 +80,20 @@ class KeyRing:
         self._kept.clear()
         await self.service.aclose()
 
-    async def try_new(self) -> None:
+    async def try_new(self, stream: str) -> None:
         """Try the master key for new streams. Raises `Denied` and `TryAgain` as `for_writing` does.
 
         One of the form `own:LABEL` is made for each stream, so there is none to try.
         """
         if self.new is None:
-            if self.encrypted_only:
-                raise Denied("there is no master key to encrypt new streams; name one with --encrypt")
+            self._refuse_plain(stream)
         elif not self.new.is_own:
-            await try_master_key(self.service, self.new.label, self.token(KEY_SIZE_BYTES))
+            with asking(stream):
+                await try_master_key(self.service, self.new.label, self.token(KEY_SIZE_BYTES))
+
+    def _refuse_plain(self, stream: str) -> None:
+        if self.encrypted_only:
+            raise Denied(f"stream {stream!r} has no key to encrypt it; name a master key with --encrypt")
 
     async def for_writing(
         self, store: ObjectStore, stream: str, incarnation: UUID, *, base_version: int
@@ -111,8 +115,8 @@ class KeyRing:
                 found = await self._make(
                     store, stream, incarnation, master=self.new, base_version=base_version
                 )
-            if found is None and self.encrypted_only:
-                raise Denied(f"stream {stream!r} has no key to encrypt it; name a master key with --encrypt")
+            if found is None:
+                self._refuse_plain(stream)
             return found
 
     def data_key(self, stream_key: StreamKey, *, attempt: UUID, first_offset: int) -> tuple[DataKey, bytes]:

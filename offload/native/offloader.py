@@ -212,9 +212,6 @@ class ObjectStoreOffloader(LedgerOffloader):
                         f"{self.url} is no tier: it has no {TIER_ANCHOR}; `offload sync` makes one, "
                         f"and `{rebuild_command(self.url)}` restores one that was lost"
                     ) from exc
-                # Before anything is written: a first run that cannot encrypt leaves no tier behind.
-                if self.ring is not None:
-                    await self.ring.try_new()
                 self._found = await self._place.make()
 
     @property
@@ -319,6 +316,9 @@ class ObjectStoreOffloader(LedgerOffloader):
     async def _committed(
         self, stream: str, change: Change, *, base: Manifest | None, committer: UUID
     ) -> Manifest:
+        # Before anything is written: a first run that cannot encrypt leaves no tier behind.
+        if self._was_absent and self._found is None and self.ring is not None:
+            await self.ring.try_new(stream)
         try:
             base = await self._base_for(stream, change, base)
         except TryAgain as exc:

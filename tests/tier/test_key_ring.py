@@ -799,6 +799,7 @@ class TestServices:
 
     def test_nothing_is_stored_under_a_key_that_the_service_cannot_unwrap(self) -> None:
         async def scenario(world: World) -> None:
+            world.objects[TIER_ANCHOR] = TierAnchor().encode()
             world.service.unwraps_to = lambda key: bytes(32)
 
             with pytest.raises(Denied, match="did not return the key that it has wrapped"):
@@ -815,6 +816,7 @@ class TestServices:
             return bytes(size)
 
         async def scenario(world: World) -> None:
+            world.objects[TIER_ANCHOR] = TierAnchor().encode()
             monkeypatch.setattr(world.service, "wrap", wrap)
 
             with pytest.raises(Denied, match=f"stream 'orders': .* a wrapped key of {size} bytes"):

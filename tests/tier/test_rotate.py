@@ -405,8 +405,8 @@ class TestServices:
     @pytest.mark.parametrize("nth", [1, 2])
     def test_a_service_that_fails_in_the_middle_changes_nothing(self, call: str, nth: int) -> None:
         class Failing(Service):
-            def _master(self, asked: str, label: str) -> Any:
-                master = super()._master(asked, label)
+            def _master(self, asked: str, label: str, context: Any) -> Any:
+                master = super()._master(asked, label, context)
                 if self.calls.count(call) == nth and asked == call:
                     raise TryAgain("the key service is down")
                 return master

@@ -86,7 +86,7 @@ async def read_refuses(objects: Objects, stream: str = "orders") -> bool:
 
 async def verify_finds(objects: Objects, *, with_keys: bool) -> set[str]:
     report = await verify(_tier(objects, with_keys=with_keys), stream="orders")
-    return {damage.where for damage in report.damages}
+    return {damage.where for damage in report.damages} | {*report.unchecked}
 
 
 def of_one_stream(objects: Objects) -> list[str]:
