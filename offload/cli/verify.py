@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from offload.cli.kit.arguments import EncryptedOnly, Keys, OnlyStream, Options, Tier
 from offload.cli.kit.ending import Usage
-from offload.cli.kit.output import counted, error_line, one_line, print_json, print_note, size_text
+from offload.cli.kit.findings import exit_code, show_findings, show_not_opened, verdict
+from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
 from offload.cli.kit.progress import CommandProgress, progress
 from offload.cli.kit.quantities import parse_size
 from offload.cli.kit.state import CommandContext, run_async
@@ -16,9 +17,6 @@ from offload.contracts.events import DamageFound
 from offload.errors import OffloadError
 from offload.upkeep.verify.report import VerifyLevel, VerifyReport
 from offload.upkeep.verify.tier import verify as verify_tier
-
-NOT_CHECKED: Final = 3
-"""The exit code if no damage was found, and the key service did not let everything be checked."""
 
 Level = Annotated[
     VerifyLevel,
@@ -109,38 +107,6 @@ def _tell(state: CommandContext, report: VerifyReport, *, json: bool, to_the_end
     else:
         _show(report, to_the_end=to_the_end)
     return exit_code(report)
-
-
-def exit_code(report: VerifyReport) -> int:
-    """Return 1 for damage, `NOT_CHECKED` for keys that could not be checked, and 0 otherwise."""
-    return 1 if report.damages else NOT_CHECKED if report.unchecked else 0
-
-
-def show_findings(report: VerifyReport) -> None:
-    """Print a line for each damage, and for each key that could not be checked."""
-    for damage in report.damages:
-        print(f"DAMAGE {error_line(damage)}")
-    for row in report.unchecked.values():
-        reason = f"cannot be checked: the key service does not open it: {row.reason}"
-        print(f"UNCHECKED {one_line(row.key)}: {one_line(reason)}")
-
-
-def show_not_opened(report: VerifyReport) -> None:
-    """Print how many encrypted fragments were not opened, if there are any."""
-    if report.not_opened:
-        what = counted(report.not_opened, "encrypted fragment was", "encrypted fragments were")
-        cure = "" if report.unchecked else "; use --keys, or set OFFLOAD_KEYS"
-        print(f"{what} not opened, so only stored bytes were checked{cure}")
-
-
-def verdict(report: VerifyReport, *, sound: str) -> str:
-    """Return the last words of a verify. `sound` is for a tier without findings."""
-    if report.damages:
-        return f"{len(report.damages)} damaged"
-    if report.unchecked:
-        keys = counted(len(report.unchecked), "key")
-        return f"no damage was found, but {keys} cannot be checked: use the --keys of the streams' writers"
-    return sound
 
 
 def _show(report: VerifyReport, *, to_the_end: bool) -> None:

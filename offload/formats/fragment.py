@@ -58,6 +58,8 @@ from offload.formats.sections import SECTION, Section, decode_directory, encode_
 from offload.model.chunk_table import CHUNK_TABLE, ChunkTable, ChunkType
 from offload.model.compression import Compression
 
+__all__ = ["FragmentTail"]
+
 SECTION_SIZE_BYTES_MAX: Final = 64 * 2**20
 """The most plain bytes of a section that every reader needs. An index of `CHUNKS_MAX` chunks has 17 MiB."""
 METADATA_SIZE_BYTES_MAX: Final = 2**20

@@ -11,10 +11,10 @@ import typer
 
 from offload.cli.kit.arguments import Compress, Encrypt, OnlyStream, Options, Tier, compression_of
 from offload.cli.kit.ending import Usage
+from offload.cli.kit.findings import exit_code, show_findings, show_not_opened, verdict
 from offload.cli.kit.output import counted, print_json, print_note, size_text
 from offload.cli.kit.state import CommandContext
 from offload.cli.kit.terminal import live_line
-from offload.cli.verify import exit_code, show_findings, show_not_opened, verdict
 from offload.contracts.events import DamageFound
 from offload.errors import OffloadError
 from offload.upkeep.verify.report import VerifyReport

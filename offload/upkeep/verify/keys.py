@@ -43,6 +43,8 @@ from offload.native.key_ring import KeyRing
 from offload.native.lost_roots import loss_shown_by_base
 from offload.upkeep.verify.report import Unchecked, VerifyLevel, VerifyReport, counting, explain
 
+__all__ = ["ReadKeys"]
+
 LOOKS_MAX: Final = 8
 """How often a key is looked at, if each time a copy is gone that a listing showed."""
 
