@@ -1,7 +1,8 @@
 """URLs of tiers and sources: `scheme://place`, or a plain path, which names a folder.
 
-The case of a scheme does not matter. A word followed by a colon without two slashes is refused, because it
-is far more often a mistyped URL than the name of a folder. Write `./word:x` for such a folder.
+The case of a scheme does not matter. A word with a colon and without two slashes is refused, and so is a word
+with two slashes and without a colon. Each is far more often a mistyped URL than the name of a folder. Write
+`./word:x` for such a folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ SECRETS: Final = {"key", "secret", "token", "password", "string", "proxy"}
 """Words in the names of options whose values may be secret, and are not printed."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?")
+_NO_COLON: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)//(?=[^/])")
 _LOGIN: Final = re.compile(r"(^[A-Za-z0-9+.-]*:|//)[^/]*@")
 """A login behind the scheme, or behind two slashes: `vault:https://user@host`."""
 
@@ -29,10 +31,17 @@ _WINDOWS: Final = re.compile(r"[A-Za-z]:([/\\]|$)|\\\\")
 def scheme_of(url: str) -> str | None:
     """Return the scheme of a URL in lower case, or None for a plain path.
 
-    Raises `Misuse` for a Windows path, and for a word followed by a colon without two slashes.
+    Raises `Misuse` for a Windows path, for a word followed by a colon without two slashes, and for a word
+    followed by two slashes without a colon.
     """
     if _WINDOWS.match(url):
         raise Misuse(f"{url!r} is a Windows path: this program runs only on POSIX systems")
+    if (mistyped := _NO_COLON.match(url)) is not None:
+        word, rest = mistyped[1], _without_login(url[mistyped.end() :])
+        raise Misuse(
+            f"{_without_login(url)!r} is not a URL: the colon is missing in {word.lower()}://{rest}; "
+            f"a folder of that name is ./{word}/{rest}"
+        )
     match = _SCHEME.match(url)
     if match is None:
         return None

@@ -13,6 +13,7 @@ import typer
 from offload.cli.kit.arguments import Keys, Options, Tier
 from offload.cli.kit.output import one_line, print_json
 from offload.cli.kit.state import CommandContext, run_async
+from offload.errors import NotOffloaded
 from offload.session import GivenOptions, backend_of
 from offload.upkeep.check import CheckFinding, CheckReport, CheckVerdict, check_master_key
 from offload.upkeep.check import check as check_store
@@ -86,6 +87,7 @@ async def _checked(
     state: CommandContext, url: str, given: GivenOptions, *, read_only: bool, json: bool
 ) -> CheckReport:
     store = state.bare_store(url, given.data, given.limits)
+    _refuse_file(store.url)
     if not json:
         print(one_line(store.url))
     with _no_new_folders(store.url):
@@ -106,6 +108,16 @@ async def _checked_key(state: CommandContext, label: str, *, json: bool) -> Chec
     return finding
 
 
+def _folder_of(url: str) -> Path:
+    return Path(unquote(url.removeprefix("file://")))
+
+
+def _refuse_file(url: str) -> None:
+    """Raise `NotOffloaded` if the place is a file: each trial would fail in a way of its own."""
+    if scheme_of(url) == FILE_SCHEME and _folder_of(url).is_file():
+        raise NotOffloaded(f"{url} is a file, and a tier is a folder: name another place")
+
+
 @contextmanager
 def _no_new_folders(url: str) -> Iterator[None]:
     """Remove the folders that a check makes in a place that does not exist yet.
@@ -115,7 +127,7 @@ def _no_new_folders(url: str) -> Iterator[None]:
     if scheme_of(url) != FILE_SCHEME:
         yield
         return
-    root = Path(unquote(url.removeprefix("file://")))
+    root = _folder_of(url)
     made = [each for each in (root / ".staging", root, *root.parents) if not each.exists()]
     try:
         yield

@@ -27,7 +27,7 @@ from offload.cli.resumed import ended
 from offload.cli.sync import UPLOADS_MAX, CommitStore, HashedKeys, UploadsAtOnce, asked_of
 from offload.contracts.offloader import LedgerOffloader
 from offload.errors import OffloadError
-from offload.upkeep.copy.tier import Copied, CopyProgress, give_up
+from offload.upkeep.copy.tier import Copied, CopyProgress, give_up, refuse_itself
 from offload.upkeep.copy.tier import copy as copy_tier
 
 SourceTier = Annotated[str, typer.Argument(metavar="SOURCE_TIER", help="The tier to read.")]
@@ -84,6 +84,7 @@ def copy(
             state.tier(source, source_option, keys=from_keys) as read,
             state.tier(target, option, how=how, plan=plan) as written,
         ):
+            refuse_itself(read, written, same_options=(source_option or []) == (option or []))
             if drop:
                 await _give_up(read, written, stream or [])
             else:

@@ -216,6 +216,8 @@ class Follower:
     def _notice(self, snapshot: Snapshot, since_seconds: float) -> None:
         self._seen_seconds, end = self.env.monotonic(), snapshot.next_offset
         known = self._arrivals[-1].next_offset if self._arrivals else self._source_next_offset
+        if self._source_next_offset is None and end == snapshot.first_offset:
+            _log.info("stream %r: its source has no whole chunk yet: nothing to copy", self.stream)
         if self._arrivals and end < self._arrivals[-1].next_offset:
             # The broker cut its log. What is there now may have been written after the cut.
             since_seconds, known = self._arrivals[0].since_seconds, None

@@ -304,6 +304,8 @@ class TestArguments:
             (("ls", "s3:/bucket/x"), "s3://"),
             (("sync", SOURCE, "S3:/bucket/x"), "./S3:…"),
             (("check", "file:/srv/tier"), "file://"),
+            (("sync", SOURCE, "s3//bucket/x"), "s3://bucket/x"),
+            (("run", "rabbitmq//srv/stream", "TIER"), "rabbitmq://srv/stream"),
             (("verify", "gs:bucket"), "gs://"),
             (("sync", "rabbitmq:/var/lib/rabbitmq", "TIER"), "rabbitmq://"),
             (("ls", "C:\\tier"), "Windows"),
@@ -408,6 +410,15 @@ class TestThingsThatAreNotThere:
         assert ran.code == 1
         assert str(tmp_path / "file") in ran.error
         assert (tmp_path / "file").read_text() == "hello"
+
+    def test_a_check_of_a_file_is_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("hello")
+
+        ran = offload("check", tmp_path / "file")
+
+        assert (ran.code, ran.stdout) == (1, b"")
+        url = f"file://{tmp_path / 'file'}"
+        assert ran.error == f"offload: {url} is a file, and a tier is a folder: name another place"
 
 
 def sum_anchor(lines: bytes) -> bytes:

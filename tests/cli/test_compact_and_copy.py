@@ -156,6 +156,23 @@ def test_copy_refuses_a_target_with_another_history_and_leaves_it_unchanged(
     assert bodies(target, "orders") == before
 
 
+@pytest.mark.parametrize("options", [(), ("--give-up", "orders")])
+def test_a_tier_is_not_copied_to_itself(
+    tier: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """Also if it is spelled in another way."""
+    before = keys(tier)
+    monkeypatch.chdir(tier.parent)
+
+    ran = offload("copy", tier, "tier/", *options)
+
+    assert (ran.code, ran.stdout) == (1, b"")
+    assert (
+        ran.error == f"offload: file://{tier} is the source and the target: name another place for the copy"
+    )
+    assert keys(tier) == before
+
+
 def test_a_place_that_is_no_tier_is_an_error_of_one_line(tmp_path: Path) -> None:
     for line in (("compact", tmp_path / "nowhere"), ("copy", tmp_path / "nowhere", tmp_path / "target")):
         ran = offload(*line)

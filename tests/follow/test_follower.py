@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -97,6 +98,18 @@ def run(scenario: Callable[[World], Awaitable[None]]) -> None:
 
 class TestWhenItCopies:
     """A record is on the tier in time, and not in needlessly small fragments."""
+
+    def test_a_source_without_a_whole_chunk_is_one_line_of_the_log(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, logger="offload")
+
+        async def scenario(world: World) -> None:
+            await world.run(world.follower(), seconds=10 * LAG)
+
+        run(scenario)
+        [line] = [record.getMessage() for record in caplog.records]
+        assert line == "stream 'orders': its source has no whole chunk yet: nothing to copy"
 
     def test_a_record_is_readable_within_the_lag(self) -> None:
         async def scenario(world: World) -> None:

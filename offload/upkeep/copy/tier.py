@@ -27,7 +27,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from offload.contracts.ledger import ReadHandle
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
-from offload.errors import NotOffloaded, OffloadError, StoreDenied
+from offload.errors import Misuse, NotOffloaded, OffloadError, StoreDenied
 from offload.model.attempt import Receipt
 from offload.model.manifest import Manifest
 from offload.model.part import part_like
@@ -50,7 +50,7 @@ from offload.upkeep.copy.transfer import (
 )
 from offload.upkeep.parts import link_copy
 
-__all__ = ["Committed", "Copied", "copy", "give_up", "run_of"]
+__all__ = ["Committed", "Copied", "copy", "give_up", "refuse_itself", "run_of"]
 
 
 PARTS_AT_ONCE: Final = 4
@@ -273,6 +273,12 @@ async def copy(
                 return
         else:
             yield copying.done
+
+
+def refuse_itself(source: LedgerOffloader, target: LedgerOffloader, *, same_options: bool) -> None:
+    """Raise `Misuse` if both are the same tier. With other options, one URL may be of two servers."""
+    if same_options and source.url == target.url:
+        raise Misuse(f"{source.url} is the source and the target: name another place for the copy")
 
 
 async def give_up(source: LedgerOffloader, target: LedgerOffloader, stream: str) -> None:

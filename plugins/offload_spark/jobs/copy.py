@@ -20,7 +20,7 @@ from offload.model.part import part_like
 from offload.session import Session
 from offload.streams.joined import with_parts
 from offload.upkeep.copy.runs import RUN_SIZE_BYTES
-from offload.upkeep.copy.tier import Committed, Copied, run_of
+from offload.upkeep.copy.tier import Committed, Copied, refuse_itself, run_of
 from offload.upkeep.copy.tier import give_up as give_up_copy
 from offload.upkeep.copy.transfer import Fetch, Reach
 from offload.upkeep.parts import link_copy
@@ -67,7 +67,8 @@ def copy(
     - `OffloadError`: the text of a task's error, such as damage in the source.
     - `StoreDenied`: no other stream is tried, because each would fail in the same way.
 
-    Raises `NotOffloaded` if the source is no tier, or lacks a named stream. Needs a classic session, not a
+    Raises `NotOffloaded` if the source is no tier, or lacks a named stream, and `Misuse` if both tiers are
+    the same. Needs a classic session, not a
     Connect session.
     """
     found = []
@@ -83,6 +84,8 @@ def copy(
     )
     ends = Ends(reach=reach, target=address, read_back=read_back)
     with address.opened() as tier, _beside(tier, reach.tier, keys=source_keys) as opened:
+        same_options = reach.tier.storage_options == address.storage_options
+        refuse_itself(opened, tier.offloader, same_options=same_options)
         every = tier.run(with_parts(opened, streams)) or sorted(tier.run(opened.streams()), key=part_like)
         for stream in every:
             try:
