@@ -161,6 +161,21 @@ class _Rebuild:
             return await self._with(report, plan)
 
         # 1. Create the fence. From here on no root of another process can be the newest.
+        fence, fenced = await self._fenced(log, standing, target)
+
+        # 2. Look again. An append between the first look and the fence stored fragments that the first look
+        # did not see.
+        await self._look_again(fence)
+        plan = await self._plan(fenced, target)
+        report = await self._with(report, plan)
+        if plan.choice.holes:  # the second look found more. The fence stays; the next run begins above it
+            return report
+
+        # 3. Copy what the other history holds beyond this one, then commit once.
+        return await self._committed(log, report, plan, fence, fenced)
+
+    async def _fenced(self, log: RootLog, standing: Manifest | None, target: UUID) -> tuple[Fence, Manifest]:
+        """Create the fence above every number that any object mentions. Return it, and its root."""
         fence = Fence(
             stream=self.stream,
             writer=self.env.uuid(),
@@ -176,11 +191,11 @@ class _Rebuild:
             low = replace(fence, writer=self.env.uuid(), above=standing.version, jump=1)
             standing = await log.commit(low, base=standing, committer=low.writer)
             self.survey.roots.add(standing.version)
-        fenced = await log.commit(fence, base=standing, committer=fence.writer)
+        return fence, await log.commit(fence, base=standing, committer=fence.writer)
 
-        # 2. Look again. An append between the first look and the fence stored fragments that the first look
-        # did not see. If a root has appeared below the fence's number since then, another process committed
-        # it, and it may name objects that this rebuild did not see.
+    async def _look_again(self, fence: Fence) -> None:
+        """Look for what was stored since the first look. Raises `Conflict` if another process committed."""
+        # If a root has appeared below the fence's number, it may name objects that this rebuild did not see.
         seen, first_possible = set(self.survey.roots), fence.above + JUMP
         await self.survey.look()
         passed = {each for each in self.survey.roots - seen if each < first_possible}
@@ -189,13 +204,13 @@ class _Rebuild:
                 f"stream {self.stream!r}: another process committed root {max(passed)} meanwhile: stop every "
                 "writer and every other rebuild of the stream, and run again"
             )
-        plan = await self._plan(fenced, target)
-        report = await self._with(report, plan)
-        if plan.choice.holes:  # the second look found more. The fence stays; the next run begins above it
-            return report
 
-        # 3. Copy what the other history holds beyond this one, then commit once. While the fence is the
-        # newest root no sweep condemns anything, so the copies need not be announced.
+    async def _committed(
+        self, log: RootLog, report: RebuildReport, plan: _Plan, fence: Fence, fenced: Manifest
+    ) -> RebuildReport:
+        """Copy the parts of the plan, and commit the one root that names everything."""
+        # While the fence is the newest root no sweep condemns anything, so the copies need not be announced.
+        target = fence.incarnation
         entries = await self._entries(plan, replace(fenced, incarnation=target))
         rebuilt = Rebuilt(
             writer=fence.writer,

@@ -86,6 +86,8 @@ def copy(
     with address.opened() as tier, _beside(tier, reach.tier, keys=source_keys) as opened:
         same_options = reach.tier.storage_options == address.storage_options
         refuse_itself(opened, tier.offloader, same_options=same_options)
+        origin_of = partial(Committed, source=reach, part_size_bytes=piece_size_bytes, decrypt=decrypt)
+        transfer_of = partial(SparkTransfer, spark=spark, tier=tier, ends=ends, progress=progress)
         every = tier.run(with_parts(opened, streams)) or sorted(tier.run(opened.streams()), key=part_like)
         for stream in every:
             try:
@@ -95,15 +97,8 @@ def copy(
                     raise
                 found.append(Copied(stream=stream, note=str(gone)))
             else:
-                origin = Committed(
-                    offloader=opened,
-                    manifest=manifest,
-                    source=reach,
-                    part_size_bytes=piece_size_bytes,
-                    decrypt=decrypt,
-                )
-                transfer = SparkTransfer(spark=spark, tier=tier, origin=origin, ends=ends, progress=progress)
-                found.append(_copied(transfer, origin))
+                origin = origin_of(offloader=opened, manifest=manifest)
+                found.append(_copied(transfer_of(origin=origin), origin))
             done(found[-1])
             if isinstance(found[-1].error, StoreDenied):  # every other stream would fail in the same way
                 break
