@@ -86,9 +86,8 @@ def copy(
         ):
             refuse_itself(read, written, same_options=(source_option or []) == (option or []))
             if drop:
-                await _give_up(read, written, stream or [])
-            else:
-                await _copy(partial(run, read), written, done, encrypt=encrypt is not None, json=json)
+                return await _give_up(read, written, stream or [])
+            await _copy(partial(run, read), written, done, encrypt=encrypt is not None, json=json)
 
     return ended(main, done, partial(_show, done), json=json)
 

@@ -214,7 +214,7 @@ def test_nothing_shows_a_message_or_a_key(world: World, codec: str, caplog: pyte
     asyncio.run(world.sync(codec))
     asyncio.run(world.use("keys", "wrong", None))
 
-    assert len(world.secrets.drawn) == 2  # a stream's key, and a fragment's
+    assert len(world.secrets.drawn) == 3  # a key that tries the master key, a stream's, and a fragment's
     assert world.shown.errors == 3  # the wrong key twice, and the read without one
     assert "FragmentUploaded" in caplog.text
     world.shown.add(caplog.text)
