@@ -76,18 +76,17 @@ def copy(
     """
     state: CommandContext = context.obj.with_keys(keys, encrypt, encrypted_only=only, decrypt=decrypt)
     run = partial(copy_tier, streams=stream or [], verify=verify, decrypt=decrypt, at_once=at_once)
-    done: list[Copied] = []
+    done, is_same = list[Copied](), (source_option or []) == (option or [])
     how, plan = asked_of(at_once, commit_store, compress, hashed_keys=hashed_keys, encrypt=encrypt)
 
     async def main() -> None:
-        async with (
-            state.tier(source, source_option, keys=from_keys) as read,
-            state.tier(target, option, how=how, plan=plan) as written,
-        ):
-            refuse_itself(read, written, same_options=(source_option or []) == (option or []))
+        opened = state.tier(target, option, how=how, plan=plan)
+        async with state.tier(source, source_option, keys=from_keys) as read, opened as written:
+            refuse_itself(read, written, same_options=is_same)
             if drop:
-                return await _give_up(read, written, stream or [])
-            await _copy(partial(run, read), written, done, encrypt=encrypt is not None, json=json)
+                await _give_up(read, written, stream or [])
+            else:
+                await _copy(partial(run, read), written, done, encrypt=encrypt is not None, json=json)
 
     return ended(main, done, partial(_show, done), json=json)
 

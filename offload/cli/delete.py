@@ -33,8 +33,7 @@ def delete(
     """Delete STREAM. This cannot be undone. `offload sweep` frees its space.
 
     If STREAM goes on in further parts, all of them are deleted, the newest first. The name of a later part
-    deletes that part alone.
-    A later `offload sync` of the same name begins a new stream.
+    deletes that part alone. A later `offload sync` of the same name begins a new stream.
     """
     state: CommandContext = context.obj
     if not (yes or dry_run or sys.stdin.isatty()):
@@ -55,9 +54,14 @@ def delete(
     gone = run_async(main)
     if json:
         print_json(_as_json(stream, gone, dry_run=dry_run))
-    elif not gone:
+    else:
+        _show(stream, gone, dry_run=dry_run)
+
+
+def _show(stream: str, gone: list[Manifest], *, dry_run: bool) -> None:
+    if not gone:
         print(f"{one_line(stream)}: already deleted, nothing to do")
-    for manifest in [] if json else gone:
+    for manifest in gone:
         done = "would be deleted" if dry_run else "deleted; `offload sweep` frees their space"
         print(f"{held_by(manifest)} {done}")
 

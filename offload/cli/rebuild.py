@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -73,17 +74,14 @@ def rebuild(
     if commit_store or compress is not None:
         raise Usage("--commit-store and --compress restore a tier's anchor: leave out STREAM")
     make_sure(dry_run=dry_run, yes=yes)
+    run = partial(rebuild_stream, incarnation=incarnation, begin=begin, end=end, is_part=part)
 
     async def main() -> RebuildReport:
         async with state.tier(tier, option) as offloader:
             with live_line("listing") as show:
-                return await rebuild_stream(
+                return await run(
                     _on_a_store(offloader),
                     stream,
-                    incarnation=incarnation,
-                    begin=begin,
-                    end=end,
-                    is_part=part,
                     dry_run=dry_run,
                     progress=lambda read, listed: show(f"read {read} of {counted(listed, 'fragment')}"),
                 )
