@@ -12,6 +12,10 @@ commit a manifest that rests on it, or let the source delete its copy. So a fold
 name in it is listed. It is not synced again while nothing changes in it: a sync costs a flush of the
 device even if there is nothing to write.
 
+A root can disappear under a process that runs for years: a file system is unmounted, or somebody moves the
+folder. The path then leads to nothing, or to the empty folder below the mount. What is written there is
+lost to every reader of the tier. So a store never leaves the root that it saw first (`check_root`).
+
 Folders are never removed. An empty folder may be about to receive a file from another process, and that
 writer would have to start over.
 """
@@ -24,6 +28,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
+
+from offload.errors import StoreDenied
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY
 
@@ -61,13 +67,25 @@ def changed_ns(folder: int) -> tuple[int, int]:
 class Folders:
     """The folders below one root: makes them, and remembers which of them survive a power cut."""
 
-    __slots__ = ("_durable", "_root", "_synced")
+    __slots__ = ("_durable", "_root", "_root_seen", "_synced")
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self._root_seen: tuple[int, int] | None = None
+        """The device and the inode of the root. None until it was seen."""
         self._durable: set[tuple[str, ...]] = set()
         self._synced: dict[tuple[str, ...], tuple[int, int]] = {}
         """The last change of each folder that was synced, if no later change can have the same times."""
+
+    def check_root(self) -> None:
+        """Raise `StoreDenied` if the root is not the folder that was seen first."""
+        try:
+            status = os.stat(self._root)
+        except (FileNotFoundError, NotADirectoryError):
+            if self._root_seen is not None:
+                raise self._lost_root() from None
+        else:
+            self._check_identity(status)
 
     def make_last(self, folder: int, parts: Sequence[str]) -> None:
         """Sync the open folder `parts`, unless nothing changed since its last sync. For names of any process.
@@ -102,14 +120,31 @@ class Folders:
         return folder
 
     def _open_root(self) -> int:
+        self.check_root()
         if () not in self._durable:
             _make_root(self._root)
             self._durable.add(())
+        folder = os.open(self._root, _FLAGS)
         try:
-            return os.open(self._root, _FLAGS)
-        except FileNotFoundError:  # somebody removed it: the next write makes it again
-            self._durable.clear()
+            # Of the open folder: a file system may have been unmounted since the check.
+            self._check_identity(os.fstat(folder))
+        except StoreDenied:
+            os.close(folder)
             raise
+        return folder
+
+    def _check_identity(self, status: os.stat_result) -> None:
+        found = status.st_dev, status.st_ino
+        if self._root_seen is None:
+            self._root_seen = found
+        elif self._root_seen != found:
+            raise self._lost_root()
+
+    def _lost_root(self) -> StoreDenied:
+        return StoreDenied(
+            f"{self._root} is not the folder that this process began with: it was unmounted, moved or replaced; "
+            f"mount it or move it back, then restart this process"
+        )
 
     def _enter(self, parent: int, path: tuple[str, ...]) -> int:
         name = path[-1]

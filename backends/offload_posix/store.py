@@ -56,6 +56,8 @@ PAGE_ROWS: Final = 256
 class PosixStore(ObjectStore):
     """The store below `root`. The first write makes the root if it does not exist.
 
+    A root that was seen and is replaced or gone is never made again: `StoreDenied` (`folders`).
+
     `names` returns names for staged files and must never repeat one. `threads` is the greatest number of
     blocking calls at a time. Any number of stores, in any number of processes, may use one root.
     """
@@ -261,7 +263,11 @@ class PosixStore(ObjectStore):
     def _read(self, parts: Sequence[str], span: Span | Suffix | None) -> bytes:
         absent = NotFound("/".join(parts), store=self.url)
         with explained("reading", self._path(parts), absent=absent):
-            return read(self._root, parts, span, absent=absent)
+            try:
+                return read(self._root, parts, span, absent=absent)
+            except (NotFound, OSError):
+                self._folders.check_root()  # without its root, the store knows of no absence
+                raise
 
     def _unlink(self, folder_parts: Sequence[str], names: Sequence[str]) -> None:
         try:
@@ -281,10 +287,12 @@ class PosixStore(ObjectStore):
 
     def _page(self, rows: Iterator[Listed], prefix: str) -> Sequence[Listed]:
         with explained("listing", self._path([prefix])):
+            self._folders.check_root()
             return tuple(islice(rows, PAGE_ROWS))
 
     def _level(self, prefix: str) -> Sequence[str]:
         with explained("listing", self._path([prefix])):
+            self._folders.check_root()
             return tuple(level(self._root, prefix))
 
     def _path(self, parts: Sequence[str]) -> str:

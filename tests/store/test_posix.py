@@ -18,7 +18,7 @@ from offload_posix.failures import failure
 from offload_posix.walk import walk
 
 from offload.contracts.store import Body, Listed
-from offload.errors import Denied, Misuse, NoSpace, NotFound, OffloadError, OutcomeUnknown, TryAgain
+from offload.errors import Denied, Misuse, NoSpace, NotFound, OffloadError, OutcomeUnknown, StoreDenied, TryAgain
 
 
 class TestFolder(Asynchronous):
@@ -40,17 +40,36 @@ class TestFolder(Asynchronous):
 
         assert not root.exists()
 
-    def test_a_put_recreates_a_removed_root_at_its_second_try(
-        self, run: Run, store: PosixStore, root: Path
+    @pytest.mark.parametrize("left", ["nothing", "an empty folder"])
+    @pytest.mark.parametrize("seen_by", ["put", "list"])
+    def test_a_store_never_leaves_the_root_that_it_saw_first(
+        self, run: Run, store: PosixStore, root: Path, left: str, seen_by: str
     ) -> None:
-        run(store.put("a/key", Body.of(b"")))
-        root.rename(root.with_name("elsewhere"))
+        """An unmounted file system leaves an empty folder. Data that is written there is lost to readers."""
+        other = PosixStore(root=root, threads=1)
+        run((store if seen_by == "put" else other).put("a/key", Body.of(b"1")))
+        run(listed(store))
+        away = root.rename(root.with_name("away"))
+        if left != "nothing":
+            root.mkdir()
 
-        with pytest.raises(TryAgain):
-            run(store.put("a/key", Body.of(b"")))
-        run(store.put("a/key", Body.of(b"again")))
+        for use in (
+            lambda: store.put("a/key", Body.of(b"2")),
+            lambda: store.create("a/new", b"2"),
+            lambda: store.start_upload("a/part"),
+            lambda: store.get("a/key"),
+            lambda: listed(store),
+        ):
+            with pytest.raises(StoreDenied, match="unmounted, moved or replaced"):
+                run(use())
+        assert not root.exists() or not list(root.iterdir())
 
-        assert (root / "a/key").read_bytes() == b"again"
+        if left != "nothing":
+            root.rmdir()
+        away.rename(root)
+        run(store.put("a/key", Body.of(b"3")))
+        assert run(store.get("a/key")) == b"3"
+        run(other.aclose())
 
     @pytest.mark.parametrize("kind", ["folder", "file"])
     def test_no_link_leads_out_of_the_root(self, run: Run, store: PosixStore, root: Path, kind: str) -> None:
