@@ -142,8 +142,8 @@ class Folders:
 
     def _lost_root(self) -> StoreDenied:
         return StoreDenied(
-            f"{self._root} is not the folder that this process began with: it was unmounted, moved or replaced; "
-            f"mount it or move it back, then restart this process"
+            f"{self._root} is not the folder that this process began with: it was unmounted, moved or "
+            f"replaced; mount it or move it back, then restart this process"
         )
 
     def _enter(self, parent: int, path: tuple[str, ...]) -> int:

@@ -51,6 +51,9 @@ def check_run(state: CommandContext, config: RunConfig, *, json: bool) -> int:
     found = run_async(lambda: _found(state, config, json=json))
     can = summary_of(found.stores)
     found.problems += [f"the store cannot {what}" for what, works in can.items() if not works]
+    if held := found.stores[0].foreign_object:
+        taken = f"{found.stores[0].url} is no tier and not empty: it holds {held!r}"
+        found.problems.append(f"the tier: {taken}; name an empty place")
     found.problems += [f"stream {each.stream!r}: {each.error}" for each in found.streams if each.error]
     found.notes += [
         f"stream {each.stream!r}: the source does not continue it, so it goes on in a new part"
@@ -202,12 +205,12 @@ def cost_text(cost: MonthlyCost | None) -> str:
     if cost is None:
         return "cost: not known for this store; [prices] of the configuration sets prices"
     price = cost.price
-    where = f"{price.provider}, {price.region}" if price.region else price.provider
+    where = ", ".join(filter(None, (price.provider, price.region)))
     return (
         f"cost of a month: {cost.requests + cost.storage:,.2f} at the prices of {where}\n"
         f"  requests {cost.requests:,.2f}: {cost.commits:,.0f} commits of 1 put, 1 create and 1 listing\n"
         f"  storage {cost.storage:,.2f}: {cost.stored_gib:,.2f} GiB, as stored a month from now\n"
-        f"  prices: {one_line(price.source)}; {one_line(price.known)}\n"
+        f"  prices: {'; '.join(map(one_line, filter(None, (price.source, price.known))))}\n"
         "  without readers, upkeep, and processes that stand by; if the streams grow as in the last hour"
     )
 

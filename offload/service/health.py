@@ -36,7 +36,7 @@ class Health:
 
     def problems(self) -> list[str]:
         """Return a line for each reason to call the process not ready. Names cannot break a line."""
-        found = [*self._of_sources(), *(line for status in self.statuses() for line in _problem(status))]
+        found = [*self.lost_sources(), *(line for status in self.statuses() for line in _problem(status))]
         return [_printable(line) for line in found]
 
     def summary(self) -> str:
@@ -60,10 +60,10 @@ class Health:
             "upkeep": [] if self.upkeep is None else self.upkeep.as_json(),
         }
 
-    def _of_sources(self) -> Iterator[str]:
-        for each in self.dispatchers:
-            if each.error is not None:
-                yield f"source {each.source.url}: {each.error}"
+    def lost_sources(self) -> list[str]:
+        """Return a line for each source whose streams cannot be listed."""
+        lost = [(each.source.url, each.error) for each in self.dispatchers if each.error is not None]
+        return [f"source {url}: {error}" for url, error in lost]
 
 
 def status_as_json(status: FollowStatus) -> dict[str, Any]:

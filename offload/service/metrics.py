@@ -46,7 +46,11 @@ REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class ServiceMetrics:
-    """The registry of one process. `statuses` returns the statuses of its followers."""
+    """The registry of one process.
+
+    `statuses` returns the statuses of its followers, and `lost_sources` a line for each source that
+    cannot be listed.
+    """
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class ServiceMetrics:
         *,
         asked: Sequence[VouchedSource] = (),
         disks: Sequence[DiskWatch] = (),
+        lost_sources: Callable[[], Sequence[str]] = tuple,
         streams_max: int = STREAMS_MAX,
     ) -> None:
         self.registry: Final = CollectorRegistry()
@@ -101,6 +106,9 @@ class ServiceMetrics:
             ["task"],
             registry=self.registry,
         )
+        Gauge(
+            "offload_lost_sources", "Sources whose streams cannot be listed.", registry=self.registry
+        ).set_function(lambda: len(lost_sources()))
         ProcessCollector(registry=self.registry)
         self.registry.register(_Streams(statuses, streams_max))
         if asked:

@@ -78,15 +78,17 @@ class Dispatcher:
         try:
             found = {stream.name: stream for stream in await self.source.streams()}
         except NotOffloaded as error:
-            found, self.error = {}, error
+            found = {}
+            self._note(error)
         except OffloadError as error:
             # Nothing is known of the streams. Their followers find out by themselves.
-            self.error = error
+            self._note(error)
             return
         else:
-            self.error = None
+            self._note(None)
         for name, (_, ending) in self._followers.items():
-            if name not in found:
+            if name not in found and not ending.is_set():
+                _log.warning("stream %r is not in the source any more: it is not followed", name)
                 ending.set()
         for name, stream in found.items():
             if name not in self._followers and (plan := self.plan_of(name)) is not None:
@@ -94,6 +96,14 @@ class Dispatcher:
                 follower = self._follower(stream, *plan, is_ending=ending.is_set)
                 self._followers[name] = follower, ending
                 tasks.create_task(self._follow(follower, turns, ending))
+
+    def _note(self, error: OffloadError | None) -> None:
+        """Remember how the look for streams ended. A line of the log reports each change."""
+        if error is not None and type(error) is not type(self.error):
+            _log.error("cannot list the streams of %s: %s", self.source.url, error)
+        elif error is None and self.error is not None:
+            _log.info("the streams of %s can be listed again", self.source.url)
+        self.error = error
 
     def _follower(
         self,

@@ -77,6 +77,8 @@ class CheckReport:
     findings: list[CheckFinding] = field(default_factory=list)
     commit_store: str = ""
     """The URL of the store that keeps the tier's roots, if it is another one. Check that store as well."""
+    foreign_object: str = ""
+    """An object of a place that is no tier and not empty: nobody makes a tier there."""
 
     def can(self, what: str) -> bool:
         """Return whether everything that `read`, `write` or `commit` needs was seen to work."""
@@ -215,6 +217,7 @@ class _Checking:
                 return "no tier yet; `offload sync` makes one"
             if shows_a_tier(first):
                 raise AnchorLost(TIER_ANCHOR, tier=self.store.url) from None
+            self.report.foreign_object = first
             return "no tier; this place is not empty, so `offload sync` will not make one here"
         part = await self.store.get(TIER_ANCHOR, Span(5, 9))  # readers need ranges, also with --read-only
         _same(part, raw[5:14], "a part of an object is not that part")

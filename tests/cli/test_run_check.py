@@ -59,6 +59,19 @@ def test_a_check_in_json_is_one_document(config: Path) -> None:
     assert shown["cost_per_month"]["price"]["provider"] == "your own prices"
 
 
+def test_a_place_in_which_a_run_would_make_no_tier_is_a_problem(config: Path, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "tier")
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "tier" / "letter").touch()
+
+    ran = offload("run", "--check", config)
+
+    assert ran.code == 1
+    assert "PROBLEM: the tier: " in ran.text
+    assert "is no tier and not empty: it holds 'letter'; name an empty place" in ran.text
+    assert ran.lines[-1] == "ready: NO"
+
+
 def test_a_stream_that_would_pause_is_a_problem(config: Path, tmp_path: Path) -> None:
     """One stream was deleted from the tier, one source is behind the tier, and one has damage at its end."""
     assert offload("sync", f"rabbitmq://{tmp_path}/source", tmp_path / "tier").code == 0

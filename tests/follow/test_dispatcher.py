@@ -6,18 +6,18 @@ The clock is that of the event loop, and runs a hundred times as fast.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from growing_source import GrowingSource, GrowingStream
 
-from offload import ObjectStoreOffloader
-from offload.contracts.source import SourceStream
+from offload import ObjectStoreOffloader, SourceStream
 from offload.contracts.store import Body
 from offload.env import Env
-from offload.errors import Denied, TryAgain
+from offload.errors import Denied, NotOffloaded, OffloadError, TryAgain
 from offload.store.memory import MemoryStore
 from offload.streams.dispatcher import Dispatcher
 from offload.streams.follow_rules import FollowRules
@@ -38,6 +38,21 @@ def dispatcher(source: GrowingSource, store: MemoryStore, **changes: Any) -> Dis
     plan = ObjectStoreOffloader(store), RULES
     options: dict[str, Any] = {"plan_of": lambda stream: plan, "env": fast(), "discover_seconds": 5.0}
     return Dispatcher(source=source, **(options | changes))
+
+
+@dataclass
+class LostSource(GrowingSource):
+    """A source that cannot be listed as long as it has an error."""
+
+    error: OffloadError | None = None
+    looks: int = 0
+
+    async def streams(self) -> Sequence[SourceStream]:
+        """Raise the error, or list no stream."""
+        self.looks += 1
+        if self.error is not None:
+            raise self.error
+        return []
 
 
 async def until(met: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
@@ -190,6 +205,33 @@ def test_the_first_looks_of_many_streams_are_spread_over_the_time_between_two_lo
         assert {draw * RULES.look_seconds for draw in draws} < set(slept)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [NotOffloaded("the folder does not exist"), Denied("no right")])
+def test_the_log_says_once_that_a_source_is_lost_and_once_that_it_is_back(
+    error: OffloadError, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        source, stopping = LostSource(error=error), asyncio.Event()
+        running = asyncio.create_task(dispatcher(source, MemoryStore()).run(stopping))
+
+        async def looked_often() -> bool:
+            return source.looks > 3
+
+        await until(looked_often)
+        source.error, source.looks = None, 0
+        await until(looked_often)
+        stopping.set()
+        await running
+
+    asyncio.run(scenario())
+
+    assert [(line.levelname, line.getMessage()) for line in caplog.records] == [
+        ("ERROR", f"cannot list the streams of memory://source: {error}"),
+        ("INFO", "the streams of memory://source can be listed again"),
+    ]
 
 
 def test_a_stream_without_a_plan_is_left_out() -> None:

@@ -135,9 +135,14 @@ class TestRoutes:
         lost = Fixed()
         lost.error, lost.source = Denied("no right"), GrowingSource()
 
-        ((code, body),) = answers(Health(dispatchers=[lost]), "/readyz")  # type: ignore[list-item]
+        seen = Health(dispatchers=[lost])  # type: ignore[list-item]
+        ((code, body),) = answers(seen, "/readyz")
 
         assert (code, body.splitlines()[2]) == (503, "source memory://source: no right")
+        metrics = ServiceMetrics(seen.statuses, lost_sources=seen.lost_sources)
+        assert samples(metrics)["offload_lost_sources",] == 1
+        lost.error = None
+        assert samples(metrics)["offload_lost_sources",] == 0
 
     def test_a_name_that_is_not_utf_8_breaks_no_route(self) -> None:
         """Nor do control characters break a line."""

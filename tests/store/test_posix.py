@@ -18,7 +18,16 @@ from offload_posix.failures import failure
 from offload_posix.walk import walk
 
 from offload.contracts.store import Body, Listed
-from offload.errors import Denied, Misuse, NoSpace, NotFound, OffloadError, OutcomeUnknown, StoreDenied, TryAgain
+from offload.errors import (
+    Denied,
+    Misuse,
+    NoSpace,
+    NotFound,
+    OffloadError,
+    OutcomeUnknown,
+    StoreDenied,
+    TryAgain,
+)
 
 
 class TestFolder(Asynchronous):
