@@ -193,11 +193,15 @@ def configuration_of(
     given = {name: value for name, value in (values | pairs).items() if value}
     try:
         if tier is not None:
+            if source.endswith(".toml") and scheme_of(source) is None:
+                raise Usage(f"a configuration names the tier itself: leave {tier} out")
             return config_of_values(*_document(source, tier, keys, given))
         if given:
             raise Usage(f"{_option(next(iter(given)))} belongs in the configuration, or TIER is missing")
         if scheme_of(source) is not None:
             raise Usage(f"TIER is missing: offload run {source} TIER")
+        if Path(source).is_dir():
+            raise Usage(f"{source} is a folder, not a configuration: give SOURCE and then TIER")
         config, warnings = load_config(Path(source), os.environ)
     except Misuse as error:
         raise Usage(str(error)) from error

@@ -135,10 +135,10 @@ class StreamConfig(_Section):
     on_gap: Literal["pause", "new-part"] = "pause"
     """What is done if the source does not continue a stream: after a gap, or if it has another history."""
 
-    age_seconds_max: Seconds | None = Field(default=None, alias="max_age")
+    age_seconds_max: Seconds | None = Field(default=None, alias="max_age", gt=0)
     """Older data is deleted. None: data is kept for ever."""
 
-    size_bytes_max: SizeBytes | None = Field(default=None, alias="max_bytes")
+    size_bytes_max: SizeBytes | None = Field(default=None, alias="max_bytes", gt=0)
     """The oldest data is deleted until at most this much is left, counted before compression."""
 
     compress: Annotated[str, AfterValidator(_compress)] | None = None
@@ -153,6 +153,11 @@ class StreamConfig(_Section):
             _ = self.rules
         except Misuse as error:
             raise ValueError(str(error)) from error
+        if self.rules.alarm_seconds < self.max_lag_seconds:
+            raise ValueError(
+                f"alarm_lag is at least max_lag ({self.max_lag_seconds:g} s), not "
+                f"{self.rules.alarm_seconds:g} s: the stream would be late all the time"
+            )
         return self
 
     @property

@@ -27,6 +27,8 @@ from offload.formats.keys import TIER_ANCHOR
     ("arguments", "said"),
     [
         (("rabbitmq:///data",), "TIER is missing"),
+        (("run.toml", "tier"), "a configuration names the tier itself: leave tier out"),
+        (("/",), "/ is a folder, not a configuration: give SOURCE and then TIER"),
         (("absent.toml",), "absent.toml: cannot read this configuration"),
         (("absent.toml", "--max-lag", "5s"), "--max-lag belongs in the configuration"),
         (("rabbitmq:///data", "tier", "--max-lag", "5"), "--max-lag: takes a number"),

@@ -46,6 +46,13 @@ def loaded(tmp_path: Path, text: str, **environ: str) -> RunConfig:
         ('[streams."*"]\nmax_lag = "500"', 4, "max_lag: takes a number and one of s, m, h, d, w, such as"),
         ('[streams."*"]\nmax_bytes = "7q"', 4, "max_bytes: takes bytes, such as 100GB"),
         ('[streams."*"]\nhold_back = "16s"', 3, "hold_back is at most half of max_lag (30 s), not 16 s"),
+        (
+            '[streams."*"]\nalarm_lag = "29s"',
+            3,
+            "alarm_lag is at least max_lag (30 s), not 29 s: the stream would be late all the time",
+        ),
+        ('[streams."*"]\nmax_age = "0s"', 4, "max_age: expected greater than 0; found '0s'"),
+        ('[streams."*"]\nmax_bytes = "0"', 4, "max_bytes: expected greater than 0; found '0'"),
         ('[streams."*"]\non_gap = "stop"', 4, "on_gap: expected 'pause' or 'new-part'; found 'stop'"),
         ('[streams."*"]\ncompress = "gzip"', 4, "'gzip' is no compression"),
         ('[streams."*"]\nencrypt = "/etc/key"', 4, "is no label of a key"),
