@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
@@ -46,10 +46,11 @@ def check(
     given = state.options(option)
 
     async def main() -> tuple[list[CheckReport], CheckFinding | None]:
-        reports = await check_stores(state, tier, given, read_only=read_only, json=json)
+        reports = await check_stores(state, tier, given, cleanup, read_only=read_only, json=json)
         return reports, None if encrypt is None else await _checked_key(state, encrypt, json=json)
 
-    reports, key = run_async(main)
+    with ExitStack() as cleanup:
+        reports, key = run_async(main)
     advice = _advice(state, tier)
     summary = {what: _all_can(reports, what) for what in ("read", "write", "commit")}
     if json:
@@ -63,14 +64,25 @@ def check(
 
 
 async def check_stores(
-    state: CommandContext, tier: str, given: GivenOptions, *, read_only: bool, json: bool
+    state: CommandContext,
+    tier: str,
+    given: GivenOptions,
+    cleanup: ExitStack,
+    *,
+    read_only: bool,
+    json: bool,
 ) -> list[CheckReport]:
-    """Check the store of a tier, and its commit store if it has one. Findings are printed unless `json`."""
-    report = await _checked(state, tier, given, read_only=read_only, json=json)
+    """Check the store of a tier, and its commit store if it has one. Findings are printed unless `json`.
+
+    `cleanup` removes the folders that the check made. Close it when the session has ended: a store of the
+    session refuses to go on without the folder that it saw.
+    """
+    report = await _checked(state, tier, given, cleanup, read_only=read_only, json=json)
     if not report.commit_store:
         return [report]
     commits = GivenOptions(data=given.commits, commits={}, limits=given.limits)
-    return [report, await _checked(state, report.commit_store, commits, read_only=read_only, json=json)]
+    second = await _checked(state, report.commit_store, commits, cleanup, read_only=read_only, json=json)
+    return [report, second]
 
 
 def summary_of(reports: list[CheckReport]) -> dict[str, bool]:
@@ -84,18 +96,24 @@ def stores_as_json(reports: list[CheckReport]) -> list[dict[str, Any]]:
 
 
 async def _checked(
-    state: CommandContext, url: str, given: GivenOptions, *, read_only: bool, json: bool
+    state: CommandContext,
+    url: str,
+    given: GivenOptions,
+    cleanup: ExitStack,
+    *,
+    read_only: bool,
+    json: bool,
 ) -> CheckReport:
     store = state.bare_store(url, given.data, given.limits)
     _refuse_file(store.url)
     if not json:
         print(one_line(store.url))
-    with _no_new_folders(store.url):
-        try:
-            tell = (lambda finding: None) if json else _show
-            return await check_store(store, writing=not read_only, tell=tell)
-        finally:
-            await store.aclose()
+    cleanup.enter_context(_no_new_folders(store.url))
+    try:
+        tell = (lambda finding: None) if json else _show
+        return await check_store(store, writing=not read_only, tell=tell)
+    finally:
+        await store.aclose()
 
 
 async def _checked_key(state: CommandContext, label: str, *, json: bool) -> CheckFinding:

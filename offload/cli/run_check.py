@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -48,7 +49,8 @@ class _Findings:
 
 def check_run(state: CommandContext, config: RunConfig, *, json: bool) -> int:
     """Check a configuration, print what was found, and return the exit code."""
-    found = run_async(lambda: _found(state, config, json=json))
+    with ExitStack() as cleanup:
+        found = run_async(lambda: _found(state, config, cleanup, json=json))
     can = summary_of(found.stores)
     found.problems += [f"the store cannot {what}" for what, works in can.items() if not works]
     if held := found.stores[0].foreign_object:
@@ -68,14 +70,14 @@ def check_run(state: CommandContext, config: RunConfig, *, json: bool) -> int:
     return 1 if found.problems else 0
 
 
-async def _found(state: CommandContext, config: RunConfig, *, json: bool) -> _Findings:
+async def _found(state: CommandContext, config: RunConfig, cleanup: ExitStack, *, json: bool) -> _Findings:
     found = _Findings()
     try:
         opened = open_service(state.session, config, state.session.emit)
         given = GivenOptions.of(config.options, state.session.limits)
     except Misuse as error:
         raise Usage(str(error)) from error
-    found.stores = await check_stores(state, config.tier, given, read_only=False, json=json)
+    found.stores = await check_stores(state, config.tier, given, cleanup, read_only=False, json=json)
     try:
         found.keys = await try_keys(state.session, config)
     except OffloadError as error:
