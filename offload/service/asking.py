@@ -17,7 +17,7 @@ __all__ = ["AskedProcess", "ask_process"]
 PATIENCE_SECONDS: Final = 3.0
 """The routes answer from memory, so a process that takes longer hangs."""
 
-LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
+ASKED: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
 """The address to ask, if a process listens on all of them."""
 
 
@@ -37,7 +37,7 @@ async def ask_process(address: tuple[str, int] | None) -> AskedProcess:
     """Return the status of the process that listens on an address. Raises nothing."""
     if address is None:
         return AskedProcess()
-    host, port = LOOPBACK.get(address[0], address[0]), address[1]
+    host, port = ASKED.get(address[0], address[0]), address[1]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     try:
         status = await asyncio.to_thread(_fetch, host, port)
