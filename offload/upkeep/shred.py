@@ -204,6 +204,9 @@ async def shred(
     if (loss := loss_shown_by_base(offloader.log(stream), name, version, newest)) is not None:
         raise loss  # a key of a life that only lost roots knew looks like a key of an ended life
     living = newest.incarnation if newest.state is StreamState.LIVE else None
+    if plan.manifest is not None and living == plan.manifest.incarnation:
+        # The roots were lost while it was deleted, and a writer that knew older ones committed meanwhile.
+        raise Conflict(f"stream {stream!r} is back since this run deleted it, with all keys; run again")
     done: list[ShreddedKey] = []
     for key in keys:
         if key.incarnation == living:

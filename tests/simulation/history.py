@@ -90,8 +90,7 @@ async def _finish(world: World) -> None:
 
 async def _read_all(world: World) -> int:
     """Read everything in a fresh process, and return the offset of the end."""
-    auditor = world.process("auditor").offloader
-    reader = StreamReader(auditor, (await auditor.view(STREAM)).committed)
+    reader = await StreamReader.open(world.process("auditor").offloader, STREAM)
     at = reader.manifest.first_offset
     async with aclosing(reader.messages(at)) as batches:
         async for batch in batches:
