@@ -29,9 +29,10 @@ from offload.contracts.events import Event
 from offload.contracts.keys import KeyService
 from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.opening import OpeningContext, RequestLimits, StoreMetrics
-from offload.contracts.plugin import Backend, SourceType
+from offload.contracts.plugin import Backend, SourceType, TargetType
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
+from offload.contracts.target import RestoreTarget
 from offload.env import Env
 from offload.errors import Misuse
 from offload.model.labels import MasterKey, shown
@@ -206,6 +207,23 @@ class Session:
         opened: Source = declared.open(url, source_options or {})
         if hasattr(opened, "aclose"):  # the contract of a source does not ask for it
             self._opened.append(opened)
+        return opened
+
+    def target(self, url: str, *, target_options: Mapping[str, Any] | None = None) -> RestoreTarget:
+        """Open the place to restore a stream to. Raises `Misuse` for a scheme that no plugin serves.
+
+        `target_options` go to the target, which may refuse them with `Misuse` as well.
+        """
+        self._refuse_if_over()
+        scheme = scheme_of(url)
+        if scheme is None:
+            known = ", ".join(
+                f"{s}://" for d in self.plugins.of_kind("target") for s in d.declaration.schemes
+            )
+            raise Misuse(f"{url!r} is not the URL of a target: begin it with one of {known}")
+        declared = cast("TargetType", self.plugins.by_scheme("target", scheme))
+        opened: RestoreTarget = declared.open(url, target_options or {})
+        self._opened.append(opened)
         return opened
 
     def key_service(self, url: str) -> KeyService:

@@ -34,6 +34,7 @@ __all__ = [
     "KeyServiceType",
     "LayoutType",
     "SourceType",
+    "TargetType",
     "hookimpl",
 ]
 
@@ -178,6 +179,25 @@ class SourceType(Declaration):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TargetType(Declaration):
+    """A place to restore a stream to. The target is called with the URL and a mapping of options.
+
+    It returns a `MessageTarget` or a `ChunkTarget`, and checks the values of the options.
+    """
+
+    options: tuple[str, ...] = ()
+    """The names of the options that the target takes."""
+
+    is_folder: bool = False
+    """True if a URL is the scheme and a folder of a stopped broker: `--files` names such a folder."""
+
+    def open(self, url: str, options: Mapping[str, Any]) -> Any:
+        """Call the target with a URL, and return its result. Raises `Misuse` for an unknown option."""
+        _refuse_unknown(f"target {self.name!r}", options, self.options)
+        return self.load()(with_lower_scheme(url), options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutType(Declaration):
     """A foreign layout of objects on a tier, which a plugin can read."""
 
@@ -222,6 +242,10 @@ class HookSpecs:
         """Declare sources."""
 
     @_hookspec
+    def offload_targets(self) -> Sequence[TargetType]:  # type: ignore[empty-body]  # never called
+        """Declare places to restore a stream to."""
+
+    @_hookspec
     def offload_layouts(self) -> Sequence[LayoutType]:  # type: ignore[empty-body]  # never called
         """Declare foreign layouts."""
 
@@ -249,6 +273,7 @@ class HookSpecs:
 KINDS: Final = {
     "backend": "offload_backends",
     "source": "offload_sources",
+    "target": "offload_targets",
     "layout": "offload_layouts",
     "decoder": "offload_decoders",
     "key service": "offload_keys",

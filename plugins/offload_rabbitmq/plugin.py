@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offload.contracts.plugin import BrokerType, DecoderType, SourceType, hookimpl
+from offload.contracts.plugin import BrokerType, DecoderType, SourceType, TargetType, hookimpl
 
 
 @hookimpl
@@ -17,6 +17,33 @@ def offload_sources() -> Sequence[SourceType]:
             schemes=("rabbitmq",),
             sample="offload_rabbitmq.samples:sample_path",
         )
+    ]
+
+
+@hookimpl
+def offload_targets() -> Sequence[TargetType]:
+    """Declare streams of a running broker, and the folder of a stopped one, as places to restore to."""
+    return [
+        TargetType(
+            name="rabbitmq-stream",
+            target="offload_rabbitmq.stream_target:open_url",
+            schemes=("rabbitmq-stream", "rabbitmq-stream+tls"),
+            options=(
+                "initial-cluster-size",
+                "max-age",
+                "max-length-bytes",
+                "queue-leader-locator",
+                "stream-filter-size-bytes",
+                "stream-max-segment-size-bytes",
+            ),
+        ),
+        TargetType(
+            name="rabbitmq-files",
+            target="offload_rabbitmq.folder_target:open_url",
+            schemes=("rabbitmq",),
+            options=("epoch-max", "segment-size-bytes"),
+            is_folder=True,
+        ),
     ]
 
 

@@ -27,6 +27,7 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.opening import RequestLimits
 from offload.contracts.source import Source
 from offload.contracts.store import ObjectStore
+from offload.contracts.target import RestoreTarget
 from offload.errors import Misuse
 from offload.model.labels import MasterKey
 from offload.model.position import Position, parse_position
@@ -158,6 +159,12 @@ class CommandContext:
         with _usage():
             return self.session.source(url)
 
+    def target(self, url: str, options: Sequence[str] | None = None) -> RestoreTarget:
+        """Return the place to restore to that an argument names, with `NAME=VALUE` options."""
+        with _usage():
+            pairs = dict(_pair(option, "--target-option") for option in options or ())
+            return self.session.target(url, target_options=pairs)
+
     @asynccontextmanager
     async def key_service(self, url: str) -> AsyncIterator[KeyService]:
         """Open the key service that an argument names, and close it afterwards."""
@@ -182,10 +189,10 @@ def waiting_text(event: Waiting) -> str:
     )
 
 
-def _pair(option: str) -> tuple[str, str]:
+def _pair(option: str, of: str = "--option") -> tuple[str, str]:
     name, equals, value = option.partition("=")
     if not name or not equals:
-        raise Misuse(f"--option takes NAME=VALUE, not {name!r}")
+        raise Misuse(f"{of} takes NAME=VALUE, not {name!r}")
     return name, value
 
 

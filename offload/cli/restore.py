@@ -1,0 +1,231 @@
+"""`offload restore`: publish an archived stream to a broker, or write the files of a stopped one."""
+
+from __future__ import annotations
+
+import base64
+import json as jsonlib
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from offload.cli.kit.arguments import EncryptedOnly, Keys, Options, Stream, Tier
+from offload.cli.kit.ending import Usage
+from offload.cli.kit.output import counted, one_line, print_json, print_note, size_text
+from offload.cli.kit.progress import CommandProgress, Show, progress
+from offload.cli.kit.state import CommandContext, position_of, run_async
+from offload.contracts.target import ChunkTarget, MessageTarget, RestoreTarget
+from offload.model.position import OFFSET_MAX
+from offload.store.rate import Rate
+from offload.streams.read_back import Comparison, OffsetMap
+from offload.streams.reader import StreamReader
+from offload.streams.restore import Restored, RestoreProgress, publish, write_chunks
+from offload.streams.salvage import Archive
+
+TargetUrl = Annotated[
+    str | None,
+    typer.Argument(metavar="[TARGET]", help="The stream of a running broker: rabbitmq-stream://host/stream."),
+]
+Files = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write segments and indexes into this folder of a stopped broker, in place of TARGET.",
+    ),
+]
+At = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="SPEC",
+        help="The position to begin at: first, an offset, an ISO 8601 time (UTC unless it has a zone), or @ "
+        "and milliseconds since 1970. Repeat it when the command is run again.",
+    ),
+]
+Until = Annotated[
+    int, typer.Option(metavar="OFFSET", min=0, max=OFFSET_MAX, help="Restore only what is below this offset.")
+]
+PerSecond = Annotated[
+    float | None, typer.Option(metavar="N", min=0.001, help="Publish at most this many messages a second.")
+]
+MapFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--map",
+        metavar="FILE",
+        help="Read the target back, compare every message, and write a map from old offsets to new ones.",
+    ),
+]
+SkipDamage = Annotated[
+    bool, typer.Option("--skip-damage", help="Leave damaged chunks out. Default: stop before the first.")
+]
+TargetOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target-option",
+        metavar="NAME=VALUE",
+        help="An option of the target, such as an argument with which the stream was declared. May be "
+        "repeated.",
+    ),
+]
+
+
+def restore(
+    context: typer.Context,
+    tier: Tier,
+    stream: Stream,
+    target: TargetUrl = None,
+    files: Files = None,
+    start: At = "first",
+    until: Until = OFFSET_MAX,
+    rate: PerSecond = None,
+    map_file: MapFile = None,
+    skip_damage: SkipDamage = False,
+    target_option: TargetOptions = None,
+    keys: Keys = None,
+    encrypted_only: EncryptedOnly = False,
+    option: Options = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> int:
+    """Put the data of STREAM back into a broker. If it is killed, run the same command again.
+
+    Messages are published to TARGET under new offsets. With --files, chunks are written as they are.
+    """
+    state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
+    position = position_of(start)
+    opened: list[Restored] = []
+    if files is not None and (rate is not None or map_file is not None):
+        raise Usage("--rate and --map are for a TARGET: --files keeps all offsets")
+
+    async def main() -> None:
+        into = state.target(_url(target, files, state), target_option)
+        async with state.catalogue(tier, option) as catalogue:
+            reader = await StreamReader.open(catalogue, stream, emit=state.plugins.emit)
+            archive = Archive(catalogue=catalogue, reader=reader, skip_damage=skip_damage, until=until)
+            begins = await reader.offset_of(position)
+            with progress(json=json) as show:
+                opened.append(await _restore(archive, into, begins, rate, state, _Bar(show, begins, archive)))
+            if map_file is not None:
+                assert isinstance(into, MessageTarget)
+                found = await Comparison(archive, into, begins).map()
+                _write_map(map_file, found)
+            _tell(opened[0], into, stream, map_file, json=json)
+
+    run_async(main)
+    return 0
+
+
+async def _restore(
+    archive: Archive,
+    into: RestoreTarget,
+    begins: int,
+    rate: float | None,
+    state: CommandContext,
+    show: _Bar,
+) -> Restored:
+    if isinstance(into, ChunkTarget):
+        return await write_chunks(archive, into, begins, tell=print_note, show=show)
+    assert isinstance(into, MessageTarget)
+    env = state.session.env
+    pace = Rate(rate, clock=env.monotonic, sleep=env.sleep)
+    return await publish(archive, into, begins, pace=pace.take, tell=print_note, show=show)
+
+
+def _url(target: str | None, files: Path | None, state: CommandContext) -> str:
+    """Return the URL of the target: as given, or that of a folder."""
+    if (target is None) == (files is None):
+        raise Usage("name one target: the URL of a broker's stream, or --files and a folder")
+    if target is not None:
+        return target
+    folders = [
+        declared.declaration
+        for declared in state.plugins.of_kind("target")
+        if getattr(declared.declaration, "is_folder", False)
+    ]
+    if len(folders) != 1:
+        schemes = ", ".join(f"{each.schemes[0]}://" for each in folders) or "none"
+        raise Usage(
+            f"--files needs one plugin that writes a broker's files; name TARGET by its URL: {schemes}"
+        )
+    return f"{folders[0].schemes[0]}://{files}"
+
+
+def _tell(done: Restored, into: RestoreTarget, stream: str, map_file: Path | None, *, json: bool) -> None:
+    for hole in done.skipped:
+        print_note(f"left out: offsets [{hole.first_offset}, {hole.next_offset}): {hole.reason}")
+    if json:
+        print_json(_as_json(done, into, stream, map_file))
+        return
+    what = (
+        counted(done.messages, "message") if isinstance(into, MessageTarget) else size_text(done.size_bytes)
+    )
+    before = (
+        f"; offsets below {done.written_from} were there" if done.written_from > done.first_offset else ""
+    )
+    print(
+        f"{one_line(stream)}: offsets [{done.first_offset}, {done.next_offset}) are in {one_line(into.url)}; "
+        f"wrote {what}{before}"
+    )
+    if map_file is not None:
+        print(f"every message compared; the map is in {one_line(str(map_file))}")
+
+
+def _as_json(done: Restored, into: RestoreTarget, stream: str, map_file: Path | None) -> dict[str, Any]:
+    return {
+        "stream": stream,
+        "target": into.url,
+        "first_offset": done.first_offset,
+        "next_offset": done.next_offset,
+        "written_from": done.written_from,
+        "messages": done.messages,
+        "bytes": done.size_bytes,
+        "skipped": [
+            {"first_offset": hole.first_offset, "next_offset": hole.next_offset, "reason": hole.reason}
+            for hole in done.skipped
+        ],
+        "map": None if map_file is None else str(map_file),
+    }
+
+
+def _write_map(path: Path, found: OffsetMap) -> None:
+    """Write one JSON object a line. The file appears when it is whole."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        for run in found.runs():
+            print(jsonlib.dumps({"old": run.old, "new": run.new, "count": run.count}), file=file)
+        for name, old in sorted(found.consumers.items()):
+            row = _name_of(name) | {"old": old, "new": found.new_of(old)}
+            print(jsonlib.dumps(row, ensure_ascii=False), file=file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _name_of(name: bytes) -> dict[str, str]:
+    """Return a consumer's name for JSON. Bytes that are not UTF-8 become base64 with an `encoding` key."""
+    try:
+        return {"consumer": name.decode()}
+    except UnicodeDecodeError:
+        return {"consumer": base64.b64encode(name).decode(), "encoding": "base64"}
+
+
+class _Bar:
+    """The progress of a restore, in archived offsets."""
+
+    def __init__(self, show: Show, begins: int, archive: Archive) -> None:
+        self._show, self._begins = show, begins
+        committed = archive.reader.manifest
+        self._total = max(min(archive.until, committed.next_offset) - begins, 0)
+        self._stream = committed.stream
+
+    def __call__(self, seen: RestoreProgress) -> None:
+        doing = "comparing what was restored of" if seen.is_comparing else "restoring"
+        self._show(
+            CommandProgress(
+                what=f"{doing} {self._stream}",
+                done=seen.next_offset - self._begins,
+                total=self._total,
+                size_bytes=seen.size_bytes,
+            )
+        )

@@ -1,0 +1,278 @@
+"""The folder of a stream of a stopped RabbitMQ as a restore target: `rabbitmq://PATH`, or `--files PATH`.
+
+Everything is written into a folder of its own within PATH, and moved up when it is whole. The broker looks at
+files by name, and would find none of them before.
+
+    killed                          the next run
+    while it writes                 keeps all pairs but the newest, which may be torn, and continues
+    while it moves                  moves the rest
+    before it removes the folder    removes it
+
+The folder has a file that says which restore it belongs to. A restore of another stream, or with other
+options, refuses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from offload.contracts.target import ChunkTarget, RestoreOrigin, Tell
+from offload.errors import Conflict, Diverged, Misuse, NotOffloaded
+from offload.model.chunk_table import ChunkTable
+from offload_rabbitmq.files import explained, shown
+from offload_rabbitmq.pair import Pair, parse_name
+from offload_rabbitmq.segment import INDEX_HEADER, SEGMENT_HEADER
+from offload_rabbitmq.segment_writer import SEGMENT_SIZE_BYTES_MAX, SegmentWriter, sync_folder
+
+SCHEME: Final = "rabbitmq://"
+STAGING: Final = ".offload-restore"
+PLAN: Final = "plan.json"
+DONE: Final = "done.json"
+SEGMENT_SIZE_BYTES: Final = 500_000_000
+FRESH_EPOCH: Final = 2
+"""The epoch of a stream that was just declared, after one restart of the broker."""
+
+FILTERS: Final = b"stream_filtering"
+"""The feature flag of the brokers that know bloom filters: RabbitMQ 3.13 and newer."""
+
+PROCESSES: Final = Path("/proc")
+
+
+def open_url(url: str, options: Mapping[str, str]) -> FolderTarget:
+    """Return the target at a URL, without access to the disk. Raises `Misuse` if it is no such URL."""
+    path = url.removeprefix(SCHEME)
+    if not path or "\0" in path:
+        raise Misuse(f"{url!r} is no target: use {SCHEME} and the path of a stream's folder")
+    return FolderTarget(
+        Path(path),
+        epoch_max=_number("epoch-max", options, None, most=2**64 - 1),
+        segment_size_bytes=_number(
+            "segment-size-bytes", options, SEGMENT_SIZE_BYTES, most=SEGMENT_SIZE_BYTES_MAX
+        ),
+    )
+
+
+class FolderTarget(ChunkTarget):
+    """The folder of one stream. With `epoch_max`, the epochs of chunks are lowered to it."""
+
+    def __init__(self, folder: Path, *, segment_size_bytes: int | None, epoch_max: int | None) -> None:
+        self._folder, self._staging = folder, folder / STAGING
+        self._segment_size_bytes = segment_size_bytes or SEGMENT_SIZE_BYTES
+        self._epoch_max = epoch_max
+        self._writer: SegmentWriter | None = None
+        self._next_offset = 0
+
+    @property
+    def url(self) -> str:
+        """The scheme and the path."""
+        return SCHEME + shown(self._folder)
+
+    async def open(self, origin: RestoreOrigin, tell: Tell) -> int:
+        """See `ChunkTarget.open`. Raises `Conflict` if a process has a file of the folder open."""
+        begins = await asyncio.to_thread(self._open, origin)
+        for line in self._differences(origin, begins):
+            tell(line)
+        return begins
+
+    async def write(self, rows: ChunkTable, data: bytes) -> None:
+        """See `ChunkTarget.write`."""
+        if self._writer is None:  # an earlier run wrote everything
+            return
+        await asyncio.to_thread(self._writer.write, rows, data)
+        self._next_offset = int(rows["offset"][-1]) + int(rows["records"][-1])
+        if self._writer.has_filters and _knows_filters(self._folder) is False:
+            raise Misuse(
+                f"{self.url} belongs to a broker that does not know the bloom filters of this archive: "
+                "RabbitMQ 3.13 or newer does, once its feature flag stream_filtering is enabled; publish the "
+                "messages instead"
+            )
+
+    async def finish(self) -> int:
+        """See `ChunkTarget.finish`."""
+        await asyncio.to_thread(self._finish)
+        return self._next_offset
+
+    async def aclose(self) -> None:
+        """Close the files. What was written stays for the next run."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self, origin: RestoreOrigin) -> int:
+        with explained("look at", self._folder):
+            if not self._folder.is_dir():
+                raise NotOffloaded(
+                    f"{shown(self._folder)} is no folder: declare the stream, stop the broker, and name the "
+                    "folder that the broker made for it"
+                )
+        _refuse_if_open(self._folder)
+        plan = {
+            "stream": origin.stream,
+            "incarnation": str(origin.incarnation),
+            "first_offset": origin.first_offset,
+            "epoch_max": self._epoch_max,
+            "segment_size_bytes": self._segment_size_bytes,
+        }
+        earlier, done = _read(self._staging / PLAN), _read(self._staging / DONE)
+        if done is None:
+            _refuse_if_not_empty(self._folder)
+        if earlier is None:
+            self._begin(plan)
+        elif earlier != plan:
+            raise Diverged(
+                f"{shown(self._staging)} has an unfinished restore of stream {earlier.get('stream')!r} with "
+                "other options: run that one again, or remove this folder"
+            )
+        if done is not None:
+            self._next_offset = int(done["next_offset"])
+            return origin.next_offset
+        begins = _keep_sealed(self._staging, origin.first_offset)
+        self._next_offset = begins
+        self._writer = SegmentWriter(
+            self._staging, segment_size_bytes=self._segment_size_bytes, epoch_max=self._epoch_max
+        )
+        return begins
+
+    def _begin(self, plan: Mapping[str, Any]) -> None:
+        with explained("create", self._staging):
+            # A kill may leave the folder without the file, and nothing else in it counts then.
+            shutil.rmtree(self._staging, ignore_errors=True)
+            self._staging.mkdir()
+        _store(self._staging / PLAN, plan)
+
+    def _finish(self) -> None:
+        if self._writer is not None:
+            self._writer.seal()
+            _store(self._staging / DONE, {"next_offset": self._next_offset})
+        _refuse_if_open(self._folder)
+        self._move()
+
+    def _move(self) -> None:
+        owner = self._folder.stat()
+        # A declared stream has a pair without chunks. osiris would take a pair at offset 0 for the first one.
+        for name, size_bytes in _pairs_in(self._folder).items():
+            if size_bytes <= _head_size(name):
+                (self._folder / name).unlink()
+        for name in sorted(_pairs_in(self._staging)):
+            with explained("move", self._staging / name):
+                if os.geteuid() != owner.st_uid:
+                    os.chown(self._staging / name, owner.st_uid, owner.st_gid)
+                (self._staging / name).chmod(0o644)
+                (self._staging / name).rename(self._folder / name)
+        sync_folder(self._folder)
+        with explained("remove", self._staging):
+            shutil.rmtree(self._staging)
+
+    def _differences(self, origin: RestoreOrigin, begins: int) -> list[str]:
+        """Return what a person must know before the broker starts."""
+        lines = []
+        if begins > origin.first_offset:
+            lines.append(f"an earlier restore wrote offsets [{origin.first_offset}, {begins}); it continues")
+        if self._epoch_max is not None:
+            lines.append(
+                f"epochs above {self._epoch_max} become {self._epoch_max}: the bytes differ from the "
+                "archive's, and `offload sync` cannot continue the archive from this folder"
+            )
+        elif origin.epoch is not None and origin.epoch > FRESH_EPOCH:
+            lines.append(
+                f"the archive's last epoch is {origin.epoch}: the broker refuses the log (invalid_epoch) "
+                "while its own epoch of the stream is lower; a stream that was just declared has "
+                f"{FRESH_EPOCH} after a restart, and --target-option epoch-max={FRESH_EPOCH} lowers the epochs"
+            )
+        lines.append("the broker's retention may delete old segments as soon as it starts: check it before")
+        return lines
+
+
+def _number(name: str, options: Mapping[str, str], default: int | None, *, most: int) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise Misuse(f"target option {name} is a number from 1 to {most}, not {text!r}")
+    return int(text)
+
+
+def _refuse_if_not_empty(folder: Path) -> None:
+    """Raise `Diverged` if the folder has chunks. Files with a header alone count as empty."""
+    for name, size_bytes in _pairs_in(folder).items():
+        if size_bytes > _head_size(name):
+            raise Diverged(
+                f"{shown(folder / name)} holds chunks already: restore into the folder of a stream that was "
+                "just declared"
+            )
+
+
+def _refuse_if_open(folder: Path) -> None:
+    """Raise `Conflict` if a process has a file in the folder open.
+
+    It sees the processes of its own user, and all of them as root.
+    """
+    resolved = os.path.realpath(folder) + os.sep
+    for descriptor in PROCESSES.glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # the process ended, or belongs to somebody else
+            if os.readlink(descriptor).startswith(resolved):
+                raise Conflict(
+                    f"process {descriptor.parts[2]} has a file in {shown(folder)} open: stop the broker first"
+                )
+
+
+def _keep_sealed(staging: Path, first_offset: int) -> int:
+    """Remove the newest pair, which may be torn, and return the offset at which to continue."""
+    offsets = sorted({parsed[0] for name in _pairs_in(staging) if (parsed := parse_name(name))})
+    if not offsets:
+        return first_offset
+    newest = Pair(staging, offsets[-1])
+    for path in (newest.index, newest.segment):
+        with explained("remove", path):
+            path.unlink(missing_ok=True)
+    return newest.offset
+
+
+def _knows_filters(folder: Path) -> bool | None:
+    """Return whether the folder's broker has bloom filters enabled; None if its files do not say it.
+
+    A node's data is in MNESIA/NODE/stream/FOLDER, and its feature flags in MNESIA/NODE-feature_flags.
+    """
+    node = folder.resolve().parent.parent
+    try:
+        flags = (node.parent / f"{node.name}-feature_flags").read_bytes()
+    except OSError:
+        return None
+    return FILTERS in flags
+
+
+def _pairs_in(folder: Path) -> dict[str, int]:
+    """Return the segments and indexes of a folder, with their sizes."""
+    with explained("list", folder), os.scandir(folder) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries if parse_name(entry.name)}
+
+
+def _head_size(name: str) -> int:
+    head = SEGMENT_HEADER if name.endswith("segment") else INDEX_HEADER
+    return head.size_bytes
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _store(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a file, so that it is whole or absent after a crash."""
+    with explained("write", path):
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            file.write(json.dumps(document).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+    sync_folder(path.parent)

@@ -1,0 +1,79 @@
+"""URLs of streams of a running RabbitMQ: `rabbitmq-stream://HOST[:PORT]/[VHOST/]STREAM`.
+
+With TLS the scheme is `rabbitmq-stream+tls`. The virtual host is `/` if none is named. VHOST and STREAM are
+percent-encoded as in any URL. The login comes from the environment, because URLs are shown and logged.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Final
+from urllib.parse import quote, unquote, urlsplit
+
+from offload.errors import Misuse
+
+PLAIN_SCHEME: Final = "rabbitmq-stream"
+TLS_SCHEME: Final = "rabbitmq-stream+tls"
+PORTS: Final = {PLAIN_SCHEME: 5552, TLS_SCHEME: 5551}
+USER: Final = "OFFLOAD_RABBITMQ_USER"
+PASSWORD: Final = "OFFLOAD_RABBITMQ_PASSWORD"  # noqa: S105 - the name of a variable
+GUEST: Final = "guest"
+"""The user and the password of a new broker, which it accepts from its own machine only."""
+
+EXAMPLE: Final = f"{PLAIN_SCHEME}://host:5552/stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlace:
+    """The address of a stream listener, a login, and a stream."""
+
+    tls: bool
+    host: str
+    port: int
+    vhost: str
+    stream: str
+    user: str
+    password: str = field(repr=False)
+
+    @property
+    def where(self) -> str:
+        """The address for messages, without the login."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{TLS_SCHEME if self.tls else PLAIN_SCHEME}://{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The URL, without the login."""
+        vhost = "" if self.vhost == "/" else quote(self.vhost, safe="") + "/"
+        return f"{self.where}/{vhost}{quote(self.stream, safe='')}"
+
+    def at(self, host: str, port: int) -> StreamPlace:
+        """Return the same stream and login at another node."""
+        return replace(self, host=host, port=port)
+
+
+def parse_place(url: str) -> StreamPlace:
+    """Return the place that a URL names, with the login of the environment.
+
+    Raises `Misuse` if the URL names no stream, or has a login.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or PORTS[parts.scheme]
+    except (ValueError, KeyError) as exc:
+        raise Misuse(f"this is no URL of a stream: use {EXAMPLE}") from exc
+    if "@" in parts.netloc:
+        raise Misuse(f"the URL of a stream has no login: set {USER} and {PASSWORD} in the environment")
+    path = [unquote(part) for part in parts.path.removeprefix("/").split("/")]
+    if not parts.hostname or not all(path) or len(path) > 2 or parts.query or parts.fragment:
+        raise Misuse(f"{url!r} is no URL of a stream: use {EXAMPLE}, or .../vhost/stream")
+    return StreamPlace(
+        tls=parts.scheme == TLS_SCHEME,
+        host=parts.hostname,
+        port=port,
+        vhost=path[0] if len(path) == 2 else "/",
+        stream=path[-1],
+        user=os.environ.get(USER, GUEST),
+        password=os.environ.get(PASSWORD, GUEST),
+    )
