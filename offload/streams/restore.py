@@ -89,6 +89,8 @@ async def publish(
     before = [hole for hole in archive.skipped if hole.next_offset <= begins]
     if begins > start:
         tell(f"offsets [{start}, {begins}) are in the target already; the restore continues behind them")
+    # Asked again at the end: no client sees the retention of a policy, but everyone sees what it deleted.
+    first = await _first_of(target)
     at, count, size_bytes = begins, 0, 0
     async with aclosing(archive.messages(begins)) as batches:
         async for batch in batches:
@@ -97,9 +99,12 @@ async def publish(
             count, size_bytes = count + len(batch.bodies), size_bytes + sum(map(len, batch.bodies))
             at = batch.offset + len(batch.bodies)
             show(RestoreProgress(is_comparing=False, next_offset=at, size_bytes=size_bytes))
+            if first is None:
+                await target.flush()
+                first = await _first_of(target)
     skipped = (*before, *archive.skipped)
     await target.flush()
-    await _check_head(archive, target, start)
+    _check_first(target, first, await _first_of(target))
     return Restored(
         first_offset=start,
         next_offset=min(archive.until, archive.reader.manifest.next_offset),
@@ -167,11 +172,18 @@ async def _published(archive: Archive, target: MessageTarget, start: int, show: 
     return comparison.next_offset
 
 
-async def _check_head(archive: Archive, target: MessageTarget, start: int) -> None:
-    """Raise `Diverged` if the target no longer has the first message: its retention is too small."""
-    async with aclosing(archive.messages(start)) as archived, aclosing(target.messages()) as found:
-        old, new = await anext(archived, None), await anext(found, None)
-    if old is not None and (new is None or new.bodies[0] != old.bodies[0]):
+async def _first_of(target: MessageTarget) -> tuple[int, bytes] | None:
+    """Return the offset and the body of the target's first message; None if it has none."""
+    async with aclosing(target.messages()) as found:
+        first = await anext(found, None)
+    return None if first is None else (first.offset, first.bodies[0])
+
+
+def _check_first(
+    target: MessageTarget, expected: tuple[int, bytes] | None, found: tuple[int, bytes] | None
+) -> None:
+    """Raise `Diverged` if the target's first message is another one: its retention is too small."""
+    if found != expected:
         raise Diverged(
             f"{target.url} no longer has the first restored message: its retention, perhaps that of a "
             "policy, deleted it; raise the retention, and restore into a new stream"

@@ -183,7 +183,7 @@ class FolderTarget(ChunkTarget):
             lines.append(
                 f"the archive's last epoch is {origin.epoch}: the broker refuses the log (invalid_epoch) "
                 "while its own epoch of the stream is lower; a stream that was just declared has "
-                f"{FRESH_EPOCH} after a restart, and --target-option epoch-max={FRESH_EPOCH} lowers the epochs"
+                f"{FRESH_EPOCH} after a restart; --target-option epoch-max={FRESH_EPOCH} lowers them"
             )
         lines.append("the broker's retention may delete old segments as soon as it starts: check it before")
         return lines

@@ -37,9 +37,6 @@ ANSWER_SECONDS: Final = 30.0
 READ_BUFFER_BYTES: Final = 1 << 20
 PLAIN: Final = "PLAIN"
 
-_UNKNOWN_FRAME: Final = 13
-_TRY_TUNE: Final = Key.TUNE
-
 
 class StreamConnection:
     """An open connection. `connect` makes it. Belongs to one event loop."""
@@ -62,7 +59,7 @@ class StreamConnection:
         self._tuned: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._heard_at = env.monotonic()
         self.receivers[Key.HEARTBEAT] = self.receivers[Key.METADATA_UPDATE] = lambda content: None
-        self.receivers[Key.TUNE] = lambda content: self._tuned.done() or self._tuned.set_result(content)
+        self.receivers[Key.TUNE] = self._take_limits
         self.receivers[Key.CLOSE] = self._closed_by_broker
         self._tasks = [asyncio.ensure_future(self._read())]
 
@@ -184,6 +181,10 @@ class StreamConnection:
         elif key in self.receivers:
             self.receivers[key](content)
         # Anything else is an answer that nobody waits for any more.
+
+    def _take_limits(self, content: bytes) -> None:
+        if not self._tuned.done():
+            self._tuned.set_result(content)
 
     def _closed_by_broker(self, content: bytes) -> None:
         fields = Fields(content, self.where)

@@ -1,0 +1,360 @@
+"""Restoring by publishing: each archived message is in the target once and in order, or an error says why.
+
+The broker is an imitation on the loopback interface (`stream_broker`).
+`benchmarks/restore.py` asks a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from odd_archives import archived, odd_chunks
+from offload_rabbitmq.stream_target import StreamTarget, open_url, publisher_name
+from stream_broker import StreamBroker, running
+
+from offload import OffloadError
+from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloaded, TryAgain
+from offload.streams.read_back import Comparison, OffsetMap
+from offload.streams.restore import Restored, origin_of, publish
+from offload.streams.salvage import Archive
+
+KINDS = st.lists(st.sampled_from(["plain", "batch", "tracking"]), min_size=1, max_size=9).filter(
+    lambda kinds: kinds != ["tracking"] * len(kinds)
+)
+FOREIGN = b"of another publisher"
+
+
+def test_a_killed_restore_continues_and_publishes_every_message_once() -> None:
+    @settings(max_examples=60)
+    @given(KINDS, st.lists(st.integers(0, 12), max_size=4), st.data())
+    def prove(kinds: list[str], kills: list[int], data: st.DataObject) -> None:
+        chunks, messages = odd_chunks(kinds)
+        start = data.draw(st.integers(0, messages[-1][0]))
+        expected = [body for offset, body in messages if offset >= start]
+
+        async def scenario(broker: StreamBroker) -> None:
+            archive = await archived(chunks)
+            for broker.dies_after in kills:
+                with suppress(TryAgain):
+                    await restore(archive, broker, start)
+                assert broker.bodies == expected[: len(broker.bodies)]
+            broker.dies_after = None
+
+            done = await restore(archive, broker, start)
+            again = await restore(archive, broker, start)
+
+            assert broker.bodies == expected
+            assert (again.messages, again.written_from) == (0, messages[-1][0] + 1)
+            assert done.next_offset == archive.reader.manifest.next_offset
+
+        run(scenario)
+
+    prove()
+
+
+def test_a_restore_changes_nothing_in_a_stream_that_is_not_the_beginning_of_the_archive() -> None:
+    """Another publisher wrote before, between or behind the restored messages, or retention deleted some."""
+
+    @settings(max_examples=40)
+    @given(st.integers(0, 20), st.integers(0, 20), st.sampled_from(["wrote", "deleted"]))
+    def prove(restored: int, place: int, what: str) -> None:
+        chunks, messages = odd_chunks(["plain", "batch", "tracking", "plain", "batch", "plain"])
+
+        async def scenario(broker: StreamBroker) -> None:
+            archive = await archived(chunks)
+            broker.dies_after = min(restored, len(messages) - 1)
+            with pytest.raises(TryAgain):
+                await restore(archive, broker)
+            at = min(place, len(broker.stored))
+            if what == "wrote":
+                ends = [*broker.stored[:at], (0, FOREIGN), *broker.stored[at:]]
+                broker.stored = [(k, body) for k, (_, body) in enumerate(ends)]
+                broker.next_offset = len(ends)
+            else:
+                broker.stored = broker.stored[at + 1 :]
+            before = list(broker.stored)
+            if what == "deleted" and broker.sequences == {}:
+                return  # nothing had been restored, so nothing was deleted
+
+            with pytest.raises(Diverged):
+                await restore(archive, broker)
+
+            assert broker.stored == before
+
+        run(scenario)
+
+    prove()
+
+
+def test_a_restore_reports_that_retention_deleted_what_it_had_published() -> None:
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(odd_chunks(["plain", "plain"])[0])
+
+        async def delete_the_oldest(count: int) -> None:
+            broker.stored = broker.stored[1:]
+
+        with pytest.raises(Diverged, match="no longer has the first restored message"):
+            await restore(archive, broker, pace=delete_the_oldest)
+
+    run(scenario)
+
+
+def test_two_restores_at_once_publish_every_message_once() -> None:
+    chunks, messages = odd_chunks(["plain", "batch", "tracking"] * 20)
+
+    async def scenario(broker: StreamBroker) -> None:
+        archives = [await archived(chunks)]
+        # Of one archive, so both have the same publisher.
+        archives.append(Archive(catalogue=archives[0].catalogue, reader=archives[0].reader))
+
+        async def now_and_then(count: int) -> None:
+            await asyncio.sleep(0)
+
+        await asyncio.gather(*(restore(each, broker, pace=now_and_then) for each in archives))
+
+        assert broker.bodies == [body for _, body in messages]
+
+    run(scenario)
+
+
+def test_a_restore_stops_before_damage_or_leaves_the_damaged_chunk_out() -> None:
+    chunks, messages = odd_chunks(["plain", "batch", "plain", "batch"])
+    damaged = range(8, 11)  # the third chunk
+
+    async def scenario(broker: StreamBroker) -> None:
+        objects: dict[str, bytes] = {}
+        archive = await archived(chunks, objects=objects)
+        damage(objects, b"message 4")
+
+        with pytest.raises(Corrupt):
+            await restore(archive, broker)
+        assert broker.bodies == [body for offset, body in messages if offset < damaged.start]
+
+        archive.skip_damage = True
+        done = await restore(archive, broker)
+        again = await restore(archive, broker)
+
+        assert broker.bodies == [body for offset, body in messages if offset not in damaged]
+        for one in (done, again):
+            assert [(hole.first_offset, hole.next_offset) for hole in one.skipped] == [(8, 11)]
+
+    run(scenario)
+
+
+def test_a_missing_fragment_is_left_out_whole() -> None:
+    chunks, messages = odd_chunks(["plain", "batch", "tracking", "plain"])
+
+    async def scenario(broker: StreamBroker) -> None:
+        objects: dict[str, bytes] = {}
+        archive = await archived(chunks[:1], chunks[1:3], chunks[3:], skip_damage=True, objects=objects)
+        del objects[sorted(key for key in objects if key.endswith(".fragment"))[1]]
+
+        done = await restore(archive, broker)
+
+        assert broker.bodies == [body for offset, body in messages if not 3 <= offset < 9]
+        assert [(hole.first_offset, hole.next_offset) for hole in done.skipped] == [(3, 9)]
+
+    run(scenario)
+
+
+def test_the_map_leads_from_every_old_offset_to_the_same_message() -> None:
+    @settings(max_examples=40)
+    @given(KINDS, st.data())
+    def prove(kinds: list[str], data: st.DataObject) -> None:
+        chunks, messages = odd_chunks(kinds)
+        start = data.draw(st.integers(0, messages[-1][0]))
+
+        async def scenario(broker: StreamBroker) -> None:
+            archive = await archived(chunks)
+            await restore(archive, broker, start)
+
+            found = await mapped(archive, broker, start)
+
+            new = dict(broker.stored)
+            for run_ in found.runs():
+                for k in range(run_.count):
+                    assert new[run_.new + k] == dict(messages)[run_.old + k]
+            assert sum(run_.count for run_ in found.runs()) == len(broker.stored)
+            # A consumer had processed everything up to `old`, and continues behind `new_of(old)`.
+            for old in range(messages[-1][0] + 3):
+                processed = [offset for offset, _ in messages if start <= offset <= old]
+                place = found.new_of(old)
+                assert len([o for o, _ in broker.stored if place is not None and o <= place]) == len(
+                    processed
+                )
+
+        run(scenario)
+
+    prove()
+
+
+def test_the_map_has_the_last_offset_that_each_consumer_stored() -> None:
+    chunks, _ = odd_chunks(["plain", "tracking", "plain", "tracking"])
+
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(chunks)
+        await restore(archive, broker)
+
+        assert (await mapped(archive, broker, 0)).consumers == {b"app": 5}
+
+    run(scenario)
+
+
+def test_a_map_is_refused_if_the_target_lacks_the_end_of_the_archive() -> None:
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(odd_chunks(["plain", "plain"])[0])
+        await restore(archive, broker)
+        broker.stored.pop()
+
+        with pytest.raises(Diverged, match="lacks the message of offset 5"):
+            await mapped(archive, broker, 0)
+
+    run(scenario)
+
+
+def test_a_person_reads_what_will_differ_before_the_first_message() -> None:
+    told: list[str] = []
+
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(odd_chunks(["plain", "tracking"])[0])
+
+        async def first(count: int) -> None:
+            said = " ".join(told)
+            assert all(word in said for word in ("3.99.1", "timestamps", "filter", "consumers", "tracking"))
+
+        await restore(archive, broker, pace=first, tell=told.append)
+
+        assert broker.bodies
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "error", "text"),
+    [
+        ({"arguments": None}, {}, NotOffloaded, "declare stream 'copy' first"),
+        ({"arguments": {"max-age": "1D"}}, {}, Misuse, "other arguments than no arguments"),
+        ({"arguments": {"max-age": "1D"}}, {"max-age": "2D"}, Misuse, "max-age=2D"),
+        ({"arguments": {"max-length-bytes": "99"}}, {"max-length-bytes": "99"}, NoSpace, "keeps 99 bytes"),
+        ({"password": "other"}, {}, Denied, "the user or the password is wrong"),
+        ({"refuses_id": 2}, {}, TryAgain, "take the message of archived offset 1"),
+    ],
+)
+def test_a_restore_names_the_reason_of_a_refusal(
+    changes: dict[str, object], options: dict[str, str], error: type[OffloadError], text: str
+) -> None:
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(odd_chunks(["plain"])[0])
+        for name, value in changes.items():
+            setattr(broker, name, value)
+
+        with pytest.raises(error, match=text):
+            await restore(archive, broker, options=options)
+
+        assert broker.bodies == []
+
+    run(scenario)
+
+
+def test_arguments_declare_a_stream_that_does_not_exist() -> None:
+    async def scenario(broker: StreamBroker) -> None:
+        broker.arguments = None
+        archive = await archived(odd_chunks(["plain"])[0])
+
+        await restore(archive, broker, options={"max-age": "1D"})
+
+        assert broker.arguments == {"max-age": "1D"}
+        assert len(broker.bodies) == 3
+
+    run(scenario)
+
+
+def test_a_broker_that_does_not_answer_is_reported_by_its_address() -> None:
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(odd_chunks(["plain"])[0])
+        gone = StreamBroker(port=1)
+
+        with pytest.raises(TryAgain, match=r"127\.0\.0\.1:1 cannot be reached"):
+            await restore(archive, gone)
+
+    run(scenario)
+
+
+def test_publisher_names_differ_by_incarnation_and_fit_the_broker() -> None:
+    async def scenario(broker: StreamBroker) -> None:
+        one, other = [origin_of(await archived(odd_chunks(["plain"])[0]), 0) for _ in range(2)]
+
+        assert publisher_name(one) != publisher_name(other)
+        assert len(publisher_name(one).encode()) < 256
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "rabbitmq-stream://host",
+        "rabbitmq-stream:///stream",
+        "rabbitmq-stream://host/a/b/c",
+        "rabbitmq-stream://host:x/stream",
+        "rabbitmq-stream://user:secret@host/stream",
+    ],
+)
+def test_a_url_that_names_no_stream_or_has_a_login_is_refused(url: str) -> None:
+    with pytest.raises(Misuse) as refused:
+        open_url(url, {})
+
+    assert "secret" not in str(refused.value)
+
+
+def run(scenario: Callable[[StreamBroker], Awaitable[None]]) -> None:
+    """Run a scenario beside a broker."""
+
+    async def main() -> None:
+        async with running(StreamBroker()) as broker:
+            await scenario(broker)
+
+    asyncio.run(main())
+
+
+async def at_once(count: int) -> None:
+    """Let any number of messages pass."""
+
+
+async def restore(
+    archive: Archive,
+    broker: StreamBroker,
+    start: int = 0,
+    *,
+    options: dict[str, str] | None = None,
+    pace: Callable[[int], Awaitable[None]] = at_once,
+    tell: Callable[[str], None] = str,
+) -> Restored:
+    """Restore as one run of the command does."""
+    target = open_url(broker.url, options or {})
+    try:
+        return await publish(archive, target, start, pace=pace, tell=tell, show=str)
+    finally:
+        await target.aclose()
+
+
+async def mapped(archive: Archive, broker: StreamBroker, start: int) -> OffsetMap:
+    target: StreamTarget = open_url(broker.url, {})
+    try:
+        await target.open(origin_of(archive, start), str)
+        return await Comparison(archive, target, start).map()
+    finally:
+        await target.aclose()
+
+
+def damage(objects: dict[str, bytes], body: bytes) -> None:
+    """Flip a bit of the first message with this body."""
+    (key,) = [key for key in objects if key.endswith(".fragment")]
+    raw = bytearray(objects[key])
+    raw[raw.index(body)] ^= 1
+    objects[key] = bytes(raw)
