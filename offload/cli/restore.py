@@ -6,7 +6,7 @@ import base64
 import json as jsonlib
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -16,12 +16,15 @@ from offload.cli.kit.output import counted, one_line, print_json, print_note, si
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.target import ChunkTarget, MessageTarget, RestoreTarget
+from offload.errors import TryAgain
 from offload.model.position import OFFSET_MAX
 from offload.store.rate import Rate
 from offload.streams.read_back import Comparison, OffsetMap
 from offload.streams.reader import StreamReader
 from offload.streams.restore import Restored, RestoreProgress, publish, write_chunks
 from offload.streams.salvage import Archive
+
+AGAIN: Final = "run the same command again: it continues behind what is in the target"
 
 TargetUrl = Annotated[
     str | None,
@@ -34,7 +37,7 @@ Files = Annotated[
         help="Write segments and indexes into this folder of a stopped broker, in place of TARGET.",
     ),
 ]
-At = Annotated[
+Begins = Annotated[
     str,
     typer.Option(
         "--from",
@@ -77,7 +80,7 @@ def restore(
     stream: Stream,
     target: TargetUrl = None,
     files: Files = None,
-    start: At = "first",
+    start: Begins = "first",
     until: Until = OFFSET_MAX,
     rate: PerSecond = None,
     map_file: MapFile = None,
@@ -87,33 +90,35 @@ def restore(
     encrypted_only: EncryptedOnly = False,
     option: Options = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
-) -> int:
+) -> None:
     """Put the data of STREAM back into a broker. If it is killed, run the same command again.
 
     Messages are published to TARGET under new offsets. With --files, chunks are written as they are.
     """
     state: CommandContext = context.obj.with_keys(keys, encrypted_only=encrypted_only)
-    position = position_of(start)
-    opened: list[Restored] = []
-    if files is not None and (rate is not None or map_file is not None):
-        raise Usage("--rate and --map are for a TARGET: --files keeps all offsets")
+    position, url = position_of(start), _url(target, files, state)
 
     async def main() -> None:
-        into = state.target(_url(target, files, state), target_option)
+        into = state.target(url, target_option)
+        _refuse_for_files(into, rate, map_file)
         async with state.catalogue(tier, option) as catalogue:
             reader = await StreamReader.open(catalogue, stream, emit=state.plugins.emit)
             archive = Archive(catalogue=catalogue, reader=reader, skip_damage=skip_damage, until=until)
             begins = await reader.offset_of(position)
             with progress(json=json) as show:
-                opened.append(await _restore(archive, into, begins, rate, state, _Bar(show, begins, archive)))
+                done = await _restore(archive, into, begins, rate, state, _Bar(show, begins, archive))
             if map_file is not None:
                 assert isinstance(into, MessageTarget)
-                found = await Comparison(archive, into, begins).map()
-                _write_map(map_file, found)
-            _tell(opened[0], into, stream, map_file, json=json)
+                _write_map(map_file, await Comparison(archive, into, begins).map())
+            _tell(done, into, stream, map_file, json=json)
 
-    run_async(main)
-    return 0
+    try:
+        run_async(main)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(AGAIN) from stop
+    except TryAgain:
+        print_note(AGAIN)
+        raise
 
 
 async def _restore(
@@ -130,6 +135,11 @@ async def _restore(
     env = state.session.env
     pace = Rate(rate, clock=env.monotonic, sleep=env.sleep)
     return await publish(archive, into, begins, pace=pace.take, tell=print_note, show=show)
+
+
+def _refuse_for_files(into: RestoreTarget, rate: float | None, map_file: Path | None) -> None:
+    if isinstance(into, ChunkTarget) and (rate is not None or map_file is not None):
+        raise Usage("--rate and --map are for messages: the files of a broker keep all offsets")
 
 
 def _url(target: str | None, files: Path | None, state: CommandContext) -> str:

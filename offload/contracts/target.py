@@ -18,7 +18,7 @@ from uuid import UUID
 
 from offload.model.chunk_table import ChunkTable
 
-__all__ = ["ChunkTarget", "MessageTarget", "RestoreOrigin", "RestoreTarget", "TargetMessages"]
+__all__ = ["ChunkTarget", "MessageTarget", "RestoreOrigin", "RestoreTarget", "TargetMessages", "Tell"]
 
 Tell = Callable[[str], None]
 """Called with a sentence that a person must know before anything is written."""

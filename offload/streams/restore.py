@@ -28,7 +28,7 @@ from offload.streams.read_back import Comparison
 from offload.streams.salvage import Archive, SkippedOffsets
 from offload.streams.windows import Window
 
-Show = Callable[["RestoreProgress"], None]
+ShowRestored = Callable[["RestoreProgress"], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ async def publish(
     *,
     pace: Callable[[int], Awaitable[None]],
     tell: Tell,
-    show: Show,
+    show: ShowRestored,
 ) -> Restored:
     """Publish the messages from offset `start` on, and return once the broker has confirmed all of them.
 
@@ -116,7 +116,7 @@ async def publish(
 
 
 async def write_chunks(
-    archive: Archive, target: ChunkTarget, start: int, *, tell: Tell, show: Show
+    archive: Archive, target: ChunkTarget, start: int, *, tell: Tell, show: ShowRestored
 ) -> Restored:
     """Write the chunks from the one that holds `start` on, as they are stored.
 
@@ -147,7 +147,7 @@ async def write_chunks(
     )
 
 
-async def _published(archive: Archive, target: MessageTarget, start: int, show: Show) -> int:
+async def _published(archive: Archive, target: MessageTarget, start: int, show: ShowRestored) -> int:
     """Return the archived offset behind the last message that the target has, or `start` if it is empty."""
     # Asked before the messages are read: a message that arrives later, from a killed run, is in the target's
     # messages or is dropped as a repetition.

@@ -181,9 +181,9 @@ class FolderTarget(ChunkTarget):
             )
         elif origin.epoch is not None and origin.epoch > FRESH_EPOCH:
             lines.append(
-                f"the archive's last epoch is {origin.epoch}: the broker refuses the log (invalid_epoch) "
-                "while its own epoch of the stream is lower; a stream that was just declared has "
-                f"{FRESH_EPOCH} after a restart; --target-option epoch-max={FRESH_EPOCH} lowers them"
+                f"the archive's last epoch is {origin.epoch}, and a stream that was just declared has "
+                f"{FRESH_EPOCH}: the broker raises it step by step when it starts, and logs an error with "
+                "invalid_epoch for each step; --target-option epoch-max changes the epochs instead"
             )
         lines.append("the broker's retention may delete old segments as soon as it starts: check it before")
         return lines

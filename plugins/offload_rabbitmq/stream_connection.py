@@ -34,6 +34,7 @@ from offload_rabbitmq.stream_frames import (
 from offload_rabbitmq.stream_place import StreamPlace
 
 ANSWER_SECONDS: Final = 30.0
+CLOSE_SECONDS: Final = 2.0
 READ_BUFFER_BYTES: Final = 1 << 20
 PLAIN: Final = "PLAIN"
 
@@ -126,8 +127,10 @@ class StreamConnection:
     async def aclose(self) -> None:
         """Say goodbye, and close. Idempotent. Frames that wait to be sent are sent before."""
         if not self.lost.done():
-            with suppress(OffloadError):
-                await self.ask(Key.CLOSE, OK.to_bytes(2, "big") + string("OK"), doing="close the connection")
+            with suppress(OffloadError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    goodbye = OK.to_bytes(2, "big") + string("OK")
+                    await self.ask(Key.CLOSE, goodbye, doing="close the connection")
             self._lose("the connection was closed")
         for task in self._tasks:
             task.cancel()
@@ -170,6 +173,8 @@ class StreamConnection:
             self._lose("the connection broke", exc)
         except OffloadError as error:
             self._lose(str(error), error)
+        except Exception as exc:  # noqa: BLE001 - a receiver may raise anything, and somebody waits for frames
+            self._lose(f"a frame could not be taken: {exc!r}", exc)
 
     def _receive(self, raw: bytes) -> None:
         self._heard_at = self._env.monotonic()

@@ -28,6 +28,9 @@ _PUBLISH: Final = struct.Struct(">IHHBI")
 _MESSAGE: Final = struct.Struct(">QI")
 _VERSION: Final = 1
 
+PUBLISH_HEAD_SIZE_BYTES: Final = _PUBLISH.size
+MESSAGE_HEAD_SIZE_BYTES: Final = _MESSAGE.size
+
 
 class Key(IntEnum):
     """The commands that are used here."""

@@ -26,8 +26,10 @@ from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import messages
 from offload_rabbitmq.stream_connection import StreamConnection
 from offload_rabbitmq.stream_frames import (
+    MESSAGE_HEAD_SIZE_BYTES,
     OK,
     PRECONDITION_FAILED,
+    PUBLISH_HEAD_SIZE_BYTES,
     SIZE,
     STREAM_EXISTS,
     Fields,
@@ -44,7 +46,7 @@ from offload_rabbitmq.stream_place import StreamPlace, parse_place
 IN_FLIGHT_MESSAGES_MAX: Final = 50_000
 IN_FLIGHT_BYTES_MAX: Final = 32 << 20
 FRAME_SIZE_BYTES: Final = 256 << 10
-"""The size of a frame of messages. The broker accepts 1 MiB by default, and refuses more."""
+"""The size of a frame of messages, if the broker accepts it. By default it accepts 1 MiB."""
 
 FRAME_MESSAGES_MAX: Final = 2_000
 PUBLISHER: Final = 1
@@ -81,6 +83,7 @@ class StreamTarget(MessageTarget):
         self._place, self._arguments, self._env = place, dict(arguments), env
         self._name = ""
         self._connection: StreamConnection | None = None
+        self._frame_size_bytes = FRAME_SIZE_BYTES
         self._confirms = _Confirms()
 
     @property
@@ -100,6 +103,9 @@ class StreamTarget(MessageTarget):
         # Connected to again even if it is the same node: one way to the leader is easier to be sure of.
         self._place = leader
         self._connection = connection = await StreamConnection.connect(leader, self._env)
+        if connection.frame_size_bytes_max:
+            limit = connection.frame_size_bytes_max - PUBLISH_HEAD_SIZE_BYTES
+            self._frame_size_bytes = min(FRAME_SIZE_BYTES, limit)
         self._check_retention(origin)
         version = connection.server.get("version", "of an unknown version")
         tell(f"{self.url} is on RabbitMQ {version}; the restored messages differ from the archived ones:")
@@ -122,7 +128,7 @@ class StreamTarget(MessageTarget):
 
     async def publish(self, first_id: int, bodies: Sequence[bytes]) -> None:
         """See `MessageTarget.publish`."""
-        for start, stop, size_bytes in _frames(bodies):
+        for start, stop, size_bytes in _frames(bodies, self._frame_size_bytes):
             await self._confirms.room_for(stop - start, size_bytes)
             data = publish_frame(PUBLISHER, first_id + start, bodies[start:stop])
             await self._open_connection.send(data)
@@ -319,14 +325,18 @@ def _plain(delivered: bytes, where: str) -> bytes:
     return delivered[:40] + bytes(8) + data
 
 
-def _frames(bodies: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
-    """Yield the messages of each frame, as a range and their size."""
+def _frames(bodies: Sequence[bytes], limit_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the messages of each frame, as a range and their size with that of their ids and lengths.
+
+    A message that is larger than a frame may be is sent alone. The broker decides.
+    """
     start = size_bytes = 0
     for stop, body in enumerate(bodies):
-        if stop > start and (size_bytes + len(body) > FRAME_SIZE_BYTES or stop - start >= FRAME_MESSAGES_MAX):
+        added = len(body) + MESSAGE_HEAD_SIZE_BYTES
+        if stop > start and (size_bytes + added > limit_bytes or stop - start >= FRAME_MESSAGES_MAX):
             yield start, stop, size_bytes
             start, size_bytes = stop, 0
-        size_bytes += len(body)
+        size_bytes += added
     if len(bodies) > start:
         yield start, len(bodies), size_bytes
 

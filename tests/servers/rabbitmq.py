@@ -60,7 +60,7 @@ def rabbitmq(scratch: Path) -> Iterator[Broker]:
     home = next(program.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*"))
     amqp_port, stream_port, epmd_port = free_port(), free_port(), free_port()
     wrapper = scratch / "bin" / "erl"
-    wrapper.parent.mkdir()
+    wrapper.parent.mkdir(exist_ok=True)  # a broker may be started again on its files
     wrapper.write_text(ERL.format(erlang=erlang, erts=erts))
     wrapper.chmod(0o755)
     (scratch / "enabled_plugins").write_text("[rabbitmq_stream].\n")
