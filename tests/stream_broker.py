@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from offload.formats.chunk_writer import build_chunk
@@ -254,3 +255,25 @@ def text(raw: bytes) -> tuple[str, bytes]:
 def pairs(values: dict[str, str]) -> bytes:
     items = b"".join(string(name) + string(value) for name, value in values.items())
     return len(values).to_bytes(4, "big") + items
+
+
+@contextmanager
+def beside(broker: StreamBroker) -> Iterator[StreamBroker]:
+    """Let the broker answer from a thread, for a command that has an event loop of its own."""
+    loop = asyncio.new_event_loop()
+    ready, over = threading.Event(), asyncio.Event()
+
+    async def answer() -> None:
+        async with running(broker):
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(answer(),))
+    thread.start()
+    ready.wait()
+    try:
+        yield broker
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()

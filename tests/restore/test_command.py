@@ -1,0 +1,81 @@
+"""`offload restore` with a running broker, as an operator runs it: output, notes, map and exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import offload, sync
+from osiris_data import DATA
+from osiris_writer import simple_chunks, write_stream
+from stream_broker import StreamBroker, beside
+
+
+@pytest.fixture
+def broker() -> Iterator[StreamBroker]:
+    with beside(StreamBroker(chunk_messages=50)) as running:
+        yield running
+
+
+def test_a_stream_of_a_real_broker_is_published_with_sub_batches_and_a_map(
+    tmp_path: Path, broker: StreamBroker
+) -> None:
+    tier, map_file = tmp_path / "tier", tmp_path / "map"
+    sync(DATA / "batches", tier)
+    raw = offload("read", tier, "batches", "--format", "raw").stdout
+
+    ran = offload("restore", tier, "batches", broker.url, "--map", map_file, "--json")
+
+    assert (ran.code, ran.document["messages"], ran.document["next_offset"]) == (0, 12240, 12271)
+    assert b"".join(len(body).to_bytes(4, "big") + body for body in broker.bodies) == raw
+    rows = [json.loads(line) for line in map_file.read_text().splitlines()]
+    assert sum(row["count"] for row in rows if "count" in row) == 12240
+    stored = {row["consumer"]: row for row in rows if "consumer" in row}
+    assert stored
+    assert all(row["new"] is None or row["new"] <= broker.next_offset for row in stored.values())
+
+
+def test_a_restore_says_what_it_did_and_what_was_there_before(tmp_path: Path, broker: StreamBroker) -> None:
+    write_stream(tmp_path / "orders", simple_chunks(4))
+    sync(tmp_path / "orders", tmp_path / "tier")
+    words = ("restore", tmp_path / "tier", "orders", broker.url)
+
+    broker.dies_after = 5
+    died, again, complete = (offload(*words) for _ in range(3))
+
+    assert (died.code, again.code, complete.code) == (1, 0, 0)
+    assert "run the same command again" in died.stderr
+    assert again.lines == [
+        f"orders: offsets [0, 12) are in {broker.url}; wrote 7 messages; offsets below 5 were there"
+    ]
+    assert complete.lines[0].endswith("wrote 0 messages; offsets below 12 were there")
+
+
+def test_damage_is_an_error_and_left_out_only_on_request(tmp_path: Path, broker: StreamBroker) -> None:
+    write_stream(tmp_path / "orders", simple_chunks(4))
+    sync(tmp_path / "orders", tmp_path / "tier")
+    (fragment,) = (tmp_path / "tier").rglob("*.fragment")
+    raw = bytearray(fragment.read_bytes())
+    raw[raw.index(b"message 4")] ^= 1
+    fragment.write_bytes(raw)
+    words = ("restore", tmp_path / "tier", "orders", broker.url)
+
+    stopped, skipping = offload(*words), offload(*words, "--skip-damage")
+
+    assert (stopped.code, skipping.code) == (1, 0)
+    assert len(broker.bodies) == 9
+    assert "note: left out: offsets [3, 6): " in skipping.stderr
+
+
+def test_part_of_a_stream_is_restored_between_two_offsets(tmp_path: Path, broker: StreamBroker) -> None:
+    write_stream(tmp_path / "orders", simple_chunks(4))
+    sync(tmp_path / "orders", tmp_path / "tier")
+
+    ran = offload(
+        "restore", tmp_path / "tier", "orders", broker.url, "--from", 2, "--until", 7, "--rate", 1000
+    )
+
+    assert ran.code == 0, ran.stderr
+    assert broker.bodies == [b"message %d" % k for k in range(2, 7)]
