@@ -6,8 +6,9 @@ Needs `rstream` (pip install rstream) and Debian's packages of RabbitMQ, which i
 
 1. A publisher that does nothing else fills a stream: the broker's own rate with this client.
 2. `offload sync` copies it to a folder.
-3. `offload restore` publishes it to a new stream, is killed KILLS times at random moments, and repeated.
-4. `offload restore` publishes it to another new stream, for the figures, and once more with --map.
+3. `offload restore` publishes it to a new stream, for the figures, and once more with --map.
+4. `offload restore` publishes it to another new stream, to which a consumer is attached. It is killed KILLS
+   times at random moments, and repeated.
 5. The broker stops. `offload restore --files` writes the files of a third stream, killed and repeated. The
    broker starts again. `offload sync` continues the archive from these files.
 6. A stream whose last epoch is above the broker's is restored as it is, and with lower epochs.
@@ -219,16 +220,18 @@ async def by_publishing(broker: Broker, tier: Path, count: int, size_bytes: int,
         offload("restore", tier, name, url_of(broker, "whole"), *options, "--map", tier.parent / "map")
     lines = (tier.parent / "map").read_text().splitlines()
     print(f"map: {len(lines)} rows, the last {lines[-1]}")
-    with measured(f"offload restore, killed {kills} times", count, pid):
+    with measured(f"offload restore, killed {kills} times, with a consumer attached", count, pid):
         await (await declared(broker, "copy")).aclose()
         share = partial(written_share, folder_of(broker, "copy"), folder_of(broker, "source"))
+        attached = asyncio.create_task(consume(broker, "copy", count, size_bytes))
         await asyncio.to_thread(killed, kills, share, "restore", tier, name, url_of(broker, "copy"), *options)
+        print(f"copy: offsets {await attached}, every message equal for the attached consumer")
     for stream in ("whole", "copy"):
         with measured(f"a consumer of {stream!r}", count):
             print(
                 f"{stream}: offsets {await consume(broker, stream, count, size_bytes)}, every message equal"
             )
-    for stream in ("files", "high", "low"):
+    for stream in ("files", "timed", "high", "low"):
         await (await declared(broker, stream)).aclose()
 
 
@@ -238,7 +241,10 @@ def by_files(folder: Path, tier: Path, count: int, kills: int) -> None:
     (source,), (files,) = streams.glob("__source_*"), streams.glob("__files_*")
     words = ("restore", tier, source.name, "--files", files)
     options = ("--target-option", f"segment-size-bytes={SEGMENT_SIZE_BYTES}")
-    with measured("offload restore --files, killed", count):
+    (timed,) = streams.glob("__timed_*")
+    with measured("offload restore --files, not interrupted", count):
+        offload("restore", tier, source.name, "--files", timed, *options)
+    with measured(f"offload restore --files, killed {kills} times", count):
         killed(kills, partial(written_share, files, source), *words, *options)
     same = [path.read_bytes() == (files / path.name).read_bytes() for path in source.glob("*.*")]
     print(f"--files: {sum(same)} of {len(same)} files are byte for byte those of the source")
