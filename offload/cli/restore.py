@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json as jsonlib
 import os
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -104,7 +105,8 @@ def restore(
         async with state.catalogue(tier, option) as catalogue:
             reader = await StreamReader.open(catalogue, stream, emit=state.plugins.emit)
             archive = Archive(catalogue=catalogue, reader=reader, skip_damage=skip_damage, until=until)
-            begins = await reader.offset_of(position)
+            _tell_parts(reader)
+            begins = await reader.offset_here(position)
             with progress(json=json) as show:
                 done = await _restore(archive, into, begins, rate, state, _Bar(show, begins, archive))
             if map_file is not None:
@@ -112,6 +114,11 @@ def restore(
                 _write_map(map_file, await Comparison(archive, into, begins).map())
             _tell(done, into, stream, map_file, json=json)
 
+    _run(main)
+
+
+def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run the command. If it is interrupted, say that it can be repeated."""
     try:
         run_async(main)
     except KeyboardInterrupt as stop:
@@ -119,6 +126,14 @@ def restore(
     except TryAgain:
         print_note(AGAIN)
         raise
+
+
+def _tell_parts(reader: StreamReader) -> None:
+    """Print a note if the stream goes on in other parts, which may repeat offsets of this one."""
+    others = [each.manifest.stream for each in reader.parts if each is not reader]
+    if others:
+        here = f"only part {reader.part}, {reader.manifest.stream!r}, is restored"
+        print_note(f"{here}: restore {', '.join(others)} by name, each into a stream of its own")
 
 
 async def _restore(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from command_line import offload, sync
 from osiris_data import DATA
 from osiris_writer import simple_chunks, write_stream
 from stream_broker import StreamBroker, beside
+
+from offload import MemoryHandle, StreamWriter, open_tier
+from offload.model.part import StreamPart
 
 
 @pytest.fixture
@@ -79,3 +83,26 @@ def test_part_of_a_stream_is_restored_between_two_offsets(tmp_path: Path, broker
 
     assert ran.code == 0, ran.stderr
     assert broker.bodies == [b"message %d" % k for k in range(2, 7)]
+
+
+def test_one_part_of_a_stream_is_restored_and_the_others_are_named(
+    tmp_path: Path, broker: StreamBroker
+) -> None:
+    """A part may repeat the offsets of the part before it."""
+    asyncio.run(_two_parts(str(tmp_path / "tier")))
+
+    ran = offload("restore", tmp_path / "tier", "orders", broker.url)
+
+    assert ran.code == 0, ran.stderr
+    assert "only part 1, 'orders', is restored: restore orders-part-2 by name" in ran.stderr
+    assert broker.bodies == [b"message %d" % k for k in range(9)]
+
+
+async def _two_parts(tier: str) -> None:
+    async with open_tier(tier) as offloader:
+        writer = await StreamWriter.claim(offloader, "orders")
+        await writer.offload([MemoryHandle([*simple_chunks(3)])])
+        second = StreamPart("orders", 2)
+        await offloader.begin_part(second, before=writer.manifest)
+        writer = await StreamWriter.claim(offloader, second.name, first_offset=3)
+        await writer.offload([MemoryHandle([*simple_chunks(3, first_offset=3)])])
