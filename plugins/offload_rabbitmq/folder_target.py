@@ -121,6 +121,8 @@ class FolderTarget(ChunkTarget):
         }
         earlier, done = _read(self._staging / PLAN), _read(self._staging / DONE)
         if done is None:
+            with suppress(OSError):  # left by a run that was killed at the very end; others are not empty
+                self._staging.rmdir()
             _refuse_if_not_empty(self._folder)
         if earlier is None:
             self._begin(plan)
@@ -154,11 +156,11 @@ class FolderTarget(ChunkTarget):
         self._move()
 
     def _move(self) -> None:
-        owner = self._folder.stat()
         # A declared stream has a pair without chunks. osiris would take a pair at offset 0 for the first one.
         for name, size_bytes in _pairs_in(self._folder).items():
             if size_bytes <= _head_size(name):
-                (self._folder / name).unlink()
+                _remove(self._folder / name)
+        owner = self._folder.stat()
         for name in sorted(_pairs_in(self._staging)):
             with explained("move", self._staging / name):
                 if os.geteuid() != owner.st_uid:
@@ -166,8 +168,11 @@ class FolderTarget(ChunkTarget):
                 (self._staging / name).chmod(0o644)
                 (self._staging / name).rename(self._folder / name)
         sync_folder(self._folder)
+        # The file that says that everything was written goes last: without it, the folder looks unfit.
+        _remove(self._staging / PLAN)
+        _remove(self._staging / DONE)
         with explained("remove", self._staging):
-            shutil.rmtree(self._staging)
+            self._staging.rmdir()
 
     def _differences(self, origin: RestoreOrigin, begins: int) -> list[str]:
         """Return what a person must know before the broker starts."""
@@ -199,7 +204,16 @@ def _number(name: str, options: Mapping[str, str], default: int | None, *, most:
 
 
 def _refuse_if_not_empty(folder: Path) -> None:
-    """Raise `Diverged` if the folder has chunks. Files with a header alone count as empty."""
+    """Raise `Diverged` if the folder has chunks, and `Misuse` if it is not that of one stream.
+
+    Files with a header alone count as empty.
+    """
+    with explained("list", folder):
+        others = sorted(name for name in os.listdir(folder) if name != STAGING and not parse_name(name))
+    if others:
+        raise Misuse(
+            f"{shown(folder)} holds {others[0]!r}, which is no file of a stream: name that of one stream"
+        )
     for name, size_bytes in _pairs_in(folder).items():
         if size_bytes > _head_size(name):
             raise Diverged(
@@ -228,9 +242,8 @@ def _keep_sealed(staging: Path, first_offset: int) -> int:
     if not offsets:
         return first_offset
     newest = Pair(staging, offsets[-1])
-    for path in (newest.index, newest.segment):
-        with explained("remove", path):
-            path.unlink(missing_ok=True)
+    _remove(newest.index)
+    _remove(newest.segment)
     return newest.offset
 
 
@@ -256,6 +269,11 @@ def _pairs_in(folder: Path) -> dict[str, int]:
 def _head_size(name: str) -> int:
     head = SEGMENT_HEADER if name.endswith("segment") else INDEX_HEADER
     return head.size_bytes
+
+
+def _remove(path: Path) -> None:
+    with explained("remove", path):
+        path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -78,8 +78,9 @@ class StreamTarget(MessageTarget):
 
     def __init__(self, place: StreamPlace, *, arguments: Mapping[str, str], env: Env) -> None:
         for name in NUMBERS:
-            if not arguments.get(name, "0").isdigit():
-                raise Misuse(f"target option {name} is a number, not {arguments[name]!r}")
+            text = arguments.get(name, "0")
+            if not (text.isascii() and text.isdigit()):
+                raise Misuse(f"target option {name} is a number, not {text!r}")
         self._place, self._arguments, self._env = place, dict(arguments), env
         self._name = ""
         self._connection: StreamConnection | None = None
@@ -94,19 +95,19 @@ class StreamTarget(MessageTarget):
     async def open(self, origin: RestoreOrigin, tell: Tell) -> None:
         """See `MessageTarget.open`. Declares the stream if arguments are given and it does not exist."""
         self._name = publisher_name(origin)
+        self._check_retention(origin)
         connection = await StreamConnection.connect(self._place, self._env)
         try:
             await self._declare(connection, tell)
             leader = await self._leader(connection)
         finally:
             await connection.aclose()
-        # Connected to again even if it is the same node: one way to the leader is easier to be sure of.
+        # A new connection even if it is the same node: then there is one way to the leader, not two.
         self._place = leader
         self._connection = connection = await StreamConnection.connect(leader, self._env)
         if connection.frame_size_bytes_max:
             limit = connection.frame_size_bytes_max - PUBLISH_HEAD_SIZE_BYTES
             self._frame_size_bytes = min(FRAME_SIZE_BYTES, limit)
-        self._check_retention(origin)
         version = connection.server.get("version", "of an unknown version")
         tell(f"{self.url} is on RabbitMQ {version}; the restored messages differ from the archived ones:")
         for line in _differences(origin, self._arguments):

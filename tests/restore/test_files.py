@@ -110,19 +110,22 @@ def test_a_killed_restore_shows_the_broker_nothing_or_is_completed_by_the_next(
     partly = files(folder)
     again = offload(*words)
 
-    assert again.code == 0, again.stderr
+    # A kill at the very end leaves a complete restore, and a folder that holds chunks.
+    assert again.code == 0 or "holds chunks already" in again.stderr, again.stderr
     assert files(folder) == files(old)
     assert not (folder / ".offload-restore").exists()
     # Files become visible in order, and only when all of them were written.
     assert all(partly[name] == files(old).get(name) for name in partly if len(partly[name]) > 8)
 
 
-@pytest.mark.parametrize("what", ["chunks", "another restore"])
+@pytest.mark.parametrize("what", ["chunks", "another restore", "streams"])
 def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path: Path, folder: Path, what: str) -> None:
     tier = tmp_path / "tier"
     sync(DATA / "tiny", tier)
     if what == "chunks":
         append_chunks(folder, simple_chunks(1))
+    elif what == "streams":
+        (folder / "__other_1").mkdir()
     else:
         (folder / ".offload-restore").mkdir()
         (folder / ".offload-restore" / "plan.json").write_text('{"stream": "other"}')
