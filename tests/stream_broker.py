@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from offload.formats.chunk_writer import build_chunk
 
 DECLARE, PUBLISH, CONFIRM, ERROR, QUERY, SUBSCRIBE, DELIVER, CREDIT = 1, 2, 3, 4, 5, 7, 8, 9
+UPDATE = 16
 CREATE, METADATA, PROPERTIES, HANDSHAKE, AUTHENTICATE, TUNE, OPEN, CLOSE, BEAT = (
     13,
     15,
@@ -51,6 +52,9 @@ class StreamBroker:
 
     chunk_messages: int = 4
     dies_after: int | None = None
+    moves_after: int | None = None
+    """After so many more messages or chunks the leader moves: publishers and subscriptions end."""
+
     refuses_id: int | None = None
     stored: list[tuple[int, bytes]] = field(default_factory=list)
     """The offset and the body of each message."""
@@ -221,6 +225,8 @@ class _Connection:
         if self.broker.refuses_id in [publishing_id for publishing_id, _ in messages]:
             refused = (self.broker.refuses_id or 0).to_bytes(8, "big") + b"\0\x12"
             return self.send(ERROR, content[:1] + b"\0\0\0\1" + refused)
+        if self.moves():
+            return None
         self.broker.publish(self.reference, messages)
         # Two frames, the second half first: the order of confirms is not that of the messages.
         ids = [publishing_id.to_bytes(8, "big") for publishing_id, _ in messages]
@@ -232,11 +238,24 @@ class _Connection:
     def deliver(self) -> None:
         chunks = self.broker.chunks()
         while self.subscribed and self.credit and self.at < len(chunks):
+            if self.moves():
+                self.subscribed = False
+                return
             # A chunk of a publisher with a name has a trailer, which its header states and no delivery has.
             chunk = bytearray(chunks[self.at])
             chunk[40:44] = (17).to_bytes(4, "big")
             self.send(DELIVER, b"\1" + bytes(chunk))
             self.at, self.credit = self.at + 1, self.credit - 1
+
+    def moves(self) -> bool:
+        """Tell the client that the leader moved if it is time. The connection stays, and is silent."""
+        if self.broker.moves_after == 0:
+            self.broker.moves_after = None
+            self.send(UPDATE, b"\0\6" + string(self.broker.stream))
+            return True
+        if self.broker.moves_after is not None:
+            self.broker.moves_after -= 1
+        return False
 
     def send(self, key: int, content: bytes) -> None:
         self.writer.write(struct.pack(">IHH", 4 + len(content), key, 1) + content)

@@ -150,6 +150,18 @@ class Fields:
         return {self.string(): self.string() for _ in range(self.number(4))}
 
 
+def moved(content: bytes, stream: str, where: str) -> TryAgain | None:
+    """Return the error for the content of a `METADATA_UPDATE` if it is about `stream`, else None.
+
+    The broker has then ended all publishers and subscriptions of the stream without another word.
+    """
+    fields = Fields(content, where)
+    fields.take(2)
+    if fields.string() != stream:
+        return None
+    return TryAgain(f"{where}: the leader of stream {stream!r} moved, or the stream was deleted")
+
+
 @dataclass(frozen=True, slots=True)
 class Leader:
     """The address of a node, as the broker tells it to clients."""

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from offload.contracts.target import MessageTarget, RestoreOrigin, TargetMessages, Tell
 from offload.env import Env
-from offload.errors import Corrupt, Misuse, NoSpace, NotOffloaded, OutcomeUnknown
+from offload.errors import Corrupt, Misuse, NoSpace, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32
 from offload.formats.chunk import ChunkHeader
 from offload.formats.entries import messages
@@ -36,6 +36,7 @@ from offload_rabbitmq.stream_frames import (
     Key,
     frame,
     leader_of,
+    moved,
     publish_frame,
     refusal,
     string,
@@ -114,6 +115,7 @@ class StreamTarget(MessageTarget):
             tell(line)
         connection.receivers[Key.PUBLISH_CONFIRM] = self._confirms.note
         connection.receivers[Key.PUBLISH_ERROR] = self._refused
+        connection.receivers[Key.METADATA_UPDATE] = self._moved
         connection.lost.add_done_callback(lambda lost: self._confirms.fail(lost.result()))
         declared = bytes((PUBLISHER,)) + string(self._name) + string(leader.stream)
         await connection.ask(Key.DECLARE_PUBLISHER, declared, doing=f"publish to stream {leader.stream!r}")
@@ -223,6 +225,11 @@ class StreamTarget(MessageTarget):
                 f"has {origin.size_bytes} bytes; declare the stream with max-length-bytes of {needed} or more"
             )
 
+    def _moved(self, content: bytes) -> None:
+        # Without this, the confirms of messages on their way would be awaited for ever.
+        if error := moved(content, self._place.stream, self.url):
+            self._confirms.fail(error)
+
     def _refused(self, content: bytes) -> None:
         fields = Fields(content, self.url)
         fields.take(1 + 4)
@@ -293,10 +300,15 @@ class _Subscription:
     def __init__(self, connection: StreamConnection, stream: str) -> None:
         self._connection, self._stream = connection, stream
         self._arrived: deque[bytes] = deque()
+        self._error: TryAgain | None = None
         connection.receivers[Key.DELIVER] = self._arrived.append
+        connection.receivers[Key.METADATA_UPDATE] = self._moved
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield chunks without filter and trailer, whose headers say so. Each has its checksum checked."""
+        """Yield chunks without filter and trailer, whose headers say so. Each has its checksum checked.
+
+        Raises `TryAgain` if the broker ends the subscription before the end of the stream.
+        """
         first = (1).to_bytes(2, "big")
         await self._connection.ask(
             Key.SUBSCRIBE,
@@ -310,11 +322,16 @@ class _Subscription:
                 await self._connection.ask(
                     Key.METADATA, SIZE.pack(1) + string(self._stream), doing="answer behind the last chunk"
                 )
+                if self._error is not None:
+                    raise self._error
                 if not self._arrived:
                     return
             content = self._arrived.popleft()
             await self._connection.send(one_more)
             yield _plain(content[1:], self._connection.where)
+
+    def _moved(self, content: bytes) -> None:
+        self._error = moved(content, self._stream, self._connection.where) or self._error
 
 
 def _plain(delivered: bytes, where: str) -> bytes:

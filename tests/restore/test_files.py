@@ -118,7 +118,14 @@ def test_a_killed_restore_shows_the_broker_nothing_or_is_completed_by_the_next(
     assert all(partly[name] == files(old).get(name) for name in partly if len(partly[name]) > 8)
 
 
-@pytest.mark.parametrize("what", ["chunks", "another restore", "streams"])
+UNFIT = {
+    "chunks": "holds chunks already",
+    "another restore": "unfinished restore of stream 'other'",
+    "streams": "which is no file of a stream",
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
 def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path: Path, folder: Path, what: str) -> None:
     tier = tmp_path / "tier"
     sync(DATA / "tiny", tier)
@@ -133,11 +140,8 @@ def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path: Path, folder: Path,
 
     ran = restore(tier, "tiny", folder)
 
-    assert ran.code == 1
-    assert (
-        "holds chunks already" if what == "chunks" else "unfinished restore of stream 'other'"
-    ) in ran.stderr
-    assert contents(folder) == before
+    assert (ran.code, contents(folder)) == (1, before)
+    assert UNFIT[what] in ran.stderr
 
 
 def test_a_folder_whose_files_a_process_has_open_stays_as_it_is(tmp_path: Path, folder: Path) -> None:

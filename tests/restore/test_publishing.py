@@ -57,6 +57,27 @@ def test_a_killed_restore_continues_and_publishes_every_message_once() -> None:
     prove()
 
 
+@pytest.mark.parametrize("after", [0, 2, 3, 6])
+def test_a_restore_whose_leader_moves_ends_and_the_next_one_completes_it(after: int) -> None:
+    """It moves during the comparison, the look at the first message, and the publishing."""
+    chunks, messages = odd_chunks(["plain", "batch", "plain", "batch"])
+
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(chunks)
+        broker.dies_after = 12
+        with pytest.raises(TryAgain):
+            await restore(archive, broker)
+        broker.moves_after = after
+
+        with pytest.raises(TryAgain, match="moved"):
+            await restore(archive, broker)
+        await restore(archive, broker)
+
+        assert broker.bodies == [body for _, body in messages]
+
+    run(scenario)
+
+
 def test_a_restore_changes_nothing_in_a_stream_that_is_not_the_beginning_of_the_archive() -> None:
     """Another publisher wrote before, between or behind the restored messages, or retention deleted some."""
 
