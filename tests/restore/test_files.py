@@ -91,7 +91,7 @@ def test_a_segment_is_cut_only_where_no_tracking_state_is_lost(
     assert starts == ([0, 1, 2, 3] if tracked else [0, 1, 2, 3, 4, 5])
 
 
-CALLS = range(1, 60)
+CALLS = range(1, 61)
 
 
 @pytest.mark.parametrize("number", keeping({9, 14, 24, 29}, CALLS, "some moments of a kill are kept"))
