@@ -55,6 +55,10 @@ class StreamBroker:
     moves_after: int | None = None
     """After so many more messages or chunks the leader moves: publishers and subscriptions end."""
 
+    dies_on: int | None = None
+    """The command at which a connection dies."""
+
+    confirms: bool = True
     refuses_id: int | None = None
     stored: list[tuple[int, bytes]] = field(default_factory=list)
     """The offset and the body of each message."""
@@ -150,6 +154,8 @@ class _Connection:
             await self.writer.drain()
 
     def answer(self, key: int, content: bytes) -> None:
+        if key == self.broker.dies_on:
+            raise Hangup
         correlation, rest = content[:4], content[4:]
         match key:
             case 1 | 5 | 7 | 13 | 15 | 17 | 18 | 19 | 21 | 22:
@@ -231,7 +237,7 @@ class _Connection:
         # Two frames, the second half first: the order of confirms is not that of the messages.
         ids = [publishing_id.to_bytes(8, "big") for publishing_id, _ in messages]
         for half in (ids[len(ids) // 2 :], ids[: len(ids) // 2]):
-            if half:
+            if half and self.broker.confirms:
                 self.send(CONFIRM, content[:1] + len(half).to_bytes(4, "big") + b"".join(half))
         return None
 

@@ -15,10 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from odd_archives import archived, odd_chunks
 from offload_rabbitmq.stream_target import StreamTarget, open_url, publisher_name
-from stream_broker import StreamBroker, running
+from stream_broker import (
+    AUTHENTICATE,
+    CREATE,
+    DECLARE,
+    METADATA,
+    OPEN,
+    PROPERTIES,
+    QUERY,
+    SUBSCRIBE,
+    StreamBroker,
+    running,
+)
 
 from offload import OffloadError
 from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloaded, TryAgain
+from offload.formats.chunk_writer import build_chunk
 from offload.streams.read_back import Comparison, OffsetMap
 from offload.streams.restore import Restored, origin_of, publish
 from offload.streams.salvage import Archive
@@ -278,6 +290,45 @@ def test_a_restore_names_the_reason_of_a_refusal(
             await restore(archive, broker, options=options)
 
         assert broker.bodies == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "command", [PROPERTIES, AUTHENTICATE, OPEN, CREATE, DECLARE, QUERY, SUBSCRIBE, METADATA]
+)
+def test_a_connection_that_dies_during_a_request_ends_the_restore_at_once(command: int) -> None:
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(odd_chunks(["plain"])[0])
+        broker.dies_on = command
+
+        async with asyncio.timeout(10):
+            with pytest.raises(TryAgain, match="the connection broke"):
+                await restore(archive, broker)
+
+    run(scenario)
+
+
+def test_a_restore_does_not_end_before_the_last_confirm() -> None:
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(odd_chunks(["plain"])[0])
+        broker.confirms = False
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(restore(archive, broker), 0.3)
+
+        assert len(broker.bodies) == 3
+
+    run(scenario)
+
+
+def test_a_chunk_that_is_larger_than_a_frame_is_published_in_several() -> None:
+    bodies = [b"%d" % k * 100_000 for k in range(7)]
+
+    async def scenario(broker: StreamBroker) -> None:
+        await restore(await archived([build_chunk(bodies, offset=0, timestamp_ms=0, epoch=1)]), broker)
+
+        assert broker.bodies == bodies
 
     run(scenario)
 
