@@ -43,3 +43,7 @@ def test_a_secret_is_not_in_the_repr_of_a_configuration() -> None:
 def test_the_alarm_is_three_times_the_lag_unless_it_is_given() -> None:
     assert StreamConfig.model_validate({"max_lag": "10s"}).rules.alarm_seconds == 30
     assert StreamConfig.model_validate({"max_lag": "10s", "alarm_lag": "1m"}).rules.alarm_seconds == 60
+
+
+def test_the_patience_of_a_standby_is_that_of_the_configuration() -> None:
+    assert StreamConfig.model_validate({"takeover": "2m"}).rules.takeover_seconds == 120
