@@ -96,7 +96,11 @@ def broker_as_json(source: VouchedSource) -> dict[str, Any]:
 def _problem(status: FollowStatus) -> Iterator[str]:
     if status.state is FollowState.PAUSED:
         yield f"stream {status.stream!r} is paused: {status.error}"
-    if status.is_late:
+    if status.is_behind:
+        source, tier = status.source_next_offset, status.committed_offset
+        ends = f"its source ends at offset {source}, but the tier holds it up to {tier}"
+        yield f"stream {status.stream!r} cannot go on: {ends}; the source was cut, or is a replica that lags"
+    elif status.is_late:
         waited = f"its oldest record has waited {status.lag_seconds:.0f} s"
         yield f"stream {status.stream!r} is late: {waited}, and the alarm is at {status.alarm_seconds:.0f} s"
 

@@ -99,6 +99,16 @@ class FollowStatus:
     """The part of the stream that is followed. The offsets that are committed are of this part."""
 
     @property
+    def is_behind(self) -> bool:
+        """True if the source has ended before the tier for longer than the alarm: it was cut, or it lags."""
+        source, tier = self.source_next_offset, self.committed_offset
+        return source is not None and tier is not None and source < tier and self._alarms
+
+    @property
+    def _alarms(self) -> bool:
+        return self.lag_seconds > self.alarm_seconds
+
+    @property
     def is_late(self) -> bool:
         """True if this process leads the stream, and its lag is beyond the alarm."""
-        return self.state is FollowState.LEADING and self.lag_seconds > self.alarm_seconds
+        return self.state is FollowState.LEADING and self._alarms

@@ -43,6 +43,27 @@ class TestASourceThatIsCut:
 
         run(scenario)
 
+    def test_a_restarted_process_whose_source_ends_before_the_tier_says_so(self) -> None:
+        """Not at once: a replica that lags is behind for a moment."""
+
+        async def scenario(world: World) -> None:
+            world.source.append(3)
+            leader = world.follower()
+            await world.run(leader, LAG)
+            await leader.release()
+            cut = GrowingStream()
+            cut.append(2)
+
+            restarted = world.follower(source=cut)
+            await world.run(restarted, LAG)
+            assert not restarted.status.is_behind
+            await world.run(restarted, RULES.alarm_seconds)
+
+            assert restarted.status.is_behind
+            assert restarted.status.state is FollowState.STANDBY
+
+        run(scenario)
+
     def test_a_stream_that_diverged_is_not_claimed(self) -> None:
         """A claim would fence the process that still leads."""
 

@@ -40,6 +40,9 @@ LEADING = FollowStatus(
     alarm_seconds=15.0,
 )
 
+BEHIND = {"state": FollowState.STANDBY, "committed_offset": 11, "lag_seconds": 15.5}
+"""A standby whose source ends before the tier."""
+
 
 class Fixed:
     """Stands in for a dispatcher with these statuses."""
@@ -120,8 +123,10 @@ class TestRoutes:
             ({"lag_seconds": 15.5}, 503, "stream 'orders' is late: its oldest record has waited 16 s"),
             ({"state": FollowState.PAUSED, "error": Denied("no right")}, 503, "is paused: no right"),
             ({"state": FollowState.STANDBY, "lag_seconds": 1e6}, 200, "stands by for 1"),
+            (BEHIND, 503, "its source ends at offset 10, but the tier holds it up to 11"),
+            (BEHIND | {"lag_seconds": 2.5}, 200, "stands by for 1"),
         ],
-        ids=["leading", "late", "paused", "standby"],
+        ids=["leading", "late", "paused", "standby", "behind", "behind for a moment"],
     )
     def test_a_process_is_ready_unless_a_stream_is_late_or_paused(
         self, changes: dict[str, Any], code: int, line: str
