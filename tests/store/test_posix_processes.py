@@ -133,10 +133,13 @@ class TestProcesses(Asynchronous):
 
 SLOW_PUT = """
     def fork():
+        ready, told = os.pipe()
         child = os.fork()
         if not child:
             import signal
+            os.write(told, b".")
             signal.pause()
+        os.read(ready, 1)  # a child gives up the locks when it first runs
         print(child, flush=True)
 
     async def windows():
