@@ -58,6 +58,15 @@ class StreamBroker:
     dies_on: int | None = None
     """The command at which a connection dies."""
 
+    stalls_on: int | None = None
+    """The command from which on a connection reads nothing more, and stays open."""
+
+    heartbeat_seconds: int | None = 60
+    """None: the broker never states its limits."""
+
+    has_alarm: bool = False
+    """True: the broker takes no publisher, as RabbitMQ while memory or disk is short."""
+
     confirms: bool = True
     refuses_id: int | None = None
     stored: list[tuple[int, bytes]] = field(default_factory=list)
@@ -150,6 +159,8 @@ class _Connection:
             raw = await self.reader.readexactly(size)
             key, version = struct.unpack(">HH", raw[:4])
             assert version == 1, raw
+            if key == self.broker.stalls_on:
+                await asyncio.Event().wait()
             self.answer(key & 0x7FFF, raw[4:])
             await self.writer.drain()
 
@@ -193,6 +204,7 @@ class _Connection:
             return b"\0\2" + bytes(8)
         if key == DECLARE:
             self.reference, _ = text(rest[1:])
+            return b"\0\x11" if broker.has_alarm else ok
         if key == QUERY:
             reference, _ = text(rest)
             return ok + broker.sequences.get(reference, 0).to_bytes(8, "big")
@@ -214,8 +226,8 @@ class _Connection:
         return b"\0\5" if asked == self.broker.arguments else b"\0\x11"
 
     def after(self, key: int) -> None:
-        if key == AUTHENTICATE:
-            self.send(TUNE, (1 << 20).to_bytes(4, "big") + (60).to_bytes(4, "big"))
+        if key == AUTHENTICATE and self.broker.heartbeat_seconds is not None:
+            self.send(TUNE, struct.pack(">II", 1 << 20, self.broker.heartbeat_seconds))
         if key == SUBSCRIBE:
             self.deliver()
         if key == CLOSE:

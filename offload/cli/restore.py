@@ -51,7 +51,8 @@ Until = Annotated[
     int, typer.Option(metavar="OFFSET", min=0, max=OFFSET_MAX, help="Restore only what is below this offset.")
 ]
 PerSecond = Annotated[
-    float | None, typer.Option(metavar="N", min=0.001, help="Publish at most this many messages a second.")
+    float | None,
+    typer.Option(metavar="N", min=0.001, help="Publish at most this many messages a second, on average."),
 ]
 MapFile = Annotated[
     Path | None,
@@ -102,6 +103,7 @@ def restore(
     async def main() -> None:
         into = state.target(url, target_option)
         _refuse_for_files(into, rate, map_file)
+        _refuse_place_of_map(map_file)
         async with state.catalogue(tier, option) as catalogue:
             reader = await StreamReader.open(catalogue, stream, emit=state.plugins.emit)
             archive = Archive(catalogue=catalogue, reader=reader, skip_damage=skip_damage, until=until)
@@ -155,6 +157,12 @@ async def _restore(
 def _refuse_for_files(into: RestoreTarget, rate: float | None, map_file: Path | None) -> None:
     if isinstance(into, ChunkTarget) and (rate is not None or map_file is not None):
         raise Usage("--rate and --map are for messages: the files of a broker keep all offsets")
+
+
+def _refuse_place_of_map(path: Path | None) -> None:
+    """Raise `Usage` if the map cannot be written: hours of work come before it."""
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
+        raise Usage(f"--map {one_line(str(path))}: no file can be written there")
 
 
 def _url(target: str | None, files: Path | None, state: CommandContext) -> str:

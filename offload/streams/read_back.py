@@ -133,7 +133,8 @@ class Comparison:
         if old is None:
             raise Diverged(
                 f"{self.target.url} has a message at offset {new.offset + at} that the archive does not "
-                "have: another publisher wrote to it; nothing was changed"
+                "have: another publisher wrote to it, or an earlier restore had a higher --until; "
+                "nothing was changed"
             )
         count = min(len(old.bodies), len(new.bodies) - at)
         if old.bodies[:count] != new.bodies[at : at + count]:

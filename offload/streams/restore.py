@@ -102,12 +102,13 @@ async def publish(
             if first is None:
                 await target.flush()
                 first = await _first_of(target)
+                _check_ours(target, first, batch.bodies[0])
     skipped = (*before, *archive.skipped)
     await target.flush()
     _check_first(target, first, await _first_of(target))
     return Restored(
         first_offset=start,
-        next_offset=min(archive.until, archive.reader.manifest.next_offset),
+        next_offset=max(start, min(archive.until, archive.reader.manifest.next_offset)),
         written_from=begins,
         messages=count,
         size_bytes=size_bytes,
@@ -121,7 +122,7 @@ async def write_chunks(
     """Write the chunks from the one that holds `start` on, as they are stored.
 
     The broker finds none of them before all were written. Raises `Misuse` if damage is to be skipped: a
-    broker's log has no holes.
+    broker's log has no holes; and `NotOffloaded` if there is no chunk to restore.
     """
     if archive.skip_damage:
         raise Misuse(
@@ -129,6 +130,8 @@ async def write_chunks(
             "broker, or restore the part before the damage with --until"
         )
     first = await _chunk_at(archive, start)
+    if first >= archive.until:
+        raise NotOffloaded(f"no chunk begins in offsets [{first}, {archive.until}): nothing to restore")
     begins = await target.open(origin_of(archive, first), tell)
     size_bytes = 0
     async with aclosing(archive.sound(begins, _chunks)) as windows:
@@ -167,7 +170,8 @@ async def _published(archive: Archive, target: MessageTarget, start: int, show: 
     if comparison.next_offset < last_id:
         raise Diverged(
             f"{target.url} has lost messages: an earlier restore published those up to archived offset "
-            f"{last_id - 1}, and those from {comparison.next_offset} on are gone; restore into a new stream"
+            f"{last_id - 1}, and those from {comparison.next_offset} on are gone, or are not on enough "
+            "replicas yet: run the same command again, and if it says so again, restore into a new stream"
         )
     return comparison.next_offset
 
@@ -177,6 +181,15 @@ async def _first_of(target: MessageTarget) -> tuple[int, bytes] | None:
     async with aclosing(target.messages()) as found:
         first = await anext(found, None)
     return None if first is None else (first.offset, first.bodies[0])
+
+
+def _check_ours(target: MessageTarget, first: tuple[int, bytes] | None, body: bytes) -> None:
+    """Raise `Diverged` if the target, which was empty, does not begin with the first message of this run."""
+    if first is None or first[1] != body:
+        raise Diverged(
+            f"{target.url} was empty, and begins with another message than this restore published: another "
+            "publisher, or a restore with another --from, wrote to it meanwhile; restore into a new stream"
+        )
 
 
 def _check_first(

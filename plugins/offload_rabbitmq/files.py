@@ -1,4 +1,4 @@
-"""Reading a broker's files: opened read-only, every failure raised as an error of the framework.
+"""A broker's files: opened read-only to be read, every failure raised as an error of the framework.
 
 A broker deletes files by its retention at any time. So a missing file is no damage: it raises `TryAgain`,
 and the next snapshot shows the stream without it.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from offload.errors import Corrupt, Denied, OffloadError, TryAgain
+from offload.errors import Corrupt, Denied, NoSpace, OffloadError, TryAgain
 
 READ_SIZE_BYTES_MAX: Final = 2**30
 """The largest read in one system call. Linux returns less than 2 GiB."""
@@ -29,8 +29,11 @@ _NEXT: Final[dict[int, tuple[type[OffloadError], str]]] = {
     errno.EMFILE: (TryAgain, "this process has too many open files"),
     errno.ENFILE: (TryAgain, "this machine has too many open files"),
     errno.ENOMEM: (TryAgain, "the machine is short of memory"),
-    errno.EACCES: (Denied, "grant this program the right to read it"),
-    errno.EPERM: (Denied, "grant this program the right to read it"),
+    errno.EACCES: (Denied, "grant this program the right to do this"),
+    errno.EPERM: (Denied, "grant this program the right to do this"),
+    errno.EROFS: (Denied, "grant this program the right to do this"),
+    errno.ENOSPC: (NoSpace, "free space there, and run the same command again"),
+    errno.EDQUOT: (NoSpace, "raise the quota, and run the same command again"),
 }
 
 

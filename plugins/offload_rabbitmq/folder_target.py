@@ -5,7 +5,7 @@ files by name, and would find none of them before.
 
     killed                          the next run
     while it writes                 keeps all pairs but the newest, which may be torn, and continues
-    while it moves                  moves the rest
+    while it moves                  moves the rest, unless a broker wrote to the folder meanwhile
     before it removes the folder    removes it
 
 The folder has a file that says which restore it belongs to. A restore of another stream, or with other
@@ -29,7 +29,12 @@ from offload.model.chunk_table import ChunkTable
 from offload_rabbitmq.files import explained, shown
 from offload_rabbitmq.pair import Pair, parse_name
 from offload_rabbitmq.segment import INDEX_HEADER, SEGMENT_HEADER
-from offload_rabbitmq.segment_writer import SEGMENT_SIZE_BYTES_MAX, SegmentWriter, sync_folder
+from offload_rabbitmq.segment_writer import (
+    SEGMENT_SIZE_BYTES_MAX,
+    SegmentWriter,
+    has_filters,
+    sync_folder,
+)
 
 SCHEME: Final = "rabbitmq://"
 STAGING: Final = ".offload-restore"
@@ -47,7 +52,7 @@ PROCESSES: Final = Path("/proc")
 
 def open_url(url: str, options: Mapping[str, str]) -> FolderTarget:
     """Return the target at a URL, without access to the disk. Raises `Misuse` if it is no such URL."""
-    path = url.removeprefix(SCHEME)
+    path = url[len(SCHEME) :] if url.lower().startswith(SCHEME) else ""
     if not path or "\0" in path:
         raise Misuse(f"{url!r} is no target: use {SCHEME} and the path of a stream's folder")
     return FolderTarget(
@@ -68,6 +73,7 @@ class FolderTarget(ChunkTarget):
         self._epoch_max = epoch_max
         self._writer: SegmentWriter | None = None
         self._next_offset = 0
+        self._refuses_filters = False
 
     @property
     def url(self) -> str:
@@ -85,14 +91,15 @@ class FolderTarget(ChunkTarget):
         """See `ChunkTarget.write`."""
         if self._writer is None:  # an earlier run wrote everything
             return
-        await asyncio.to_thread(self._writer.write, rows, data)
-        self._next_offset = int(rows["offset"][-1]) + int(rows["records"][-1])
-        if self._writer.has_filters and _knows_filters(self._folder) is False:
+        # Before they are written: the next run would keep a segment that was sealed, and not look at it.
+        if self._refuses_filters and has_filters(rows, data):
             raise Misuse(
                 f"{self.url} belongs to a broker that does not know the bloom filters of this archive: "
                 "RabbitMQ 3.13 or newer does, once its feature flag stream_filtering is enabled; publish the "
                 "messages instead"
             )
+        await asyncio.to_thread(self._writer.write, rows, data)
+        self._next_offset = int(rows["offset"][-1]) + int(rows["records"][-1])
 
     async def finish(self) -> int:
         """See `ChunkTarget.finish`."""
@@ -109,9 +116,11 @@ class FolderTarget(ChunkTarget):
             if not self._folder.is_dir():
                 raise NotOffloaded(
                     f"{shown(self._folder)} is no folder: declare the stream, stop the broker, and name the "
-                    "folder that the broker made for it"
+                    "folder that the broker made for it; a stream of a running broker is "
+                    "rabbitmq-stream://HOST/STREAM"
                 )
         _refuse_if_open(self._folder)
+        self._refuses_filters = _knows_filters(self._folder) is False
         plan = {
             "stream": origin.stream,
             "incarnation": str(origin.incarnation),
@@ -124,6 +133,8 @@ class FolderTarget(ChunkTarget):
             with suppress(OSError):  # left by a run that was killed at the very end; others are not empty
                 self._staging.rmdir()
             _refuse_if_not_empty(self._folder)
+        else:
+            _refuse_if_changed(self._folder, self._staging, done["sizes"])
         if earlier is None:
             self._begin(plan)
         elif earlier != plan:
@@ -151,7 +162,8 @@ class FolderTarget(ChunkTarget):
     def _finish(self) -> None:
         if self._writer is not None:
             self._writer.seal()
-            _store(self._staging / DONE, {"next_offset": self._next_offset})
+            document = {"next_offset": self._next_offset, "sizes": _pairs_in(self._staging)}
+            _store(self._staging / DONE, document)
         _refuse_if_open(self._folder)
         self._move()
 
@@ -222,6 +234,20 @@ def _refuse_if_not_empty(folder: Path) -> None:
             )
 
 
+def _refuse_if_changed(folder: Path, staging: Path, sizes: Mapping[str, int]) -> None:
+    """Raise `Diverged` if a broker wrote to the folder after a restore was killed while it moved files.
+
+    `sizes` are those of all files of the restore. A file that is not moved yet is in `staging`.
+    """
+    waiting = _pairs_in(staging)
+    for name, size_bytes in _pairs_in(folder).items():
+        if size_bytes > _head_size(name) and (name in waiting or size_bytes != sizes.get(name)):
+            raise Diverged(
+                f"{shown(folder / name)} holds chunks that this restore did not write: a broker was started "
+                "before the restore was complete; restore into the folder of a stream that was just declared"
+            )
+
+
 def _refuse_if_open(folder: Path) -> None:
     """Raise `Conflict` if a process has a file in the folder open.
 
@@ -279,8 +305,10 @@ def _remove(path: Path) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except ValueError as exc:
+        raise Misuse(f"{shown(path)} is no file of a restore: remove {shown(path.parent)}") from exc
     return found
 
 

@@ -54,8 +54,6 @@ class SegmentWriter:
         self._files: tuple[FileIO, FileIO] | None = None
         self._position = self._chunks = 0
         self._tracks = False
-        self.has_filters = False
-        """True if a chunk with a bloom filter was written."""
 
     def write(self, rows: ChunkTable, data: bytes) -> None:
         """Write whole chunks. `data` begins with the first of `rows`, and has nothing but them."""
@@ -90,7 +88,6 @@ class SegmentWriter:
             segment.append(chunk)
             self._position, self._chunks = self._position + size, self._chunks + 1
             self._tracks |= kind != ChunkType.USER or _TRAILER.unpack_from(chunk, _TRAILER_AT)[0] > 0
-            self.has_filters |= chunk[_FILTER_AT] > 0
         self._append(segment, index)
 
     def seal(self) -> None:
@@ -139,6 +136,11 @@ class SegmentWriter:
             (epoch,) = _EPOCH.unpack_from(changed, position + _EPOCH_AT)
             _EPOCH.pack_into(changed, position + _EPOCH_AT, min(epoch, self._epoch_max))
         return memoryview(changed)
+
+
+def has_filters(rows: ChunkTable, data: bytes) -> bool:
+    """Return whether a chunk has a bloom filter. The arguments are those of `SegmentWriter.write`."""
+    return any(data[at + _FILTER_AT] for at in (rows["position"] - rows["position"][0]).tolist())
 
 
 def sync_folder(folder: Path) -> None:

@@ -35,6 +35,9 @@ from offload_rabbitmq.stream_place import StreamPlace
 
 ANSWER_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 2.0
+LOGIN_FRAME_BYTES_MAX: Final = 1 << 20
+"""The largest frame before the login. Another service's first bytes look like a frame of a gigabyte."""
+
 READ_BUFFER_BYTES: Final = 1 << 20
 PLAIN: Final = "PLAIN"
 
@@ -104,7 +107,7 @@ class StreamConnection:
             async with asyncio.timeout(ANSWER_SECONDS):
                 fields = Fields(await answer, self.where)
         except TimeoutError as exc:
-            raise TryAgain(f"{self.where} did not answer for {ANSWER_SECONDS:.0f} s: {doing}") from exc
+            raise self._no_answer(doing) from exc
         finally:
             del self._waiting[waits_for]
         if key is Key.METADATA:  # its response has no code
@@ -136,8 +139,11 @@ class StreamConnection:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._writer.wait_closed()
+        # A broker with an alarm reads nothing more, and what waits to be sent would be awaited for ever.
+        self._writer.transport.abort()
 
     async def _log_in(self) -> None:
         hello = {"product": "ledger-offload", "version": "1.0", "connection_name": "offload restore"}
@@ -150,8 +156,11 @@ class StreamConnection:
             Key.SASL_AUTHENTICATE, string(PLAIN) + long_bytes(login), doing=f"log {self._place.user!r} in"
         )
         # The broker sends its limits on its own, right behind the answer.
-        async with asyncio.timeout(ANSWER_SECONDS):
-            limits = Fields(await self._tuned, self.where)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                limits = Fields(await self._tuned, self.where)
+        except TimeoutError as exc:
+            raise self._no_answer("state its limits") from exc
         self.frame_size_bytes_max, self._heartbeat_seconds = limits.number(4), limits.number(4)
         await self.send(frame(Key.TUNE, limits.content))
         opened = await self.ask(
@@ -166,7 +175,7 @@ class StreamConnection:
         try:
             while True:
                 size_bytes = int.from_bytes(await self._reader.readexactly(SIZE.size), "big")
-                if not 4 <= size_bytes <= SIZE_BYTES_MAX:
+                if not 4 <= size_bytes <= (SIZE_BYTES_MAX if self._tuned.done() else LOGIN_FRAME_BYTES_MAX):
                     return self._lose(f"it sent a frame of {size_bytes} bytes: this is no stream listener")
                 self._receive(await self._reader.readexactly(size_bytes))
         except (OSError, EOFError) as exc:
@@ -202,9 +211,15 @@ class StreamConnection:
         while True:
             await self._env.sleep(seconds / 2)
             if self._env.monotonic() - self._heard_at > 2 * seconds:
-                return self._lose(f"it sent nothing for {2 * seconds} s")
-            with suppress(OffloadError):
-                await self.send(frame(Key.HEARTBEAT, b""))
+                self._lose(f"it sent nothing for {2 * seconds} s")
+                self._writer.transport.abort()  # ends a `send` that waits for the broker to read
+            if self.lost.done():
+                return
+            # Not awaited: a broker that reads nothing would stop this task, and hide its own silence.
+            self._writer.write(frame(Key.HEARTBEAT, b""))
+
+    def _no_answer(self, doing: str) -> TryAgain:
+        return TryAgain(f"{self.where} did not answer for {ANSWER_SECONDS:.0f} s: {doing}")
 
     def _lose(self, why: str, cause: BaseException | None = None) -> None:
         if self.lost.done():

@@ -118,7 +118,11 @@ class StreamTarget(MessageTarget):
         connection.receivers[Key.METADATA_UPDATE] = self._moved
         connection.lost.add_done_callback(lambda lost: self._confirms.fail(lost.result()))
         declared = bytes((PUBLISHER,)) + string(self._name) + string(leader.stream)
-        await connection.ask(Key.DECLARE_PUBLISHER, declared, doing=f"publish to stream {leader.stream!r}")
+        doing = f"publish to stream {leader.stream!r}"
+        both = (OK, PRECONDITION_FAILED)
+        answer = await connection.ask(Key.DECLARE_PUBLISHER, declared, doing=doing, accept=both)
+        if answer.number(2) == PRECONDITION_FAILED:  # the broker's word for an alarm
+            raise TryAgain(f"{self.url}: the broker takes no publisher now: see its memory and disk alarms")
 
     async def last_id(self) -> int:
         """See `MessageTarget.last_id`."""
@@ -188,10 +192,11 @@ class StreamTarget(MessageTarget):
         if code == OK:
             tell(f"stream {stream!r} did not exist and was declared")
         if code == PRECONDITION_FAILED:
-            given = ", ".join(f"{name}={value}" for name, value in self._arguments.items()) or "no arguments"
+            given = ", ".join(f"{name}={value}" for name, value in self._arguments.items())
+            declared = f"other arguments than {given}" if given else "arguments"
             raise Misuse(
-                f"{self.url} was declared with other arguments than {given}, so its retention is not known: "
-                "give the arguments of its declaration, each with --target-option NAME=VALUE"
+                f"{self.url} was declared with {declared}, so its retention is not known: give the arguments "
+                "of its declaration, each with --target-option NAME=VALUE"
             )
 
     async def _leader(self, connection: StreamConnection) -> StreamPlace:
@@ -221,8 +226,9 @@ class StreamTarget(MessageTarget):
         needed = origin.size_bytes + origin.size_bytes // 10 + segment
         if int(limit) < needed:
             raise NoSpace(
-                f"{self.url} keeps {limit} bytes, and would delete the oldest restored messages: the archive "
-                f"has {origin.size_bytes} bytes; declare the stream with max-length-bytes of {needed} or more"
+                f"{self.url} keeps {limit} bytes, and could delete the oldest restored messages: the archive "
+                f"has {origin.size_bytes} bytes, and a segment up to {segment}; declare the stream with "
+                f"max-length-bytes of {needed} or more, or with smaller segments"
             )
 
     def _moved(self, content: bytes) -> None:

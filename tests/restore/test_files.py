@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from campaign import keeping
 from command_line import Ran, calls_of, contents, finish, offload, read, start_dying_below, sync
 from osiris_data import DATA, INDEX_HEAD, SEGMENT_HEAD
+from osiris_data import chunks as chunks_of
 from osiris_writer import append_chunks, simple_chunks, write_stream
 
+from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
 from offload.formats.tracking import ConsumerOffset
 from offload.model.chunk_table import ChunkType
@@ -210,6 +214,72 @@ def test_filters_are_refused_for_a_broker_that_does_not_know_them(
     assert ran.code == code
     assert ("does not know the bloom filters" in ran.stderr) == bool(code)
     assert (max(map(len, files(folder).values())) == len(SEGMENT_HEAD)) == bool(code)
+
+
+def test_filters_stay_refused_when_the_restore_is_repeated(tmp_path: Path, folder: Path) -> None:
+    """The first run must not leave a segment with filters that the second one only moves."""
+    filtered = chunks_of("filtered")[0]
+    following = ChunkHeader.decode(filtered, where="test").next_offset
+    plain = build_chunk([b"x" * 2**20], offset=following, timestamp_ms=1, epoch=4)
+    write_stream(tmp_path / "old", [filtered, plain])
+    sync(tmp_path / "old", tmp_path / "tier")
+    (folder.parents[2] / "rabbit@host-feature_flags").write_bytes(b"[stream_queue].")
+    words = (tmp_path / "tier", "old", folder, "--target-option", "segment-size-bytes=1")
+
+    codes = [restore(*words).code, restore(*words).code]
+
+    assert codes == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("moved", "chunks", "appends"),
+    [
+        (0, simple_chunks(1), False),
+        (2, simple_chunks(1, first_offset=3), True),
+        (2, simple_chunks(1, first_offset=3), False),
+    ],
+)
+def test_a_broker_that_wrote_to_half_a_restore_is_not_overwritten(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moved: int,
+    chunks: Iterator[bytes],
+    appends: bool,
+) -> None:
+    """It wrote in place of a file that was not moved yet, behind a moved one, or into a new one."""
+    write_stream(tmp_path / "old", simple_chunks(3), segment_size_bytes=1)
+    sync(tmp_path / "old", tmp_path / "tier")
+    words = (tmp_path / "tier", "old", folder, "--target-option", "segment-size-bytes=1")
+    chmod, calls = Path.chmod, iter(range(99))
+
+    def full(path: Path, mode: int) -> None:
+        if next(calls) == moved:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        chmod(path, mode)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "chmod", full)
+        stopped = restore(*words)
+    (append_chunks if appends else write_stream)(folder, chunks)
+    before = contents(folder)
+
+    ran = restore(*words)
+
+    assert (stopped.code, ran.code, contents(folder)) == (1, 1, before)
+    assert "free space there, and run the same command again" in stopped.stderr
+    assert "holds chunks that this restore did not write" in ran.stderr
+
+
+def test_a_restore_of_no_chunk_is_refused(tmp_path: Path, folder: Path) -> None:
+    write_stream(tmp_path / "old", simple_chunks(3))
+    sync(tmp_path / "old", tmp_path / "tier")
+    before = contents(folder)
+
+    ran = restore(tmp_path / "tier", "old", folder, "--from", 4, "--until", 3)
+
+    assert (ran.code, contents(folder)) == (1, before)
+    assert "nothing to restore" in ran.error
 
 
 def test_damage_ends_a_restore_of_files_and_until_restores_what_is_before(

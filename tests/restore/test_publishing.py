@@ -22,6 +22,7 @@ from stream_broker import (
     METADATA,
     OPEN,
     PROPERTIES,
+    PUBLISH,
     QUERY,
     SUBSCRIBE,
     StreamBroker,
@@ -271,10 +272,11 @@ def test_a_person_reads_what_will_differ_before_the_first_message() -> None:
     ("changes", "options", "error", "text"),
     [
         ({"arguments": None}, {}, NotOffloaded, "declare stream 'copy' first"),
-        ({"arguments": {"max-age": "1D"}}, {}, Misuse, "other arguments than no arguments"),
+        ({"arguments": {"max-age": "1D"}}, {}, Misuse, "was declared with arguments, so"),
         ({"arguments": {"max-age": "1D"}}, {"max-age": "2D"}, Misuse, "max-age=2D"),
         ({"arguments": {"max-length-bytes": "99"}}, {"max-length-bytes": "99"}, NoSpace, "keeps 99 bytes"),
         ({"password": "other"}, {}, Denied, "the user or the password is wrong"),
+        ({"has_alarm": True}, {}, TryAgain, "see its memory and disk alarms"),
         ({"refuses_id": 2}, {}, TryAgain, "take the message of archived offset 1"),
     ],
 )
@@ -305,6 +307,70 @@ def test_a_connection_that_dies_during_a_request_ends_the_restore_at_once(comman
         async with asyncio.timeout(10):
             with pytest.raises(TryAgain, match="the connection broke"):
                 await restore(archive, broker)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("heartbeat", "error"), [(1, TryAgain), (60, TimeoutError)])
+def test_a_broker_that_reads_nothing_more_is_given_up_or_left(
+    monkeypatch: pytest.MonkeyPatch, heartbeat: int, error: type[Exception]
+) -> None:
+    """It holds back both what is sent and what closes the connection, as a broker with an alarm does."""
+    monkeypatch.setattr("offload_rabbitmq.stream_connection.CLOSE_SECONDS", 0.1)
+
+    async def scenario(broker: StreamBroker) -> None:
+        bodies = [bytes(1_000_000)] * 30  # more than the buffers of both ends hold
+        archive = await archived([build_chunk(bodies, offset=0, timestamp_ms=0, epoch=1)])
+        broker.stalls_on, broker.heartbeat_seconds = PUBLISH, heartbeat
+
+        async with asyncio.timeout(10):  # beyond it, an interrupted restore would never end
+            with pytest.raises(error):
+                await asyncio.wait_for(restore(archive, broker), 5 if heartbeat == 1 else 0.5)
+
+    run(scenario)
+
+
+def test_a_broker_that_states_no_limits_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offload_rabbitmq.stream_connection.ANSWER_SECONDS", 0.1)
+
+    async def scenario(broker: StreamBroker) -> None:
+        broker.heartbeat_seconds = None
+
+        with pytest.raises(TryAgain, match=r"did not answer for .* state its limits"):
+            await restore(await archived(odd_chunks(["plain"])[0]), broker)
+
+    run(scenario)
+
+
+def test_the_first_bytes_of_another_service_are_no_frame_to_wait_for() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n")
+        await reader.read()
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, asyncio.timeout(5):
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(TryAgain, match="this is no stream listener"):
+                await restore(await archived(odd_chunks(["plain"])[0]), StreamBroker(port=port))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rival", [FOREIGN, b"message 1"])
+def test_a_message_that_came_first_meanwhile_ends_the_restore(rival: bytes) -> None:
+    """Another publisher writes it, or a restore of the same archive that began at another offset."""
+
+    async def scenario(broker: StreamBroker) -> None:
+        archive = await archived(odd_chunks(["plain", "plain"])[0])
+        target = publisher_name(origin_of(archive, 0))
+
+        async def first(count: int) -> None:
+            if not broker.stored:
+                broker.publish("" if rival == FOREIGN else target, [(3, rival)])
+
+        with pytest.raises(Diverged, match="begins with another message"):
+            await restore(archive, broker, pace=first)
 
     run(scenario)
 
