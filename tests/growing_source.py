@@ -70,12 +70,12 @@ class GrowingStream(SourceStream):
     _handles: dict[int, tuple[int, MemoryHandle]] = field(default_factory=dict, repr=False)
     """The ledgers as they were last shown, by the identity of their list, which lives as long as they do."""
 
-    def append(self, chunks: int = 1, *, records: int = 10) -> None:
+    def append(self, chunks: int = 1, *, records: int = 10, timestamp_ms: int = 1) -> None:
         """Append chunks to the newest ledger."""
         for _ in range(chunks):
             bodies = [bytes([self.epoch]) * BODY_SIZE_BYTES] * records
             self.ledgers[-1].append(
-                build_chunk(bodies, offset=self.next_offset, timestamp_ms=1, epoch=self.epoch)
+                build_chunk(bodies, offset=self.next_offset, timestamp_ms=timestamp_ms, epoch=self.epoch)
             )
             self.next_offset += records
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from offload.cli.kit.output import counted, size_text
 from offload.service.asking import AskedProcess
-from offload.service.preview import MonthlyCost, StreamPreview
+from offload.service.costs import MonthlyCost
+from offload.service.preview import StreamPreview
 
 __all__ = ["Answer", "Incident"]
 

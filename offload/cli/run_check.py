@@ -14,16 +14,11 @@ from offload.cli.kit.state import CommandContext, run_async
 from offload.contracts.broker import LeadingNode
 from offload.contracts.source import SourceStream
 from offload.errors import Misuse, OffloadError
+from offload.model.prices import GIB
 from offload.service.assembly import OpenedService, open_service, unmatched
 from offload.service.config import RunConfig, StreamConfig
-from offload.service.preview import (
-    MonthlyCost,
-    StreamPreview,
-    as_json,
-    cost_of,
-    preview_stream,
-    try_keys,
-)
+from offload.service.costs import MonthlyCost, cost_of, work_of
+from offload.service.preview import StreamPreview, as_json, preview_stream, try_keys
 from offload.session import GivenOptions
 from offload.streams.vouched import VouchedSource
 from offload.upkeep.check import CheckReport
@@ -155,7 +150,7 @@ def preview_row(seen: StreamPreview) -> tuple[object, ...]:
         seen.lag_records,
         size_text(seen.lag_size_bytes),
         f"{seen.lag_seconds:.0f}",
-        size_text(round(86_400 * seen.growth_bytes_per_second)),
+        size_text(round(86_400 * seen.growth.bytes_per_second)),
     )
 
 
@@ -206,12 +201,14 @@ def cost_text(cost: MonthlyCost | None) -> str:
     """Return a line on what a month costs."""
     if cost is None:
         return "cost: not known for this store; [prices] of the configuration sets prices"
-    price = cost.price
+    price, work = cost.price, cost.work
     where = ", ".join(filter(None, (price.provider, price.region)))
     return (
         f"cost of a month: {cost.requests + cost.storage:,.2f} at the prices of {where}\n"
-        f"  requests {cost.requests:,.2f}: {cost.commits:,.0f} commits of 1 put, 1 create and 1 listing\n"
-        f"  storage {cost.storage:,.2f}: {cost.stored_gib:,.2f} GiB, as stored a month from now\n"
+        f"  requests {cost.requests:,.2f}: {work.fragments:,.0f} fragments of 1 put, "
+        f"{work.commits:,.0f} commits of 1 create and 1 listing\n"
+        f"  storage {cost.storage:,.2f}: {cost.stored_gib:,.2f} GiB, as stored a month from now, of which "
+        f"{work.roots_stored_bytes / GIB:,.2f} GiB are old roots until a sweep\n"
         f"  prices: {'; '.join(map(one_line, filter(None, (price.source, price.known))))}\n"
         "  without readers, upkeep, and processes that stand by; if the streams grow as in the last hour"
     )
@@ -230,7 +227,7 @@ def _document(config: RunConfig, found: _Findings, cost: MonthlyCost | None) -> 
         "globs": {glob: each.model_dump(mode="json", by_alias=True) for glob, each in config.streams.items()},
         "broker": config.broker,
         "leaders": {stream: asdict(leader) for stream, leader in found.leaders.items()},
-        "streams": [as_json(each, config.of(each.stream)) for each in found.streams],
+        "streams": [as_json(each) | work_of(each, config).as_json() for each in found.streams],
         "left_out": found.left_out,
         "upkeep": config.upkeep.model_dump(mode="json", by_alias=True),
         "cost_per_month": None if cost is None else cost_as_json(cost),
@@ -242,7 +239,9 @@ def cost_as_json(cost: MonthlyCost) -> dict[str, Any]:
     return {
         "requests": round(cost.requests, 4),
         "storage": round(cost.storage, 4),
-        "commits": round(cost.commits),
+        "fragments": round(cost.work.fragments),
+        "commits": round(cost.work.commits),
         "stored_gib": round(cost.stored_gib, 4),
+        "roots_gib": round(cost.work.roots_stored_bytes / GIB, 4),
         "price": asdict(cost.price),
     }

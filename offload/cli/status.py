@@ -91,7 +91,7 @@ async def _seen(state: CommandContext, config: RunConfig, *, with_unused: bool) 
 
 def _answers(arguments: Sequence[str], config: RunConfig, seen: _Seen) -> list[Answer]:
     from offload.cli.questions import Incident
-    from offload.service.preview import cost_of
+    from offload.service.costs import cost_of
 
     return Incident(
         arguments=arguments,
@@ -105,7 +105,7 @@ def _answers(arguments: Sequence[str], config: RunConfig, seen: _Seen) -> list[A
 
 def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     from offload.cli.run_check import PREVIEW_HEADS, cost_text, preview_row
-    from offload.service.preview import cost_of
+    from offload.service.costs import cost_of
 
     rows = [[*preview_row(each), size_text(each.stored_size_bytes)] for each in seen.streams]
     heads = [*PREVIEW_HEADS, "stored"]
@@ -127,7 +127,8 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
 
 def _print_json(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
     from offload.cli.run_check import cost_as_json
-    from offload.service.preview import as_json, cost_of
+    from offload.service.costs import cost_of, work_of
+    from offload.service.preview import as_json
 
     cost = cost_of(config, seen.streams)
     unused = seen.waste or {}
@@ -136,7 +137,8 @@ def _print_json(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
             "source": config.source,
             "tier": config.tier,
             "streams": [
-                as_json(each, config.of(each.stream))
+                as_json(each)
+                | work_of(each, config).as_json()
                 | ({} if seen.waste is None else {"unused_bytes": unused.get(each.stream, 0)})
                 for each in seen.streams
             ],

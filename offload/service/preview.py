@@ -1,23 +1,15 @@
-"""A preview of `offload run`: the rules and the lag of each stream, and the costs of a month.
+"""A preview of `offload run`: the rules, the lag and the growth of each stream.
 
 Nothing is copied and nothing is claimed. Of each stream, the newest manifest is loaded, the last chunk is
 compared with the source, and the source's chunk tables are read.
 
-The cost is that of one leading process, by this formula:
-
-    growth     bytes and chunks of the last hour, by the timestamps of chunks; of less, if the source has less
-    commits    for each `max_lag` / 2 in which a chunk came, or for each 64 MiB, whichever is more
-    requests   for each commit 1 put, 1 create and 1 listing
-    storage    what is stored a month from now: what there is, what is missing, and a month of growth, in the
-               ratio of what is stored now, and at most what retention leaves
-
-Readers, upkeep, processes that stand by and bytes that leave the provider are not included.
+The growth is that of the last hour, by the timestamps of chunks; of less, if the source has less.
+`service.costs` computes from it what a month costs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -27,24 +19,26 @@ from offload.formats.sealing import KEY_SIZE_BYTES
 from offload.model.labels import MasterKey
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
-from offload.model.prices import GIB, Price, price_of
 from offload.native.key_objects import try_master_key
 from offload.service.assembly import OpenedService
-from offload.service.config import RunConfig, StreamConfig
+from offload.service.config import RunConfig
 from offload.session import Session
-from offload.streams.follow_rules import FollowRules
 from offload.streams.parts import FINAL, check_part, newest_part
-from offload.urls import scheme_of
 
-__all__ = ["MonthlyCost", "StreamPreview", "cost_of", "preview_stream", "try_keys"]
+__all__ = ["Growth", "StreamPreview", "preview_stream", "try_keys"]
 
 
-MONTH_SECONDS: Final = 30 * 86_400
 GROWTH_SECONDS: Final = 3600
-OWN_PRICES: Final = Price(
-    schemes=(), provider="your own prices", region="", write_per_1000=0, list_per_1000=0, read_per_1000=0,
-    storage_per_gib_month=0, list_keys_max=1000, known="", source="[prices] of the configuration",
-)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How fast a stream of the source grows."""
+
+    bytes_per_second: float = 0.0
+    chunks_per_second: float = 0.0
+    ledgers_per_second: float = 0.0
+    """How often a ledger begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,42 +69,7 @@ class StreamPreview:
 
     stored_size_bytes: int = 0
     data_size_bytes: int = 0
-    growth_bytes_per_second: float = 0.0
-    chunks_per_second: float = 0.0
-
-    def commits_per_month(self, rules: FollowRules) -> float:
-        """Return how often the stream is committed in a month, if it grows as it did."""
-        by_age = min(self.chunks_per_second, 2 / rules.max_lag_seconds)
-        return MONTH_SECONDS * max(by_age, self.growth_bytes_per_second / rules.fragment_size_bytes)
-
-    def stored_bytes_in_a_month(self, config: StreamConfig) -> float:
-        """Return the bytes on the store a month from now, if the stream grows as it did."""
-        ratio = self.stored_size_bytes / self.data_size_bytes if self.data_size_bytes else 1.0
-        data = self.data_size_bytes + self.lag_size_bytes + MONTH_SECONDS * self.growth_bytes_per_second
-        if config.age_seconds_max is not None and config.age_seconds_max < MONTH_SECONDS:
-            data = min(data, config.age_seconds_max * self.growth_bytes_per_second)
-        if config.size_bytes_max is not None:
-            data = min(data, config.size_bytes_max)
-        return ratio * data
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonthlyCost:
-    """The cost of a month, and its parts."""
-
-    price: Price
-    commits: float
-    stored_gib: float
-
-    @property
-    def requests(self) -> float:
-        """The cost of the requests."""
-        return self.price.of(writes=2 * self.commits, lists=self.commits, reads=0)
-
-    @property
-    def storage(self) -> float:
-        """The cost of a month of what is stored a month from now."""
-        return self.price.of(writes=0, lists=0, reads=0, gib_months=self.stored_gib)
+    growth: Growth = Growth()
 
 
 async def preview_stream(opened: OpenedService, stream: SourceStream) -> StreamPreview:
@@ -158,7 +117,7 @@ async def _measured(
 ) -> StreamPreview:
     """Return the preview with what the tier lacks, and the growth of the source."""
     start = snapshot.first_offset if manifest is None else manifest.next_offset
-    lag_size_bytes = size_bytes = chunks = 0
+    lag_size_bytes = size_bytes = chunks = ledgers = 0
     oldest_ms, first_ms, since_ms = now_ms, now_ms, now_ms - 1000 * GROWTH_SECONDS
     for number, ledger in enumerate(snapshot.ledgers):
         table = await ledger.table()
@@ -166,6 +125,8 @@ async def _measured(
         lag_size_bytes += int(lacking["size_bytes"].sum())
         recent = table[table["timestamp_ms"] >= since_ms]
         size_bytes, chunks = size_bytes + int(recent["size_bytes"].sum()), chunks + len(recent)
+        # The first ledger is where a young source begins. It ends no fragment of a ledger before it.
+        ledgers += number > 0 and len(recent) == len(table) > 0
         if len(lacking):
             oldest_ms = min(oldest_ms, int(lacking["timestamp_ms"].min()))
         if number == 0 and len(table):
@@ -178,22 +139,11 @@ async def _measured(
         lag_records=max(0, snapshot.next_offset - max(start, snapshot.first_offset)),
         lag_size_bytes=lag_size_bytes,
         lag_seconds=(now_ms - oldest_ms) / 1000,
-        growth_bytes_per_second=size_bytes / seconds,
-        chunks_per_second=chunks / seconds,
-    )
-
-
-def cost_of(config: RunConfig, streams: Sequence[StreamPreview]) -> MonthlyCost | None:
-    """Return the cost of a month. None if nothing has a price: a folder, or a server of one's own."""
-    scheme = scheme_of(config.tier)
-    own = {name: value for name, value in config.prices.model_dump().items() if value is not None}
-    listed = price_of(scheme)
-    if listed is None and not own:
-        return None
-    return MonthlyCost(
-        price=replace(listed or OWN_PRICES, **own),
-        commits=sum(each.commits_per_month(config.of(each.stream).rules) for each in streams),
-        stored_gib=sum(each.stored_bytes_in_a_month(config.of(each.stream)) for each in streams) / GIB,
+        growth=Growth(
+            bytes_per_second=size_bytes / seconds,
+            chunks_per_second=chunks / seconds,
+            ledgers_per_second=ledgers / seconds,
+        ),
     )
 
 
@@ -213,7 +163,7 @@ async def try_keys(session: Session, config: RunConfig) -> list[str]:
     return tried
 
 
-def as_json(seen: StreamPreview, config: StreamConfig) -> dict[str, Any]:
+def as_json(seen: StreamPreview) -> dict[str, Any]:
     """Return the document of a stream for `offload run --check --json`."""
     return {
         "stream": seen.stream,
@@ -226,7 +176,6 @@ def as_json(seen: StreamPreview, config: StreamConfig) -> dict[str, Any]:
         "lag_bytes": seen.lag_size_bytes,
         "lag_seconds": round(seen.lag_seconds, 3),
         "stored_bytes": seen.stored_size_bytes,
-        "growth_bytes_per_second": round(seen.growth_bytes_per_second, 3),
-        "commits_per_month": round(seen.commits_per_month(config.rules)),
+        "growth_bytes_per_second": round(seen.growth.bytes_per_second, 3),
         "error": None if seen.error is None else str(seen.error),
     }

@@ -56,7 +56,7 @@ def test_a_check_in_json_is_one_document(config: Path) -> None:
         ("one", "o*", 0),
         ("two", "*", 10),
     ]
-    assert shown["cost_per_month"]["price"]["provider"] == "your own prices"
+    assert shown["cost_per_month"]["price"]["provider"] == "the configuration"
 
 
 def test_a_place_in_which_a_run_would_make_no_tier_is_a_problem(config: Path, tmp_path: Path) -> None:
