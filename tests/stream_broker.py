@@ -17,7 +17,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from offload.formats.chunk_writer import build_chunk
+from offload.formats.chunk import ChunkHeader
+from offload.formats.chunk_writer import build_chunk, build_tracking_chunk
+from offload.model.chunk_table import ChunkType
 
 DECLARE, PUBLISH, CONFIRM, ERROR, QUERY, SUBSCRIBE, DELIVER, CREDIT = 1, 2, 3, 4, 5, 7, 8, 9
 UPDATE = 16
@@ -73,6 +75,9 @@ class StreamBroker:
     """The offset and the body of each message."""
 
     sequences: dict[str, int] = field(default_factory=dict)
+    begins: set[int] = field(default_factory=set)
+    """The offsets at which a chunk begins although the one before is not full."""
+
     port: int = 0
     next_offset: int = 0
     connections: int = 0
@@ -105,11 +110,32 @@ class StreamBroker:
             if len(self.stored) % (self.chunk_messages * self.tracks_every) == 0:
                 self.next_offset += 1
 
+    def append(self, bodies: list[bytes]) -> None:
+        """Store messages of another publisher in a chunk of their own, as if all before were confirmed."""
+        self.begins.add(self.next_offset)
+        self.publish("", [(0, body) for body in bodies])
+
+    def log(self) -> list[bytes]:
+        """The chunks as a node has them on disk: with its tracking records, and without a hole."""
+        found, end = list[bytes](), self.stored[0][0] if self.stored else 0
+        for chunk in self.chunks():
+            header = ChunkHeader.decode(chunk, where="here")
+            if header.offset > end:
+                found.append(self._tracking(end))
+            found.append(chunk)
+            end = header.next_offset
+        return found if end == self.next_offset else [*found, self._tracking(end)]
+
+    def _tracking(self, offset: int) -> bytes:
+        kind = ChunkType.TRACKING_DELTA
+        return build_tracking_chunk([], chunk_type=kind, offset=offset, timestamp_ms=5, epoch=1)
+
     def chunks(self) -> list[bytes]:
         """The messages as chunks: runs of neighbouring offsets."""
         found, run = [], list[tuple[int, bytes]]()
         for each in [*self.stored, (-1, b"")]:
-            if run and (each[0] != run[-1][0] + 1 or len(run) == self.chunk_messages):
+            is_next = run and each[0] == run[-1][0] + 1 and each[0] not in self.begins
+            if run and (not is_next or len(run) == self.chunk_messages):
                 bodies = [body for _, body in run]
                 found.append(build_chunk(bodies, offset=run[0][0], timestamp_ms=5, epoch=1))
                 run = []

@@ -17,13 +17,18 @@ from offload.cli.kit.output import counted, one_line, print_json, print_note, si
 from offload.cli.kit.progress import CommandProgress, Show, progress
 from offload.cli.kit.state import CommandContext, position_of, run_async
 from offload.contracts.target import ChunkTarget, MessageTarget, RestoreTarget
-from offload.errors import TryAgain
+from offload.errors import NotOffloaded, TryAgain
+from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX
+from offload.session import as_offloader
 from offload.store.rate import Rate
+from offload.streams.behind import begin_behind
+from offload.streams.history import end_of
 from offload.streams.read_back import Comparison, OffsetMap
 from offload.streams.reader import StreamReader
 from offload.streams.restore import Restored, RestoreProgress, publish, write_chunks
 from offload.streams.salvage import Archive
+from offload.upkeep.parts import part_named
 
 AGAIN: Final = "run the same command again: it continues behind what is in the target"
 
@@ -65,6 +70,14 @@ MapFile = Annotated[
 SkipDamage = Annotated[
     bool, typer.Option("--skip-damage", help="Leave damaged chunks out. Default: stop before the first.")
 ]
+NewPart = Annotated[
+    bool,
+    typer.Option(
+        "--new-part",
+        help="Let STREAM go on in a new part behind what is restored. `offload sync` of the target's folder "
+        "under the name of STREAM then copies only what comes later. Changes TIER.",
+    ),
+]
 TargetOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,6 +100,7 @@ def restore(
     rate: PerSecond = None,
     map_file: MapFile = None,
     skip_damage: SkipDamage = False,
+    new_part: NewPart = False,
     target_option: TargetOptions = None,
     keys: Keys = None,
     encrypted_only: EncryptedOnly = False,
@@ -104,17 +118,24 @@ def restore(
         into = state.target(url, target_option)
         _refuse_for_files(into, rate, map_file)
         _refuse_place_of_map(map_file)
-        async with state.catalogue(tier, option) as catalogue:
+        # Only a new part changes the tier. A tier that can only be read is restored from, too.
+        async with (state.tier if new_part else state.catalogue)(tier, option) as catalogue:
             reader = await StreamReader.open(catalogue, stream, emit=state.plugins.emit)
             archive = Archive(catalogue=catalogue, reader=reader, skip_damage=skip_damage, until=until)
             _tell_parts(reader)
             begins = await reader.offset_here(position)
+            go_on = _GoOn(archive, state) if new_part else None
             with progress(json=json) as show:
-                done = await _restore(archive, into, begins, rate, state, _Bar(show, begins, archive))
-            if map_file is not None:
-                assert isinstance(into, MessageTarget)
-                _write_map(map_file, await Comparison(archive, into, begins).map())
-            _tell(done, into, stream, map_file, json=json)
+                bar = _Bar(show, begins, archive)
+                done = await _restore(archive, into, begins, rate, state, bar, go_on)
+            if isinstance(into, MessageTarget) and (map_file is not None or go_on is not None):
+                comparison = Comparison(archive, into, begins, is_followed=new_part)
+                found = await comparison.map()
+                if map_file is not None:
+                    _write_map(map_file, found)
+                if go_on is not None:
+                    await go_on(comparison.last_header)
+            _tell(done, into, stream, map_file, None if go_on is None else go_on.part, json=json)
 
     _run(main)
 
@@ -145,13 +166,41 @@ async def _restore(
     rate: float | None,
     state: CommandContext,
     show: _Bar,
+    go_on: _GoOn | None,
 ) -> Restored:
     if isinstance(into, ChunkTarget):
-        return await write_chunks(archive, into, begins, tell=print_note, show=show)
+        return await write_chunks(archive, into, begins, tell=print_note, show=show, written=go_on)
     assert isinstance(into, MessageTarget)
     env = state.session.env
     pace = Rate(rate, clock=env.monotonic, sleep=env.sleep)
-    return await publish(archive, into, begins, pace=pace.take, tell=print_note, show=show)
+    return await publish(
+        archive,
+        into,
+        begins,
+        pace=pace.take,
+        tell=print_note,
+        show=show,
+        is_followed=go_on is not None,
+    )
+
+
+class _GoOn:
+    """Lets the archive go on in a new part behind the last restored chunk, of which it gets the header."""
+
+    def __init__(self, archive: Archive, state: CommandContext) -> None:
+        self._archive, self._state = archive, state
+        self.part: StreamPart | None = None
+
+    async def __call__(self, header: bytes) -> None:
+        restored = self._archive.reader.manifest
+        if not header:
+            raise NotOffloaded(
+                f"stream {restored.stream!r} has no messages: there is nothing to go on behind"
+            )
+        tier = as_offloader(self._archive.catalogue)
+        part = await part_named(tier, restored.stream) or StreamPart(restored.stream)
+        plugins, env = self._state.plugins, self._state.session.env
+        self.part = await begin_behind(tier, part, restored, header, env=env, emit=plugins.emit)
 
 
 def _refuse_for_files(into: RestoreTarget, rate: float | None, map_file: Path | None) -> None:
@@ -184,11 +233,19 @@ def _url(target: str | None, files: Path | None, state: CommandContext) -> str:
     return f"{folders[0].schemes[0]}://{files}"
 
 
-def _tell(done: Restored, into: RestoreTarget, stream: str, map_file: Path | None, *, json: bool) -> None:
+def _tell(
+    done: Restored,
+    into: RestoreTarget,
+    stream: str,
+    map_file: Path | None,
+    part: StreamPart | None,
+    *,
+    json: bool,
+) -> None:
     for hole in done.skipped:
         print_note(f"left out: offsets [{hole.first_offset}, {hole.next_offset}): {hole.reason}")
     if json:
-        print_json(_as_json(done, into, stream, map_file))
+        print_json(_as_json(done, into, stream, map_file, part))
         return
     what = (
         counted(done.messages, "message") if isinstance(into, MessageTarget) else size_text(done.size_bytes)
@@ -202,9 +259,16 @@ def _tell(done: Restored, into: RestoreTarget, stream: str, map_file: Path | Non
     )
     if map_file is not None:
         print(f"every message compared; the map is in {one_line(str(map_file))}")
+    if part is not None:
+        print(
+            f"{one_line(part.first)}: goes on in part {part.number}, which begins at offset "
+            f"{end_of(part.behind)} of the target"
+        )
 
 
-def _as_json(done: Restored, into: RestoreTarget, stream: str, map_file: Path | None) -> dict[str, Any]:
+def _as_json(
+    done: Restored, into: RestoreTarget, stream: str, map_file: Path | None, part: StreamPart | None
+) -> dict[str, Any]:
     return {
         "stream": stream,
         "target": into.url,
@@ -218,6 +282,9 @@ def _as_json(done: Restored, into: RestoreTarget, stream: str, map_file: Path | 
             for hole in done.skipped
         ],
         "map": None if map_file is None else str(map_file),
+        "new_part": None
+        if part is None
+        else {"part": part.number, "stream": part.name, "first_offset": end_of(part.behind)},
     }
 
 

@@ -44,10 +44,12 @@ class RestoreOrigin:
 
 @dataclass(frozen=True, slots=True)
 class TargetMessages:
-    """Messages as a target delivers them. Body k has offset `offset + k` in the target."""
+    """The messages of a chunk as a target delivers them. Body k has offset `offset + k` in the target."""
 
     offset: int
     bodies: list[bytes]
+    header: bytes
+    """The header of the chunk, with the offset, epoch and CRC that it has in the broker's files."""
 
 
 class RestoreTarget(ABC):
@@ -130,6 +132,11 @@ class ChunkTarget(RestoreTarget):
     @abstractmethod
     async def write(self, rows: ChunkTable, data: bytes) -> None:
         """Write whole chunks behind those before. `rows` describes `data`, which begins with the first."""
+
+    @property
+    @abstractmethod
+    def last_header(self) -> bytes:
+        """The header of the last chunk, as the broker will find it. Valid when all chunks were written."""
 
     @abstractmethod
     async def finish(self) -> int:

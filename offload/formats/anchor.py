@@ -14,8 +14,9 @@ change unnoticed. Every later version keeps the first and the last line, so that
 taken for a newer version.
 
 The anchor of a tier with `compression` has version 2, and so has the anchor of a part of another stream.
-Every other anchor has version 1, with the same bytes as ever. A program that does not know the fields refuses
-version 2, and asks for an upgrade: it would show a part as a stream of its own.
+That of a part with `behind` has version 3. Every other anchor has version 1, with the same bytes as ever.
+A program that does not know the fields refuses the later versions, and asks for an upgrade: it would show a
+part as a stream of its own, or copy restored messages into it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, ClassVar, Final, Self
 
 from offload.errors import Corrupt, Misuse
 from offload.formats.checksums import check_version, crc32c
+from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.formats.keys import escape
 from offload.model.compression import BlockCodec, Compression
 from offload.model.labels import check_label
@@ -39,6 +41,8 @@ COMPRESSION_FORMAT_VERSION: Final = 2
 """The version of an anchor with `compression`."""
 PART_FORMAT_VERSION: Final = 2
 """The version of the anchor of a part."""
+BEHIND_FORMAT_VERSION: Final = 3
+"""The version of the anchor of a part with `behind`."""
 
 ANCHOR_SIZE_BYTES_MAX: Final = 64 * 1024
 """The most bytes that are read. A longer anchor does not decode."""
@@ -69,7 +73,12 @@ TIER_FIELDS: Final = (
 )
 """The fields of a tier's anchor. A field that is false or empty is not written."""
 STREAM_FIELDS: Final = (
-    ("continues", "str", "the full name of the first part. Version 2 only"),
+    (
+        "behind",
+        "str",
+        "with `continues`: hexadecimal header of the source's chunk behind which the part begins",
+    ),
+    ("continues", "str", "the full name of the first part. Not in version 1"),
     ("part", "int", f"with `continues`: number of this part, 2 to {PART_MAX:,}"),
     ("stream", "str", "the stream's full name, not escaped. That of a part is `<continues>-part-<part>`"),
 )
@@ -197,22 +206,31 @@ class StreamAnchor(_Anchor):
     """The anchor of a stream. It has the stream's full name, because an escaped name may have been cut."""
 
     kind: ClassVar[str] = "stream"
-    known_version: ClassVar[int] = PART_FORMAT_VERSION
+    known_version: ClassVar[int] = BEHIND_FORMAT_VERSION
     stream: str
     continues: str = ""
     """The name of the first part, if the stream is a part of another."""
     part: int = 0
+    behind: str = ""
+    """The header of the chunk behind which the part begins, in hexadecimal, if a restore began the part."""
 
     @classmethod
     def of(cls, part: StreamPart) -> StreamAnchor:
         """Return the anchor of this part. That of the first part is the same as if it had no others."""
         if part.number == 1:
             return cls(stream=part.name)
-        return cls(stream=part.name, continues=part.first, part=part.number)
+        return cls(stream=part.name, continues=part.first, part=part.number, behind=part.behind.hex())
+
+    @property
+    def as_part(self) -> StreamPart:
+        """The part whose anchor this is. A stream of its own is part 1."""
+        return StreamPart(self.continues or self.stream, self.part or 1, bytes.fromhex(self.behind))
 
     @property
     def format_version(self) -> int:
-        """Version 2 for a part of another stream, and 1 for every other stream."""
+        """Version 3 for a part behind a chunk, 2 for any other later part, and 1 for every other stream."""
+        if self.behind:
+            return BEHIND_FORMAT_VERSION
         return PART_FORMAT_VERSION if self.part else ANCHOR_FORMAT_VERSION
 
     def _fields(self) -> dict[str, Any]:
@@ -229,6 +247,10 @@ class StreamAnchor(_Anchor):
         # Parts are looked up by their names. So a part of another name would be found by nobody.
         if self.part and self.stream != StreamPart(self.continues, self.part).name:
             raise Misuse(f"{self.stream!r} is not the name of part {self.part} of {self.continues!r}")
+        if not isinstance(self.behind, str) or (self.behind and not self.part):
+            raise Misuse(f"only a part is behind a chunk, not {self.stream!r}")
+        if self.behind:
+            _check_behind(self.behind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +295,16 @@ class KeyObject(_Anchor):
             raise Misuse("base64 of a wrapped key ends with bits that are not zero")
         if not 0 < len(wrapped) <= WRAPPED_SIZE_BYTES_MAX:
             raise Misuse(f"a wrapped key has 1 to {WRAPPED_SIZE_BYTES_MAX:,} bytes, not {len(wrapped):,}")
+
+
+def _check_behind(text: str) -> None:
+    """Raise `Misuse` unless this is the header of a chunk, in the only spelling that is written."""
+    if not re.fullmatch(f"[0-9a-f]{{{2 * CHUNK_HEADER.size_bytes}}}", text):
+        raise Misuse(f"the header of a chunk is {CHUNK_HEADER.size_bytes} bytes in hexadecimal, not {text!r}")
+    try:
+        ChunkHeader.decode(bytes.fromhex(text), where="behind")
+    except Corrupt as exc:
+        raise Misuse(f"a part begins behind a chunk, and this is no chunk's header: {text}") from exc
 
 
 def _sum_of(lines: bytes) -> bytes:

@@ -9,7 +9,7 @@ Invariant: a part's number is never used again, and only the newest part of a st
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 __all__ = ["StreamPart", "part_like"]
@@ -25,6 +25,10 @@ class StreamPart:
     """The name of the first part, which is the name of the whole stream."""
 
     number: int = 1
+
+    behind: bytes = field(default=b"", compare=False, repr=False)
+    """The header of the source's chunk behind which the part begins, if a restore began the part. A part that
+    was listed has it, and parts are the same without it."""
 
     @property
     def name(self) -> str:

@@ -117,8 +117,8 @@ async def list_parts(store: ObjectStore, after: StreamPart) -> list[StreamPart]:
     """
     found, part = list[StreamPart](), after.following
     while is_name(part.name) and (anchor := await find_stream_anchor(store, StreamKeys(part.name))):
-        if anchor == StreamAnchor.of(part):
-            found.append(part)
+        if anchor.as_part == part:
+            found.append(anchor.as_part)
         part = part.following
     return found
 

@@ -29,9 +29,10 @@ from offload.formats.chunk import CHUNK_HEADER
 from offload.formats.chunk_check import check_source
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
+from offload.streams.behind import open_behind
 from offload.streams.handles import CutHandle
 from offload.streams.history import agreement, check_continues, first_damage, newest
-from offload.streams.parts import check_part, close_part, refuse_closed_part, refuse_name_of_part
+from offload.streams.parts import check_part, close_before, refuse_closed_part, refuse_name_of_part
 from offload.streams.writer import StreamWriter
 
 LEDGERS_AT_ONCE: Final = 16
@@ -47,8 +48,6 @@ class StreamCopier:
 
     part: StreamPart
     offloader: LedgerOffloader
-    before: StreamPart | None = None
-    """The part before. Needed if `part` may have no data yet."""
 
     extra_metadata: Mapping[str, str] = field(default_factory=dict)
     env: Env = field(default_factory=Env)
@@ -85,6 +84,10 @@ class StreamCopier:
             await check_continues(self.writer.manifest, self._last, snapshot)
             return
         self.manifest = None if known_to_be_new else await newest(self.offloader, self.stream)
+        if (
+            self.manifest is None and self.part.behind
+        ):  # a restore was killed right after it recorded the part
+            self.manifest = await open_behind(self.offloader, self.part, env=self.env)
         if self.manifest is not None:
             await check_part(self.offloader, self.part, self.manifest, snapshot)
 
@@ -124,8 +127,10 @@ class StreamCopier:
     async def _claim(self, snapshot: Snapshot) -> StreamWriter:
         before = self.manifest
         await refuse_name_of_part(self.offloader, self.part)
-        if before is None and self.before is not None:
-            await close_part(self.offloader, self.before, snapshot, env=self.env)
+        if self.part.number > 1 and (before is None or not before.fragments):
+            closed = await close_before(self.offloader, self.part, source_epoch=snapshot.epoch, env=self.env)
+            # The process that recorded the part may have had the master key, and this one lacks it.
+            await self.offloader.begin_part(self.part, before=closed)
         writer = await StreamWriter.claim(
             self.offloader,
             self.stream,

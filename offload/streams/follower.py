@@ -104,7 +104,6 @@ class Follower:
 
     _part: StreamPart = field(init=False)
     """The newest part of the stream that is known."""
-    _before: StreamPart | None = None
     _looked: tuple[StreamPart, int] | None = None
     """The part and the version of its root at which no later part was found last."""
     _copier: StreamCopier = field(init=False)
@@ -307,7 +306,7 @@ class Follower:
     def _enter(self, part: StreamPart) -> None:
         """Follow this part from now on. `_part` stays if uploads of a crashed writer closed its gap."""
         if part != self._part:
-            self._part, self._before, self._committed_offset = part, self._part, None
+            self._part, self._committed_offset = part, None
         self._stand_by()
 
     async def _may_lead(self, snapshot: Snapshot) -> bool:
@@ -425,9 +424,7 @@ class Follower:
         self.state = FollowState.STANDBY if self._copier.writer is None else FollowState.LEADING
 
     def _fresh_copier(self) -> StreamCopier:
-        return StreamCopier(
-            part=self._part, before=self._before, offloader=self.offloader, env=self.env, emit=self.emit
-        )
+        return StreamCopier(part=self._part, offloader=self.offloader, env=self.env, emit=self.emit)
 
 
 def _is_at_work(manifest: Manifest) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -16,6 +17,7 @@ from offload.formats.chunk import ChunkHeader
 from offload.formats.chunk_check import check_source
 from offload.model.attempt import Leftover
 from offload.model.manifest import Manifest
+from offload.model.part import StreamPart
 from offload.streams.reader import newer_manifest
 from offload.streams.writer import Agree
 
@@ -81,7 +83,7 @@ async def check_same_history(offloader: LedgerOffloader, manifest: Manifest, sna
     names an object that is gone, and `StreamDeleted` if the stream was deleted.
     """
     # Without a committed chunk that the source still has, there is nothing to compare.
-    if not _has_chunk_to_compare(manifest, snapshot):
+    if not _reaches(manifest.stream, manifest.next_offset, snapshot) or not manifest.fragments:
         return
     try:
         raw = await last_chunk(offloader, manifest)
@@ -97,13 +99,26 @@ async def check_continues(manifest: Manifest, last: bytes | None, snapshot: Snap
 
     `last` is the last chunk that the writer copied, or None if it copied none yet.
     """
-    if _has_chunk_to_compare(manifest, snapshot) and last is not None:
+    if _reaches(manifest.stream, manifest.next_offset, snapshot) and last is not None:
         await _check_chunk(manifest.stream, last, snapshot)
 
 
-def _has_chunk_to_compare(manifest: Manifest, snapshot: Snapshot) -> bool:
-    """Return whether both have a last committed chunk. Raises `Diverged` for a gap, or a source too short."""
-    stream, end = manifest.stream, manifest.next_offset
+async def check_behind(part: StreamPart, snapshot: Snapshot) -> None:
+    """Raise `Diverged` unless the source continues the chunk behind which an empty part begins."""
+    if _reaches(part.name, end_of(part.behind), snapshot):
+        await _check_chunk(part.name, part.behind, replace(snapshot, holds=None))
+
+
+def end_of(header: bytes) -> int:
+    """Return the offset behind the chunk that has this header."""
+    return ChunkHeader.decode(header, where="the chunk behind which a part begins").next_offset
+
+
+def _reaches(stream: str, end: int, snapshot: Snapshot) -> bool:
+    """Return whether the source has records before and from the offset `end`, or ends there.
+
+    Returns False if the source begins there. Raises `Diverged` for a gap, or a source too short.
+    """
     if snapshot.first_offset > end:
         gap = f"{snapshot.first_offset}, but offset {end} is the next to be copied: there is a gap"
         raise Diverged(f"stream {stream!r}: the source begins at offset {gap}; {PAGE}", kind=Divergence.GAP)
@@ -113,7 +128,7 @@ def _has_chunk_to_compare(manifest: Manifest, snapshot: Snapshot) -> bool:
             f"but the tier holds it up to {end}; {PAGE}",
             kind=Divergence.BEHIND,
         )
-    return bool(manifest.fragments) and snapshot.first_offset != end
+    return snapshot.first_offset != end
 
 
 async def _check_chunk(stream: str, raw: bytes, snapshot: Snapshot) -> None:

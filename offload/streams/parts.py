@@ -9,7 +9,8 @@ To begin a part takes these steps, each one commit or one object:
     settle     the part before is claimed on the root that was compared. Uploads of a crashed writer are
                adopted, which may close a gap. Of several processes one gets further
     record     the anchor of the new part is created. From here on everybody finds the part
-    close      the part before is claimed once more, by whoever is about to claim the first root of the part
+    close      the part before is claimed once more, by whoever is about to claim the first root of the part,
+               or to copy its first data
     claim      the first root of the part is claimed. Of several processes one gets it
 
     stopped after      left behind                             cured by
@@ -21,12 +22,15 @@ Invariant: after a part has its first root, the part before takes no more data. 
 appends (`refuse_closed_part`), and finds the record.
 
 Invariant: a replica that lags begins no part. Its source ends before the tier, or its leader epoch is behind.
+
+A part may also begin behind messages that were restored (`streams.behind`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -35,11 +39,13 @@ from offload.contracts.offloader import LedgerOffloader
 from offload.contracts.source import Snapshot
 from offload.env import Env
 from offload.errors import (
+    BeingRebuilt,
     Conflict,
     Corrupt,
     Denied,
     Diverged,
     Divergence,
+    Fenced,
     Misuse,
     NotOffloaded,
     OffloadError,
@@ -49,7 +55,14 @@ from offload.formats.chunk import ChunkHeader
 from offload.model.attempt import Leftover
 from offload.model.manifest import Manifest
 from offload.model.part import StreamPart
-from offload.streams.history import PAGE, check_same_history, last_chunk, source_agrees
+from offload.streams.history import (
+    PAGE,
+    check_behind,
+    check_same_history,
+    end_of,
+    last_chunk,
+    source_agrees,
+)
 from offload.streams.writer import StreamWriter
 
 _DERIVED: Final = re.compile(r"(.+)-part-([2-9]|[1-9][0-9]{1,8})", re.DOTALL)
@@ -57,7 +70,7 @@ _DERIVED: Final = re.compile(r"(.+)-part-([2-9]|[1-9][0-9]{1,8})", re.DOTALL)
 FINAL: Final = (Divergence.GAP, Divergence.FORK)
 """The divergences that cannot go away by waiting."""
 
-MOVED: Final = (Diverged, Conflict, Corrupt, Denied)
+MOVED: Final = (Diverged, Conflict, Fenced, Corrupt, Denied)
 """The errors of a part that do not matter if the stream has gone on in a later part."""
 
 
@@ -81,6 +94,9 @@ async def check_part(
     offloader: LedgerOffloader, part: StreamPart, manifest: Manifest, snapshot: Snapshot
 ) -> None:
     """Raise `Diverged` unless the source continues this part. See `check_same_history`."""
+    if part.behind and not manifest.fragments and manifest.next_offset == end_of(part.behind):
+        await check_behind(part, snapshot)
+        return
     # A part that a crash left without data has nothing to compare. It must not begin behind what the source
     # still has: a copy would leave that out.
     if part.number > 1 and not manifest.fragments and snapshot.first_offset < manifest.next_offset:
@@ -119,15 +135,29 @@ async def refuse_closed_part(offloader: LedgerOffloader, part: StreamPart) -> No
         raise Conflict(f"stream {part.name!r} has gone on as {later.name!r}")
 
 
-async def close_part(offloader: LedgerOffloader, part: StreamPart, snapshot: Snapshot, *, env: Env) -> None:
-    """Fence every writer of a part whose next part is recorded. Raises `Fenced` for a deposed source."""
-    try:
-        base = await offloader.load_manifest(part.name)
-    except StreamDeleted:
-        return  # it has no writer, and a claim would begin it again
-    await StreamWriter.claim(
-        offloader, part.name, base=base, source_epoch=snapshot.epoch, agree=_never, env=env
-    )
+async def close_before(
+    offloader: LedgerOffloader, part: StreamPart, *, source_epoch: int, env: Env
+) -> Manifest | None:
+    """Fence every writer of the part before a recorded one. Raises `Fenced` for a deposed source.
+
+    Returns the manifest of the part before. Returns None if there is none, because it was deleted.
+    """
+    for before in reversed([StreamPart(part.first), *await offloader.parts(part.first)]):
+        if before.number >= part.number:
+            continue
+        try:
+            base = await offloader.load_manifest(before.name)
+        except BeingRebuilt:  # it may have a writer, and no claim fences it now
+            raise
+        except NotOffloaded:
+            continue  # it has no writer, and a claim would begin it
+        # The epochs of a stream that was restored have nothing to do with those of the stream before.
+        epoch = 0 if part.behind else source_epoch
+        writer = await StreamWriter.claim(
+            offloader, before.name, base=base, source_epoch=epoch, agree=never, env=env
+        )
+        return writer.manifest
+    return None
 
 
 async def begin_part(
@@ -168,9 +198,8 @@ async def begin_part(
         return part
     if (later := await newest_part(offloader, part)) is not None:
         return later  # a rival has recorded it since
-    deleted = await offloader.parts(part.first, after=part.number)
-    following = (deleted[-1] if deleted else part).following
-    while True:
+
+    async def begin(following: StreamPart) -> None:
         # The part would take the name from a stream that is not on the tier yet.
         if following.name in taken and following.name not in await offloader.streams():
             raise Diverged(
@@ -178,14 +207,40 @@ async def begin_part(
                 "copy that stream first",
                 kind=stopped.kind if isinstance(stopped, Diverged) else None,
             ) from stopped
-        try:
-            await offloader.begin_part(following, before=writer.manifest)
-        except Conflict:  # a stream of its own has the name
-            following = following.following
-            continue
-        ended, first = writer.manifest.next_offset, snapshot.first_offset
-        emit(PartBegun(stream=part.first, part=following.number, first_offset=first, ended_offset=ended))
+        await offloader.begin_part(following, before=writer.manifest)
+
+    following = await record_part(offloader, part, begin)
+    if following.behind:  # a restore was faster
         return following
+    ended, first = writer.manifest.next_offset, snapshot.first_offset
+    emit(PartBegun(stream=part.first, part=following.number, first_offset=first, ended_offset=ended))
+    return following
+
+
+async def record_part(
+    offloader: LedgerOffloader,
+    part: StreamPart,
+    begin: Callable[[StreamPart], Awaitable[None]],
+    *,
+    behind: bytes = b"",
+) -> StreamPart:
+    """Record the part after `part`, of which all later parts were deleted, and return it.
+
+    `begin` creates the anchor. It raises `Conflict` if another stream has the name: then the next number is
+    tried, unless a rival has recorded a part meanwhile. That one is returned then.
+    """
+    deleted = await offloader.parts(part.first, after=part.number)
+    following = (deleted[-1] if deleted else part).following
+    while True:
+        following = replace(following, behind=behind)
+        try:
+            await begin(following)
+        except Conflict:
+            if (rival := await newest_part(offloader, part)) is not None:
+                return rival
+            following = following.following
+        else:
+            return following
 
 
 async def _refuse_lagging(
@@ -218,5 +273,6 @@ async def _last_epoch(offloader: LedgerOffloader, manifest: Manifest, stopped: O
     return 0 if raw is None else ChunkHeader.decode(raw, where=f"last chunk of {manifest.stream!r}").epoch
 
 
-async def _never(leftover: Leftover) -> bool:
+async def never(leftover: Leftover) -> bool:
+    """Agree to no leftover: what an earlier writer did not commit is dropped."""
     return False

@@ -77,8 +77,12 @@ class Comparison:
     archive: Archive
     target: MessageTarget
     start: int
+    is_followed: bool = False
+    """If true, others may have published to the target behind the last message of the archive."""
     next_offset: int = NONE
     """The archived offset behind the last message that was found in the target."""
+    last_header: bytes = b""
+    """The header of the target's chunk that ends with the last message of the archive."""
     consumers: dict[bytes, int] = field(default_factory=dict)
     """The last offset that each consumer stored, as far as the archive was read."""
 
@@ -99,14 +103,21 @@ class Comparison:
                 at = 0
                 while at < len(new.bodies):
                     old = await self._next(archived)
+                    # Behind the archive's last message, which must be the last one of its chunk.
+                    if old is None and at == 0 and self.is_followed:
+                        return
                     run = self._run(old, new, at)
                     yield run
                     at += run.count
                     self.next_offset = run.old + run.count
+                self.last_header = new.header
             self._old = await self._next(archived)
 
     async def map(self) -> OffsetMap:
-        """Return the map. Raises `Diverged` unless the target has exactly the messages of the archive."""
+        """Return the map. Raises `Diverged` unless the target has the messages of the archive.
+
+        It has no others, except behind them if the target `is_followed`.
+        """
         found = OffsetMap(consumers=self.consumers)
         async with aclosing(self.runs()) as runs:
             async for run in runs:

@@ -78,14 +78,16 @@ async def publish(
     pace: Callable[[int], Awaitable[None]],
     tell: Tell,
     show: ShowRestored,
+    is_followed: bool = False,
 ) -> Restored:
     """Publish the messages from offset `start` on, and return once the broker has confirmed all of them.
 
     `pace` is awaited with the number of messages before they are published. Raises `Diverged` if the target
-    holds anything but the beginning of this archive.
+    holds anything but the beginning of this archive. If it `is_followed`, others may have published behind
+    the archive's last message.
     """
     await target.open(origin_of(archive, start), tell)
-    begins = await _published(archive, target, start, show)
+    begins = await _published(Comparison(archive, target, start, is_followed), show)
     before = [hole for hole in archive.skipped if hole.next_offset <= begins]
     if begins > start:
         tell(f"offsets [{start}, {begins}) are in the target already; the restore continues behind them")
@@ -117,11 +119,18 @@ async def publish(
 
 
 async def write_chunks(
-    archive: Archive, target: ChunkTarget, start: int, *, tell: Tell, show: ShowRestored
+    archive: Archive,
+    target: ChunkTarget,
+    start: int,
+    *,
+    tell: Tell,
+    show: ShowRestored,
+    written: Callable[[bytes], Awaitable[object]] | None = None,
 ) -> Restored:
     """Write the chunks from the one that holds `start` on, as they are stored.
 
-    The broker finds none of them before all were written. Raises `Misuse` if damage is to be skipped: a
+    The broker finds none of them before all were written. `written` is awaited between the two, with the
+    header of the last chunk as the broker will find it. Raises `Misuse` if damage is to be skipped: a
     broker's log has no holes; and `NotOffloaded` if there is no chunk to restore.
     """
     if archive.skip_damage:
@@ -140,6 +149,8 @@ async def write_chunks(
             size_bytes += len(window.data)
             at = int(window.rows["offset"][-1]) + int(window.rows["records"][-1])
             show(RestoreProgress(is_comparing=False, next_offset=at, size_bytes=size_bytes))
+    if written is not None:
+        await written(target.last_header)
     return Restored(
         first_offset=first,
         next_offset=await target.finish(),
@@ -150,8 +161,9 @@ async def write_chunks(
     )
 
 
-async def _published(archive: Archive, target: MessageTarget, start: int, show: ShowRestored) -> int:
+async def _published(comparison: Comparison, show: ShowRestored) -> int:
     """Return the archived offset behind the last message that the target has, or `start` if it is empty."""
+    target = comparison.target
     # Asked before the messages are read: a message that arrives later, from a killed run, is in the target's
     # messages or is dropped as a repetition.
     last_id = await target.last_id()
@@ -162,8 +174,7 @@ async def _published(archive: Archive, target: MessageTarget, start: int, show: 
                     f"{target.url} is not empty, and this archive's publisher wrote nothing to it: restore "
                     "into a new stream"
                 )
-        return start
-    comparison = Comparison(archive, target, start)
+        return comparison.start
     async with aclosing(comparison.runs()) as runs:
         async for _ in runs:
             show(RestoreProgress(is_comparing=True, next_offset=comparison.next_offset, size_bytes=0))

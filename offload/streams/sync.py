@@ -142,7 +142,7 @@ class _StreamSync:
         try:
             async with await self.stream.snapshot() as snapshot:
                 while (following := await self._copied(copier, snapshot)) is not None:
-                    copier = self._copier(following, before=copier.part)
+                    copier = self._copier(following)
                 # The source could not show its end. Everything before the damage is committed now.
                 if snapshot.damage is not None:
                     raise snapshot.damage
@@ -160,10 +160,9 @@ class _StreamSync:
             error=error,
         )
 
-    def _copier(self, part: StreamPart, before: StreamPart | None = None) -> StreamCopier:
+    def _copier(self, part: StreamPart) -> StreamCopier:
         return StreamCopier(
             part=part,
-            before=before,
             offloader=self.offloader,
             extra_metadata=self.extra_metadata,
             env=self.env,

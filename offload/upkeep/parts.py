@@ -57,9 +57,8 @@ async def live_manifests(offloader: LedgerOffloader, stream: str) -> list[Manife
 async def part_named(catalogue: Catalogue, name: str) -> StreamPart | None:
     """Return the later part of a stream that has this name, or None. A name of another form costs nothing."""
     part = part_like(name)
-    if part.number == 1 or part not in await catalogue.parts(part.first, after=part.number - 1):
-        return None
-    return part
+    found = [] if part.number == 1 else await catalogue.parts(part.first, after=part.number - 1)
+    return next((each for each in found if each == part), None)
 
 
 async def link_copy(source: Catalogue, target: LedgerOffloader, stream: str) -> None:
@@ -82,7 +81,8 @@ async def link_copy(source: Catalogue, target: LedgerOffloader, stream: str) -> 
     # The search for parts ends at the first name that is free. So the numbers below are taken as well, also
     # if the source's part was deleted. A part without data is passed over.
     of_source, of_target = await source.parts(part.first), await target.streams()
-    for lower in (StreamPart(part.first, number) for number in range(2, part.number)):
+    known = {each.number: each for each in of_source}
+    for lower in (known.get(number, StreamPart(part.first, number)) for number in range(2, part.number)):
         if lower.name not in of_target and lower not in of_source and await _is_live(source, lower.name):
             raise Conflict(
                 f"{lower.name!r} of {source.url} is a stream of its own, and part {part.number} of stream "

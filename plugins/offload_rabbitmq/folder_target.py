@@ -74,6 +74,7 @@ class FolderTarget(ChunkTarget):
         self._writer: SegmentWriter | None = None
         self._next_offset = 0
         self._refuses_filters = False
+        self._last_header = b""
 
     @property
     def url(self) -> str:
@@ -100,6 +101,12 @@ class FolderTarget(ChunkTarget):
             )
         await asyncio.to_thread(self._writer.write, rows, data)
         self._next_offset = int(rows["offset"][-1]) + int(rows["records"][-1])
+        self._last_header = self._writer.last_header
+
+    @property
+    def last_header(self) -> bytes:
+        """See `ChunkTarget.last_header`."""
+        return self._last_header
 
     async def finish(self) -> int:
         """See `ChunkTarget.finish`."""
@@ -144,6 +151,7 @@ class FolderTarget(ChunkTarget):
             )
         if done is not None:
             self._next_offset = int(done["next_offset"])
+            self._last_header = bytes.fromhex(done["last_header"])
             return origin.next_offset
         begins = _keep_sealed(self._staging, origin.first_offset)
         self._next_offset = begins
@@ -162,7 +170,11 @@ class FolderTarget(ChunkTarget):
     def _finish(self) -> None:
         if self._writer is not None:
             self._writer.seal()
-            document = {"next_offset": self._next_offset, "sizes": _pairs_in(self._staging)}
+            document = {
+                "next_offset": self._next_offset,
+                "last_header": self._last_header.hex(),
+                "sizes": _pairs_in(self._staging),
+            }
             _store(self._staging / DONE, document)
         _refuse_if_open(self._folder)
         self._move()
@@ -194,7 +206,7 @@ class FolderTarget(ChunkTarget):
         if self._epoch_max is not None:
             lines.append(
                 f"epochs above {self._epoch_max} become {self._epoch_max}: the bytes differ from the "
-                "archive's, and `offload sync` cannot continue the archive from this folder"
+                "archive's, and `offload sync` continues the archive only in a new part: see --new-part"
             )
         elif origin.epoch is not None and origin.epoch > FRESH_EPOCH:
             lines.append(

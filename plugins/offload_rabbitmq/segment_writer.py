@@ -54,6 +54,8 @@ class SegmentWriter:
         self._files: tuple[FileIO, FileIO] | None = None
         self._position = self._chunks = 0
         self._tracks = False
+        self.last_header = b""
+        """The header of the last chunk that was written."""
 
     def write(self, rows: ChunkTable, data: bytes) -> None:
         """Write whole chunks. `data` begins with the first of `rows`, and has nothing but them."""
@@ -88,6 +90,7 @@ class SegmentWriter:
             segment.append(chunk)
             self._position, self._chunks = self._position + size, self._chunks + 1
             self._tracks |= kind != ChunkType.USER or _TRAILER.unpack_from(chunk, _TRAILER_AT)[0] > 0
+            self.last_header = bytes(chunk[: CHUNK_HEADER.size_bytes])
         self._append(segment, index)
 
     def seal(self) -> None:

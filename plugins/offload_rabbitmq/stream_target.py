@@ -22,7 +22,7 @@ from offload.contracts.target import MessageTarget, RestoreOrigin, TargetMessage
 from offload.env import Env
 from offload.errors import Corrupt, Misuse, NoSpace, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.checksums import crc32
-from offload.formats.chunk import ChunkHeader
+from offload.formats.chunk import CHUNK_HEADER, ChunkHeader
 from offload.formats.entries import messages
 from offload_rabbitmq.stream_connection import StreamConnection
 from offload_rabbitmq.stream_frames import (
@@ -158,7 +158,9 @@ class StreamTarget(MessageTarget):
             async with aclosing(_Subscription(connection, self._place.stream).chunks()) as chunks:
                 async for chunk in chunks:
                     header = ChunkHeader.decode(chunk, where=self.url)
-                    yield TargetMessages(header.offset, messages(chunk, where=self.url))
+                    yield TargetMessages(
+                        header.offset, messages(chunk, where=self.url), chunk[: CHUNK_HEADER.size_bytes]
+                    )
         finally:
             await connection.aclose()
 

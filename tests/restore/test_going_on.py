@@ -1,0 +1,343 @@
+"""The archive goes on behind a published restore: readers get the old messages, then the new ones, once each.
+
+The walks kill restores, lose replies of the tier, let others publish, sync the target in between, and let its
+retention delete what was restored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import pytest
+from campaign import CAMPAIGN
+from growing_source import Clock, GrowingSource, GrowingStream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from odd_archives import STREAM, odd_chunks
+from offload_rabbitmq.stream_target import open_url
+from stream_broker import StreamBroker, running
+
+from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter
+from offload import sync as sync_all
+from offload.contracts.events import Event
+from offload.errors import Diverged, Divergence, TryAgain
+from offload.formats.chunk import ChunkHeader
+from offload.model.part import StreamPart
+from offload.model.position import AtEdge
+from offload.store.faults import FaultyStore
+from offload.store.memory import MemoryStore
+from offload.streams.behind import begin_behind
+from offload.streams.follow_rules import FollowRules
+from offload.streams.follower import Follower
+from offload.streams.read_back import Comparison
+from offload.streams.restore import publish
+from offload.streams.salvage import Archive
+from offload.streams.sync import StreamReport
+
+KINDS = ["plain", "batch", "tracking", "plain", "batch"]
+
+
+class Killed(Exception):
+    """The process ends at this request."""
+
+
+def silent(event: Event) -> None:
+    """Hear nothing."""
+
+
+@dataclass
+class World:
+    """A tier that has an archive, the broker into which it is restored, and processes that may be killed."""
+
+    broker: StreamBroker
+    kinds: list[str] = field(default_factory=lambda: list(KINDS))
+    clock: Clock = field(default_factory=Clock)
+    store: MemoryStore = field(default_factory=MemoryStore)
+    new: list[bytes] = field(default_factory=list)
+    """The messages that others published behind the restored ones."""
+
+    def __post_init__(self) -> None:
+        self.chunks, messages = odd_chunks(self.kinds)
+        self.old = [body for _, body in messages]
+        self.numbers = count()
+
+    def tier(self, dies_after: int | None = None) -> ObjectStoreOffloader:
+        """Return the tier, as a process opens it that dies after so many more mutations."""
+        left = count(-1 if dies_after is None else dies_after, -1)
+
+        async def die(operation: str, key: str) -> None:
+            if dies_after is not None and operation in ("put", "create", "delete") and next(left) <= 0:
+                raise Killed
+
+        return ObjectStoreOffloader(FaultyStore(self.store, before=die), env=self.clock.env())
+
+    async def archive(self) -> None:
+        """Archive the old stream. Its leader had epoch 7, and that of the target has epoch 1."""
+        writer = await StreamWriter.claim(self.tier(), STREAM, source_epoch=7)
+        await writer.offload([MemoryHandle(self.chunks)])
+
+    async def restore(self, *, dies_after: int | None = None, stream: str = STREAM) -> StreamPart:
+        """Restore with `--new-part`, as one run of the command does."""
+        tier, target = self.tier(dies_after), open_url(self.broker.url, {})
+        reader = await StreamReader.open(tier, stream, emit=silent)
+        archive, start = Archive(catalogue=tier, reader=reader), reader.manifest.first_offset
+        try:
+            await publish(archive, target, start, pace=at_once, tell=str, show=str, is_followed=True)
+            comparison = Comparison(archive, target, start, is_followed=True)
+            await comparison.map()
+        finally:
+            await target.aclose()
+        part = next((p for p in await tier.parts(STREAM) if p.name == stream), StreamPart(STREAM))
+        header, env = comparison.last_header, self.clock.env()
+        return await begin_behind(tier, part, reader.manifest, header, env=env, emit=silent)
+
+    def source(self, name: str = STREAM) -> GrowingStream:
+        """Return the folder of the target, under the name of the archived stream."""
+        source = GrowingStream(name=name)  # type: ignore[call-arg]  # a field instead of a property
+        chunks = self.broker.log()
+        source.ledgers = [[chunk] for chunk in chunks]
+        if chunks:
+            source.first_offset = ChunkHeader.decode(chunks[0], where="here").offset
+        source.next_offset = self.broker.next_offset
+        return source
+
+    def publish(self, amount: int) -> None:
+        """Let others publish new messages to the target."""
+        bodies = [b"new %d" % next(self.numbers) for _ in range(amount)]
+        self.new += bodies
+        self.broker.append(bodies)
+
+    async def sync(
+        self, source: GrowingStream | None = None, *, dies_after: int | None = None, new_part: bool = False
+    ) -> StreamReport:
+        """Sync the target, or another source, to the tier."""
+        tier, streams = self.tier(dies_after), GrowingSource([source or self.source()])
+        env = self.clock.env()
+        [report] = [report async for report in sync_all(streams, tier, new_part=new_part, env=env)]
+        return report
+
+    async def read(self) -> list[bytes]:
+        """Return what a reader of the stream gets."""
+        reader = await StreamReader.open(self.tier(), STREAM, emit=silent)
+        found = list[bytes]()
+        async with aclosing(reader.messages(await reader.place_of(AtEdge.FIRST))) as batches:
+            async for batch in batches:
+                found += [bytes(body) for body in batch.bodies]
+        return found
+
+
+def run(scenario: Callable[[World], Awaitable[None]], kinds: list[str] | None = None) -> None:
+    """Run a scenario in a world with an archive."""
+
+    async def main() -> None:
+        async with running(StreamBroker()) as broker:
+            world = World(broker, kinds or list(KINDS))
+            await world.archive()
+            await scenario(world)
+
+    asyncio.run(main())
+
+
+async def at_once(amount: int) -> None:
+    """Let any number of messages pass."""
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["restore", "publish", "sync"]), st.none() | st.integers(0, 12)),
+    max_size=8,
+)
+
+
+@settings(max_examples=500 if CAMPAIGN else 20, deadline=None)
+@given(
+    st.lists(st.sampled_from(["plain", "batch", "tracking"]), min_size=1, max_size=7).filter(
+        lambda kinds: {*kinds} != {"tracking"}
+    ),
+    STEPS,
+    STEPS,
+)
+def test_readers_get_the_old_and_then_the_new_messages_once_whatever_is_killed(
+    kinds: list[str], before: list[tuple[str, int | None]], steps: list[tuple[str, int | None]]
+) -> None:
+    """Restores are killed at any message and any request, and others publish from then on."""
+
+    async def scenario(world: World) -> None:
+        for step, amount in before:
+            if step == "restore":
+                world.broker.dies_after = amount
+            with suppress(TryAgain, Killed):
+                await world.restore(dies_after=amount)
+            world.broker.dies_after = None
+            assert await world.read() == world.old
+            if world.broker.bodies == world.old:
+                break
+        else:
+            # Nobody may publish before all restored messages are confirmed.
+            with suppress(Killed):
+                await world.restore(dies_after=0)
+
+        for step, amount in steps:
+            if step == "publish":
+                world.publish(1 + (amount or 0))
+            with suppress(Killed):
+                if step == "restore":
+                    await world.restore(dies_after=amount)
+                elif step == "sync" and await world.tier().parts(STREAM):
+                    assert (await world.sync(dies_after=amount)).error is None
+            found = await world.read()
+            assert found == [*world.old, *world.new][: len(found)]
+            assert len(found) >= len(world.old)
+
+        part = await world.restore()
+        world.publish(3)
+        report = await world.sync()
+
+        assert (part, report.part, report.error) == (StreamPart(STREAM, 2), StreamPart(STREAM, 2), None)
+        assert await world.read() == [*world.old, *world.new]
+
+    run(scenario, kinds)
+
+
+def test_a_follower_goes_on_behind_the_restore() -> None:
+    rules = FollowRules(max_lag_seconds=10.0, hold_back_seconds=1.0, takeover_seconds=30.0)
+
+    async def scenario(world: World) -> None:
+        await world.restore()
+        world.publish(5)
+        follower = Follower(
+            source=world.source(), offloader=world.tier(), rules=rules, env=world.clock.env(), emit=silent
+        )
+        for _ in range(40):
+            world.clock.now += max(await follower.step(), 0.5)
+
+        assert await world.read() == [*world.old, *world.new]
+        assert follower.status.part == 2
+
+    run(scenario)
+
+
+def test_the_source_of_the_old_stream_is_refused_and_changes_no_reader() -> None:
+    """Its log has other chunks where the new part begins."""
+
+    async def scenario(world: World) -> None:
+        await world.restore()
+        old = world.source()
+        old.ledgers, old.epoch = [odd_chunks([*KINDS, "plain", "plain"])[0]], 7
+        old.first_offset, old.next_offset = 0, MemoryHandle(old.ledgers[0]).next_offset
+
+        report = await world.sync(old)
+
+        assert isinstance(report.error, Diverged)
+        assert report.error.kind is Divergence.FORK
+        assert await world.read() == world.old
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("first", "kind"), [(-3, None), (-2, None), (-1, Divergence.GAP)])
+def test_retention_may_delete_restored_messages_and_a_deleted_new_one_is_a_gap(
+    first: int, kind: Divergence | None
+) -> None:
+    """The target still has its last restored chunk and two new ones, or fewer."""
+
+    async def scenario(world: World) -> None:
+        await world.restore()
+        world.publish(3)
+        world.publish(2)
+        begins = ChunkHeader.decode(world.broker.chunks()[first], where="here").offset
+        world.broker.stored = [each for each in world.broker.stored if each[0] >= begins]
+
+        error = (await world.sync()).error
+        assert (error.kind if isinstance(error, Diverged) else error) is kind
+        assert (await world.sync(new_part=True)).error is None
+
+        assert await world.read() == [*world.old, *world.new[3 if kind else 0 :]]
+
+    run(scenario)
+
+
+def test_a_chunk_with_restored_and_new_messages_is_refused() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(Killed):
+            await world.restore(dies_after=0)
+        world.broker.publish("", [(0, b"in the same chunk")])
+
+        with pytest.raises(Diverged, match="another publisher wrote to it"):
+            await world.restore()
+
+        assert await world.tier().parts(STREAM) == []
+
+    run(scenario, ["plain"])
+
+
+def test_an_archive_that_grew_is_restored_once_more_before_it_goes_on() -> None:
+    async def scenario(world: World) -> None:
+        tier = world.tier()
+        reader = await StreamReader.open(tier, STREAM)
+        chunks, messages = odd_chunks(["plain"], first_offset=reader.manifest.next_offset)
+        writer = await StreamWriter.claim(world.tier(), STREAM)
+        await writer.offload([MemoryHandle(chunks)])
+
+        with pytest.raises(TryAgain, match="has grown to offset"):
+            await begin_behind(
+                tier, StreamPart(STREAM), reader.manifest, chunks[0][:48], env=world.clock.env(), emit=silent
+            )
+        assert await tier.parts(STREAM) == []
+        await world.restore()
+
+        assert world.broker.bodies == [*world.old, *[body for _, body in messages]]
+
+    run(scenario)
+
+
+def test_another_target_of_a_restore_takes_the_place_of_one_that_was_not_used() -> None:
+    async def scenario(world: World) -> None:
+        await world.restore()
+        world.broker = StreamBroker(chunk_messages=3)
+        async with running(world.broker):
+            part = await world.restore()
+            world.publish(2)
+            assert (await world.sync()).error is None
+
+            assert part == StreamPart(STREAM, 3)
+            assert await world.read() == [*world.old, *world.new]
+
+            world.broker = StreamBroker(chunk_messages=2)
+            async with running(world.broker):
+                with pytest.raises(Diverged, match="'orders-part-3': restore that part"):
+                    await world.restore()
+
+    run(scenario)
+
+
+def test_the_newest_part_is_restored_by_its_name_and_goes_on_as_the_next() -> None:
+    async def scenario(world: World) -> None:
+        await world.restore()
+        world.publish(5)
+        await world.sync()
+        world.broker = StreamBroker()
+        async with running(world.broker):
+            part = await world.restore(stream="orders-part-2")
+            world.publish(2)
+            report = await world.sync()
+
+        assert (part.number, report.part.number, report.error) == (3, 3, None)
+        assert await world.read() == [*world.old, *world.new]
+
+    run(scenario)
+
+
+def test_the_record_of_a_part_names_the_chunk_for_later_processes() -> None:
+    async def scenario(world: World) -> None:
+        part = await world.restore()
+        [listed] = await world.tier().parts(STREAM)
+        last = world.broker.chunks()[-1]
+
+        assert listed.behind == part.behind == last[:48]
+        assert replace(listed, behind=b"") == listed  # the chunk is no part of the name
+
+    run(scenario)
