@@ -11,7 +11,9 @@ Needs `rstream` (pip install rstream) and Debian's packages of RabbitMQ, which i
    times at random moments, and repeated.
 5. The broker stops. `offload restore --files` writes the files of a third stream, killed and repeated. The
    broker starts again. `offload sync` continues the archive from these files.
-6. A stream whose last epoch is above the broker's is restored as it is, and with lower epochs.
+6. A stream whose last epoch is above the broker's is restored as it is, and with lower epochs. The archive
+   goes on behind the files with lower epochs, in a new part.
+7. An archive goes on in a new part behind a published restore, to which others publish.
 
 An ordinary consumer (`rstream`) reads every restored stream, and each message is compared with the one that
 was published. Broker, restore and consumer share this machine.
@@ -235,6 +237,37 @@ async def by_publishing(broker: Broker, tier: Path, count: int, size_bytes: int,
         await (await declared(broker, stream)).aclose()
 
 
+async def going_on(broker: Broker, tier: Path, count: int, size_bytes: int) -> None:
+    """Restore an archive, publish new messages, and archive them behind the old ones."""
+    source = folder_of(broker, "source")
+    offload("sync", f"rabbitmq://{source}", tier)
+    await (await declared(broker, "on")).aclose()
+    (links := tier.parent / f"{tier.name}-links").mkdir()
+    (links / source.name).symlink_to(folder_of(broker, "on"))
+    options = [word for pair in ARGUMENTS.items() for word in ("--target-option", "=".join(pair))]
+    words = ("restore", tier, source.name, url_of(broker, "on"), *options, "--new-part", "--json")
+    for first in range(count, count + 3000, 1000):
+        found = json.loads(await asyncio.to_thread(offload, *words))
+        print(f"restored {found['messages']:,} messages; {found['new_part']}", flush=True)
+        await publish(broker, "on", range(first, first + 1000), size_bytes, new=False)
+        print(offload("sync", f"rabbitmq://{links}", tier), end="", flush=True)
+    await asyncio.to_thread(check_read, tier, source.name, count + 3000, size_bytes)
+
+
+def check_read(tier: Path, stream: str, count: int, size_bytes: int) -> None:
+    """Raise `Failed` unless a reader of the archive gets the messages of all numbers, each once and in order."""
+    command = [OFFLOAD, "read", str(tier), stream, "--format", "raw"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as reading:
+        assert reading.stdout is not None
+        for number in range(count):
+            size = int.from_bytes(reading.stdout.read(4), "big")
+            if reading.stdout.read(size) != body_of(number, size_bytes):
+                raise Failed(f"the archive that went on has another message at place {number}")
+        if reading.stdout.read():
+            raise Failed("the archive that went on has more messages than were published")
+    print(f"on: a reader of the archive got {count:,} messages, each once and in order", flush=True)
+
+
 def by_files(folder: Path, tier: Path, count: int, kills: int) -> None:
     """Write the files of a stream of the stopped broker."""
     streams = folder / "mnesia" / NODE / "stream"
@@ -253,7 +286,7 @@ def by_files(folder: Path, tier: Path, count: int, kills: int) -> None:
     ]
     write_stream(folder / "epochs", chunks)
     offload("sync", f"rabbitmq://{folder / 'epochs'}", tier)
-    for stream, lowered in (("high", ()), ("low", ("--target-option", "epoch-max=2"))):
+    for stream, lowered in (("high", ()), ("low", ("--target-option", "epoch-max=2", "--new-part"))):
         (target,) = streams.glob(f"__{stream}_*")
         offload("restore", tier, "epochs", "--files", target, *lowered)
 
@@ -282,6 +315,12 @@ async def after_files(broker: Broker, folder: Path, tier: Path, count: int, size
     with measured("a consumer of 'files'", count):
         print(f"files: offsets {await consume(broker, 'files', count, size_bytes)}, every message equal")
     print(f"low: offsets {await consume(broker, 'low', 10, 100)}, every message equal")
+    await publish(broker, "low", range(10, 20), 100, new=False)
+    (lower := tier.parent / "lower").mkdir()
+    (lower / "epochs").symlink_to(folder_of(broker, "low"))
+    print(offload("sync", f"rabbitmq://{lower}", tier), end="")
+    if len(offload("read", tier, "epochs").splitlines()) != 20:
+        raise Failed("the archive of 'epochs' does not go on behind the files with lower epochs")
     log = (folder / "rabbitmq.out").read_text()
     print(f"high: offsets {await consume(broker, 'high', 10, 100)}, every message equal")
     steps = log.count("exit: {invalid_epoch")
@@ -315,6 +354,7 @@ def main() -> None:
         with rabbitmq(folder) as broker:
             print(f"RabbitMQ {broker.version}, {os.cpu_count()} processors", flush=True)
             asyncio.run(by_publishing(broker, tier, asked.messages, asked.size, asked.kills))
+            asyncio.run(going_on(broker, Path(scratch) / "on", asked.messages, asked.size))
         by_files(folder, tier, asked.messages, asked.kills)
         with rabbitmq(folder) as broker:
             asyncio.run(after_files(broker, folder, tier, asked.messages, asked.size))

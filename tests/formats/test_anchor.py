@@ -14,20 +14,36 @@ from offload.env import Env
 from offload.errors import Corrupt, Misuse, UnsupportedFormat
 from offload.formats.anchor import BRANCHING_FACTOR_MAX, StreamAnchor, TierAnchor
 from offload.formats.checksums import crc32c
+from offload.formats.chunk import ChunkHeader
+from offload.formats.chunk_writer import build_chunk
 from offload.formats.root import ENTRY
 from offload.model.compression import Compression
 from offload.model.part import PART_MAX, StreamPart
 from offload.store.memory import MemoryStore
 
+
+def sealed(lines: bytes) -> bytes:
+    return lines + b"crc32c %08x\n" % crc32c(lines)
+
+
 TIER = b'ledger-offload tier 1\n{"branching_factor":1024}\ncrc32c 308fcbce\n'
 COMPRESSED = b'ledger-offload tier 2\n{"branching_factor":1024,"compression":"zstd:3"}\ncrc32c 0dad04a8\n'
 STREAM = b'ledger-offload stream 1\n{"stream":"a/b \\"\\u00fc\\""}\ncrc32c 43bf0c21\n'
 PART = b'ledger-offload stream 2\n{"continues":"a/b","part":2,"stream":"a/b-part-2"}\ncrc32c dd550c51\n'
-PINNED = [(TierAnchor, TIER), (TierAnchor, COMPRESSED), (StreamAnchor, STREAM), (StreamAnchor, PART)]
-
-
-def sealed(lines: bytes) -> bytes:
-    return lines + b"crc32c %08x\n" % crc32c(lines)
+HEADER = ChunkHeader.decode(
+    build_chunk([b"x", b"y"], offset=5, timestamp_ms=1, epoch=2), where="here"
+).encode()
+BEHIND = sealed(
+    b'ledger-offload stream 3\n{"behind":"%s","continues":"a/b","part":2,"stream":"a/b-part-2"}\n'
+    % HEADER.hex().encode()
+)
+PINNED = [
+    (TierAnchor, TIER),
+    (TierAnchor, COMPRESSED),
+    (StreamAnchor, STREAM),
+    (StreamAnchor, PART),
+    (StreamAnchor, BEHIND),
+]
 
 
 def test_the_bytes_of_version_1_do_not_drift() -> None:
@@ -38,6 +54,23 @@ def test_the_bytes_of_version_1_do_not_drift() -> None:
 def test_the_bytes_of_version_2_do_not_drift() -> None:
     assert TierAnchor(compression="zstd:3").encode() == COMPRESSED
     assert StreamAnchor.of(StreamPart("a/b", 2)).encode() == PART
+
+
+def test_the_bytes_of_version_3_do_not_drift() -> None:
+    anchor = StreamAnchor.of(StreamPart("a/b", 2, HEADER))
+
+    assert anchor.encode() == BEHIND
+    assert StreamAnchor.decode(BEHIND, where="here").as_part.behind == HEADER
+
+
+@pytest.mark.parametrize(
+    "behind", ["00" * 48, HEADER.hex().upper(), HEADER.hex() + "00", HEADER.hex()[:-2], "x" * 96]
+)
+def test_an_anchor_of_version_3_has_the_header_of_a_chunk(behind: str) -> None:
+    text = f'{{"behind":"{behind}","continues":"a","part":2,"stream":"a-part-2"}}'
+
+    with pytest.raises(Corrupt):
+        StreamAnchor.decode(sealed(f"ledger-offload stream 3\n{text}\n".encode()), where="here")
 
 
 @given(st.text(min_size=1, max_size=1000))
@@ -63,6 +96,7 @@ def test_the_first_part_has_the_anchor_of_a_stream_without_parts() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        f'{{"behind":"{HEADER.hex()}","continues":"a","part":2,"stream":"a-part-2"}}',
         '{"continues":"a","part":1,"stream":"a"}',
         '{"continues":"a","part":2,"stream":"b-part-2"}',
         '{"continues":"a","part":2,"stream":"a-part-3"}',
@@ -158,7 +192,7 @@ def test_another_spelling_of_a_compression_is_not_written(text: str) -> None:
         TierAnchor(compression=text).encode()
 
 
-@pytest.mark.parametrize(("kind", "known"), [("tier", 2), ("stream", 2)])
+@pytest.mark.parametrize(("kind", "known"), [("tier", 2), ("stream", 3)])
 def test_the_version_behind_the_newest_asks_for_an_upgrade(kind: str, known: int) -> None:
     anchor = {"tier": TierAnchor, "stream": StreamAnchor}[kind]
     raw = sealed(f'ledger-offload {kind} {known + 1}\n{{"from the":"future"}}\n'.encode())

@@ -85,6 +85,50 @@ def test_part_of_a_stream_is_restored_between_two_offsets(tmp_path: Path, broker
     assert broker.bodies == [b"message %d" % k for k in range(2, 7)]
 
 
+def test_the_archive_goes_on_behind_a_published_restore(tmp_path: Path, broker: StreamBroker) -> None:
+    tier, map_file, folder = tmp_path / "tier", tmp_path / "map", tmp_path / "links" / "orders"
+    write_stream(tmp_path / "orders", simple_chunks(4))
+    sync(tmp_path / "orders", tier)
+    words = ("restore", tier, "orders", broker.url, "--new-part")
+
+    first = offload(*words, "--map", map_file, "--json")
+    broker.append([b"new 1", b"new 2"])
+    again = offload(*words)
+    write_stream(folder, broker.log())
+    synced = sync(folder.parent, tier)
+
+    begins = broker.stored[-2][0]
+    part = {"part": 2, "stream": "orders-part-2", "first_offset": begins}
+    assert (first.document["new_part"], map_file.exists()) == (part, True)
+    assert again.code == 0, again.stderr
+    assert again.lines[-1] == f"orders: goes on in part 2, which begins at offset {begins} of the target"
+    assert (synced.objects[0]["stream"], synced.objects[0]["messages"]) == ("orders-part-2", 2)
+    expected = [*(b"message %d" % k for k in range(12)), b"new 1", b"new 2"]
+    raw = b"".join(len(body).to_bytes(4, "big") + body for body in expected)
+    assert offload("read", tier, "orders", "--format", "raw").stdout == raw
+
+
+def test_a_part_behind_a_restore_is_encrypted_if_the_part_before_is(
+    tmp_path: Path, broker: StreamBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFLOAD_KEY_TIER_2026", "bW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW1tbW0=")
+    tier, folder, keys = tmp_path / "tier", tmp_path / "links" / "orders", ("--keys", "keyenv:")
+    write_stream(tmp_path / "orders", simple_chunks(4))
+    sync(tmp_path / "orders", tier, *keys, "--encrypt", "tier-2026")
+    restored = offload("restore", tier, "orders", broker.url, "--new-part", *keys)
+    assert restored.code == 0, restored.stderr
+    broker.append([b"secret"])
+    write_stream(folder, broker.log())
+
+    forgotten = offload("sync", f"rabbitmq://{folder.parent}", tier, *keys)
+    sync(folder.parent, tier, *keys, "--encrypt", "tier-2026")
+
+    assert forgotten.code == 1
+    assert "its next part has a key of its own: name its master key with --encrypt" in forgotten.error
+    assert not any(b"secret" in path.read_bytes() for path in tier.rglob("*.fragment"))
+    assert offload("read", tier, "orders", *keys, "--format", "raw").stdout.endswith(b"secret")
+
+
 def test_one_part_of_a_stream_is_restored_and_the_others_are_named(
     tmp_path: Path, broker: StreamBroker
 ) -> None:

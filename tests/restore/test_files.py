@@ -44,6 +44,14 @@ def restored(tier: Path, stream: str, folder: Path, *options: object) -> Ran:
     return ran
 
 
+def linked(folder: Path, name: str) -> Path:
+    """Return a source in which this folder is the stream `name`: a stream is named after a link to it."""
+    links = folder.parents[2] / "links"
+    links.mkdir()
+    (links / name).symlink_to(folder)
+    return links
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
@@ -68,10 +76,7 @@ def test_a_sync_continues_the_archive_from_restored_files(tmp_path: Path, folder
     restored(tier, "old", folder)
     append_chunks(folder, chunks[12:])
 
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "old").symlink_to(folder)  # a stream is named after a link to its folder
-
-    ran = sync(tmp_path / "links", tier)
+    ran = sync(linked(folder, "old"), tier)
 
     assert ran.objects[0]["next_offset"] == 60
     assert len(read(tier, "old").lines) == 60
@@ -108,7 +113,8 @@ def test_a_killed_restore_shows_the_broker_nothing_or_is_completed_by_the_next(
     tier, old = tmp_path / "tier", tmp_path / "old"
     write_stream(old, simple_chunks(9), segment_size_bytes=200)
     sync(old, tier)
-    words = ("restore", tier, "old", "--files", folder, "--target-option", "segment-size-bytes=200")
+    options = ("--target-option", "segment-size-bytes=200", "--new-part")
+    words = ("restore", tier, "old", "--files", folder, *options)
 
     died = finish(start_dying_below(folder, number, *words))
     if died.code == 0:
@@ -123,6 +129,10 @@ def test_a_killed_restore_shows_the_broker_nothing_or_is_completed_by_the_next(
     assert not (folder / ".offload-restore").exists()
     # Files become visible in order, and only when all of them were written.
     assert all(partly[name] == files(old).get(name) for name in partly if len(partly[name]) > 8)
+    # The archive goes on in the part that was recorded before the files became visible.
+    append_chunks(folder, simple_chunks(1, first_offset=27))
+    [report] = sync(linked(folder, "old"), tier).objects
+    assert (report["stream"], report["messages"]) == ("old-part-2", 3)
 
 
 UNFIT = {
@@ -191,6 +201,20 @@ def test_epochs_are_lowered_on_request_and_nothing_else_changes(tmp_path: Path, 
         differing |= {(a, b) for a, b in zip(raw, found, strict=True) if a != b}
     assert differing == {(3, 2), (4, 2)}
     assert read_source(folder, tmp_path) == read(tier, "filtered").stdout
+
+
+def test_a_sync_goes_on_in_a_new_part_behind_files_with_lower_epochs(tmp_path: Path, folder: Path) -> None:
+    tier, options = tmp_path / "tier", ("--target-option", "epoch-max=2", "--new-part")
+    sync(DATA / "filtered", tier)
+
+    ran = restored(tier, "filtered", folder, *options)
+    new = build_chunk([b"new"], offset=20_000, timestamp_ms=1_800_000_000_000, epoch=2)
+    append_chunks(folder, [new])
+    [report] = sync(linked(folder, "filtered"), tier).objects
+
+    assert ran.lines[-1] == "filtered: goes on in part 2, which begins at offset 20000 of the target"
+    assert (report["stream"], report["messages"]) == ("filtered-part-2", 1)
+    assert [line["offset"] for line in read(tier, "filtered").objects] == [*range(20_001)]
 
 
 def test_a_high_epoch_is_announced(tmp_path: Path, folder: Path) -> None:
