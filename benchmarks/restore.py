@@ -255,7 +255,7 @@ async def going_on(broker: Broker, tier: Path, count: int, size_bytes: int) -> N
 
 
 def check_read(tier: Path, stream: str, count: int, size_bytes: int) -> None:
-    """Raise `Failed` unless a reader of the archive gets the messages of all numbers, each once and in order."""
+    """Raise `Failed` unless a reader of the archive gets every message once and in order."""
     command = [OFFLOAD, "read", str(tier), stream, "--format", "raw"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as reading:
         assert reading.stdout is not None
