@@ -32,6 +32,18 @@ class Panel(NamedTuple):
 
 ON: Final = 'instance=~"$instance"'
 OF: Final = f'{ON}, stream=~"$stream"'
+STREAM: Final = "{{tier}} {{stream}}"
+FAILED: Final = 'outcome!~"ok|not_found|already_exists"'
+"""To find no object, or one that is there already, is an ordinary answer."""
+
+DAMAGE: Final = f"offload_damage_found_total{{{ON}}}"
+
+
+def _of_streams(metric: str) -> str:
+    """Return a query for the ten greatest values. Each process that knows a stream shows one of its own."""
+    return f"topk(10, max by (tier, stream) ({metric}{{{OF}}}))"
+
+
 ROWS: Final = {
     "Is it running?": (
         Panel("Processes", f'up{{job="offload", {ON}}}', kind="stat"),
@@ -44,8 +56,8 @@ ROWS: Final = {
         Panel("Upkeep that failed last", f"offload_upkeep_failing{{{ON}}}", "{{instance}} {{task}}"),
     ),
     "How far behind is it?": (
-        Panel("Oldest record that waits", f"topk(10, offload_lag_seconds{{{OF}}})", "{{stream}}", "s"),
-        Panel("Records that wait", f"topk(10, offload_lag_records{{{OF}}})", "{{stream}}"),
+        Panel("Oldest record that waits", _of_streams("offload_lag_seconds"), STREAM, "s"),
+        Panel("Records that wait", _of_streams("offload_lag_records"), STREAM),
         Panel("Late streams", f"sum(offload_late_streams{{{ON}}})", "late", kind="stat", red_from=1),
     ),
     "What is it waiting for?": (
@@ -54,7 +66,7 @@ ROWS: Final = {
         ),
         Panel(
             "Requests that failed",
-            f'sum by (operation, outcome) (rate(offload_store_requests_total{{{ON}, outcome!="ok"}}[5m]))',
+            f"sum by (operation, outcome) (rate(offload_store_requests_total{{{ON}, {FAILED}}}[5m]))",
             "{{operation}} {{outcome}}",
             "reqps",
         ),
@@ -76,15 +88,15 @@ ROWS: Final = {
         ),
         Panel(
             "Damage found in 8 days",
-            f"sum(increase(offload_damage_found_total{{{ON}}}[8d]))",
+            f"sum(increase({DAMAGE}[8d]) > 0 or ({DAMAGE} unless {DAMAGE} offset 8d))",
             "damages",
             kind="stat",
             red_from=1,
         ),
         Panel(
             "Since the last good verify",
-            'time() - max(offload_upkeep_last_success_timestamp_seconds{task="verify"})',
-            "verify",
+            'time() - max by (tier) (offload_upkeep_last_success_timestamp_seconds{task="verify"})',
+            "{{tier}}",
             "s",
             kind="stat",
             red_from=16 * 86_400,
