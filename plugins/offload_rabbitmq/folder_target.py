@@ -135,7 +135,8 @@ class FolderTarget(ChunkTarget):
             "epoch_max": self._epoch_max,
             "segment_size_bytes": self._segment_size_bytes,
         }
-        earlier, done = _read(self._staging / PLAN), _read(self._staging / DONE)
+        earlier = _read(self._staging / PLAN, tuple(plan))
+        done = _read(self._staging / DONE, ("next_offset", "sizes"))
         if done is None:
             with suppress(OSError):  # left by a run that was killed at the very end; others are not empty
                 self._staging.rmdir()
@@ -314,14 +315,15 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, keys: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the document at `path`; None if there is none. Raises `Misuse` if it lacks one of `keys`."""
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
+        return {key: found[key] for key in keys}
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as exc:
+    except (ValueError, KeyError, TypeError) as exc:
         raise Misuse(f"{shown(path)} is no file of a restore: remove {shown(path.parent)}") from exc
-    return found
 
 
 def _store(path: Path, document: Mapping[str, Any]) -> None:

@@ -129,6 +129,17 @@ def test_a_part_behind_a_restore_is_encrypted_if_the_part_before_is(
     assert offload("read", tier, "orders", *keys, "--format", "raw").stdout.endswith(b"secret")
 
 
+def test_a_map_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, broker: StreamBroker
+) -> None:
+    sync(DATA / "tiny", tmp_path / "tier")
+
+    ran = offload("restore", tmp_path / "tier", "tiny", broker.url, "--map", tmp_path / "none" / "map")
+
+    assert (ran.code, broker.bodies) == (2, [])
+    assert "no file can be written there" in ran.error
+
+
 def test_one_part_of_a_stream_is_restored_and_the_others_are_named(
     tmp_path: Path, broker: StreamBroker
 ) -> None:

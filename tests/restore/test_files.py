@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -138,6 +139,7 @@ def test_a_killed_restore_shows_the_broker_nothing_or_is_completed_by_the_next(
 UNFIT = {
     "chunks": "holds chunks already",
     "another restore": "unfinished restore of stream 'other'",
+    "no plan": "is no file of a restore",
     "streams": "which is no file of a stream",
 }
 
@@ -152,7 +154,10 @@ def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path: Path, folder: Path,
         (folder / "__other_1").mkdir()
     else:
         (folder / ".offload-restore").mkdir()
-        (folder / ".offload-restore" / "plan.json").write_text('{"stream": "other"}')
+        plan = {"stream": "other", "incarnation": "", "first_offset": 0}
+        plan |= {"epoch_max": None, "segment_size_bytes": 1}
+        text = json.dumps([] if what == "no plan" else plan)
+        (folder / ".offload-restore" / "plan.json").write_text(text)
     before = contents(folder)
 
     ran = restore(tier, "tiny", folder)

@@ -32,6 +32,8 @@ from stream_broker import (
 from offload import OffloadError
 from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloaded, TryAgain
 from offload.formats.chunk_writer import build_chunk
+from offload.formats.tracking import ConsumerOffset, encode_blocks
+from offload.model.chunk_table import ChunkType
 from offload.streams.read_back import Comparison, OffsetMap
 from offload.streams.restore import Restored, origin_of, publish
 from offload.streams.salvage import Archive
@@ -49,9 +51,10 @@ def test_a_killed_restore_continues_and_publishes_every_message_once() -> None:
         chunks, messages = odd_chunks(kinds)
         start = data.draw(st.integers(0, messages[-1][0]))
         expected = [body for offset, body in messages if offset >= start]
+        ledgers = [[chunk] for chunk in chunks] if data.draw(st.booleans()) else [chunks]
 
         async def scenario(broker: StreamBroker) -> None:
-            archive = await archived(chunks)
+            archive = await archived(*ledgers)
             for broker.dies_after in kills:
                 with suppress(TryAgain):
                     await restore(archive, broker, start)
@@ -229,12 +232,16 @@ def test_the_map_leads_from_every_old_offset_to_the_same_message() -> None:
 
 def test_the_map_has_the_last_offset_that_each_consumer_stored() -> None:
     chunks, _ = odd_chunks(["plain", "tracking", "plain", "tracking"])
+    trailer = encode_blocks(
+        [ConsumerOffset(name=b"late", offset=6)], chunk_type=ChunkType.USER
+    )  # a broker may put it behind messages
+    chunks.append(build_chunk([b"x"], offset=8, timestamp_ms=8, epoch=1, trailer=trailer))
 
     async def scenario(broker: StreamBroker) -> None:
         archive = await archived(chunks)
         await restore(archive, broker)
 
-        assert (await mapped(archive, broker, 0)).consumers == {b"app": 5}
+        assert (await mapped(archive, broker, 0)).consumers == {b"app": 5, b"late": 6}
 
     run(scenario)
 
@@ -260,6 +267,7 @@ def test_a_person_reads_what_will_differ_before_the_first_message() -> None:
         async def first(count: int) -> None:
             said = " ".join(told)
             assert all(word in said for word in ("3.99.1", "timestamps", "filter", "consumers", "tracking"))
+            assert count == 3  # the rate counts messages
 
         await restore(archive, broker, pace=first, tell=told.append)
 
