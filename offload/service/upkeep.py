@@ -211,8 +211,11 @@ class Upkeep:
         tally.streams, tally.objects, tally.size_bytes = report.streams, report.objects, report.bytes
         for damage in report.damages:
             self.emit(DamageFound(damage=damage))
-        refused = [f"{row.key} cannot be checked: {row.reason}" for row in report.unchecked.values()]
-        tally.error = next(iter([*report.damages, *map(Denied, refused)]), None)
+        left = [
+            row.error if row.is_newer else Denied(f"{row.key} cannot be checked: {row.reason}")
+            for row in report.unchecked.values()
+        ]
+        tally.error = next(iter([*report.damages, *left]), None)
 
 
 def _as_json(done: UpkeepFinished) -> dict[str, Any]:

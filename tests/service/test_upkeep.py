@@ -12,7 +12,8 @@ from growing_source import GrowingStream
 from offload import MemoryHandle, ObjectStoreOffloader, StreamWriter, build_chunk
 from offload.contracts.events import Event, UpkeepFinished
 from offload.env import Env
-from offload.errors import Denied, StoreDenied
+from offload.errors import Denied, StoreDenied, UnsupportedFormat
+from offload.formats.checksums import crc32c
 from offload.model.part import StreamPart
 from offload.service.config import RunConfig
 from offload.service.upkeep import FRAGMENTS_MIN, Upkeep
@@ -133,6 +134,24 @@ def test_a_verify_reports_damage_and_a_sweep_finds_nothing_to_delete() -> None:
         done = await world.run_once()
 
         assert (done.job, done.streams, key in str(done.error)) == ("verify", 1, True)
+
+    asyncio.run(scenario())
+
+
+def test_a_verify_asks_for_an_upgrade_if_a_newer_program_wrote_a_root() -> None:
+    """It reports no damage: that would raise an alarm in the middle of an upgrade."""
+
+    async def scenario() -> None:
+        world = World(verify="2h")
+        await world.grow(1)
+        key = max(key for key in world.store.objects if "/root." in key)
+        body = world.store.objects[key][:4] + b"\0\x09" + world.store.objects[key][6:-4]
+        world.store.objects[key] = body + crc32c(body).to_bytes(4, "big")
+
+        done = await world.run_once()
+
+        assert isinstance(done.error, UnsupportedFormat)
+        assert "upgrade the program" in str(done.error)
 
     asyncio.run(scenario())
 

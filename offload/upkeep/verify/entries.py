@@ -27,7 +27,7 @@ from offload.model.chunk_table import ChunkTable, ChunkType
 from offload.model.entry import Entry, entries_of_rows
 from offload.store.rate import Rate
 from offload.streams.reader import StreamReader
-from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport, add_finding
 
 VERIFY_WINDOW_SIZE_BYTES: Final = 4 * 1024 * 1024
 
@@ -59,7 +59,7 @@ class EntryVerifier:
                 if stream is not None:
                     raise
             except (Corrupt, UnsupportedFormat) as error:
-                self._report.damages.append(_as_damage(error, name, name))
+                _add(self._report, error, name, name)
             else:
                 await self._stream(view)
         if self._after:
@@ -83,7 +83,7 @@ class EntryVerifier:
             _check(view.where, "total of fragments", committed.fragments, fragments)
             _check(view.where, "total of messages", committed.messages, messages)
         except (Corrupt, UnsupportedFormat) as error:  # of the tree: the rest of the stream cannot be listed
-            report.damages.append(_as_damage(error, view.where, committed.stream))
+            _add(report, error, view.where, committed.stream)
 
     async def _fragment(self, view: StreamView, entry: Entry, name: str) -> None:
         if self._after:
@@ -99,7 +99,7 @@ class EntryVerifier:
             if await self._is_damage(view, absent):
                 report.damages.append(absent.within(name, stream=stream))
         except (Corrupt, UnsupportedFormat) as error:
-            report.damages.append(_as_damage(error, name, stream))
+            _add(report, error, name, stream)
         report.judged_to = name
         self._progress(report)
 
@@ -151,8 +151,6 @@ def _check(where: str, what: str, expected: object, found: object, position: int
         raise Corrupt(what, where, expected=expected, found=found, position=position)
 
 
-def _as_damage(error: OffloadError, where: str, stream: str) -> Corrupt:
-    if isinstance(error, Corrupt):
-        return error if error.stream else error.within(error.where, stream=stream)
-    known = "one that this program knows"
-    return Corrupt("format version", where, expected=known, found=str(error), stream=stream)
+def _add(report: VerifyReport, error: OffloadError, name: str, stream: str) -> None:
+    """Report an error. Damage says itself where it is: an object of another layout has no key of ours."""
+    add_finding(report, error, error.where if isinstance(error, Corrupt) else name, stream)

@@ -100,7 +100,7 @@ class ReadKeys:
             if found.loss:
                 return _damaged_key(tail, uid, found.loss, where=where)
             if not _refused(found, report):  # the service has changed its mind again
-                report.unchecked[where] = Unchecked(key=where, stream=tail.stream, reason=str(exc))
+                report.unchecked[where] = Unchecked(key=where, stream=tail.stream, error=exc)
             return False
         try:
             unwrapped(wrapped, key.raw, where=where)
@@ -129,7 +129,7 @@ class ReadKeys:
         if search.refusal is None:
             return _Found(loss=search.loss, label="" if search.found is None else search.found.label)
         name = max(search.refused)
-        return _Found(unchecked=Unchecked(key=name, stream=stream, reason=str(search.refusal)))
+        return _Found(unchecked=Unchecked(key=name, stream=stream, error=search.refusal))
 
 
 def _refused(found: _Found, report: VerifyReport) -> bool:

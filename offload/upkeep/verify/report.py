@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeVar
 from uuid import UUID
 
-from offload.errors import Corrupt
+from offload.errors import Corrupt, OffloadError, UnsupportedFormat
 
 __all__ = ["VerifyLevel", "VerifyReport"]
 
@@ -44,11 +44,25 @@ class Unreferenced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unchecked:
-    """A key object that cannot be checked, because the key service refuses it. It may be sound."""
+    """An object that this run cannot check. It may be sound.
+
+    A newer program wrote it (`UnsupportedFormat`), or it is a key object that the key service refuses.
+    """
 
     key: str
-    stream: str
-    reason: str
+    stream: str | None
+    error: OffloadError
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether a newer program wrote it."""
+        return isinstance(self.error, UnsupportedFormat)
+
+    @property
+    def reason(self) -> str:
+        """The reason in words."""
+        why = "a newer program wrote it" if self.is_newer else "the key service does not open it"
+        return f"{why}: {self.error}"
 
     def as_json(self) -> dict[str, object]:
         """Return a row of the report."""
@@ -71,7 +85,7 @@ class VerifyReport:
     """Encrypted fragments of which only the stored bytes were checked: no key service opened them."""
     damages: list[Corrupt] = field(default_factory=list)
     unchecked: dict[str, Unchecked] = field(default_factory=dict)
-    """The key objects that the key service refuses, by their keys. Each is reported once."""
+    """The objects that cannot be checked, by their keys. Each is reported once."""
     unreferenced: list[Unreferenced] = field(default_factory=list)
     judged_to: str | None = None
     """The key up to which everything was judged, inclusive. The tier's anchor is judged before all keys."""
@@ -108,6 +122,18 @@ class VerifyReport:
             "unchecked": [row.as_json() for row in self.unchecked.values()],
             "unreferenced": [row.as_json() for row in self.unreferenced],
         }
+
+
+def add_finding(report: VerifyReport, error: OffloadError, key: str, stream: str | None) -> None:
+    """Report an error of one object: damage, or a version that this program does not know.
+
+    An object of a newer program is sound, as its checksum shows. To call it damage would make people restore
+    it from a backup, or raise an alarm, during an upgrade.
+    """
+    if isinstance(error, Corrupt):
+        report.damages.append(error.within(key, stream=stream))
+    else:
+        report.unchecked.setdefault(key, Unchecked(key=key, stream=stream, error=error))
 
 
 def damage_as_json(damage: Corrupt) -> dict[str, object]:

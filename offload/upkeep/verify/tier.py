@@ -34,7 +34,6 @@ from offload.errors import (
     Misuse,
     NotFound,
     NotOffloaded,
-    OffloadError,
     RootsLost,
     UnsupportedFormat,
     rebuild_command,
@@ -53,7 +52,7 @@ from offload.upkeep.verify.entries import EntryVerifier
 from offload.upkeep.verify.groups import ReadGroups
 from offload.upkeep.verify.keys import ReadKeys
 from offload.upkeep.verify.page import PAGE_ROWS, NamedHere, named_in
-from offload.upkeep.verify.report import VerifyLevel, VerifyReport, counting, explain
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport, add_finding, counting, explain
 from offload.upkeep.verify.stream import Judge, StreamJudge, explain_strange
 
 __all__ = ["verify"]
@@ -176,7 +175,7 @@ class _Verifier:
         try:
             await one.judge(report)
         except (Corrupt, UnsupportedFormat) as exc:
-            report.damages.append(_as_damage(exc, one.key, one.stream))
+            add_finding(report, exc, one.key, one.stream)
         return report
 
     async def _check_tier_anchor(self, stream: str | None, *, is_first: bool) -> None:
@@ -249,7 +248,7 @@ class _Verifier:
         if here is None:
             return self._part(part, None)
         if here.damage is not None:
-            found.damages.append(_as_damage(here.damage, f"{part}stream.anchor", None))
+            add_finding(found, here.damage, f"{part}stream.anchor", None)
         return self._part(part, here.stream, found)
 
     def _part(self, part: str, stream: str | None, anchor: VerifyReport | None = None) -> _Part:
@@ -313,11 +312,3 @@ async def _raise(error: Corrupt, _: VerifyReport) -> None:
 async def _repeat(found: VerifyReport, report: VerifyReport) -> None:
     """Add findings that were made before, in the turn of their object."""
     report.add(found)
-
-
-def _as_damage(error: OffloadError, key: str, stream: str | None) -> Corrupt:
-    if isinstance(error, Corrupt):
-        return error.within(key, stream=stream)
-    return Corrupt(
-        "format version", key, expected="one that this program knows", found=str(error), stream=stream
-    )

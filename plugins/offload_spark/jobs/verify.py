@@ -28,7 +28,7 @@ from offload.native.offloader import ObjectStoreOffloader
 from offload.native.own import native
 from offload.upkeep.copy.named_check import is_checked
 from offload.upkeep.verify.keys import ReadKeys
-from offload.upkeep.verify.report import VerifyLevel, VerifyReport
+from offload.upkeep.verify.report import VerifyLevel, VerifyReport, add_finding
 from offload_spark.opening import TierAddress
 
 if TYPE_CHECKING:
@@ -132,13 +132,8 @@ async def _check_all(tier: Blocking, manifest: Manifest) -> VerifyReport:
             opens = partial(_opens, objects, read_keys, report, entry)
             if await is_checked(objects, manifest, entry, key, opens=opens):
                 report.bytes += entry.stored_size_bytes
-        except Corrupt as damage:
-            report.damages.append(damage.within(key, stream=manifest.stream))
-        except UnsupportedFormat as newer:
-            known = "one that this program reads"
-            report.damages.append(
-                Corrupt("format", key, stream=manifest.stream, expected=known, found=str(newer))
-            )
+        except (Corrupt, UnsupportedFormat) as error:
+            add_finding(report, error, key, manifest.stream)
         report.judged_to = key
     return report
 
