@@ -7,14 +7,17 @@ names another store for roots and anchors (`store.split`), if the first store ca
 
 Invariants: the anchor of a tier with a commit store is on both stores, with the same bytes, and on the commit
 store it was created only if absent. So nothing is written to a place that only a stranger's anchor names, and
-one commit store serves one tier. The anchor names no credentials.
+one commit store serves one tier. Of the data at another URL than the anchor's, which is a copy, nothing is
+committed. The anchor names no credentials.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from offload.contracts.store import Body, ObjectStore
@@ -33,6 +36,7 @@ from offload.formats.keys import TIER_ANCHOR, TIER_PREFIX, is_decisive, shows_a_
 from offload.model.compression import BlockCodec, Compression, check_compression
 from offload.store.hashed import HashedStore
 from offload.store.probe import make_sure_of_create
+from offload.store.read_only import ReadOnlyStore
 from offload.store.split import SplitStore
 
 if TYPE_CHECKING:
@@ -189,6 +193,8 @@ class TierPlace:
         except BaseException:
             await commits.aclose()
             raise
+        if self.data.url != anchor.data_store:
+            commits = ReadOnlyStore(commits, partial(_copied, self.data.url, anchor))
         return SplitStore(store, commits, decisive=is_decisive, sides_of=sides_of)
 
     async def _check_commits(self, commits: ObjectStore, anchor: TierAnchor) -> None:
@@ -204,3 +210,15 @@ class TierPlace:
             raise AnchorLost(where, tier=self.data.url, damage=damage) from damage
         if theirs != anchor:
             raise Misuse(f"{said}, but what is there belongs to another tier")
+
+
+def _copied(url: str, anchor: TierAnchor) -> Misuse:
+    """Return the refusal of a commit to a copy of a tier's data.
+
+    Both places would commit to the same roots, and each would lack the fragments of the other.
+    """
+    return Misuse(
+        f"{url} can only be read: its anchor says that the data of this tier is at {anchor.data_store}, "
+        f"and a commit from here would name objects that are not there. Use {anchor.data_store}, or make "
+        f"a tier of its own: offload copy {shlex.quote(url)} NEW_TIER --commit-store NEW_URL"
+    )

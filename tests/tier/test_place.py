@@ -4,7 +4,7 @@ before it is trusted."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,8 @@ from offload.native.place import TierPlan
 from offload.store.hashed import HashedStore, folder_of
 from offload.store.memory import MemoryStore
 from offload.store.split import SplitStore
+from offload.upkeep.rebuild.stream import rebuild
+from offload.upkeep.retention import delete_stream
 
 T = TypeVar("T")
 Objects = dict[str, bytes]
@@ -141,6 +143,35 @@ class TestCommitStore:
 
         with pytest.raises(Misuse, match="belongs to another tier"):
             run(fill(split_tier({}, roots)))
+
+    def test_a_copy_of_the_data_is_read_and_commits_nothing(self, whole: dict[str, int]) -> None:
+        """Its roots would be those of the original, which lacks the copy's new fragments."""
+        data: Objects = {}
+        roots: Objects = {}
+        run(fill(split_tier(data, roots)))
+
+        def at_another_url() -> ObjectStoreOffloader:
+            return ObjectStoreOffloader(
+                Overwriting(objects=dict(data), name="copy"),
+                open_store=lambda url: MemoryStore(objects=roots, name="roots"),
+            )
+
+        lost = {key: raw for key, raw in roots.items() if key.startswith(StreamKeys("filtered").roots)}
+        before = {key: raw for key, raw in roots.items() if key not in lost}
+        roots.clear()  # the rebuild needs a loss
+        roots.update(before)
+        changes: list[Callable[[ObjectStoreOffloader], Coroutine[Any, Any, object]]] = [
+            lambda tier: StreamWriter.claim(tier, "tiny"),
+            lambda tier: StreamWriter.claim(tier, "new"),
+            lambda tier: delete_stream(tier, "tiny"),
+            lambda tier: rebuild(tier, "filtered"),
+        ]
+        for change in changes:
+            with pytest.raises(Misuse, match=r"can only be read: .* data of this tier is at memory://data"):
+                run(change(at_another_url()))
+        assert roots == before
+        roots.update(lost)
+        assert run(counts(at_another_url())) == whole
 
     def test_another_commit_store_than_the_recorded_one_is_refused(self) -> None:
         data: Objects = {}
