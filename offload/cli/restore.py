@@ -7,7 +7,7 @@ import json as jsonlib
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import typer
 
@@ -22,7 +22,7 @@ from offload.model.part import StreamPart
 from offload.model.position import OFFSET_MAX
 from offload.session import as_offloader
 from offload.store.rate import Rate
-from offload.streams.behind import begin_behind
+from offload.streams.behind import begin_behind, refuse_gone_on
 from offload.streams.history import end_of
 from offload.streams.read_back import Comparison, OffsetMap
 from offload.streams.reader import StreamReader
@@ -124,7 +124,7 @@ def restore(
             archive = Archive(catalogue=catalogue, reader=reader, skip_damage=skip_damage, until=until)
             _tell_parts(reader)
             begins = await reader.offset_here(position)
-            go_on = _GoOn(archive, state) if new_part else None
+            go_on = await _GoOn.checked(archive, state) if new_part else None
             with progress(json=json) as show:
                 bar = _Bar(show, begins, archive)
                 done = await _restore(archive, into, begins, rate, state, bar, go_on)
@@ -187,20 +187,26 @@ async def _restore(
 class _GoOn:
     """Lets the archive go on in a new part behind the last restored chunk, of which it gets the header."""
 
-    def __init__(self, archive: Archive, state: CommandContext) -> None:
-        self._archive, self._state = archive, state
+    def __init__(self, archive: Archive, state: CommandContext, restored: StreamPart) -> None:
+        self._archive, self._state, self._restored = archive, state, restored
         self.part: StreamPart | None = None
 
+    @classmethod
+    async def checked(cls, archive: Archive, state: CommandContext) -> Self:
+        """Raise `Diverged` before anything is restored if another part of the stream must go on."""
+        tier, name = as_offloader(archive.catalogue), archive.reader.manifest.stream
+        restored = await part_named(tier, name) or StreamPart(name)
+        await refuse_gone_on(tier, restored)
+        return cls(archive, state, restored)
+
     async def __call__(self, header: bytes) -> None:
-        restored = self._archive.reader.manifest
+        tier, committed = as_offloader(self._archive.catalogue), self._archive.reader.manifest
         if not header:
             raise NotOffloaded(
-                f"stream {restored.stream!r} has no messages: there is nothing to go on behind"
+                f"stream {committed.stream!r} has no messages: there is nothing to go on behind"
             )
-        tier = as_offloader(self._archive.catalogue)
-        part = await part_named(tier, restored.stream) or StreamPart(restored.stream)
         plugins, env = self._state.plugins, self._state.session.env
-        self.part = await begin_behind(tier, part, restored, header, env=env, emit=plugins.emit)
+        self.part = await begin_behind(tier, self._restored, committed, header, env=env, emit=plugins.emit)
 
 
 def _refuse_for_files(into: RestoreTarget, rate: float | None, map_file: Path | None) -> None:

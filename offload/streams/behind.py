@@ -33,7 +33,14 @@ from offload.streams.history import end_of, newest
 from offload.streams.parts import close_before, never, record_part
 from offload.streams.writer import StreamWriter
 
-__all__ = ["begin_behind", "open_behind"]
+__all__ = ["begin_behind", "open_behind", "refuse_gone_on"]
+
+
+async def refuse_gone_on(offloader: LedgerOffloader, part: StreamPart) -> None:
+    """Raise `Diverged` if the stream has gone on in a part that no restore began. To be asked before one."""
+    for later, _ in await _live_behind(offloader, part):
+        if not later.behind:
+            raise _gone_on(later)
 
 
 async def begin_behind(
@@ -58,9 +65,7 @@ async def begin_behind(
             return later
         last = later
         if not _is_unused(later, manifest):
-            raise Diverged(
-                f"stream {part.first!r} has gone on as {later.name!r}: restore that part with --new-part"
-            )
+            raise _gone_on(later)
     await _settle(offloader, part, restored, env)
 
     async def begin(following: StreamPart) -> None:
@@ -104,6 +109,12 @@ async def _live_behind(
         except NotOffloaded:
             found.append((later, None))
     return found
+
+
+def _gone_on(later: StreamPart) -> Diverged:
+    return Diverged(
+        f"stream {later.first!r} has gone on as {later.name!r}: restore that part with --new-part"
+    )
 
 
 def _is_unused(part: StreamPart, manifest: Manifest | None) -> bool:

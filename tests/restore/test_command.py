@@ -153,6 +153,17 @@ def test_one_part_of_a_stream_is_restored_and_the_others_are_named(
     assert broker.bodies == [b"message %d" % k for k in range(9)]
 
 
+def test_an_archive_that_goes_on_in_another_part_is_refused_before_anything_is_published(
+    tmp_path: Path, broker: StreamBroker
+) -> None:
+    asyncio.run(_two_parts(str(tmp_path / "tier")))
+
+    ran = offload("restore", tmp_path / "tier", "orders", broker.url, "--new-part")
+
+    assert (ran.code, broker.bodies) == (1, [])
+    assert "stream 'orders' has gone on as 'orders-part-2': restore that part with --new-part" in ran.stderr
+
+
 async def _two_parts(tier: str) -> None:
     async with open_tier(tier) as offloader:
         writer = await StreamWriter.claim(offloader, "orders")

@@ -24,7 +24,7 @@ from stream_broker import StreamBroker, running
 from offload import MemoryHandle, ObjectStoreOffloader, StreamReader, StreamWriter
 from offload import sync as sync_all
 from offload.contracts.events import Event
-from offload.errors import Diverged, Divergence, TryAgain
+from offload.errors import Conflict, Diverged, Divergence, TryAgain
 from offload.formats.chunk import ChunkHeader
 from offload.model.part import StreamPart
 from offload.model.position import AtEdge
@@ -37,6 +37,7 @@ from offload.streams.read_back import Comparison
 from offload.streams.restore import publish
 from offload.streams.salvage import Archive
 from offload.streams.sync import StreamReport
+from offload.upkeep.parts import link_copy
 
 KINDS = ["plain", "batch", "tracking", "plain", "batch"]
 
@@ -200,6 +201,54 @@ def test_readers_get_the_old_and_then_the_new_messages_once_whatever_is_killed(
         assert await world.read() == [*world.old, *world.new]
 
     run(scenario, kinds)
+
+
+@pytest.mark.parametrize("requests", range(8))
+def test_a_sync_completes_a_part_that_a_killed_restore_recorded(requests: int) -> None:
+    async def scenario(world: World) -> None:
+        with suppress(Killed):
+            await world.restore(dies_after=requests)
+        world.publish(5)
+        if not await world.tier().parts(STREAM):
+            await world.restore()
+
+        report = await world.sync()
+
+        assert (report.part.number, report.error) == (2, None)
+        assert await world.read() == [*world.old, *world.new]
+
+    run(scenario)
+
+
+def test_restores_and_syncs_at_once_begin_one_part() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(Killed):
+            await world.restore(dies_after=0)
+        world.publish(5)
+
+        done = await asyncio.gather(
+            *(world.restore() for _ in range(3)), world.sync(), world.sync(), return_exceptions=True
+        )
+        assert all(isinstance(each, Conflict | TryAgain | StreamReport | StreamPart) for each in done), done
+        await world.restore()
+        await world.sync()
+
+        assert [part.number for part in await world.tier().parts(STREAM)] == [2]
+        assert await world.read() == [*world.old, *world.new]
+
+    run(scenario)
+
+
+def test_a_copy_of_a_tier_keeps_the_chunk_behind_which_a_part_begins() -> None:
+    async def scenario(world: World) -> None:
+        part = await world.restore()
+        copy = ObjectStoreOffloader(MemoryStore(), env=world.clock.env())
+
+        await link_copy(world.tier(), copy, part.name)
+
+        assert [each.behind for each in await copy.parts(STREAM)] == [part.behind]
+
+    run(scenario)
 
 
 def test_a_follower_goes_on_behind_the_restore() -> None:
