@@ -109,6 +109,10 @@ def _show(config: RunConfig, seen: _Seen, answers: list[Answer]) -> None:
 
     rows = [[*preview_row(each), size_text(each.stored_size_bytes)] for each in seen.streams]
     heads = [*PREVIEW_HEADS, "stored"]
+    if seen.process.status is not None:
+        heads.append("process")
+        for row, each in zip(rows, seen.streams, strict=True):
+            row.append(seen.process.states.get(each.stream, "-"))
     if seen.waste is not None:
         heads.append("unused")
         for row, each in zip(rows, seen.streams, strict=True):

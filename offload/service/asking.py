@@ -32,6 +32,12 @@ class AskedProcess:
     error: str = ""
     """Why there is no status."""
 
+    @property
+    def states(self) -> dict[str, str]:
+        """The state of each stream: `leading`, `standby` or `paused`. Empty if there is no status."""
+        rows = [] if self.status is None else self.status.get("streams", [])
+        return {row["stream"]: row["state"] for row in rows}
+
 
 async def ask_process(address: tuple[str, int] | None) -> AskedProcess:
     """Return the status of the process that listens on an address. Raises nothing."""
@@ -61,4 +67,11 @@ def _fetch(host: str, port: int) -> dict[str, Any]:
         raise ValueError("this is no status")
     if not isinstance(found.get("summary"), str) or not isinstance(found.get("problems"), list):
         raise ValueError("this is no status of `offload run`")
+    rows = found.get("streams", [])
+    if not isinstance(rows, list) or not all(_is_stream(row) for row in rows):
+        raise ValueError("these are no streams of `offload run`")
     return found
+
+
+def _is_stream(row: object) -> bool:
+    return isinstance(row, dict) and all(isinstance(row.get(key), str) for key in ("stream", "state"))

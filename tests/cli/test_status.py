@@ -6,7 +6,7 @@ import json
 import shlex
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def http(document: object) -> bytes:
     return b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + json.dumps(document).encode()
 
 
-def of_config(tmp_path: Path, port: int, more: str = "") -> Ran:
+def of_config(tmp_path: Path, port: int, more: str = "", *, options: Sequence[str] = ("--json",)) -> Ran:
     """Run `offload status` with a configuration that listens on a port. The source has one new chunk."""
     chunks = list(simple_chunks(2))
     write_stream(tmp_path / "source" / "orders", chunks[:1])
@@ -73,7 +73,7 @@ def of_config(tmp_path: Path, port: int, more: str = "") -> Ran:
         f'source = "rabbitmq://{tmp_path}/source"\ntier = "{tmp_path}/tier"\n'
         f'listen = "0.0.0.0:{port}"\n{more}'
     )
-    return offload("status", tmp_path / "run.toml", "--json")
+    return offload("status", tmp_path / "run.toml", *options)
 
 
 def answers(ran: Ran) -> list[str]:
@@ -136,6 +136,20 @@ def test_the_five_questions_are_answered_by_the_process_the_source_and_the_tier(
     assert ran.document["process"] == status
 
 
+@pytest.mark.parametrize(
+    ("streams", "cell"), [([{"stream": "orders", "state": "standby"}], "standby"), ([], "-")]
+)
+def test_the_table_says_for_which_streams_the_process_leads(
+    tmp_path: Path, streams: list[dict[str, str]], cell: str
+) -> None:
+    with answering(http({"summary": "", "problems": [], "streams": streams})) as port:
+        ran = of_config(tmp_path, port, options=())
+
+    assert ran.lines[0].endswith("\tstored\tprocess")
+    assert ran.lines[1].startswith("orders\t")
+    assert ran.lines[1].endswith(f"\t{cell}")
+
+
 def test_the_text_has_each_question_with_its_command_in_two_lines(tmp_path: Path) -> None:
     """Each command of ours can be run as it is printed."""
     sync(DATA / "tiny", tmp_path / "tier")
@@ -162,6 +176,7 @@ def test_the_text_has_each_question_with_its_command_in_two_lines(tmp_path: Path
         (b"SSH-2.0-OpenSSH_9.2\r\n", "another program answers there"),
         (http(["else"]), "another program answers there"),
         (http({"summary": None}), "another program answers there"),
+        (http({"summary": "", "problems": [], "streams": [1]}), "another program answers there"),
         (None, "no answer within 0.2 s"),
     ],
 )
