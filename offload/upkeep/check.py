@@ -222,6 +222,9 @@ class _Checking:
         part = await self.store.get(TIER_ANCHOR, Span(5, 9))  # readers need ranges, also with --read-only
         _same(part, raw[5:14], "a part of an object is not that part")
         self.report.commit_store = anchor.commit_store
+        if anchor.commit_store and self.store.url not in (anchor.data_store, anchor.commit_store):
+            says = f"a copy of the data at {anchor.data_store}: it can be read, and takes no commit"
+            self._note("place", "write", CheckVerdict.FAILS, says)
         return f"a tier; its roots are at {anchor.commit_store}" if anchor.commit_store else "a tier"
 
     async def _put(self) -> str:

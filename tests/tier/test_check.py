@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -230,6 +231,19 @@ class TestCommand:
         document = done.document
         assert [store["url"] for store in document["stores"]] == [f"file://{data}", f"file://{roots}"]
         assert document["can"] == {"read": True, "write": True, "commit": True}
+
+    def test_a_copy_of_data_whose_roots_are_elsewhere_can_only_be_read(self, tmp_path: Path) -> None:
+        """A run on it would be refused at its first commit."""
+        data, roots, copied = (tmp_path / name for name in ("data", "roots", "copied"))
+        tiny = f"rabbitmq://{DATA / 'tiny'}"
+        assert offload("sync", tiny, str(data), "--commit-store", str(roots)).code == 0
+        shutil.copytree(data, copied)
+
+        done, run = offload("check", str(copied), "--json"), offload("run", "--check", tiny, str(copied))
+
+        assert done.document["can"] == {"read": True, "write": False, "commit": False}
+        assert f"FAILS place             a copy of the data at file://{data}: it can be read" in run.text
+        assert (run.code, run.lines[-1]) == (1, "ready: NO")
 
     @pytest.mark.parametrize("options", [(), ("--hashed-keys",)], ids=["plain", "hashed"])
     def test_a_check_of_a_tier_that_lost_its_anchor_fails(
