@@ -21,6 +21,12 @@ PASSWORD: Final = "OFFLOAD_RABBITMQ_PASSWORD"  # noqa: S105 - the name of a vari
 GUEST: Final = "guest"
 """The user and the password of a new broker, which it accepts from its own machine only."""
 
+NAMES_SIZE_BYTES_MAX: Final = 234
+"""A broker makes a folder VHOST_STREAM_TIMESTAMP, and a folder's name has 255 bytes at most.
+
+RabbitMQ 3.10.8 declares a longer stream all the same, and tries to start it until it has no memory left.
+"""
+
 EXAMPLE: Final = f"{PLAIN_SCHEME}://host:5552/stream"
 
 
@@ -68,11 +74,17 @@ def parse_place(url: str) -> StreamPlace:
     path = [unquote(part) for part in parts.path.removeprefix("/").split("/")]
     if not parts.hostname or not all(path) or len(path) > 2 or parts.query or parts.fragment:
         raise Misuse(f"{url!r} is no URL of a stream: use {EXAMPLE}, or .../vhost/stream")
+    vhost = path[0] if len(path) == 2 else "/"
+    if len(f"{vhost}{path[-1]}".encode()) > NAMES_SIZE_BYTES_MAX:
+        raise Misuse(
+            f"a virtual host and its stream have names of {NAMES_SIZE_BYTES_MAX} bytes at most together: the "
+            "broker names a folder after them"
+        )
     return StreamPlace(
         tls=parts.scheme == TLS_SCHEME,
         host=parts.hostname,
         port=port,
-        vhost=path[0] if len(path) == 2 else "/",
+        vhost=vhost,
         stream=path[-1],
         user=os.environ.get(USER, GUEST),
         password=os.environ.get(PASSWORD, GUEST),

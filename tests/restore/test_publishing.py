@@ -449,6 +449,7 @@ def test_publisher_names_differ_by_incarnation_and_fit_the_broker() -> None:
         "rabbitmq-stream://host/a/b/c",
         "rabbitmq-stream://host:x/stream",
         "rabbitmq-stream://user:secret@host/stream",
+        f"rabbitmq-stream://host/{'é' * 117}",
     ],
 )
 def test_a_url_that_names_no_stream_or_has_a_login_is_refused(url: str) -> None:
