@@ -66,6 +66,9 @@ class StreamBroker:
     heartbeat_seconds: int | None = 60
     """None: the broker never states its limits."""
 
+    forgets: bool = False
+    """True: messages are confirmed and not stored."""
+
     has_alarm: bool = False
     """True: the broker takes no publisher, as RabbitMQ while memory or disk is short."""
 
@@ -95,7 +98,7 @@ class StreamBroker:
 
     def publish(self, reference: str, messages: list[tuple[int, bytes]]) -> None:
         """Store messages, as osiris does: repetitions are dropped, and the rest becomes a chunk."""
-        for publishing_id, body in messages:
+        for publishing_id, body in [] if self.forgets else messages:
             if self.dies_after is not None:
                 if self.dies_after == 0:
                     self.dies_after = None

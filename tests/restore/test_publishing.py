@@ -30,7 +30,7 @@ from stream_broker import (
 )
 
 from offload import OffloadError
-from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloaded, TryAgain
+from offload.errors import Corrupt, Denied, Diverged, Misuse, NoSpace, NotOffloaded, OutcomeUnknown, TryAgain
 from offload.formats.chunk_writer import build_chunk
 from offload.formats.tracking import ConsumerOffset, encode_blocks
 from offload.model.chunk_table import ChunkType
@@ -284,6 +284,7 @@ def test_a_person_reads_what_will_differ_before_the_first_message() -> None:
         ({"arguments": {"max-age": "1D"}}, {"max-age": "2D"}, Misuse, "max-age=2D"),
         ({"arguments": {"max-length-bytes": "99"}}, {"max-length-bytes": "99"}, NoSpace, "keeps 99 bytes"),
         ({"password": "other"}, {}, Denied, "the user or the password is wrong"),
+        ({"forgets": True}, {}, OutcomeUnknown, "has them only up to id 0 of 3"),
         ({"has_alarm": True}, {}, TryAgain, "see its memory and disk alarms"),
         ({"refuses_id": 2}, {}, TryAgain, "take the message of archived offset 1"),
     ],
