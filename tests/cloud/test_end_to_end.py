@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cloud.tiers import CloudTier, environment_of
 from command_line import offload
@@ -40,6 +42,23 @@ def test_a_second_sync_changes_nothing(tier: CloudTier) -> None:
 
     assert again.document["uploaded_bytes"] == 0
     assert tier.objects() == before
+
+
+def test_a_tier_moves_from_a_folder_to_a_bucket_and_back(tier: CloudTier, tmp_path: Path) -> None:
+    """By the steps of docs/move-a-tier.md, with the numbers that it compares."""
+    source, old, back = f"rabbitmq://{DATA}/filtered", tmp_path / "old", tmp_path / "back"
+    offload("sync", source, old)
+
+    for here, there in ((old, tier.url), (tier.url, back)):
+        copied = offload("copy", here, there)
+        assert copied.code == 0, copied.stderr
+
+    compared = ("stream", "messages", "first_offset", "next_offset", "bytes", "newest")
+    listed = [offload("ls", place, "--json").document for place in (old, tier.url, back)]
+    proofs = [{key: row[key] for key in compared} for row in listed]
+    assert proofs[0] == proofs[1] == proofs[2]
+    assert offload("verify", tier.url).code == 0
+    assert offload("sync", source, tier.url, "--json").document["uploaded_bytes"] == 0
 
 
 def test_options_lead_to_the_same_tier_as_the_environment(
