@@ -84,9 +84,8 @@ class StreamCopier:
             await check_continues(self.writer.manifest, self._last, snapshot)
             return
         self.manifest = None if known_to_be_new else await newest(self.offloader, self.stream)
-        if (
-            self.manifest is None and self.part.behind
-        ):  # a restore was killed right after it recorded the part
+        # A restore that was killed right after it recorded the part left it without a root.
+        if self.manifest is None and self.part.behind:
             self.manifest = await open_behind(self.offloader, self.part, env=self.env)
         if self.manifest is not None:
             await check_part(self.offloader, self.part, self.manifest, snapshot)
